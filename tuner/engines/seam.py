@@ -1,0 +1,155 @@
+"""The one seam between tuner and whatever serves requests. Types only.
+
+An engine is started once, at the largest ``max_num_seqs`` that will be asked of it; its admission
+cap then changes live, while it is idle. Every time is in seconds on the running event loop's clock
+(``loop.time()``), whatever the engine: the real one on the machine's monotonic clock, the simulated
+one on virtual time.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+ArgumentValue = str | int | float | bool | None | list[object] | dict[str, object]
+
+ITERATION = np.dtype(
+    [
+        ("start_s", "f8"),  # when the scheduler began the iteration
+        ("duration_s", "f8"),  # until its tokens were out
+        ("decode_seqs", "i4"),  # sequences that got one more token
+        ("prefill_seqs", "i4"),  # sequences of which prompt tokens were computed
+        ("prefill_tokens", "i4"),
+        ("context_tokens", "i8"),  # tokens already computed of the sequences in decode_seqs
+        ("running", "i4"),  # in RUNNING after scheduling
+        ("waiting", "i4"),
+        ("kv_blocks_used", "i4"),
+        ("preemptions", "i4"),
+        ("recomputed_tokens", "i4"),  # computed tokens that the preempted sequences lost
+        ("cached_tokens", "i4"),  # prompt tokens found in the prefix cache
+    ]
+)
+"""One engine iteration: the raw material of decode time by batch size, and of the step-time law."""
+
+IterationLog = NDArray[np.void]
+"""A one-dimensional array of ITERATION, in order of time. Idle time has no entry."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What a started engine says of itself."""
+
+    engine: str
+    """``vllm`` or ``sim``."""
+
+    arguments: Mapping[str, ArgumentValue]
+    """Every engine argument that was pinned, by vLLM's name, as resolved."""
+
+    max_model_len: int
+    """Most tokens of prompt plus output of one request."""
+
+    vocab_size: int
+    block_size: int
+    kv_blocks: int
+    start_s: float
+    """How long the start took, in seconds."""
+
+    versions: Mapping[str, str]
+    """Package → version."""
+
+    device: Mapping[str, ArgumentValue]
+    """Name, memory, driver, and what else identifies the hardware."""
+
+    @property
+    def kv_cache_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    """A request as an engine takes it: exactly ``output_length`` tokens are generated."""
+
+    request_id: str
+    prompt_token_ids: Sequence[int]
+    output_length: int
+    priority: int = 0
+
+
+@dataclass(slots=True)
+class Reply:
+    """What has come back of one request so far. The engine fills it while it generates."""
+
+    output_tokens: int = 0
+    first_token_s: float | None = None
+    """When we saw the first token."""
+
+    last_token_s: float | None = None
+    """When we saw the newest token."""
+
+    output_s: list[float] = field(default_factory=list)
+    """The engine's own time of each output, free of our event loop's delay."""
+
+    merged_outputs: int = 0
+    """Outputs that held the tokens of more than one iteration because we read too late."""
+
+    queue_s: float | None = None
+    """First QUEUED to first SCHEDULED, the engine's interval."""
+
+    cached_tokens: int = 0
+    preemptions: int = 0
+
+
+class Engine(Protocol):
+    """A started engine. Every method may raise EngineError."""
+
+    @property
+    def facts(self) -> EngineFacts: ...
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        """Generate, filling ``reply``; return after the last token. Cancelling aborts the request.
+
+        Raises RequestFailedError when this request alone failed; EngineError when the engine did.
+        """
+        ...
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Change the admission cap and the token budget, both at most what was built for.
+
+        Raises EngineError when the engine is not idle or the value is out of range.
+        """
+        ...
+
+    async def is_idle(self) -> bool:
+        """Nothing runs, nothing waits."""
+        ...
+
+    async def reset_prefix_cache(self) -> None:
+        """Forget every cached prefix. Raises EngineError when that did not happen."""
+        ...
+
+    async def take_iterations(self) -> IterationLog:
+        """Return the iterations since the last call, and forget them."""
+        ...
+
+    async def stop(self) -> None:
+        """Stop; leave no process behind. Stopping twice is allowed."""
+        ...
+
+
+class Starter(Protocol):
+    """How engines of one kind come into being: ``vllm`` with a model, ``sim`` with a world."""
+
+    def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
+        """Return all engine arguments, pinned, without starting anything.
+
+        Raises InputError or EngineError for what the engine would refuse.
+        """
+        ...
+
+    async def start(self, *, max_num_seqs: int) -> Engine: ...
+
+
+class RequestFailedError(Exception):
+    """One request failed and the engine lives on: data, not an error to show."""

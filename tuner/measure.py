@@ -1,0 +1,1 @@
+"""Records and iterations → what one replay cost. Pure. Definitions: docs/measuring.md."""
