@@ -1,1 +1,283 @@
-"""Records and iterations → what one replay cost. Pure. Definitions: docs/measuring.md."""
+"""Records and iterations → what one or more replays cost. Pure. Definitions: docs/measuring.md."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import IterationLog
+from tuner.errors import GeneratorLateError
+from tuner.records import Replay, RequestRecord
+from tuner.slo import Slo
+
+Floats = NDArray[np.float64]
+
+MIN_LAG_LIMIT_S = 0.005
+LAG_SHARE_OF_ITL = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """A distribution in five numbers, in seconds. Percentiles interpolate linearly."""
+
+    mean: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class KvCacheUsage:
+    """Share of the KV cache in use, 0 to 1, weighted by the time it was so."""
+
+    mean: float
+    p99: float
+    peak: float
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """Decode time per token at one actual batch size: iterations that only decoded."""
+
+    decode_seqs: int
+    iterations: int
+    median_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """What one cap cost over one replay, or over several pooled. Times in seconds."""
+
+    max_num_seqs: int
+    blocks: int
+    requests: int
+    """Scored requests, sent or not."""
+
+    completed: int
+    aborted: int
+    failed: int
+    attainment: float
+    """Good / scored requests. Of a cut replay: what was certain when it was cut, a lower bound."""
+
+    attainment_bound: float
+    """The most it could have been: equal to attainment unless cut."""
+
+    arrival_rate_rps: float
+    goodput_rps: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    itl_s: Spread | None
+    e2el_s: Spread | None
+    queue_s: Spread | None
+    batch_times: tuple[BatchTime, ...]
+    kv_cache_usage: KvCacheUsage | None
+    preemptions: int
+    recomputed_tokens: int
+    prefix_cache_hit_rate: float
+    """Prompt tokens found in the prefix cache / prompt tokens of the requests."""
+
+    running_mean: float
+    running_peak: int
+    waiting_peak: int
+    cap_bound_share: float
+    """Share of busy time in which the cap was full and a request waited."""
+
+    kv_bound_share: float
+    """Share of busy time in which a request waited although the cap was not full."""
+
+    in_flight_peak: int
+    lag_p99_s: float
+    merged_share: float
+    """Outputs that we read too late to time singly / all outputs."""
+
+    cut: str | None
+
+
+def spread(values: Iterable[float]) -> Spread | None:
+    """Return the five numbers, or None of nothing.
+
+    >>> spread([1.0, 3.0]).p50
+    2.0
+    """
+    array = np.fromiter(values, float)
+    if not array.size:
+        return None
+    return Spread(float(array.mean()), *(float(q) for q in np.percentile(array, (50, 90, 95, 99))))
+
+
+def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
+    """Return the least value v with weight share(<= v) >= ``share``."""
+    order = np.argsort(values, kind="stable")
+    cumulative = np.cumsum(weights[order])
+    place = int(np.searchsorted(cumulative, share * cumulative[-1] * (1 - 1e-12)))
+    return float(values[order][min(place, len(order) - 1)])
+
+
+def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
+    """Return what these replays of one cap cost, pooled: percentiles over all their requests."""
+    assert blocks
+    records = [record for block in blocks for record in block.records if record.scored]
+    done = [record for record in records if record.outcome == "ok"]
+    unsent = sum(block.unsent for block in blocks)
+    total = max(1, len(records) + unsent)
+    good = sum(record.meets(slo) for record in records)
+    undecided = unsent + sum(_undecided(record, slo) for record in records)
+    window_s = sum(block.window_s for block in blocks)
+    busy_s = sum(_scored_span_s(block) for block in blocks)
+    work = _join(block.iterations for block in blocks)
+    scored_work = _join(_scored_iterations(block) for block in blocks)
+    outputs = sum(len(record.itl_s) + 1 for record in records if record.output_tokens)
+    tokens = sum(_tokens_until_end(block) for block in blocks)
+    prompts = sum(record.input_length for record in done)
+    return Measurement(
+        max_num_seqs=blocks[0].max_num_seqs,
+        blocks=len(blocks),
+        requests=total,
+        completed=len(done),
+        aborted=sum(record.outcome == "aborted" for record in records),
+        failed=sum(record.outcome == "failed" for record in records),
+        attainment=good / total,
+        attainment_bound=max(
+            good / total,
+            min((good + undecided) / total, *(block.attainment_bound for block in blocks)),
+        ),
+        arrival_rate_rps=total / window_s,
+        goodput_rps=good / window_s,
+        requests_per_s=len(done) / busy_s,
+        output_tokens_per_s=tokens / busy_s,
+        total_tokens_per_s=(tokens + prompts) / busy_s,
+        ttft_s=spread(record.ttft_s for record in records if record.ttft_s is not None),
+        tpot_s=spread(record.tpot_s for record in done if record.tpot_s is not None),
+        itl_s=spread(gap for record in records for gap in record.itl_s),
+        e2el_s=spread(record.e2el_s for record in done if record.e2el_s is not None),
+        queue_s=spread(record.queue_s for record in records if record.queue_s is not None),
+        batch_times=batch_times(work),
+        kv_cache_usage=_kv_cache_usage(scored_work, blocks[0].kv_blocks),
+        preemptions=int(work["preemptions"].sum()),
+        recomputed_tokens=int(work["recomputed_tokens"].sum()),
+        prefix_cache_hit_rate=sum(record.cached_tokens for record in done) / max(1, prompts),
+        running_mean=_time_mean(scored_work, "running"),
+        running_peak=int(scored_work["running"].max(initial=0)),
+        waiting_peak=int(scored_work["waiting"].max(initial=0)),
+        cap_bound_share=_waiting_share(scored_work, blocks[0].max_num_seqs, full=True),
+        kv_bound_share=_waiting_share(scored_work, blocks[0].max_num_seqs, full=False),
+        in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
+        lag_p99_s=_lag_p99_s(blocks),
+        merged_share=sum(record.merged_outputs for record in records) / max(1, outputs),
+        cut=next((block.cut for block in blocks if block.cut), None),
+    )
+
+
+def batch_times(work: IterationLog) -> tuple[BatchTime, ...]:
+    """Return the median duration of the iterations that only decoded, by their batch size."""
+    pure = work[(work["prefill_tokens"] == 0) & (work["decode_seqs"] > 0)]
+    return tuple(
+        BatchTime(int(size), len(durations), float(np.median(durations)))
+        for size in np.unique(pure["decode_seqs"])
+        if len(durations := pure["duration_s"][pure["decode_seqs"] == size])
+    )
+
+
+def in_flight_peak(records: Iterable[RequestRecord]) -> int:
+    """Return the most requests between their planned time and their end; ends before starts."""
+    events = sorted(
+        event for record in records for event in ((record.planned_s, 1), (record.end_s, -1))
+    )
+    count = peak = 0
+    for _, change in events:
+        count += change
+        peak = max(peak, count)
+    return peak
+
+
+def check_generator(blocks: Sequence[Replay]) -> None:
+    """Refuse replays whose requests left late: their numbers describe us and not the engine.
+
+    Raises GeneratorLateError when the p99 lag exceeds max(5 ms, 10 % of the median ITL).
+    """
+    gaps = [gap for block in blocks for record in block.records for gap in record.itl_s]
+    limit_s = max(MIN_LAG_LIMIT_S, LAG_SHARE_OF_ITL * float(np.median(gaps)) if gaps else 0.0)
+    p99_s = _lag_p99_s(blocks)
+    if p99_s > limit_s:
+        raise GeneratorLateError(
+            f"max_num_seqs={blocks[0].max_num_seqs}: requests left late "
+            f"(p99 lag {p99_s * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms)",
+            hint="Give tuner a core of its own, or stop what else runs here; then --resume.",
+        )
+
+
+def _undecided(record: RequestRecord, slo: Slo) -> bool:
+    """Whether a request that was cut could still have met the SLO."""
+    if record.outcome != "cut":
+        return False
+    ttft_s = record.ttft_s if record.ttft_s is not None else record.end_s - record.planned_s
+    return slo.met_by(
+        input_length=record.input_length,
+        ttft_s=ttft_s,
+        tpot_s=None,
+        e2el_s=record.end_s - record.planned_s,
+    )
+
+
+def _scored_span_s(block: Replay) -> float:
+    """Return how long the scored part took: from its start to its plan's end or its last token."""
+    ends = [record.end_s for record in block.records if record.scored]
+    planned_end_s = block.elapsed_s if block.cut else block.scored_from_s + block.window_s
+    return max(max(ends, default=0.0), planned_end_s) - block.scored_from_s or 1e-9
+
+
+def _scored_iterations(block: Replay) -> IterationLog:
+    """Return the iterations from the end of the run-in to the end of the plan: the tail, when the
+    engine drains because nothing more is sent, is not what production looks like."""
+    starts = block.iterations["start_s"]
+    end_s = block.scored_from_s + block.window_s
+    return block.iterations[(starts >= block.scored_from_s) & (starts < end_s)]
+
+
+def _tokens_until_end(block: Replay) -> int:
+    """Return the output tokens of the scored requests, cut ones included."""
+    return sum(record.output_tokens for record in block.records if record.scored)
+
+
+def _join(logs: Iterable[IterationLog]) -> IterationLog:
+    joined: IterationLog = np.concatenate(list(logs))
+    return joined
+
+
+def _kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
+    if not len(work) or not kv_blocks:
+        return None
+    usage = work["kv_blocks_used"] / kv_blocks
+    durations = work["duration_s"].astype(float)
+    if not durations.sum() > 0:
+        return None
+    return KvCacheUsage(
+        mean=float(np.average(usage, weights=durations)),
+        p99=weighted_quantile(usage, durations, 0.99),
+        peak=float(usage.max()),
+    )
+
+
+def _time_mean(work: IterationLog, name: str) -> float:
+    total = float(work["duration_s"].sum())
+    return float(work[name] @ work["duration_s"]) / total if total else 0.0
+
+
+def _waiting_share(work: IterationLog, cap: int, *, full: bool) -> float:
+    """Return the share of busy time in which somebody waited with the cap full, or not full."""
+    total = float(work["duration_s"].sum())
+    if not total:
+        return 0.0
+    at_cap = work["running"] >= cap
+    chosen = (work["waiting"] > 0) & (at_cap if full else ~at_cap)
+    return float(work["duration_s"][chosen].sum()) / total
+
+
+def _lag_p99_s(blocks: Sequence[Replay]) -> float:
+    lags = [record.lag_s for block in blocks for record in block.records]
+    return float(np.percentile(lags, 99)) if lags else 0.0

@@ -1,0 +1,227 @@
+"""The run directory: everything measured is on disk the moment it exists, and can be read back.
+
+    RUN_DIR/journal.jsonl     one event a line, appended and synced
+    RUN_DIR/replays/000.npz   records and iterations of one replay, written before its event
+"""
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import ITERATION
+from tuner.errors import RunError
+from tuner.records import Replay, RequestRecord
+
+Event = dict[str, Any]
+FORMAT = 1
+
+_INTEGERS = {one.name for one in fields(RequestRecord) if one.type is int}
+_SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
+
+
+@dataclass(slots=True)
+class Journal:
+    """An open run directory. ``events`` holds what earlier sessions and this one have written."""
+
+    run_dir: Path
+    events: list[Event] = field(default_factory=list)
+    _file: IO[str] | None = None
+
+    def append(self, event: str, **content: Any) -> Event:  # noqa: ANN401 - JSON content
+        """Write one event; it is on disk when this returns.
+
+        Raises RunError when it cannot be written (a full disk).
+        """
+        assert self._file is not None
+        line = {"event": event, **content}
+        try:
+            self._file.write(json.dumps(line, allow_nan=False) + "\n")
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise _cannot_write(self.run_dir, error) from error
+        self.events.append(line)
+        return line
+
+    def append_replay(self, result: Replay, **content: Any) -> Event:  # noqa: ANN401 - JSON content
+        """Write the replay's data, then the event that names it."""
+        folder = self.run_dir / "replays"
+        name = f"{sum('file' in event for event in self.events):03}.npz"
+        partial = folder / f".{name}.partial"
+        try:
+            folder.mkdir(exist_ok=True)
+            with partial.open("wb") as file:
+                np.savez_compressed(file, **_pack(result))  # type: ignore[arg-type]
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(folder / name)
+        except OSError as error:
+            raise _cannot_write(folder / name, error) from error
+        return self.append("replay", file=f"replays/{name}", **content)
+
+    def replay(self, event: Event) -> Replay:
+        """Read a replay's data back. Raises RunError when it is damaged."""
+        path = self.run_dir / str(event["file"])
+        try:
+            with np.load(path, allow_pickle=False) as data:
+                return _unpack(data)
+        except (OSError, ValueError, KeyError, EOFError) as error:
+            raise RunError(
+                f"{path}: cannot be read back ({error})", hint="Start again in another --run-dir."
+            ) from error
+
+    def of(self, event: str) -> Iterator[Event]:
+        return (one for one in self.events if one["event"] == event)
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
+    """Make a run directory for a new run. Raises RunError when one is there already."""
+    path = run_dir / "journal.jsonl"
+    if path.exists():
+        raise RunError(
+            f"{run_dir}: holds a run already", hint="Give --resume to go on, or another --run-dir."
+        )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        file = path.open("a", encoding="utf-8")
+    except OSError as error:
+        raise _cannot_write(run_dir, error) from error
+    journal = Journal(run_dir, _file=file)
+    _lock(journal)
+    journal.append("plan", format=FORMAT, plan=dict(plan))
+    return journal
+
+
+def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
+    """Open a run directory to go on with the same plan.
+
+    A last line that a crash left unfinished is dropped. Raises RunError when there is no run, when
+    the journal is damaged, or when the plan differs in something that was measured under it.
+    """
+    path = run_dir / "journal.jsonl"
+    events, whole_bytes = _read(path)
+    if not events or events[0].get("event") != "plan" or events[0].get("format") != FORMAT:
+        raise RunError(f"{path}:1: no plan", hint="Start again in another --run-dir.")
+    before, now = events[0]["plan"], json.loads(json.dumps(dict(plan)))
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            raise RunError(
+                f"{path}:1: {key} was {_short(before.get(key))}, now {_short(now.get(key))}",
+                hint="Resume with the options of the run, or start another --run-dir.",
+            )
+    try:
+        file = path.open("r+", encoding="utf-8")
+        journal = Journal(run_dir, events, file)
+        _lock(journal)
+        file.truncate(whole_bytes)
+        file.seek(0, os.SEEK_END)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+    return journal
+
+
+def _read(path: Path) -> tuple[list[Event], int]:
+    """Return the events and how many bytes of whole lines they take."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise RunError(
+            f"{path}: there is no run to resume", hint="Run without --resume, or name its --run-dir."
+        ) from None
+    except OSError as error:
+        raise RunError(f"{path}: {error.strerror}", hint="Make it readable.") from error
+    whole = content[: content.rfind(b"\n") + 1]
+    events: list[Event] = []
+    for number, line in enumerate(whole.splitlines(), 1):
+        try:
+            event = json.loads(line)
+        except ValueError:
+            event = None
+        if not isinstance(event, dict) or "event" not in event:
+            raise RunError(
+                f"{path}:{number}: not an event", hint="Start again in another --run-dir."
+            )
+        events.append(event)
+    return events, len(whole)
+
+
+def _lock(journal: Journal) -> None:
+    """Hold the run directory for this process; the system lets go when it ends, however it ends."""
+    assert journal._file is not None
+    try:
+        fcntl.flock(journal._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        journal.close()
+        raise RunError(
+            f"{journal.run_dir}: another tuner is at work here", hint="Wait for it, or end it."
+        ) from None
+
+
+def _cannot_write(path: Path, error: OSError) -> RunError:
+    return RunError(
+        f"{path}: cannot be written ({error.strerror or error})",
+        hint="Make room or choose another --run-dir; with --resume nothing is measured twice.",
+    )
+
+
+def _short(value: object) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _pack(result: Replay) -> dict[str, NDArray[Any]]:
+    records = result.records
+    arrays: dict[str, NDArray[Any]] = {
+        one.name: np.array(
+            [np.nan if (v := getattr(r, one.name)) is None else v for r in records], float
+        )
+        for one in _SCALARS
+    }
+    gaps = [record.itl_s for record in records]
+    arrays["itl_count"] = np.array([len(one) for one in gaps], int)
+    arrays["itl_s"] = np.array([gap for one in gaps for gap in one], float)
+    texts = [[record.outcome, record.error or ""] for record in records]
+    arrays["texts"] = np.array(texts, np.str_).reshape(-1, 2)
+    arrays["iterations"] = result.iterations
+    names = (one.name for one in fields(result) if one.name not in {"records", "iterations"})
+    arrays["rest"] = np.array(json.dumps({name: getattr(result, name) for name in names}))
+    return arrays
+
+
+def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
+    ends = np.cumsum(data["itl_count"])
+    columns = {one.name: data[one.name].tolist() for one in _SCALARS}
+    records = []
+    for index, (outcome, error) in enumerate(data["texts"].tolist()):
+        values = {name: column[index] for name, column in columns.items()}
+        records.append(
+            RequestRecord(
+                **{name: _typed(name, value) for name, value in values.items()},
+                outcome=outcome,
+                error=error or None,
+                itl_s=tuple(data["itl_s"][ends[index] - data["itl_count"][index] : ends[index]]),
+            )
+        )
+    rest = json.loads(str(data["rest"]))
+    iterations = np.asarray(data["iterations"], ITERATION)
+    return Replay(records=tuple(records), iterations=iterations, **rest)
+
+
+def _typed(name: str, value: float) -> float | int | bool | None:
+    if value != value:  # noqa: PLR0124 - NaN stands for None
+        return None
+    if name == "scored":
+        return bool(value)
+    return int(value) if name in _INTEGERS else value

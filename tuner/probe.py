@@ -1,0 +1,44 @@
+"""What an idle engine does: a few of the trace's requests, one at a time."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.engines.seam import Engine, EngineRequest, Reply
+from tuner.prompts import prompt_token_ids
+from tuner.trace import TraceRequest
+
+PROBES = 7
+MAX_PROBE_TOKENS = 64
+"""Enough to time a token; the rest of a long reply would cost time and say nothing new."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One unloaded request; times in seconds."""
+
+    input_length: int
+    ttft_s: float
+    tpot_s: float | None
+
+
+async def probe(
+    requests: Sequence[TraceRequest], engine: Engine, *, seed: int
+) -> list[ProbeResult]:
+    """Send requests of evenly spread prompt lengths one by one, after one that warms up."""
+    loop = asyncio.get_running_loop()
+    by_length = sorted(requests, key=lambda one: (one.input_length, one.row))
+    chosen = [by_length[(2 * i + 1) * len(by_length) // (2 * PROBES)] for i in range(PROBES)]
+    results = []
+    for number, request in enumerate([chosen[PROBES // 2], *chosen]):
+        await engine.reset_prefix_cache()
+        prompt = prompt_token_ids(request, seed=seed, vocab_size=engine.facts.vocab_size)
+        tokens = min(max(2, request.output_length), MAX_PROBE_TOKENS)
+        tokens = min(tokens, engine.facts.max_model_len - len(prompt))
+        reply, start_s = Reply(), loop.time()
+        await engine.generate(EngineRequest(f"probe-{number}", prompt, tokens), reply)
+        assert reply.first_token_s is not None
+        outputs = reply.output_s
+        tpot_s = (outputs[-1] - outputs[0]) / (tokens - 1) if tokens > 1 else None
+        results.append(ProbeResult(request.input_length, reply.first_token_s - start_s, tpot_s))
+    return results[1:]

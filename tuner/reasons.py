@@ -1,0 +1,135 @@
+"""A verdict, and the sentence that says why: what sort of answer the curve gives. Pure."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.measure import Measurement
+from tuner.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point
+
+VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
+
+KV_FULL = 0.95
+_NAMES = {"kv_bound": "KV-bound at", "not_reached": "no knee up to", "inconclusive": "inconclusive,"}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision, its uncertainty, and its reason in words."""
+
+    kind: VerdictKind
+    max_num_seqs: int
+    interval: tuple[int, int]
+    confidence: float
+    reason: str
+    warnings: tuple[str, ...] = ()
+
+
+def headline(kind: VerdictKind, cap: int, interval: tuple[int, int]) -> str:
+    return f"{_NAMES.get(kind, f'{kind} at')} {cap} (95 %: {interval[0]}-{interval[1]})"
+
+
+def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[VerdictKind, str]:
+    """Return what sort of answer ``chosen`` is on this curve, and the sentence that says why."""
+    above = [point for point in curve if point.cap > chosen.cap and not point.cut]
+    below = [point for point in curve if point.cap < chosen.cap]
+    worse = [point for point in above if is_worse(point, chosen)]
+    memory = [point.last for point in (chosen, *above[:1]) if memory_binds(point.last)]
+    if memory and not worse:
+        one = memory[0]
+        return "kv_bound", (
+            f"at {one.max_num_seqs} the KV cache binds, not the cap (at most {one.running_peak} "
+            f"ran, {one.preemptions} preemptions); raise gpu_memory_utilization, lower "
+            f"max_model_len or use a smaller kv_cache_dtype{_gain(below, chosen)}"
+        )
+    if worse:
+        return "knee", f"{_against(worse[0], chosen)}{_gain(below, chosen)}"
+    if above or never_binds(chosen.last):
+        peak = max(point.last.running_peak for point in (chosen, *above))
+        return "plateau", (
+            f"the traffic never needs more than {peak} slots, so more change nothing"
+            f"{_gain(below, chosen)}"
+        )
+    return "not_reached", (
+        f"the curve still rises at the ceiling{_gain(below, chosen)}; "
+        f"sweep on with --ceiling {2 * ceiling}"
+    )
+
+
+def never_binds(one: Measurement) -> bool:
+    """Whether neither the cap nor the memory ever kept a request waiting."""
+    return one.running_peak < one.max_num_seqs and one.kv_bound_share == 0
+
+
+def memory_binds(one: Measurement) -> bool:
+    """Whether requests waited for KV blocks while the cap had room."""
+    full = one.kv_cache_usage is not None and one.kv_cache_usage.peak >= KV_FULL
+    short = full or one.preemptions > 0
+    return one.running_peak < one.max_num_seqs and one.kv_bound_share > 0 and short
+
+
+def is_worse(point: Point, chosen: Point) -> bool:
+    return (
+        point.attainment < chosen.attainment - EQUAL_ATTAINMENT
+        or point.log_tail > chosen.log_tail + math.log(EQUAL_TAIL)
+    )
+
+
+def _against(point: Point, chosen: Point) -> str:
+    """Say what ``point`` gives against ``chosen``: one step of the marginal table, in words."""
+    here, there = chosen.last, point.last
+    parts = []
+    if here.goodput_rps > 0:
+        parts.append(f"{there.goodput_rps / here.goodput_rps - 1:+.1%} goodput")
+    if here.tpot_s and there.tpot_s:
+        parts.append(f"{there.tpot_s.p95 / here.tpot_s.p95 - 1:+.0%} p95 TPOT")
+    parts.append(f"{math.exp(point.log_tail - chosen.log_tail) - 1:+.0%} p99 E2EL")
+    return f"{point.cap} gives " + ", ".join(parts)
+
+
+def _gain(below: Sequence[Point], chosen: Point) -> str:
+    """Say why the next smaller cap was not chosen."""
+    if not below:
+        return ""
+    point = below[-1]
+    if point.cut:
+        bound = point.last.attainment_bound
+        return f"; {point.cap} is overloaded (at most {bound:.0%} within the SLO)"
+    return f"; {_against(point, chosen)}"
+
+
+def overloaded(curve: Sequence[Point]) -> Verdict:
+    """No cap meets half of the SLO: the one that serves the most, and what load would fit."""
+    best = max(curve, key=lambda point: (point.last.requests_per_s, -point.cap))
+    one = best.last
+    share = one.requests_per_s / one.arrival_rate_rps
+    fits = (
+        f"about {share:.0%} of this load would fit, or {math.ceil(1 / share)} replicas"
+        if share > 0
+        else "no request was finished"
+    )
+    return Verdict(
+        kind="overloaded",
+        max_num_seqs=best.cap,
+        interval=(curve[0].cap, curve[-1].cap),
+        confidence=0.0,
+        reason=(
+            f"overloaded: no cap up to {curve[-1].cap} meets the SLO for half of the requests; "
+            f"{best.cap} serves the most, {one.requests_per_s:.2f} of {one.arrival_rate_rps:.2f} "
+            f"requests/s; {fits}"
+        ),
+        warnings=("the SLO cannot be met at this load: add replicas or relax the SLO",),
+    )
+
+
+def kv_warnings(chosen: Point) -> list[str]:
+    one = chosen.last
+    if one.preemptions:
+        return [
+            f"{one.preemptions} preemptions at {chosen.cap} made {one.recomputed_tokens} tokens "
+            "be computed again"
+        ]
+    if one.kv_cache_usage is not None and one.kv_cache_usage.peak > KV_FULL:
+        return [f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {chosen.cap}"]
+    return []

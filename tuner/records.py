@@ -1,0 +1,107 @@
+"""What is sent, and what became of it: the plan, the records and one whole replay. Pure.
+
+Times are seconds from the start of the replay on the event loop's clock, unless said otherwise.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.engines.seam import IterationLog
+from tuner.slo import Slo
+
+Outcome = Literal["ok", "aborted", "failed", "cut"]
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """What to send and when: ``planned_s`` from the start of the replay."""
+
+    row: int
+    planned_s: float
+    prompt_token_ids: Sequence[int]
+    output_length: int
+    n: int = 1
+    abort_after_s: float | None = None
+    """Patience: cancelled so long after its planned time, as production saw it."""
+
+    priority: int = 0
+    scored: bool = True
+    """False in the run-in: sent, but not counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """What became of one request. Seconds from the start of the replay."""
+
+    row: int
+    scored: bool
+    input_length: int
+    output_length: int
+    planned_s: float
+    sent_s: float
+    outcome: Outcome
+    end_s: float
+    """When it finished, was aborted, failed, or was cut."""
+
+    output_tokens: int = 0
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+    tpot_s: float | None = None
+    """(last - first output) / (tokens - 1) on the engine's clock; None below two tokens."""
+
+    itl_s: tuple[float, ...] = ()
+    """Gaps between successive outputs on the engine's clock."""
+
+    queue_s: float | None = None
+    cached_tokens: int = 0
+    preemptions: int = 0
+    merged_outputs: int = 0
+    error: str | None = None
+
+    @property
+    def lag_s(self) -> float:
+        return self.sent_s - self.planned_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        return None if self.first_token_s is None else self.first_token_s - self.planned_s
+
+    @property
+    def e2el_s(self) -> float | None:
+        return None if self.last_token_s is None else self.last_token_s - self.planned_s
+
+    def meets(self, slo: Slo) -> bool:
+        """Whether it met the SLO. A failed or cut request did not; an aborted one did when nothing
+        that it saw before its abort had broken a limit."""
+        if self.outcome in {"failed", "cut"}:
+            return False
+        e2el_s = self.e2el_s if self.e2el_s is not None else self.end_s - self.planned_s
+        ttft_s = self.ttft_s if self.ttft_s is not None else self.end_s - self.planned_s
+        return slo.met_by(
+            input_length=self.input_length, ttft_s=ttft_s, tpot_s=self.tpot_s, e2el_s=e2el_s
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """One window of the trace, replayed once at one cap."""
+
+    max_num_seqs: int
+    scored_from_s: float
+    window_s: float
+    """Length of the scored part of the plan."""
+
+    elapsed_s: float
+    records: tuple[RequestRecord, ...]
+    iterations: IterationLog
+    """Times from the start of the replay, like the records'."""
+
+    kv_blocks: int
+    cut: str | None = None
+    """Why the rest was not replayed; None when it was."""
+
+    unsent: int = 0
+    """Scored requests that a cut kept from being sent."""
+
+    attainment_bound: float = 1.0
+    """The most that arithmetic allows this cap to attain (``knee.littles_bound``)."""

@@ -1,0 +1,270 @@
+"""The trace, sent again: open loop, on the plan's clock.
+
+Every request leaves when the plan says so, whatever the earlier ones do, and its latency counts
+from that *planned* time: a slow engine cannot delay the next request and so hide its own slowness
+(coordinated omission).
+"""
+
+import asyncio
+import gc
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.records import Outcome, PlannedRequest, Replay, RequestRecord
+from tuner.slo import Slo
+
+WATCH_S = 0.25
+"""How often a running replay is checked for being hopeless, and its progress told."""
+
+@dataclass(frozen=True, slots=True)
+class CutRule:
+    """When a replay is not worth going on with."""
+
+    slo: Slo
+    floor: float
+    """Attainment below which this cap has lost: max(0.5, best so far - 0.01)."""
+
+    stop_after_s: float | None = None
+    """Replay only so much of a step that arithmetic has ruled out already."""
+
+
+Progress = Callable[[float, int, int], None]
+"""Called with (elapsed seconds, requests done, requests in flight) while a replay runs."""
+
+
+@dataclass(slots=True)
+class _Flight:
+    request: PlannedRequest
+    replies: list[Reply]
+
+
+async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watched
+    plan: Sequence[PlannedRequest],
+    engine: Engine,
+    *,
+    max_num_seqs: int,
+    scored_from_s: float,
+    window_s: float,
+    cut_rule: CutRule | None = None,
+    progress: Progress | None = None,
+    name: str = "replay",
+) -> Replay:
+    """Send ``plan`` (in order of planned time) and wait until all of it is done, or cut.
+
+    Raises EngineError when the engine dies.
+    """
+    await engine.take_iterations()
+    run = _Run(plan, engine, name, cut_rule, progress)
+    with _no_garbage_collection():
+        await run.go()
+    iterations = await engine.take_iterations()
+    iterations["start_s"] -= run.start_s
+    return Replay(
+        max_num_seqs=max_num_seqs,
+        scored_from_s=scored_from_s,
+        window_s=window_s,
+        elapsed_s=run.loop.time() - run.start_s,
+        records=tuple(sorted(run.records, key=lambda record: (record.planned_s, record.row))),
+        iterations=iterations,
+        kv_blocks=engine.facts.kv_blocks,
+        cut=run.cut,
+        unsent=run.scored - sum(record.scored for record in run.records),
+    )
+
+
+class _Run:
+    """One replay under way."""
+
+    def __init__(
+        self,
+        plan: Sequence[PlannedRequest],
+        engine: Engine,
+        name: str,
+        cut_rule: CutRule | None,
+        progress: Progress | None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.plan, self.engine, self.name = plan, engine, name
+        self.cut_rule, self.progress = cut_rule, progress
+        self.scored = sum(request.scored for request in plan)
+        self.flights: dict[int, _Flight] = {}
+        self.records: list[RequestRecord] = []
+        self.misses = 0
+        self.cut: str | None = None
+        self.start_s = 0.0
+
+    async def go(self) -> None:
+        """Send everything and wait for it, or until the watch cuts it."""
+        self.start_s = self.loop.time()
+        tasks = {
+            self.loop.create_task(self._send_all()),
+            self.loop.create_task(self._watch()),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if (error := task.exception()) is not None:
+                raise _first(error)
+
+    async def _send_all(self) -> None:
+        async with asyncio.TaskGroup() as group:
+            for index, request in enumerate(self.plan):
+                wait_s = self.start_s + request.planned_s - self.loop.time()
+                if wait_s > 0:
+                    await asyncio.sleep(wait_s)
+                group.create_task(self._send(index, request))
+
+    async def _send(self, index: int, request: PlannedRequest) -> None:
+        sent_s = self.loop.time() - self.start_s
+        flight = _Flight(request, [Reply() for _ in range(request.n)])
+        self.flights[index] = flight
+        deadline_s = (
+            None
+            if request.abort_after_s is None
+            else self.start_s + request.planned_s + request.abort_after_s
+        )
+        outcome: Outcome = "failed"
+        error = None
+        try:
+            async with asyncio.timeout_at(deadline_s):
+                await self._generate(index, flight)
+            outcome = "ok"
+        except TimeoutError:
+            outcome = "aborted"
+        except RequestFailedError as failure:
+            error = str(failure)
+        except asyncio.CancelledError:
+            outcome = "cut"
+            raise
+        finally:
+            del self.flights[index]
+            record = self._record(flight, sent_s, outcome, error)
+            self.records.append(record)
+            if self.cut_rule is not None and record.scored and not record.meets(self.cut_rule.slo):
+                self.misses += 1
+
+    async def _generate(self, index: int, flight: _Flight) -> None:
+        request = flight.request
+        requests = [
+            EngineRequest(
+                f"{self.name}-{index}-{part}",
+                request.prompt_token_ids,
+                request.output_length,
+                request.priority,
+            )
+            for part in range(request.n)
+        ]
+        if len(requests) == 1:
+            await self.engine.generate(requests[0], flight.replies[0])
+            return
+        try:
+            async with asyncio.TaskGroup() as group:
+                for one, reply in zip(requests, flight.replies, strict=True):
+                    group.create_task(self.engine.generate(one, reply))
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(WATCH_S)
+            now_s = self.loop.time() - self.start_s
+            if self.progress is not None:
+                self.progress(now_s, len(self.records), len(self.flights))
+            rule = self.cut_rule
+            if rule is None:
+                continue
+            if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
+                self.cut = "ruled out by Little's law; replayed for its iterations only"
+                return
+            lost = sum(
+                _certain_miss(flight, now_s, self.start_s, rule.slo)
+                for flight in self.flights.values()
+            )
+            bound = 1 - (self.misses + lost) / max(1, self.scored)
+            if bound < rule.floor:
+                self.cut = f"attainment is certain to stay below {rule.floor:.2f}"
+                return
+
+    def _record(
+        self, flight: _Flight, sent_s: float, outcome: Outcome, error: str | None
+    ) -> RequestRecord:
+        request, replies, start_s = flight.request, flight.replies, self.start_s
+        slowest = max(replies, key=lambda reply: (reply.last_token_s or 0.0, reply.output_tokens))
+        firsts = [reply.first_token_s for reply in replies if reply.first_token_s is not None]
+        gaps = tuple(
+            float(gap) for reply in replies for gap in np.diff(np.asarray(reply.output_s, float))
+        )
+        outputs = slowest.output_s
+        return RequestRecord(
+            row=request.row,
+            scored=request.scored,
+            input_length=len(request.prompt_token_ids),
+            output_length=request.output_length,
+            planned_s=request.planned_s,
+            sent_s=sent_s,
+            outcome=outcome,
+            end_s=self.loop.time() - start_s,
+            output_tokens=sum(reply.output_tokens for reply in replies),
+            first_token_s=min(firsts) - start_s if firsts else None,
+            last_token_s=(
+                slowest.last_token_s - start_s
+                if outcome == "ok" and slowest.last_token_s is not None
+                else None
+            ),
+            tpot_s=(
+                (outputs[-1] - outputs[0]) / (slowest.output_tokens - 1)
+                if slowest.output_tokens > 1
+                else None
+            ),
+            itl_s=gaps,
+            queue_s=replies[0].queue_s,
+            cached_tokens=sum(reply.cached_tokens for reply in replies),
+            preemptions=sum(reply.preemptions for reply in replies),
+            merged_outputs=sum(reply.merged_outputs for reply in replies),
+            error=error,
+        )
+
+
+def _first(error: BaseException) -> BaseException:
+    """Return what went wrong first inside a group of failures."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bool:
+    """Whether this request must break the SLO however fast the engine is from now on."""
+    request = flight.request
+    if not request.scored:
+        return False
+    waited_s = now_s - request.planned_s
+    if slo.e2el_s is not None and waited_s > slo.e2el_s:
+        return True
+    firsts = [reply.first_token_s for reply in flight.replies if reply.first_token_s is not None]
+    if not firsts:
+        return waited_s > slo.ttft_limit_s(len(request.prompt_token_ids))
+    if slo.tpot_s is None or request.output_length < 2 or request.abort_after_s is not None:
+        return False
+    decoding_s = now_s - (max(firsts) - start_s)
+    return decoding_s > slo.tpot_s * (request.output_length - 1)
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """A collection in the middle of a replay delays every request that is due."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+        gc.unfreeze()

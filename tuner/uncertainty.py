@@ -1,0 +1,217 @@
+"""How sure the numbers are: noise pooled over repeats, drift, draws and intervals. Pure.
+
+Nothing here resamples requests. Repeats of one cap replay the same requests, so what differs
+between two blocks is the machine; resampled requests would call two equal runs different in 80 to
+95 % of cases (docs/decisions).
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tuner.measure import Measurement
+
+EQUAL_ATTAINMENT = 0.01
+EQUAL_TAIL = 1.05
+"""Caps within these of the best count as equal to it."""
+
+GOOD_ATTAINMENT = 0.02
+GOOD_TAIL = 1.10
+"""An answer within these of the true best is right for every practical purpose."""
+
+PRIOR_SD = {"attainment": 0.01, "goodput_rps": 0.02, "tpot_p95_ms": 0.08, "e2el_p99_ms": 0.08}
+PRIOR_WEIGHT = 2.0
+"""How much one block varies (attainment absolutely, the others relatively) before repeats have been
+seen, and how many degrees of freedom that belief is worth. Same-cap repeats of a real engine on a
+shared machine vary by 8 to 9 % (docs/experiments.md)."""
+
+DRAWS = 2000
+
+Purpose = Literal["ladder", "repeat", "bracket", "again"]
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One replay to make: at which cap, and why."""
+
+    max_num_seqs: int
+    purpose: Purpose
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One trial and what it showed. The decision sees blocks in the order they were measured."""
+
+    trial: Trial
+    measurement: Measurement
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """What is believed of one cap: means over its whole blocks, or its cut ones if all were cut."""
+
+    cap: int
+    blocks: int
+    cut: bool
+    attainment: float
+    log_tail: float
+    """Mean log of p99 E2EL in seconds; infinite when every block was cut."""
+
+    last: Measurement
+
+
+_STATISTICS: Mapping[str, Callable[[Measurement], float | None]] = {
+    "attainment": lambda one: one.attainment,
+    "goodput_rps": lambda one: math.log(one.goodput_rps) if one.goodput_rps > 0 else None,
+    "tpot_p95_ms": lambda one: math.log(one.tpot_s.p95 * 1e3) if one.tpot_s else None,
+    "e2el_p99_ms": lambda one: math.log(one.e2el_s.p99 * 1e3) if one.e2el_s else None,
+}
+"""What intervals are given of; all but attainment vary in proportion, so on a log scale."""
+
+
+def whole(blocks: Sequence[Block]) -> dict[int, list[Measurement]]:
+    """Return cap → its measurements that were not cut."""
+    by_cap: dict[int, list[Measurement]] = {}
+    for block in blocks:
+        if block.measurement.cut is None and block.measurement.e2el_s is not None:
+            by_cap.setdefault(block.trial.max_num_seqs, []).append(block.measurement)
+    return by_cap
+
+
+def points(blocks: Sequence[Block]) -> list[Point]:
+    """Return one point a cap, ascending."""
+    alive = whole(blocks)
+    found = []
+    for cap in sorted({block.trial.max_num_seqs for block in blocks}):
+        all_of_cap = [b.measurement for b in blocks if b.trial.max_num_seqs == cap]
+        kept = alive.get(cap, [])
+        tails = [math.log(one.e2el_s.p99) for one in kept if one.e2el_s is not None]
+        found.append(
+            Point(
+                cap=cap,
+                blocks=len(kept),
+                cut=not kept,
+                attainment=float(np.mean([one.attainment for one in kept or all_of_cap])),
+                log_tail=float(np.mean(tails)) if tails else math.inf,
+                last=(kept or all_of_cap)[-1],
+            )
+        )
+    return found
+
+
+def choose(values: Mapping[int, tuple[float, float]]) -> int:
+    """Return the cap that the objective picks from cap → (attainment, log p99 E2EL).
+
+    >>> choose({8: (0.80, 0.0), 16: (0.990, 0.02), 32: (0.992, 0.0)})
+    16
+    """
+    most = max(attainment for attainment, _ in values.values())
+    kept = {
+        cap: tail
+        for cap, (attainment, tail) in values.items()
+        if attainment >= most - EQUAL_ATTAINMENT
+    }
+    shortest = min(kept.values())
+    return min(cap for cap, tail in kept.items() if tail <= shortest + math.log(EQUAL_TAIL))
+
+
+def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
+    """Return (standard deviation of one block, degrees of freedom) of a statistic.
+
+    Pooled over the repeats of every cap with the prior. A drift that the control saw is noise too,
+    because caps were measured at different times.
+    """
+    value = _STATISTICS[statistic]
+    freedom = PRIOR_WEIGHT
+    squares = PRIOR_WEIGHT * PRIOR_SD[statistic] ** 2
+    for measurements in whole(blocks).values():
+        values = [v for one in measurements if (v := value(one)) is not None]
+        if len(values) > 1:
+            squares += float(np.var(values)) * len(values)
+            freedom += len(values) - 1
+    drifted = drift(blocks) / 2 if statistic in {"tpot_p95_ms", "e2el_p99_ms"} else 0.0
+    return math.hypot(math.sqrt(squares / freedom), drifted), freedom
+
+
+def drift(blocks: Sequence[Block]) -> float:
+    """Return how much slower the control at the end was than the first step, at equal batch size.
+
+    0.1 is 10 % slower. Zero when the control was not measured or nothing can be compared.
+    """
+    controls = [b.measurement for b in blocks if b.trial.purpose == "bracket"]
+    if not controls:
+        return 0.0
+    before = {one.decode_seqs: one for one in blocks[0].measurement.batch_times}
+    ratios = [
+        (after.median_s / before[after.decode_seqs].median_s, after.iterations)
+        for after in controls[-1].batch_times
+        if after.decode_seqs in before and before[after.decode_seqs].median_s > 0
+    ]
+    if not ratios:
+        return 0.0
+    values, weights = zip(*ratios, strict=True)
+    return float(np.average(values, weights=weights)) - 1
+
+
+def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], float]:
+    """Return the caps that 95 % of draws choose among, and the share for which ``best`` is right.
+
+    Each draw moves every cap by its noise (Student t) and asks again; ``best`` is right in a draw
+    when it is within GOOD_ATTAINMENT and GOOD_TAIL of what that draw would choose.
+    """
+    alive = [point for point in points(blocks) if not point.cut]
+    attainment_sd, freedom = noise(blocks, "attainment")
+    tail_sd, _ = noise(blocks, "e2el_p99_ms")
+    rng = np.random.default_rng(0)
+    picks: list[int] = []
+    right = 0
+    for draws in rng.standard_t(freedom, size=(DRAWS, len(alive), 2)):
+        drawn = {
+            point.cap: (
+                point.attainment + attainment_sd * float(shift[0]) / math.sqrt(point.blocks),
+                point.log_tail + tail_sd * float(shift[1]) / math.sqrt(point.blocks),
+            )
+            for point, shift in zip(alive, draws, strict=True)
+        }
+        pick = choose(drawn)
+        picks.append(pick)
+        right += drawn[best][0] >= drawn[pick][0] - GOOD_ATTAINMENT and (
+            drawn[best][1] <= drawn[pick][1] + math.log(GOOD_TAIL)
+        )
+    low, high = np.percentile(picks, (2.5, 97.5), method="nearest")
+    return (min(int(low), best), max(int(high), best)), right / DRAWS
+
+
+def intervals(blocks: Sequence[Block], cap: int) -> dict[str, tuple[float, float]]:
+    """Return the 95 % interval of each statistic at a cap over repeats of this very traffic.
+
+    They speak of the machine's noise, not of other days' traffic. Empty for a cap that was cut.
+    """
+    found = {}
+    for name, value in _STATISTICS.items():
+        values = [v for one in whole(blocks).get(cap, []) if (v := value(one)) is not None]
+        if not values:
+            continue
+        sd, freedom = noise(blocks, name)
+        reach = _student_t_975(freedom) * sd / math.sqrt(len(values))
+        centre = float(np.mean(values))
+        low, high = centre - reach, centre + reach
+        found[name] = (
+            (max(0.0, low), min(1.0, high))
+            if name == "attainment"
+            else (math.exp(low), math.exp(high))
+        )
+    return found
+
+
+def _student_t_975(freedom: float) -> float:
+    """Return the 97.5 % quantile by Hill's expansion around the normal (good to 1 % from 2 up)."""
+    z = 1.959964
+    g1 = (z**3 + z) / 4
+    g2 = (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    g3 = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    g4 = (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / 92160
+    return z + g1 / freedom + g2 / freedom**2 + g3 / freedom**3 + g4 / freedom**4

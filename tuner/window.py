@@ -1,0 +1,131 @@
+"""Which part of the trace is replayed, and the plan that sends it. Pure."""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tuner.errors import TraceError, UsageError
+from tuner.records import PlannedRequest
+from tuner.trace import TraceRequest
+
+MAX_RUN_IN_S = 15.0
+RUN_IN_SHARE = 0.25
+"""The run-in is replayed and not scored, so that scoring starts with the engine as full as
+production had it: a quarter of the window, at most 15 s."""
+
+_UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_DURATION = re.compile(r"(?P<value>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h|)")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of the trace, in seconds from the trace's origin."""
+
+    start_s: float
+    """Where scoring starts."""
+
+    length_s: float
+    run_in_s: float
+
+    def __str__(self) -> str:
+        return f"{self.start_s:.3f}s+{self.length_s:.3f}s"
+
+
+def parse_duration_s(text: str, *, option: str) -> float:
+    """Read ``90``, ``90s``, ``1.5m``, ``2h`` or ``500ms`` as seconds.
+
+    Raises UsageError for anything else and for zero.
+    """
+    found = _DURATION.fullmatch(text.strip())
+    if found is None or float(found["value"]) == 0:
+        raise UsageError(
+            f"{option}: {text!r} is not a positive duration", hint="Write 90s, 1.5m or 2h."
+        )
+    return float(found["value"]) * _UNITS_S[found["unit"]]
+
+
+def choose_window(
+    requests: Sequence[TraceRequest],
+    asked: str,
+    *,
+    length_s: float,
+    busiest: Callable[[Sequence[TraceRequest], float], tuple[float, float]],
+) -> Window:
+    """Return the window that ``asked`` names: ``busiest``, ``all`` or ``START+LEN``.
+
+    ``busiest`` is ``length_s`` long, or the whole trace when that is shorter. Raises UsageError for
+    a window that cannot be read, TraceError for one without requests.
+    """
+    first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
+    whole_s = max(last_s - first_s, 1e-3)
+    if asked == "all" or (asked == "busiest" and whole_s <= length_s * (1 + RUN_IN_SHARE)):
+        run_in_s = min(MAX_RUN_IN_S, whole_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE))
+        return Window(first_s + run_in_s, whole_s - run_in_s + 1e-3, run_in_s)
+    if asked == "busiest":
+        start_s, end_s = busiest(requests, length_s)
+        run_in_s = min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, start_s - first_s)
+        return Window(start_s, end_s - start_s, run_in_s)
+    parts = asked.split("+")
+    if len(parts) != 2:
+        raise UsageError(
+            f"--window: cannot read {asked!r}", hint="Write busiest, all or START+LEN (120s+60s)."
+        )
+    start_s = 0.0 if parts[0].strip() in {"0", "0s"} else parse_duration_s(parts[0], option="--window")
+    length_s = parse_duration_s(parts[1], option="--window")
+    window = Window(
+        start_s, length_s, min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, max(0.0, start_s - first_s))
+    )
+    if not any(start_s <= request.arrival_s < start_s + length_s for request in requests):
+        raise TraceError(
+            f"--window {asked}: no request arrives there",
+            hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+        )
+    return window
+
+
+def in_window(requests: Sequence[TraceRequest], window: Window) -> list[TraceRequest]:
+    """Return the requests to send: the window's and its run-in's, with recorded errors left out.
+
+    What production rejected or failed was never served; it is reported, not replayed.
+    """
+    start_s, end_s = window.start_s - window.run_in_s, window.start_s + window.length_s
+    return [
+        request
+        for request in requests
+        if start_s <= request.arrival_s < end_s and request.status in {"ok", "aborted"}
+    ]
+
+
+def plan_requests(
+    requests: Sequence[TraceRequest],
+    window: Window,
+    *,
+    max_model_len: int,
+    prompt: Callable[[TraceRequest], Sequence[int]],
+) -> tuple[PlannedRequest, ...]:
+    """Return what to send, with planned times from the start of the run-in.
+
+    An aborted request is asked for as many tokens as its client had asked for and cancelled when
+    its client gave up; where the trace does not know when, it ends after its recorded tokens.
+    """
+    origin_s = window.start_s - window.run_in_s
+    return tuple(
+        PlannedRequest(
+            row=request.row,
+            planned_s=request.arrival_s - origin_s,
+            prompt_token_ids=prompt(request),
+            output_length=_asked_length(request, max_model_len),
+            n=request.n,
+            abort_after_s=request.e2e_s if request.status == "aborted" else None,
+            priority=request.priority or 0,
+            scored=request.arrival_s >= window.start_s,
+        )
+        for request in requests
+    )
+
+
+def _asked_length(request: TraceRequest, max_model_len: int) -> int:
+    recorded = max(1, request.output_length)
+    if request.status != "aborted" or request.e2e_s is None:
+        return recorded
+    return min(max(request.max_tokens or recorded, recorded), max_model_len - request.input_length)
