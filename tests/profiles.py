@@ -1,0 +1,155 @@
+"""Serving profiles for tests: one written out, and a strategy for any other."""
+
+from collections.abc import Mapping
+
+from hypothesis import strategies as st
+
+from tuner.profile import (
+    CurveStep,
+    Decision,
+    EngineSeconds,
+    KvCacheUsage,
+    Promise,
+    Provenance,
+    ServingProfile,
+    SloSection,
+    Spread,
+    Validity,
+    seal,
+)
+
+SPREAD = Spread(mean=40.0, p50=38.0, p90=45.0, p95=48.5, p99=60.25)
+USAGE = KvCacheUsage(mean=0.25, p99=0.5, peak=0.625)
+ENGINE = {
+    "model": "m",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 8192,
+    "gpu_memory_utilization": 0.3,
+    "enable_prefix_caching": True,
+    "enforce_eager": False,
+    "kv_cache_dtype": "auto",
+    "compilation_config": {"mode": 3, "pass_config": {"fuse_norm_quant": True}},
+}
+
+
+def step(max_num_seqs: int, *, goodput_rps: float = 8.0) -> CurveStep:
+    return CurveStep(
+        max_num_seqs=max_num_seqs,
+        attainment=0.995,
+        goodput_rps=goodput_rps,
+        requests_per_s=goodput_rps,
+        output_tokens_per_s=800.0,
+        ttft_ms=SPREAD,
+        tpot_ms=SPREAD,
+        itl_ms=SPREAD,
+        e2el_ms=SPREAD,
+        queue_ms=None,
+        kv_cache_usage=USAGE,
+        preemptions=0,
+        recomputed_tokens=0,
+        cut=False,
+        source="measured",
+        blocks=3,
+        running_peak=max_num_seqs,
+        intervals={"goodput_rps": (7.5, 8.5)},
+    )
+
+
+def profile(
+    *,
+    engine: Mapping[str, object] | None = None,
+    curve: tuple[CurveStep, ...] = (step(8, goodput_rps=4.0), step(16), step(32)),
+    verdict: str = "knee",
+    reason: str = "32 adds 0.4 % goodput and costs +38 % p95 decode time per token",
+    **provenance: object,
+) -> ServingProfile:
+    arguments = ENGINE if engine is None else engine
+    max_num_seqs = arguments["max_num_seqs"]
+    facts = {
+        "engine": "vllm",
+        "device": {"name": "cpu"},
+        "versions": {},
+        "model": arguments["model"],
+        "model_digest": None,
+        "tuner": "0.1.0",
+        "seed": 0,
+        "created": "2025-06-01T12:00:00Z",
+        "wall_s": 240.5,
+        "engine_starts": 2,
+        "engine_seconds": EngineSeconds(starts=24.0, replay=180.0),
+        "warnings": [],
+        "twin_error": None,
+    }
+    return seal(
+        engine=arguments,  # type: ignore[arg-type]
+        decision=Decision.model_validate(
+            {
+                "verdict": verdict,
+                "max_num_seqs": max_num_seqs,
+                "interval": (max_num_seqs, max_num_seqs),
+                "confidence": 0.97,
+                "reason": reason,
+                "objective": "goodput_rps",
+                "slo": SloSection(
+                    ttft_ms=500.0,
+                    ttft_ms_per_input_token=None,
+                    tpot_ms=50.0,
+                    e2el_ms=None,
+                    derived=True,
+                ),
+            }
+        ),
+        curve=list(curve),
+        promise=Promise(
+            load=1.0,
+            attainment=0.995,
+            requests_per_s=8.0,
+            output_tokens_per_s=800.0,
+            ttft_ms=SPREAD,
+            tpot_ms=SPREAD,
+            itl_ms=None,
+            e2el_ms=SPREAD,
+            kv_cache_usage=USAGE,
+            preemptions=0,
+            source="confirming run",
+        ),
+        validity=Validity(
+            peak_concurrency=14,
+            validated_load=1.25,
+            trace_digest="sha256:" + "0" * 64,
+            window="all",
+            arrival_rate_rps=8.0,
+            retune_when=["the peak concurrency exceeds 20"],
+        ),
+        provenance=Provenance.model_validate(facts | provenance),
+    )
+
+
+_TEXT = st.text(max_size=30)
+_VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | _TEXT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXT, inner, max_size=3),
+    max_leaves=5,
+)
+_NAMES = st.from_regex(r"\A[a-z][a-z0-9_]{0,12}\Z").map(lambda name: "x_" + name)
+
+
+@st.composite
+def any_profile(draw: st.DrawFn) -> ServingProfile:
+    """Any engine arguments, any texts, any numbers that a measurement can have."""
+    seqs = draw(st.integers(1, 2**20))
+    number = st.floats(0, 1e12)
+    spread = Spread.model_validate({name: draw(number) for name in Spread.model_fields})
+    return profile(
+        engine=draw(st.dictionaries(_NAMES, _VALUES, max_size=4))
+        | {"model": draw(st.text(min_size=1, max_size=30)), "max_num_seqs": seqs}
+        | {"max_num_batched_tokens": seqs + draw(st.integers(0, 2**20))},
+        curve=(step(seqs, goodput_rps=draw(number)).model_copy(update={"tpot_ms": spread}),),
+        reason=draw(_TEXT),
+        warnings=draw(st.lists(_TEXT, max_size=2)),
+        device=draw(st.dictionaries(_TEXT, _VALUES, max_size=2)),
+    )

@@ -1,0 +1,135 @@
+"""Files written whole or not at all."""
+
+import contextlib
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+from tuner.errors import TargetError
+
+_CURES = {
+    errno.ENOSPC: "Free some space, or write elsewhere.",
+    errno.EDQUOT: "Free some space, or write elsewhere.",
+    errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or write elsewhere.",
+    errno.EROFS: "The file system is mounted read-only; write elsewhere.",
+    errno.EACCES: "Check the directory's permissions, or write elsewhere.",
+    errno.EPERM: "Check the directory's permissions, or write elsewhere.",
+    errno.ENOENT: "Create the directory first, or write elsewhere.",
+    errno.ENOTDIR: "A part of the path is a file, not a directory; check the path.",
+    errno.ENAMETOOLONG: "Use a shorter name.",
+}
+
+
+def resolve(path: Path) -> Path:
+    """Return the file that a symbolic link stands for: the link stays, the file is written.
+
+    A deployment's file is often a link into a checkout; replacing the link would part the two.
+    Raises TargetError for what cannot be written as a file.
+    """
+    try:
+        real = path.resolve(strict=path.is_symlink())
+        mode = real.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise TargetError(
+                f"{path}: is a link to a file that does not exist",
+                hint="Mend the link, or name another file.",
+            ) from None
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a NUL in the name
+        raise _explained(path, problem) from None
+    if stat.S_ISDIR(mode):
+        raise TargetError(f"{path}: is a directory", hint="Name a file inside it.")
+    if not stat.S_ISREG(mode):
+        raise TargetError(f"{path}: is not a regular file", hint="Name a regular file.")
+    return real
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace the file by ``content``; after a crash it is the old one or the new one, whole.
+
+    Mode and owner of an existing file are kept. Raises TargetError, and then nothing has changed.
+    """
+    _write(path, content, may_replace=lambda _: True)
+
+
+def write_if_unchanged(path: Path, content: bytes, *, was: bytes | None) -> None:
+    """``write_atomically``, unless the file is no longer ``was`` (None: no file)."""
+    _write(
+        path,
+        content,
+        may_replace=lambda real: (real.read_bytes() if real.exists() else None) == was,
+    )
+
+
+def _write(path: Path, content: bytes, *, may_replace: Callable[[Path], bool]) -> None:
+    real = resolve(path)
+    old = _status(path, real)
+    temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        with os.fdopen(descriptor, "wb") as stream:
+            if old is not None:
+                _take_over(descriptor, old)
+            stream.write(content)
+            stream.flush()
+            os.fsync(descriptor)
+        if not may_replace(real):
+            raise TargetError(
+                f"{path}: changed while tuner was at work", hint="Run the command again."
+            )
+        temporary.replace(real)
+        _sync_directory(real.parent)
+    except OSError as problem:
+        raise _explained(path, problem) from None
+    finally:
+        with contextlib.suppress(OSError):  # gone after the replacement
+            temporary.unlink()
+
+
+def remove(path: Path) -> None:
+    """Remove a file for good. Raises TargetError."""
+    try:
+        path.unlink()
+        _sync_directory(path.parent)
+    except OSError as problem:
+        raise _explained(path, problem) from None
+
+
+def _status(path: Path, real: Path) -> os.stat_result | None:
+    try:
+        status = real.stat()
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise _explained(path, problem) from None
+    if not status.st_mode & stat.S_IWUSR:
+        raise TargetError(f"{path}: is read-only", hint=f"If it may change: chmod u+w {path}")
+    return status
+
+
+def _take_over(descriptor: int, old: os.stat_result) -> None:
+    """Give a new file the mode and the owner of the one it replaces."""
+    if (old.st_uid, old.st_gid) != (os.geteuid(), os.getegid()):
+        os.fchown(descriptor, old.st_uid, old.st_gid)
+    os.fchmod(descriptor, stat.S_IMODE(old.st_mode))
+
+
+def _sync_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _explained(path: Path, problem: Exception) -> TargetError:
+    number = getattr(problem, "errno", None)
+    why = getattr(problem, "strerror", None) or str(problem)
+    return TargetError(
+        f"{path}: cannot be written: {why[0].lower()}{why[1:]}",
+        hint=_CURES.get(number or 0, "Check path and permissions, or write elsewhere."),
+    )

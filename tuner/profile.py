@@ -1,0 +1,203 @@
+"""The serving profile, sealed, written and read: what to run, and what it rests on."""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import ValidationError
+
+from tuner import files, yaml_strict
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import ProfileError
+from tuner.profile_schema import (
+    CurveStep,
+    Decision,
+    EngineSeconds,
+    KvCacheUsage,
+    Promise,
+    Provenance,
+    ServingProfile,
+    SloSection,
+    Spread,
+    Validity,
+    Verdict,
+    contradictions,
+)
+
+__all__ = [
+    "CurveStep",
+    "Decision",
+    "EngineSeconds",
+    "KvCacheUsage",
+    "Promise",
+    "Provenance",
+    "ServingProfile",
+    "SloSection",
+    "Spread",
+    "Validity",
+    "Verdict",
+    "dump",
+    "load",
+    "parse",
+    "save",
+    "seal",
+]
+
+_RERUN = "Restore the file as tuner wrote it, or run tuner sweep again."
+_HEAD = """\
+# Serving profile: the engine arguments that fit one recorded traffic, and what they rest on.
+# Roll it out with `tuner apply`; check it beforehand with `tuner verify`.
+# Do not edit: the digest at the end covers every value.
+"""
+_NEVER_FOLD = 1 << 20
+_LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
+
+
+class _Dumper(yaml.SafeDumper):
+    """Escapes every line break: PyYAML's other styles lose some of them (tried with 6.0.3)."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = '"' if _LINE_BREAKS & set(data) else None
+        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def seal(  # noqa: PLR0913 - one argument a section
+    *,
+    engine: Mapping[str, ArgumentValue],
+    decision: Decision,
+    curve: list[CurveStep],
+    promise: Promise,
+    validity: Validity,
+    provenance: Provenance,
+) -> ServingProfile:
+    """Put the sections together under their digest. Raises ProfileError if they contradict."""
+    profile = ServingProfile.model_validate(
+        {
+            "schema_version": 1,
+            "engine": dict(engine),
+            "decision": decision,
+            "curve": curve,
+            "promise": promise,
+            "validity": validity,
+            "provenance": provenance,
+            "digest": "",
+        }
+    )
+    for path, fault in contradictions(profile):
+        raise ProfileError(
+            f"serving profile: {_dotted(path)}: {fault}", hint="The sections must agree."
+        )
+    return profile.model_copy(update={"digest": _digest(profile.model_dump(mode="json"))})
+
+
+def dump(profile: ServingProfile) -> str:
+    """Return the profile as YAML that ``parse`` reads back to an equal profile."""
+    body = yaml.dump(
+        profile.model_dump(mode="json"),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=_NEVER_FOLD,
+    )
+    return _HEAD + body
+
+
+def parse(text: str, *, source: str) -> ServingProfile:
+    """Read a profile that ``dump`` wrote. Raises ProfileError with the place and the cure."""
+    root = yaml_strict.compose(text, source=source, error=ProfileError, plain=True)
+    data = yaml_strict.construct(root, source=source, error=ProfileError) if root else None
+    if root is None or not isinstance(data, dict) or "schema_version" not in data:
+        raise ProfileError(
+            f"{source}: not a serving profile: schema_version is missing",
+            hint="Give the file that tuner sweep wrote; the file to write into comes second.",
+        )
+    if data["schema_version"] != 1:
+        raise _fault(
+            root,
+            ("schema_version",),
+            f"is {data['schema_version']!r}, this tuner reads 1",
+            source=source,
+            hint="Use the tuner that wrote it, or run tuner sweep again.",
+        )
+    if "digest" not in data:
+        raise ProfileError(
+            f"{source}: digest: is missing: the file is cut short or incomplete", hint=_RERUN
+        )
+    try:
+        profile = ServingProfile.model_validate(data)
+    except ValidationError as problem:
+        raise _schema_fault(root, problem, source=source) from None
+    for path, fault in contradictions(profile):
+        raise _fault(root, path, fault, source=source, hint=_RERUN)
+    if profile.digest != _digest(data):
+        raise _fault(
+            root,
+            ("digest",),
+            "does not fit the content: a value was edited",
+            source=source,
+            hint=_RERUN,
+        )
+    return profile
+
+
+def load(path: Path) -> ServingProfile:
+    text = yaml_strict.read(
+        path, error=ProfileError, missing="Check the path, or write one with tuner sweep."
+    )
+    return parse(text, source=str(path))
+
+
+def save(profile: ServingProfile, path: Path) -> None:
+    """Write the profile whole or not at all. Raises TargetError."""
+    files.write_atomically(path, dump(profile).encode())
+
+
+def _digest(content: Mapping[str, object]) -> str:
+    rest = {key: value for key, value in content.items() if key != "digest"}
+    canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return "sha256:" + hashlib.sha256(canonical.encode("ascii")).hexdigest()
+
+
+def _schema_fault(root: yaml.Node, problem: ValidationError, *, source: str) -> ProfileError:
+    faults = problem.errors(include_url=False)
+    first = faults[0]
+    path = first["loc"]
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
+    match first["type"]:
+        case "missing":
+            fault, hint = f"{path[-1]} is missing", _RERUN
+        case "extra_forbidden":
+            fault, hint = (
+                "is not in schema version 1",
+                "Remove it; profiles/README.md lists every key.",
+            )
+        case _:
+            message = first["msg"]
+            fault = f"{message[0].lower()}{message[1:]}, found {_shown(first['input'])}"
+            hint = _RERUN
+    return _fault(root, path, fault + more, source=source, hint=hint)
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _fault(
+    root: yaml.Node, path: tuple[str | int, ...], fault: str, *, source: str, hint: str
+) -> ProfileError:
+    """Name the line and the key; of a value that is not there, those of its parent."""
+    node, found = yaml_strict.find(root, path)
+    return ProfileError(
+        f"{source}:{node.start_mark.line + 1}: {_dotted(found) or 'profile'}: {fault}", hint=hint
+    )
+
+
+def _dotted(path: tuple[str | int, ...]) -> str:
+    return ".".join(str(part) for part in path)

@@ -1,0 +1,227 @@
+"""The sections of a serving profile; ``tuner sweep --json`` prints the same ones.
+
+``tuner.profile`` seals, writes and reads them.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Strict
+
+Verdict = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
+
+
+def _six_digits(value: float) -> float:
+    """No measurement earns more digits, and fewer are easier to read."""
+    return float(f"{value:.6g}")
+
+
+Number = Annotated[float, Field(ge=0), AfterValidator(_six_digits)]
+Fraction = Annotated[float, Field(ge=0, le=1), AfterValidator(_six_digits)]
+Count = Annotated[int, Field(ge=0)]
+Seqs = Annotated[int, Field(ge=1)]
+Limit = Annotated[float, Field(gt=0), AfterValidator(_six_digits)]
+Range = Annotated[tuple[Number, Number], Strict(strict=False)]
+SeqsRange = Annotated[tuple[Seqs, Seqs], Strict(strict=False)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class Spread(_Section):
+    """How a latency is spread over the requests, in milliseconds."""
+
+    mean: Number
+    p50: Number
+    p90: Number
+    p95: Number
+    p99: Number
+
+
+class KvCacheUsage(_Section):
+    """Used share of the KV-cache blocks; the mean is over time."""
+
+    mean: Fraction
+    p99: Fraction
+    peak: Fraction
+
+
+class CurveStep(_Section):
+    """What one value of ``max_num_seqs`` showed. A latency is None where no request has one."""
+
+    max_num_seqs: Seqs
+    attainment: Fraction
+    goodput_rps: Number
+    requests_per_s: Number
+    output_tokens_per_s: Number
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    e2el_ms: Spread | None
+    queue_ms: Spread | None
+    kv_cache_usage: KvCacheUsage | None
+    preemptions: Count
+    recomputed_tokens: Count
+    cut: bool
+    """Cut short, because the queue grew without bound."""
+
+    source: Literal["measured", "twin", "both"]
+    blocks: Count
+    """How often the trace was replayed at this step."""
+
+    running_peak: Count
+    intervals: dict[str, Range]
+    """Name of a number, such as ``goodput_rps`` or ``tpot_p95_ms`` → its 95 % interval."""
+
+
+class SloSection(_Section):
+    """The limits one request must meet; None is no limit."""
+
+    ttft_ms: Limit | None
+    ttft_ms_per_input_token: Limit | None
+    tpot_ms: Limit | None
+    e2el_ms: Limit | None
+    derived: bool
+    """From the trace's own unloaded latencies, not given by the user."""
+
+
+class Decision(_Section):
+    verdict: Verdict
+    max_num_seqs: Seqs
+    interval: SeqsRange
+    confidence: Fraction
+    reason: str
+    objective: str
+    slo: SloSection
+
+
+class Promise(_Section):
+    """What production should see at ``load`` times the trace's rate."""
+
+    load: Limit
+    attainment: Fraction
+    requests_per_s: Number
+    output_tokens_per_s: Number
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    e2el_ms: Spread | None
+    kv_cache_usage: KvCacheUsage | None
+    preemptions: Count
+    source: Literal["confirming run", "ladder"]
+
+
+class Validity(_Section):
+    """For which traffic the profile holds."""
+
+    peak_concurrency: Count | None
+    """Most requests in flight during the replay at the chosen value."""
+
+    validated_load: Limit
+    trace_digest: str
+    window: str
+    arrival_rate_rps: Number
+    retune_when: list[str]
+
+
+class EngineSeconds(_Section):
+    starts: Number
+    replay: Number
+
+
+class Provenance(_Section):
+    """What the numbers rest on."""
+
+    engine: Literal["vllm", "sim"]
+    device: dict[str, JsonValue]
+    versions: dict[str, str]
+    model: str
+    model_digest: str | None
+    tuner: str
+    seed: int
+    created: str
+    """ISO 8601 in UTC."""
+
+    wall_s: Number
+    engine_starts: Count
+    engine_seconds: EngineSeconds
+    warnings: list[str]
+    twin_error: dict[str, JsonValue] | None
+
+
+class ServingProfile(_Section):
+    schema_version: Literal[1]
+    engine: dict[str, JsonValue]
+    """vLLM's argument names → values, all meant for production."""
+
+    decision: Decision
+    curve: list[CurveStep]
+    promise: Promise
+    validity: Validity
+    provenance: Provenance
+    digest: str
+    """``sha256:…`` over the canonical JSON of everything else."""
+
+    @property
+    def model(self) -> str:
+        return str(self.engine["model"])
+
+
+Contradiction = tuple[tuple[str | int, ...], str]
+"""The path of a value, and what is wrong with it."""
+
+
+def contradictions(profile: ServingProfile) -> Iterator[Contradiction]:
+    """Yield what no single field can show."""
+    yield from _engine_contradictions(profile.engine, profile.decision.max_num_seqs)
+    low, high = profile.decision.interval
+    if low > high:
+        yield ("decision", "interval"), f"begins at {low}, above its end {high}"
+    for index, (one, other) in enumerate(
+        zip(profile.curve, profile.curve[1:], strict=False), start=1
+    ):
+        if one.max_num_seqs >= other.max_num_seqs:
+            yield (
+                ("curve", index, "max_num_seqs"),
+                f"is {other.max_num_seqs} after {one.max_num_seqs}: steps must ascend",
+            )
+    if not _is_utc(profile.provenance.created):
+        yield ("provenance", "created"), f"is no time in UTC: {profile.provenance.created!r}"
+
+
+def _engine_contradictions(
+    engine: Mapping[str, JsonValue], decided: int
+) -> Iterator[Contradiction]:
+    for name in engine:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            yield ("engine", name), "is not spelt like a vLLM engine argument"
+    model = engine.get("model")
+    if not isinstance(model, str) or not model:
+        yield ("engine", "model"), "must name a model"
+    numbers = {}
+    for name in ("max_num_seqs", "max_num_batched_tokens"):
+        value = engine.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            yield ("engine", name), "must be a whole number of at least 1"
+            return
+        numbers[name] = value
+    seqs, tokens = numbers.values()
+    if seqs != decided:
+        yield ("engine", "max_num_seqs"), f"is {seqs}, but decision.max_num_seqs is {decided}"
+    if tokens < seqs:
+        yield ("engine", "max_num_batched_tokens"), f"is {tokens}, less than max_num_seqs {seqs}"
+    if engine.get("max_num_active_seqs") not in (None, seqs):
+        yield ("engine", "max_num_active_seqs"), f"must be max_num_seqs ({seqs}) or absent"
+
+
+def _is_utc(text: str) -> bool:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return moment.tzinfo is not None and moment.astimezone(UTC).utcoffset() == moment.utcoffset()

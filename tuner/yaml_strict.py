@@ -1,0 +1,221 @@
+"""YAML that somebody else wrote: one mapping, every node with its place, nothing surprising.
+
+PyYAML reads it, because vLLM does: both then agree that ``on`` is a boolean and ``1e5`` is text.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+import yaml
+from yaml.constructor import ConstructorError, SafeConstructor
+
+from tuner.errors import InputError
+
+MAX_BYTES = 1 << 20
+"""A profile has some 20 KB; the pure-Python scanner, which alone knows the places, is slow."""
+
+_MAX_DEPTH = 32
+_STR = "tag:yaml.org,2002:str"
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
+)
+_MAX_NUMBER_CHARACTERS = 32
+
+NodePath = Sequence[str | int]
+
+
+class _RefusedError(Exception):
+    """Well-formed YAML that we do not take, with the line, counted from 0, and the cure."""
+
+    def __init__(self, problem: str, line: int, *, hint: str) -> None:
+        super().__init__(problem)
+        self.line = line
+        self.hint = hint
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line if event.start_mark is not None else 0
+
+
+class _BoundedLoader(yaml.SafeLoader):
+    """Composes nodes, no deeper than ``_MAX_DEPTH``, and no aliases when ``plain``."""
+
+    def __init__(self, text: str, *, plain: bool) -> None:
+        super().__init__(text)
+        self._plain = plain
+        self._depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._plain:
+            _refuse_indirection(event)
+        self._depth += 1
+        if self._depth > _MAX_DEPTH:
+            raise _RefusedError(
+                f"nested more than {_MAX_DEPTH} levels deep",
+                _line(event),
+                hint="Use a file that tuner or vLLM could have written.",
+            )
+        node: yaml.Node | None = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(node, yaml.MappingNode):
+            _refuse_duplicates(node)
+        if self._plain and node is not None:
+            _refuse_tag(node)
+        return node
+
+
+def _refuse_indirection(event: yaml.Event) -> None:
+    anchor = getattr(event, "anchor", None)
+    if anchor is not None:
+        raise _RefusedError(
+            f"anchor or alias {anchor!r}",
+            _line(event),
+            hint="Write the value out: this file takes no anchors and no aliases.",
+        )
+    tag = getattr(event, "tag", None)
+    if tag is not None:
+        raise _RefusedError(
+            f"tag {tag!r}", _line(event), hint="Remove the tag: this file takes none."
+        )
+
+
+def _refuse_tag(node: yaml.Node) -> None:
+    if node.tag not in _PLAIN_TAGS:
+        raise _RefusedError(
+            f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}",
+            node.start_mark.line,
+            hint="Put it in quotes if it is text.",
+        )
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+        _refuse_odd_number(node)
+
+
+def _refuse_odd_number(node: yaml.ScalarNode) -> None:
+    """Take a number in its one shortest spelling only, so that no digit can change unnoticed."""
+    spelling = f"with at most {_MAX_NUMBER_CHARACTERS} characters"
+    if len(node.value) <= _MAX_NUMBER_CHARACTERS:
+        spelling = yaml.safe_dump(yaml.safe_load(node.value)).partition("\n")[0]
+    if node.value != spelling:
+        raise _RefusedError(
+            f"the number {node.value[:_MAX_NUMBER_CHARACTERS]} should be spelt {spelling}",
+            node.start_mark.line,
+            hint="The number was edited by hand; restore the file.",
+        )
+
+
+def _refuse_duplicates(node: yaml.MappingNode) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            raise _RefusedError(
+                "a key that is not text", key.start_mark.line, hint="Use plain keys."
+            )
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            raise _RefusedError(
+                f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}",
+                key.start_mark.line,
+                hint="Remove one of the two.",
+            )
+        seen[key.value] = line
+
+
+def read(path: Path, *, error: type[InputError], missing: str) -> str:
+    """Return the text of a file: UTF-8, at most MAX_BYTES, line ends as they are.
+
+    Raises ``error``; ``missing`` is the cure when there is no such file.
+    """
+    try:
+        with path.open("rb") as stream:
+            content = stream.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise error(f"{path}: no such file", hint=missing) from None
+    except IsADirectoryError:
+        raise error(f"{path}: is a directory", hint="Name the file inside it.") from None
+    except (OSError, ValueError) as problem:
+        why = getattr(problem, "strerror", None) or problem
+        raise error(f"{path}: cannot be read: {why}", hint="Check path and permissions.") from None
+    return decode(content, source=str(path), error=error)
+
+
+def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
+    if len(content) > MAX_BYTES:
+        raise error(
+            f"{source}: larger than {MAX_BYTES >> 20} MiB",
+            hint="Check that this is the right file.",
+        )
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        line = content.count(b"\n", 0, problem.start) + 1
+        raise error(
+            f"{source}:{line}: not UTF-8 text (byte {problem.start})",
+            hint="Check that this is the right file; if it is, save it as UTF-8.",
+        ) from None
+
+
+def compose(
+    text: str, *, source: str, error: type[InputError], plain: bool
+) -> yaml.MappingNode | None:
+    """Return the one mapping of the text, or None for a text without content.
+
+    ``plain`` refuses what a file written by a program never has: anchors, aliases, tags, dates,
+    numbers in an odd spelling. Raises ``error`` with the place.
+    """
+    try:
+        loader = _BoundedLoader(text, plain=plain)
+        node = loader.get_single_node()
+    except _RefusedError as problem:
+        raise error(f"{source}:{problem.line + 1}: {problem}", hint=problem.hint) from None
+    except yaml.MarkedYAMLError as problem:
+        raise error(
+            _at(source, problem), hint="Check the YAML there: indentation, quotes, a cut file."
+        ) from None
+    except yaml.reader.ReaderError as problem:
+        line = text.count("\n", 0, problem.position) + 1
+        raise error(
+            f"{source}:{line}: a character that YAML does not allow (#x{problem.character:04x})",
+            hint="Check that this is a text file.",
+        ) from None
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        raise error(
+            f"{source}:{node.start_mark.line + 1}: not a mapping of keys to values",
+            hint="Check that this is the right file.",
+        )
+    return node
+
+
+def _at(source: str, problem: yaml.MarkedYAMLError) -> str:
+    mark = problem.problem_mark or problem.context_mark
+    line = f":{mark.line + 1}" if mark is not None else ""
+    words = (problem.problem or problem.context or "not YAML").removeprefix("but ")
+    return re.sub(r"\s+", " ", f"{source}{line}: {words}")
+
+
+def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> object:
+    """Return the plain data of a composed node. Raises ``error`` for tags that are not data."""
+    try:
+        return SafeConstructor().construct_document(node)
+    except ConstructorError as problem:
+        raise error(_at(source, problem), hint="Use plain YAML values.") from None
+    except ValueError as problem:
+        raise error(
+            f"{source}:{node.start_mark.line + 1}: {problem}", hint="Use plain YAML values."
+        ) from None
+
+
+def find(root: yaml.Node, path: NodePath) -> tuple[yaml.Node, tuple[str | int, ...]]:
+    """Return the deepest node on the path that exists, and the part of the path that led there."""
+    node, found = root, list[str | int]()
+    for part in path:
+        child: yaml.Node | None = None
+        if isinstance(node, yaml.MappingNode):
+            child = next((value for key, value in node.value if key.value == part), None)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
+            child = node.value[part] if part < len(node.value) else None
+        if child is not None:
+            node = child
+            found.append(part)
+    return node, tuple(found)
