@@ -1,0 +1,112 @@
+"""Trace formats: one module each, and this registry.
+
+A format is a module with ``NAME``, ``DESCRIPTION``, ``sniff(head)`` and ``read(lines, time_unit)``.
+To add one, write its file and name it in FORMATS, before any format whose rows look like its own.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Protocol
+
+from tuner.errors import TraceError, UsageError
+from tuner.formats import azure2023, canonical, mooncake
+from tuner.formats.lines import Lines
+from tuner.formats.record import Row, Tally
+from tuner.formats.source import Source, TimeUnit
+
+
+class Format(Protocol):
+    """What a format's module offers."""
+
+    NAME: str
+    DESCRIPTION: str
+
+    def sniff(self, head: bytes) -> bool:
+        """Whether a file that begins with these bytes is of this format."""
+        ...
+
+    def read(self, lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+        """Raise TraceError for a file that cannot be read at all; count single rows."""
+        ...
+
+
+FORMATS: tuple[Format, ...] = (canonical, azure2023, mooncake)
+
+HEAD_BYTES = 2**20
+SIGNATURES = {
+    b"\x1f\x8b": "compressed (gzip)",
+    b"\x28\xb5\x2f\xfd": "compressed (zstd)",
+    b"BZh": "compressed (bzip2)",
+    b"PK\x03\x04": "a zip archive",
+    b"PAR1": "a Parquet file",
+    b"\xff\xfe": "UTF-16 text",
+    b"\xfe\xff": "UTF-16 text",
+}
+
+
+def open_trace(
+    path: Path, *, format_name: str | None = None, time_unit: TimeUnit | None = None
+) -> tuple[Source, Tally]:
+    """Open a trace for one pass in bounded memory; detect the format unless it is named.
+
+    The tally is complete when the source's rows are exhausted; a trace without one usable row ends
+    in TraceError.
+    """
+    head = _head(path)
+    chosen = _named(format_name) if format_name else _detect(path, head)
+    tally = Tally(str(path))
+    source = chosen.read(Lines(path, tally), time_unit=time_unit)
+    return Source(source.header, _at_least_one(source.rows, tally), source.absolute), tally
+
+
+def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
+    yield from rows
+    if tally.rows_kept:
+        return
+    if not tally.rows_read:
+        raise TraceError(f"{tally.place}: no rows", hint="Is the file complete?")
+    reason, count = max(tally.dropped.items(), key=lambda item: item[1])
+    raise TraceError(
+        f"{tally.place}:{tally.first_line[reason]}: none of {tally.rows_read:,} rows can be used; "
+        f"{count:,} of them {reason}",
+        hint="docs/traces.md explains the reason; --format names another format.",
+    )
+
+
+def _head(path: Path) -> bytes:
+    """Return the file's first bytes; raise TraceError when they cannot be text."""
+    try:
+        if path.exists() and not path.is_file():
+            raise TraceError(f"{path}: not a regular file", hint="Write the trace to a file first.")
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
+    except OSError as error:
+        raise TraceError(
+            f"{path}: {(error.strerror or str(error)).lower()}",
+            hint="Shipped traces are in traces/.",
+        ) from error
+    if not head.strip():
+        raise TraceError(f"{path}: empty", hint="Capture or import a trace first.")
+    for signature, what in SIGNATURES.items():
+        if head.startswith(signature):
+            raise TraceError(f"{path}: {what}", hint="Convert it to UTF-8 text first.")
+    if b"\x00" in head:
+        raise TraceError(f"{path}: binary, not text", hint="A trace is UTF-8 text.")
+    return head
+
+
+def _named(name: str) -> Format:
+    by_name = {known.NAME: known for known in FORMATS}
+    if name not in by_name:
+        raise UsageError(f"no trace format {name!r}", hint=f"Known: {', '.join(by_name)}.")
+    return by_name[name]
+
+
+def _detect(path: Path, head: bytes) -> Format:
+    for known in FORMATS:
+        if known.sniff(head):
+            return known
+    raise TraceError(
+        f"{path}:1: not a trace format that tuner knows",
+        hint=f"Name it with --format: {', '.join(known.NAME for known in FORMATS)}.",
+    )

@@ -1,0 +1,25 @@
+"""Mooncake's traces (Qin et al., FAST 2025) and their like: canonical rows without a header.
+
+Whole-number stamps are ms. The same keys with fractional stamps are written by other tools in
+either unit, so these must name theirs.
+"""
+
+from tuner.formats import canonical
+from tuner.formats.lines import Lines
+from tuner.formats.source import Source, TimeUnit, TraceHeader
+
+NAME = "mooncake"
+DESCRIPTION = "JSON lines with timestamp, input_length, output_length, hash_ids of 512 tokens"
+
+BLOCK_SIZE = 512
+
+
+def sniff(head: bytes) -> bool:
+    return {"timestamp", "input_length", "output_length"} <= canonical.first_object(head).keys()
+
+
+def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    header = TraceHeader(source=NAME, block_size=BLOCK_SIZE, missing=("aborts", "errors", "ends"))
+    return Source(
+        header, canonical.rows(iter(lines), lines, block_size=BLOCK_SIZE, time_unit=time_unit)
+    )
