@@ -1,0 +1,341 @@
+"""The simulated engine behind the seam. An iteration takes one second unless said."""
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError, Starter
+from tuner.engines.sim import SimStarter
+from tuner.engines.virtual_time import run
+from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep, step_law
+from tuner.errors import EngineError
+from tuner.scheduler_model import advance
+from tuner.scheduler_state import CALM, new_requests, new_scheduler
+
+CALM_WORLD = World(
+    step=WorldStep(a=1.0), kv=WorldKv(blocks=100, block_size=4), budget=50, engine_start=60.0
+)
+NOISY_WORLD = replace(
+    CALM_WORLD,
+    noise=WorldNoise(
+        sigma_iter=0.1,
+        sigma_drift=0.1,
+        sigma_start=0.1,
+        stall_rate=0.1,
+        stall_mean=0.5,
+        episode_rate=0.01,
+        episode_mult=2.0,
+    ),
+)
+
+
+async def started(world: World = CALM_WORLD, *, max_num_seqs: int = 8) -> Engine:
+    starter: Starter = SimStarter(world)
+    return await starter.start(max_num_seqs=max_num_seqs)
+
+
+async def served(engine: Engine, prompt: int, output: int, *, after_s: float = 0.0) -> Reply:
+    if after_s:
+        await asyncio.sleep(after_s)
+    reply = Reply()
+    await engine.generate(EngineRequest("r", range(prompt), output), reply)
+    return reply
+
+
+async def served_all(engine: Engine, requests: Sequence[tuple[float, int, int]]) -> list[Reply]:
+    """Send requests in their order, also those of the same time."""
+    begin_s = asyncio.get_running_loop().time()
+    async with asyncio.TaskGroup() as group:
+        tasks = []
+        for at_s, prompt, output in requests:
+            await asyncio.sleep(begin_s + at_s - asyncio.get_running_loop().time())
+            tasks.append(group.create_task(served(engine, prompt, output)))
+    return [task.result() for task in tasks]
+
+
+def test_a_start_costs_the_worlds_time_and_facts_tell_it() -> None:
+    async def main() -> None:
+        engine = await started()
+        assert asyncio.get_running_loop().time() == 60
+        facts = engine.facts
+        assert facts.start_s == 60
+        assert facts.kv_cache_tokens == facts.max_model_len == 400
+        assert facts.arguments["model"] == "sim:world"
+        assert facts.arguments["max_num_seqs"] == 8
+        assert facts.arguments["max_num_batched_tokens"] == 50
+
+    run(main())
+
+
+def test_tokens_come_at_the_ends_of_iterations() -> None:
+    async def main() -> None:
+        engine = await started()
+        reply = await served(engine, 10, 3, after_s=5)
+        assert reply.output_s == [66, 67, 68]
+        assert (reply.first_token_s, reply.last_token_s) == (66, 68)
+        assert (reply.output_tokens, reply.queue_s, reply.preemptions) == (3, 0, 0)
+        assert asyncio.get_running_loop().time() == 68
+
+    run(main())
+
+
+def test_a_reply_is_up_to_date_whenever_somebody_looks() -> None:
+    async def main() -> None:
+        engine = await started()
+        reply = Reply()
+        task = asyncio.create_task(engine.generate(EngineRequest("r", range(10), 9), reply))
+        await asyncio.sleep(4.5)
+        assert reply.output_s == [61, 62, 63, 64]
+        assert reply.output_tokens == 4
+        await task
+
+    run(main())
+
+
+def test_requests_wait_for_a_slot_and_say_how_long() -> None:
+    async def main() -> None:
+        engine = await started(max_num_seqs=1)
+        first, second = await served_all(engine, [(0, 1, 3), (0.5, 1, 1)])
+        assert first.queue_s == 0
+        assert second.queue_s == 2.5
+
+    run(main())
+
+
+def test_the_front_end_delays_a_request_by_the_lag() -> None:
+    async def main() -> None:
+        world = replace(CALM_WORLD, step=WorldStep(a=1.0, lag=0.25))
+        reply = await served(await started(world), 1, 1)
+        assert reply.first_token_s == 61.25
+        assert reply.queue_s == 0
+
+    run(main())
+
+
+def test_preemptions_are_in_the_reply_and_in_the_log() -> None:
+    async def main() -> None:
+        world = replace(CALM_WORLD, kv=WorldKv(blocks=6, block_size=1))
+        engine = await started(world)
+        replies = await served_all(engine, [(0, 3, 3), (0, 3, 3)])
+        assert [reply.preemptions for reply in replies] == [0, 1]
+        log = await engine.take_iterations()
+        assert log["preemptions"].tolist() == [0, 1, 0, 0, 0]
+        assert log["recomputed_tokens"].sum() == 3
+
+    run(main())
+
+
+def test_iterations_are_taken_once() -> None:
+    async def main() -> None:
+        engine = await started()
+        await served(engine, 10, 3)
+        log = await engine.take_iterations()
+        assert log["start_s"].tolist() == [60, 61, 62]
+        assert log["duration_s"].tolist() == [1, 1, 1]
+        assert (await engine.take_iterations()).size == 0
+
+    run(main())
+
+
+def test_a_cancelled_request_is_aborted_and_leaves_its_slot() -> None:
+    async def main() -> None:
+        engine = await started(max_num_seqs=1)
+        reply = Reply()
+        doomed = asyncio.create_task(engine.generate(EngineRequest("r", range(3), 99), reply))
+        waiting = asyncio.create_task(served(engine, 3, 2))
+        await asyncio.sleep(2.5)
+        doomed.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await doomed
+        assert reply.output_tokens == 2
+        assert (await waiting).output_s == [64, 65]
+        assert await engine.is_idle()
+
+    run(main())
+
+
+def test_a_request_can_be_cancelled_while_it_waits() -> None:
+    async def main() -> None:
+        engine = await started(max_num_seqs=1)
+        running = asyncio.create_task(served(engine, 3, 5))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(served(engine, 3, 2), 1.5)
+        assert (await running).last_token_s == 65
+        assert await engine.is_idle()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("prompt", "output"), [(0, 1), (1, 0), (1, -1), (390, 11)])
+def test_a_request_that_can_never_run_is_refused_and_the_engine_lives_on(
+    prompt: int, output: int
+) -> None:
+    async def main() -> None:
+        engine = await started()
+        with pytest.raises(RequestFailedError):
+            await served(engine, prompt, output)
+        assert (await served(engine, 390, 10)).output_tokens == 10
+
+    run(main())
+
+
+def test_limits_change_while_idle_and_only_then() -> None:
+    async def main() -> None:
+        engine = await started()
+        await engine.set_limits(max_num_seqs=1, max_num_batched_tokens=2)
+        replies = await served_all(engine, [(0, 4, 1), (0, 2, 1)])
+        assert [reply.last_token_s for reply in replies] == [62, 63]
+        task = asyncio.create_task(served(engine, 1, 3))
+        await asyncio.sleep(1)
+        with pytest.raises(EngineError, match="in flight"):
+            await engine.set_limits(max_num_seqs=2, max_num_batched_tokens=2)
+        with pytest.raises(EngineError, match="in flight"):
+            await engine.reset_prefix_cache()
+        await task
+        await engine.reset_prefix_cache()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("seqs", "tokens"), [(0, 1), (9, 1), (1, 0), (1, 51)])
+def test_limits_out_of_range_are_refused(seqs: int, tokens: int) -> None:
+    async def main() -> None:
+        engine = await started()
+        with pytest.raises(EngineError, match="is not between"):
+            await engine.set_limits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+    run(main())
+
+
+@pytest.mark.parametrize("max_num_seqs", [0, 51])
+def test_arguments_that_vllm_would_refuse_are_refused_without_a_start(max_num_seqs: int) -> None:
+    with pytest.raises(EngineError, match="max_num_seqs"):
+        SimStarter(CALM_WORLD).resolve(max_num_seqs=max_num_seqs)
+
+
+def test_a_stopped_engine_answers_nobody() -> None:
+    async def main() -> None:
+        engine = await started()
+        pending = asyncio.create_task(served(engine, 1, 5))
+        await asyncio.sleep(0.5)
+        await engine.stop()
+        await engine.stop()
+        with pytest.raises(EngineError, match="stopped"):
+            await pending
+        with pytest.raises(EngineError, match="stopped"):
+            await served(engine, 1, 1)
+        with pytest.raises(EngineError, match="stopped"):
+            await engine.take_iterations()
+
+    run(main())
+
+
+def test_it_refuses_to_live_on_real_time() -> None:
+    with pytest.raises(EngineError, match="virtual time"):
+        asyncio.run(started())
+
+
+def test_the_model_is_the_traces_where_there_is_one() -> None:
+    arguments = SimStarter(CALM_WORLD, model="tuner:tiny").resolve(max_num_seqs=1)
+    assert arguments["model"] == "tuner:tiny"
+
+
+def test_thousands_of_requests_may_wait() -> None:
+    async def main() -> None:
+        engine = await started()
+        replies = await served_all(engine, [(0, 1, 1)] * 3000)
+        assert replies[-1].last_token_s == 60 + 3000 / 8
+
+    run(main())
+
+
+def test_two_engines_share_one_time() -> None:
+    async def main() -> None:
+        engines = await asyncio.gather(started(), started())
+        first, second = await asyncio.gather(
+            served(engines[0], 1, 3), served(engines[1], 1, 2, after_s=0.5)
+        )
+        assert first.output_s == [61, 62, 63]
+        assert second.output_s == [61.5, 62.5]
+
+    run(main())
+
+
+async def replies_of(world: World, starts: int = 1) -> list[list[float]]:
+    starter = SimStarter(world)
+    found = []
+    for _ in range(starts):
+        engine = await starter.start(max_num_seqs=8)
+        begin_s = asyncio.get_running_loop().time()
+        reply = await served(engine, 1, 300)
+        found.append([at_s - begin_s for at_s in reply.output_s])
+        await engine.stop()
+    return found
+
+
+def test_noise_is_the_same_in_every_run_and_new_at_every_start() -> None:
+    first, second = run(replies_of(NOISY_WORLD, starts=2))
+    assert first != second
+    assert run(replies_of(NOISY_WORLD)) == [first]
+    assert run(replies_of(replace(NOISY_WORLD, seed=2))) != [first]
+
+
+def test_noise_has_the_size_that_the_world_says() -> None:
+    noise = WorldNoise(sigma_iter=0.1, stall_rate=0.05, stall_mean=2.0)
+    world = replace(CALM_WORLD, kv=WorldKv(blocks=6000), noise=noise)
+
+    async def main() -> "np.ndarray[Any, Any]":
+        engine = await started(world)
+        await served(engine, 1, 20_000)
+        log = await engine.take_iterations()
+        return np.asarray(log["duration_s"])
+
+    duration_s = run(main())
+    usual = duration_s[duration_s < 1.5]
+    assert np.std(np.log(usual)) == pytest.approx(0.1, rel=0.05)
+    assert duration_s.mean() == pytest.approx(np.exp(0.005) + 0.05 * 2.0, rel=0.02)
+
+
+TRAFFIC = st.lists(
+    st.tuples(st.integers(0, 40).map(lambda half: half / 2), st.integers(1, 60), st.integers(1, 9)),
+    min_size=1,
+    max_size=20,
+).map(sorted)
+
+
+@settings(deadline=None)
+@given(traffic=TRAFFIC, max_num_seqs=st.integers(1, 5), late=st.booleans())
+def test_one_by_one_or_all_at_once_the_times_are_the_same(
+    traffic: list[tuple[float, int, int]], max_num_seqs: int, late: bool
+) -> None:
+    """The engine and the twin are one model: the same trace, the same times to the last bit."""
+    step = WorldStep(a=0.5, b=0.125, c=0.0625, d=0.03125, async_release=late)
+    world = World(step=step, kv=WorldKv(blocks=20, block_size=4), budget=16, engine_start=0.0)
+
+    async def main() -> list[Reply]:
+        return await served_all(await started(world, max_num_seqs=max_num_seqs), traffic)
+
+    scheduler = new_scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=16,
+        block_size=4,
+        kv_blocks=20,
+        late_release=late,
+        rows=len(traffic),
+    )
+    arrival_s, inputs, outputs = (np.array(column) for column in zip(*traffic, strict=True))
+    scheduler.requests[:] = new_requests(arrival_s, inputs, outputs)
+    scheduler.state["rows"] = len(traffic)
+    advance(scheduler, step_law(step, max_num_seqs), CALM, np.inf, False)
+    replies = run(main())
+    assert [reply.last_token_s for reply in replies] == scheduler.requests["last_token_s"].tolist()
+    assert [reply.first_token_s for reply in replies] == scheduler.requests[
+        "first_token_s"
+    ].tolist()
+    assert [reply.preemptions for reply in replies] == scheduler.requests["preemptions"].tolist()

@@ -1,0 +1,273 @@
+"""The scheduler model on cases that fit in the head: an iteration takes one second unless said."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.engines.seam import IterationLog
+from tuner.scheduler_model import abort, advance
+from tuner.scheduler_state import (
+    ABORTED,
+    CALM,
+    DONE,
+    FINISHED,
+    FULL,
+    OUT_OF_WEATHER,
+    REACHED,
+    Records,
+    Scheduler,
+    StepLaw,
+    Weather,
+    new_requests,
+    new_scheduler,
+)
+
+SECOND = StepLaw(np.ones(99), 0.0, 0.0, 0.0, 0.0)
+Lengths = tuple[float, int, int]
+"""Arrival, prompt tokens, output tokens."""
+
+
+def scheduler_of(  # noqa: PLR0913 - the engine's arguments, with values that never bind
+    requests: Sequence[Lengths],
+    *,
+    max_num_seqs: int = 8,
+    max_num_batched_tokens: int = 1000,
+    kv_blocks: int = 1000,
+    block_size: int = 1,
+    late_release: bool = False,
+    log_length: int = 10_000,
+) -> Scheduler:
+    arrival_s, inputs, outputs = (np.array(column) for column in zip(*requests, strict=True))
+    scheduler = new_scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        block_size=block_size,
+        kv_blocks=kv_blocks,
+        late_release=late_release,
+        rows=len(requests),
+        log_length=log_length,
+    )
+    scheduler.requests[:] = new_requests(arrival_s.astype(float), inputs, outputs)
+    scheduler.state["rows"] = len(requests)
+    return scheduler
+
+
+def play(scheduler: Scheduler, law: StepLaw = SECOND) -> tuple[Records, IterationLog]:
+    """Run to the end."""
+    assert advance(scheduler, law, CALM, np.inf, False) == REACHED
+    return scheduler.requests, scheduler.log[: scheduler.state["logged"][0]]
+
+
+def test_a_request_alone_takes_one_iteration_per_token() -> None:
+    requests, log = play(scheduler_of([(5, 10, 3)]))
+    assert requests["scheduled_s"].tolist() == [5]
+    assert requests["first_token_s"].tolist() == [6]
+    assert requests["last_token_s"].tolist() == [8]
+    assert log["prefill_tokens"].tolist() == [10, 0, 0]
+    assert log["prefill_seqs"].tolist() == [1, 0, 0]
+    assert log["decode_seqs"].tolist() == [0, 1, 1]
+    assert log["context_tokens"].tolist() == [0, 10, 11]
+    assert log["kv_blocks_used"].tolist() == [10, 11, 12]
+    assert log["start_s"].tolist() == [5, 6, 7]
+
+
+def test_the_law_decides_how_long_an_iteration_takes() -> None:
+    law = StepLaw(np.array([1.0, 2.0]), 10.0, 0.5, 3.0, 0.25)
+    _, log = play(scheduler_of([(0, 4, 2)]), law)
+    assert log["duration_s"].tolist() == [1 + 10 * 4 + 0.5 * 16 + 3, 2 + 0.25 * 4]
+
+
+def test_a_long_prompt_is_computed_in_chunks_of_the_budget() -> None:
+    requests, log = play(scheduler_of([(0, 25, 1)], max_num_batched_tokens=10))
+    assert log["prefill_tokens"].tolist() == [10, 10, 5]
+    assert requests["first_token_s"].tolist() == [3]
+
+
+def test_running_requests_come_before_waiting_ones() -> None:
+    """The second prompt gets what the first one's decode leaves of the budget of 4."""
+    _, log = play(scheduler_of([(0, 4, 4), (0.5, 6, 1)], max_num_batched_tokens=4))
+    assert log["decode_seqs"].tolist() == [0, 1, 1, 1]
+    assert log["prefill_tokens"].tolist() == [4, 3, 3, 0]
+
+
+def test_the_cap_makes_requests_wait_in_order_of_arrival() -> None:
+    requests, log = play(scheduler_of([(0, 1, 2), (0, 1, 2), (0, 1, 2)], max_num_seqs=2))
+    assert requests["scheduled_s"].tolist() == [0, 0, 2]
+    assert log["waiting"].tolist() == [1, 1, 0, 0]
+    assert log["running"].tolist() == [2, 2, 1, 1]
+
+
+def test_a_request_that_arrives_when_an_iteration_ends_is_in_the_next_one() -> None:
+    requests, _ = play(scheduler_of([(0, 1, 3), (1, 1, 1), (1.5, 1, 1)]))
+    assert requests["scheduled_s"].tolist() == [0, 1, 2]
+
+
+def test_idle_time_is_jumped_over_and_not_logged() -> None:
+    _, log = play(scheduler_of([(0, 1, 1), (100, 1, 1)]))
+    assert log["start_s"].tolist() == [0, 100]
+
+
+def test_the_last_running_request_is_preempted_when_blocks_run_out() -> None:
+    """Two requests of 3 prompt tokens fill 6 blocks; the first one's next token takes them all."""
+    requests, log = play(scheduler_of([(0, 3, 3), (0, 3, 3)], kv_blocks=6))
+    assert requests["preemptions"].tolist() == [0, 1]
+    assert log["preemptions"].tolist() == [0, 1, 0, 0, 0]
+    assert log["recomputed_tokens"].tolist() == [0, 3, 0, 0, 0]
+    assert log["waiting"].tolist() == [0, 1, 1, 0, 0]
+    # It has generated one token already, so it computes 3 + 1 anew.
+    assert log["prefill_tokens"].tolist() == [6, 0, 0, 4, 0]
+    assert requests["last_token_s"].tolist() == [3, 5]
+    assert requests["scheduled_s"].tolist() == [0, 0]
+
+
+def test_a_preempted_request_goes_before_those_that_wait() -> None:
+    requests, _ = play(
+        scheduler_of([(0, 3, 3), (0, 3, 3), (0.5, 1, 1)], kv_blocks=6, max_num_seqs=2)
+    )
+    # It would have fitted beside the first one from 2 on.
+    assert requests["scheduled_s"].tolist() == [0, 0, 3]
+
+
+def test_nothing_is_admitted_in_an_iteration_that_preempts() -> None:
+    """The third would fit into the block that the preempted one leaves."""
+    requests, _ = play(scheduler_of([(0, 3, 3), (0, 2, 3), (0.5, 1, 1)], kv_blocks=5))
+    assert requests["scheduled_s"].tolist() == [0, 0, 3]
+
+
+def test_a_prompt_waits_until_its_blocks_are_free() -> None:
+    requests, _ = play(scheduler_of([(0, 33, 3), (0, 33, 1)], kv_blocks=5, block_size=16))
+    assert requests["scheduled_s"].tolist() == [0, 3]
+    assert requests["preemptions"].tolist() == [0, 0]
+
+
+def test_a_slot_comes_free_one_iteration_later_with_late_release() -> None:
+    same = [(0.0, 1, 1), (0.0, 1, 3), (0.0, 1, 1)]
+    early, _ = play(scheduler_of(same, max_num_seqs=2))
+    late, _ = play(scheduler_of(same, max_num_seqs=2, late_release=True))
+    assert early["scheduled_s"].tolist() == [0, 0, 1]
+    assert late["scheduled_s"].tolist() == [0, 0, 2]
+
+
+def test_late_release_costs_nothing_when_nothing_else_could_run() -> None:
+    requests, _ = play(scheduler_of([(0, 1, 1), (0, 1, 1)], max_num_seqs=1, late_release=True))
+    assert requests["last_token_s"].tolist() == [1, 2]
+
+
+def test_an_iteration_that_ends_too_late_stays_in_flight() -> None:
+    scheduler = scheduler_of([(0, 1, 2)])
+    assert advance(scheduler, SECOND, CALM, 1.5, False) == REACHED
+    assert scheduler.requests["generated"].tolist() == [1]
+    assert scheduler.state["end"] == 2
+    assert advance(scheduler, SECOND, CALM, 2.0, False) == REACHED
+    assert scheduler.requests["status"].tolist() == [FINISHED]
+
+
+def test_time_stands_still_where_a_request_finished() -> None:
+    scheduler = scheduler_of([(0, 1, 1), (0, 1, 2)])
+    assert advance(scheduler, SECOND, CALM, np.inf, True) == DONE
+    assert scheduler.state["now"] == 1
+    assert advance(scheduler, SECOND, CALM, np.inf, True) == DONE
+    assert scheduler.state["now"] == 2
+
+
+def test_a_full_log_interrupts_and_loses_nothing() -> None:
+    scheduler = scheduler_of([(0, 1, 5)], log_length=2)
+    assert advance(scheduler, SECOND, CALM, np.inf, False) == FULL
+    assert scheduler.log["start_s"].tolist() == [0, 1]
+    scheduler.state["logged"] = 0
+    assert advance(scheduler, SECOND, CALM, np.inf, False) == FULL
+    assert scheduler.log["start_s"].tolist() == [2, 3]
+
+
+def test_aborted_requests_leave_slot_and_blocks_to_others() -> None:
+    scheduler = scheduler_of([(0, 4, 9), (0, 4, 9), (0, 4, 1)], max_num_seqs=1, kv_blocks=14)
+    advance(scheduler, SECOND, CALM, 2.5, False)
+    abort(scheduler, 0)
+    abort(scheduler, 1)
+    requests, _ = play(scheduler)
+    assert requests["status"].tolist() == [ABORTED, ABORTED, FINISHED]
+    assert requests["generated"].tolist() == [2, 0, 1]
+    assert requests["scheduled_s"][2] == 3
+    assert scheduler.state["free_blocks"] == 14
+
+
+def weather(
+    *, jitter: Sequence[float], slowness: Sequence[float], stalls: Sequence[tuple[float, float]]
+) -> Weather:
+    """Return weather with one slowness per 10 seconds."""
+    at_s, lasting_s = zip(*stalls, (np.inf, 0.0), strict=True)
+    return Weather(
+        np.array(jitter),
+        np.array(slowness),
+        10.0,
+        10.0 * len(slowness),
+        np.array(at_s),
+        np.array(lasting_s),
+    )
+
+
+def test_weather_stretches_iterations() -> None:
+    scheduler = scheduler_of([(0, 1, 2), (10, 1, 1), (12, 1, 1)])
+    rough = weather(jitter=[1, 2, 1, 1, 1], slowness=[1, 3], stalls=[(1.5, 4), (8, 99), (10.5, 1)])
+    assert advance(scheduler, SECOND, rough, np.inf, False) == REACHED
+    log = scheduler.log[: scheduler.state["logged"][0]]
+    # As the law says; twice as long and stalled; three times as slow and stalled (the stall at 8
+    # fell into idle time); three times as slow.
+    assert log["duration_s"].tolist() == [1, 2 + 4, 3 + 1, 3]
+
+
+def test_the_model_asks_for_more_weather_when_it_is_used_up() -> None:
+    scheduler = scheduler_of([(0, 1, 5)])
+    short = weather(jitter=[1, 1], slowness=[1], stalls=[])
+    assert advance(scheduler, SECOND, short, np.inf, False) == OUT_OF_WEATHER
+    assert scheduler.state["now"] == 2
+    scheduler = scheduler_of([(0, 1, 50)])
+    long = weather(jitter=[1] * 99, slowness=[1], stalls=[])
+    assert advance(scheduler, SECOND, long, np.inf, False) == OUT_OF_WEATHER
+    assert scheduler.state["now"] == 10
+
+
+REQUESTS = st.lists(
+    st.tuples(st.integers(0, 30).map(float), st.integers(1, 40), st.integers(1, 10)),
+    min_size=1,
+    max_size=25,
+).map(sorted)
+
+
+@given(
+    requests=REQUESTS,
+    max_num_seqs=st.integers(1, 6),
+    budget=st.integers(6, 40),
+    kv_blocks=st.integers(13, 40),
+    late_release=st.booleans(),
+)
+def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
+    requests: list[Lengths],
+    max_num_seqs: int,
+    budget: int,
+    kv_blocks: int,
+    late_release: bool,
+) -> None:
+    scheduler = scheduler_of(
+        requests,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=budget,
+        kv_blocks=kv_blocks,
+        block_size=4,
+        late_release=late_release,
+    )
+    done, log = play(scheduler)
+    assert (done["generated"] == done["output_length"]).all()
+    assert (log["running"] <= max_num_seqs).all()
+    assert (log["decode_seqs"] + log["prefill_tokens"] <= budget).all()
+    assert (log["decode_seqs"] + log["prefill_seqs"] >= 1).all()
+    assert (log["kv_blocks_used"] <= kv_blocks).all()
+    assert log["preemptions"].sum() == done["preemptions"].sum()
+    computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
+    needed = done["input_length"].sum() + done["output_length"].sum() - len(requests)
+    assert computed == needed + log["recomputed_tokens"].sum()
+    assert (np.diff(done["scheduled_s"]) >= 0).all()
+    scheduler.state["free_blocks"] += scheduler.state["held_blocks"]
+    assert scheduler.state["free_blocks"] == kv_blocks

@@ -1,0 +1,144 @@
+import asyncio
+import os
+import signal
+import threading
+
+import pytest
+
+from tuner.engines.virtual_time import DeadlockError, VirtualTimeLoop, run
+
+
+def test_an_hour_passes_at_once() -> None:
+    async def sleep() -> float:
+        await asyncio.sleep(3600)
+        return asyncio.get_running_loop().time()
+
+    assert run(sleep()) == 3600
+
+
+def test_sleeps_end_in_the_order_of_their_times() -> None:
+    woken = []
+
+    async def sleep(seconds: float) -> None:
+        await asyncio.sleep(seconds)
+        woken.append(seconds)
+
+    async def main() -> None:
+        await asyncio.gather(*map(sleep, (3, 1, 2)))
+
+    run(main())
+    assert woken == [1, 2, 3]
+
+
+def test_a_deadlock_is_an_error_that_names_the_task_that_waits() -> None:
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    async def main() -> None:
+        await asyncio.create_task(wait(), name="waits for godot")
+
+    with pytest.raises(DeadlockError, match="waits for godot"):
+        run(main())
+
+
+def test_a_timeout_ends_a_wait_that_would_never_end() -> None:
+    async def main() -> float:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(asyncio.Event().wait(), 5)
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == 5
+
+
+def test_a_cancelled_sleep_does_not_let_its_time_pass() -> None:
+    async def main() -> float:
+        sleep = asyncio.create_task(asyncio.sleep(100))
+        await asyncio.sleep(1)
+        sleep.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await sleep
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == 1
+
+
+def test_ctrl_c_cancels_the_program_and_is_raised() -> None:
+    cleaned_up = []
+
+    async def main() -> None:
+        try:
+            while True:
+                await asyncio.sleep(1)
+                if asyncio.get_running_loop().time() == 10:
+                    os.kill(os.getpid(), signal.SIGINT)
+        finally:
+            cleaned_up.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(main())
+    assert cleaned_up == [True]
+
+
+def test_time_stands_still_while_a_thread_works() -> None:
+    go = threading.Event()
+
+    async def release() -> None:
+        go.set()
+
+    async def main() -> float:
+        work = asyncio.create_task(asyncio.to_thread(go.wait, 10))
+        late = asyncio.create_task(asyncio.sleep(1000))
+        await asyncio.create_task(release())
+        assert await work
+        late.cancel()
+        return asyncio.get_running_loop().time()
+
+    assert run(main()) == 0
+
+
+class Ticker:
+    """Has news every ``period_s``, and a task that wants to hear it."""
+
+    def __init__(self, period_s: float, news: list[float]) -> None:
+        self.at_s = period_s
+        self.period_s = period_s
+        self.news = news
+
+    def advance(self, until: float) -> float:
+        if self.at_s > until:
+            return until
+        now_s = self.at_s
+        self.at_s += self.period_s
+        self.news.append(now_s)
+        return now_s
+
+    def next_event_s(self) -> float:
+        return self.at_s
+
+
+def test_a_process_advances_up_to_the_next_timer() -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        news = list[float]()
+        ticker = Ticker(2.0, news)
+        loop.attach(ticker)
+        await asyncio.sleep(5)
+        loop.detach(ticker)
+        await asyncio.sleep(5)
+        return news
+
+    assert run(main()) == [2, 4]
+
+
+def test_several_processes_share_one_time() -> None:
+    async def main() -> list[float]:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, VirtualTimeLoop)
+        news = list[float]()
+        for period_s in (2.0, 3.0):
+            loop.attach(Ticker(period_s, news))
+        await asyncio.sleep(7)
+        return news
+
+    assert run(main()) == [2, 3, 4, 6, 6]

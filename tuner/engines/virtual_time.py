@@ -1,0 +1,116 @@
+"""An event loop on which time is free: instead of waiting it jumps to the next thing that happens.
+
+Simulated processes, such as the engine of ``--engine sim``, are attached to the loop. Whenever
+nothing is ready to run, they may advance by themselves up to the next timer; so a process wakes
+the loop when it has news and not at each of its steps.
+"""
+
+import asyncio
+import math
+import selectors
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Executor
+from typing import Any, Protocol, TypeVar, TypeVarTuple
+
+Result = TypeVar("Result")
+Arguments = TypeVarTuple("Arguments")
+
+
+class DeadlockError(RuntimeError):
+    """Every task waits, and nothing can ever happen that would wake one."""
+
+
+class Process(Protocol):
+    """Something that goes on in virtual time without being called."""
+
+    def advance(self, until: float) -> float:
+        """Go on until there is news for a task, but no further than ``until``.
+
+        What happens exactly at ``until`` is only finished, not begun: tasks that wake at that time
+        come first. Return the time reached: that of the news, or ``until``.
+        """
+        ...
+
+    def next_event_s(self) -> float:
+        """Return when the state changes next, or infinity."""
+        ...
+
+
+class _JumpingSelector(selectors.DefaultSelector):
+    """A selector that never waits, but for threads: those take real time, and none passes here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_s = 0.0
+        self.threads = 0
+        self.processes: list[Process] = []
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.threads:
+            return super().select(0 if timeout is not None and timeout <= 0 else None)
+        events = super().select(0)
+        if not events and (timeout is None or timeout > 0):
+            self._jump(math.inf if timeout is None else self.now_s + timeout)
+        return events
+
+    def _jump(self, horizon_s: float) -> None:
+        if len(self.processes) > 1:
+            begin_s = math.nextafter(self.now_s, math.inf)
+            for process in self.processes:
+                process.advance(begin_s)
+            horizon_s = min(horizon_s, *(each.next_event_s() for each in self.processes))
+        for process in self.processes:
+            horizon_s = process.advance(horizon_s)
+        if math.isinf(horizon_s):
+            raise DeadlockError(_deadlock_message())
+        self.now_s = horizon_s
+
+
+class VirtualTimeLoop(asyncio.SelectorEventLoop):
+    """``loop.time()`` starts at 0 and moves only when every task waits."""
+
+    def __init__(self) -> None:
+        self._jumping = _JumpingSelector()
+        super().__init__(self._jumping)
+
+    def time(self) -> float:
+        return self._jumping.now_s
+
+    def attach(self, process: Process) -> None:
+        """Let a process go on with this loop's time."""
+        self._jumping.processes.append(process)
+
+    def detach(self, process: Process) -> None:
+        self._jumping.processes.remove(process)
+
+    def run_in_executor(
+        self,
+        executor: Executor | None,
+        func: Callable[[*Arguments], Result],
+        *args: *Arguments,
+    ) -> "asyncio.Future[Result]":
+        future = super().run_in_executor(executor, func, *args)
+        self._jumping.threads += 1
+        future.add_done_callback(self._thread_ended)
+        return future
+
+    async def shutdown_default_executor(self, *timeout: float | None) -> None:
+        self._jumping.threads += 1
+        try:
+            await super().shutdown_default_executor(*timeout)
+        finally:
+            self._jumping.threads -= 1
+
+    def _thread_ended(self, _: object) -> None:
+        self._jumping.threads -= 1
+
+
+def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
+    """Run on virtual time, as ``asyncio.run`` does on real time."""
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        return runner.run(coroutine)
+
+
+def _deadlock_message() -> str:
+    names = sorted(task.get_name() for task in asyncio.all_tasks(asyncio.get_event_loop()))
+    return f"no task can ever wake again, waiting: {', '.join(names)}"

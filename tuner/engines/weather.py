@@ -1,0 +1,119 @@
+"""What a simulated machine does to the law of its engine: noise, drift, stalls, bad neighbours.
+
+Drift, stalls and episodes belong to the machine and go on over engine starts; the jitter of
+iterations and the offset of a start belong to one engine. Both are drawn ahead and extended when
+the scheduler model has used them up, and do not depend on what is asked of the engine.
+"""
+
+import math
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+import numpy as np
+from numpy.random import Generator
+
+from tuner.engines.world import World, WorldNoise
+from tuner.scheduler_state import CALM, Floats, Weather
+
+CHUNK_S = 600.0
+"""How far the machine's weather is drawn ahead at least."""
+
+JITTER_LENGTH = 8192
+
+
+@dataclass(slots=True)
+class Machine:
+    """The weather of one machine, known from time 0 to ``end_s``."""
+
+    world: World
+    engines: int = 0
+    """How many have been started."""
+
+    end_s: float = 0.0
+    slowness: Floats = field(default_factory=lambda: np.ones(0))
+    stall_at_s: Floats = field(default_factory=lambda: np.array([math.inf]))
+    stall_s: Floats = field(default_factory=lambda: np.zeros(1))
+    _log_speed: float = 0.0
+    _rng: Generator = field(init=False)
+    _episode_until_s: float = 0.0
+    _next_episode_s: float = math.inf
+
+    def __post_init__(self) -> None:
+        noise = self.world.noise
+        self._rng = np.random.default_rng([self.world.seed, 0])
+        self._log_speed = float(self._rng.normal(0.0, noise.sigma_drift))
+        if noise.episode_rate > 0:
+            self._next_episode_s = float(self._rng.exponential(1 / noise.episode_rate))
+
+    @property
+    def grid_s(self) -> float:
+        """How finely drift and episodes are resolved."""
+        return min(0.25, max(0.01, self.world.noise.tau / 50))
+
+    def extend(self, until_s: float) -> None:
+        """Draw the weather up to ``until_s`` at least."""
+        begin_s = self.end_s
+        steps = math.ceil(max(CHUNK_S, until_s - begin_s) / self.grid_s)
+        grid = np.arange(self.slowness.size, self.slowness.size + steps) * np.float64(self.grid_s)
+        self.end_s = begin_s + self.grid_s * steps
+        slowness = np.multiply(self._drift(steps), self._episodes(grid))
+        self.slowness = np.concatenate((self.slowness, slowness))
+        self._stalls(begin_s)
+
+    def _drift(self, steps: int) -> Floats:
+        """Return the next part of exp(Ornstein-Uhlenbeck), exact at the grid's points."""
+        noise = self.world.noise
+        if noise.sigma_drift == 0:
+            return np.ones(steps)
+        kept = math.exp(-self.grid_s / noise.tau)
+        scale = noise.sigma_drift * math.sqrt(1 - kept * kept)
+        shocks = self._rng.normal(0.0, scale, steps).tolist()
+        path = list(accumulate(shocks, lambda x, shock: kept * x + shock, initial=self._log_speed))
+        self._log_speed = path[-1]
+        return np.array([math.exp(x) for x in path[:-1]])
+
+    def _episodes(self, grid: Floats) -> Floats:
+        noise = self.world.noise
+        slow = np.ones(grid.size)
+        slow[grid < self._episode_until_s] = noise.episode_mult
+        while self._next_episode_s < self.end_s:
+            begin_s = self._next_episode_s
+            self._episode_until_s = begin_s + noise.episode_len
+            slow[(grid >= begin_s) & (grid < self._episode_until_s)] = noise.episode_mult
+            self._next_episode_s += float(self._rng.exponential(1 / noise.episode_rate))
+        return slow
+
+    def _stalls(self, begin_s: float) -> None:
+        noise = self.world.noise
+        count = self._rng.poisson(noise.stall_rate * (self.end_s - begin_s))
+        at_s = np.sort(self._rng.uniform(begin_s, self.end_s, count))
+        lasting_s = self._rng.exponential(noise.stall_mean, count)
+        self.stall_at_s = np.concatenate((self.stall_at_s[:-1], at_s, [math.inf]))
+        self.stall_s = np.concatenate((self.stall_s[:-1], lasting_s, [0.0]))
+
+
+class EngineWeather:
+    """What one engine started on a machine meets."""
+
+    def __init__(self, machine: Machine) -> None:
+        self._machine = machine
+        self._noise: WorldNoise = machine.world.noise
+        machine.engines += 1
+        self._rng = np.random.default_rng([machine.world.seed, machine.engines])
+        self._offset = float(self._rng.normal(0.0, self._noise.sigma_start))
+
+    def until(self, until_s: float) -> Weather:
+        """Return the weather up to ``until_s`` at least, with jitter not used before."""
+        if self._noise.is_calm:
+            return CALM
+        if until_s + self._machine.grid_s >= self._machine.end_s:
+            self._machine.extend(until_s + CHUNK_S)
+        log_jitter = self._rng.normal(self._offset, self._noise.sigma_iter, JITTER_LENGTH)
+        return Weather(
+            jitter=np.exp(log_jitter),
+            slowness=self._machine.slowness,
+            grid_s=self._machine.grid_s,
+            end_s=self._machine.end_s - self._machine.grid_s,
+            stall_at_s=self._machine.stall_at_s,
+            stall_s=self._machine.stall_s,
+        )

@@ -1,0 +1,152 @@
+"""What the scheduler model works on: arrays of records, changed in place. Times are seconds."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import ITERATION, IterationLog
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Record = np.void
+Records = NDArray[np.void]
+
+REQUEST = np.dtype(
+    [
+        ("queued_s", "f8"),  # when it reaches the scheduler
+        ("input_length", "i8"),
+        ("output_length", "i8"),
+        ("status", "i8"),
+        ("computed", "i8"),
+        ("generated", "i8"),
+        ("scheduled", "i8"),  # tokens that the iteration in flight computes
+        ("blocks", "i8"),
+        ("ahead", "i8"),  # row of the neighbour in waiting, or NOBODY
+        ("behind", "i8"),
+        ("scheduled_s", "f8"),  # first time in RUNNING, or NaN
+        ("first_token_s", "f8"),
+        ("last_token_s", "f8"),
+        ("preemptions", "i8"),
+    ]
+)
+"""One row per request, in the order in which they reach the scheduler."""
+
+STATE = np.dtype(
+    [
+        ("now", "f8"),
+        ("end", "f8"),  # of the iteration in flight
+        ("in_flight", "i8"),
+        ("max_num_seqs", "i8"),
+        ("max_num_batched_tokens", "i8"),
+        ("block_size", "i8"),
+        ("kv_blocks", "i8"),
+        ("free_blocks", "i8"),
+        ("running", "i8"),
+        ("waiting", "i8"),
+        ("first_waiting", "i8"),  # row, or NOBODY
+        ("last_waiting", "i8"),
+        ("rows", "i8"),
+        ("arrived", "i8"),  # rows before this one have reached the scheduler
+        ("late_release", "i8"),  # 1: slot and blocks come free one iteration late
+        ("held_slots", "i8"),  # finished, not free yet
+        ("held_blocks", "i8"),
+        ("jitter", "i8"),  # how much of the weather and of the buffers is used
+        ("stall", "i8"),
+        ("logged", "i8"),
+        ("tokens", "i8"),
+    ]
+)
+"""The scheduler: one record."""
+
+NOBODY = -1
+COMING, WAITING, RUNNING, FINISHED, ABORTED = range(5)
+"""A request's status."""
+
+REACHED, DONE, FULL, OUT_OF_WEATHER = range(4)
+"""Why `advance` came back: the time asked for is reached or nothing is left to do; a request
+finished; the log or the token list is full; the weather is known no further."""
+
+
+class StepLaw(NamedTuple):
+    """How long an iteration takes: f(n) + c·P + c2·P² + p0·p + d·X."""
+
+    decode_s: Floats  # f(n) for n = 0, 1, 2, … decode sequences
+    prefill_token_s: float  # c
+    prefill_token_squared_s: float  # c2
+    prefill_seq_s: float  # p0
+    context_token_s: float  # d
+
+
+class Weather(NamedTuple):
+    """What makes iterations slower or faster than the law. No jitter: nothing but stalls does."""
+
+    jitter: Floats  # one factor per iteration, consumed in order
+    slowness: Floats  # factor by time, on a grid that starts at 0
+    grid_s: float
+    end_s: float  # known until here
+    stall_at_s: Floats  # ascending, closed by inf
+    stall_s: Floats
+
+
+class Tokens(NamedTuple):
+    """Tokens in the order in which they came out. Length 0: not wanted."""
+
+    row: Ints
+    at_s: Floats
+
+
+class Scheduler(NamedTuple):
+    """Everything that `advance` changes."""
+
+    state: Records  # one STATE
+    requests: Records  # REQUEST, one or more
+    running: Ints  # rows in the order of admission
+    iteration: IterationLog  # one ITERATION: the one in flight
+    log: IterationLog  # length 0: not wanted
+    tokens: Tokens
+
+
+CALM = Weather(np.ones(0), np.ones(0), 1.0, np.inf, np.array([np.inf]), np.zeros(1))
+
+
+def new_scheduler(  # noqa: PLR0913 - the engine's arguments
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    block_size: int,
+    kv_blocks: int,
+    late_release: bool = False,
+    rows: int,
+    log_length: int = 0,
+    token_length: int = 0,
+) -> Scheduler:
+    """Return an empty scheduler with room for ``rows`` requests."""
+    state = np.zeros(1, STATE)
+    state["max_num_seqs"] = max_num_seqs
+    state["max_num_batched_tokens"] = max_num_batched_tokens
+    state["block_size"] = block_size
+    state["kv_blocks"] = state["free_blocks"] = kv_blocks
+    state["late_release"] = late_release
+    state["first_waiting"] = state["last_waiting"] = NOBODY
+    return Scheduler(
+        state=state,
+        requests=np.zeros(rows, REQUEST),
+        running=np.zeros(max_num_seqs, np.int64),
+        iteration=np.zeros(1, ITERATION),
+        log=np.zeros(log_length, ITERATION),
+        tokens=Tokens(np.zeros(token_length, np.int64), np.zeros(token_length)),
+    )
+
+
+def new_requests(
+    queued_s: Floats | float, input_length: Ints | int, output_length: Ints | int
+) -> Records:
+    """Return requests that have not reached the scheduler yet: an array, of one for scalars."""
+    requests = np.zeros(np.size(queued_s), REQUEST)
+    requests["queued_s"] = queued_s
+    requests["input_length"] = input_length
+    requests["output_length"] = output_length
+    for time in ("scheduled_s", "first_token_s", "last_token_s"):
+        requests[time] = np.nan
+    return requests
