@@ -117,7 +117,12 @@ def say(text: str) -> None:
 
 @contextmanager
 def one_at_a_time() -> Iterator[None]:
+    """Hold a lock on this folder, as long as this process or one of its children lives.
+
+    When this process is killed, uv goes on for a while.
+    """
     folder = os.open(ROOT, os.O_RDONLY)
+    os.set_inheritable(folder, True)
     try:
         try:
             fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -158,8 +163,9 @@ def set_up(engine: str, extras: frozenset[str]) -> None:
     try:
         install(engine, extras)
     except SetupError:
-        STAMP.unlink()  # uv installs all or nothing, so .venv is as good as before
+        STAMP.unlink()  # uv fetches all before it installs any, so .venv is as good as before
         raise
+    check_import()
     Stamp(engine, str(ROOT), finished=True, digest=digest, extras=tuple(sorted(extras))).write()
     say("ready")
 
@@ -198,22 +204,21 @@ def install(engine: str, extras: frozenset[str]) -> None:
     install_uv(pip)
     environment = uv_environment(pip)
     names = ",".join(sorted(extras | {ENGINE_EXTRA[engine]}))
-    command: list[str | Path] = ["--editable", f"{ROOT}[{names}]", *find_links(pip)]
+    arguments: list[str | Path] = ["--editable", f"{ROOT}[{names}]", *find_links(pip)]
     overrides = VENV / "overrides.txt"
     if engine == "cpu":
         torch, flags = torch_for_cpu(find_links(pip), environment)
         lines = [f"torch=={torch}", *(f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU)]
         overrides.write_text("\n".join(lines) + "\n")
-        command += [*flags, "--overrides", overrides]
+        arguments += [*flags, "--overrides", overrides]
     say(f"installing tuner[{names}]; the first time this fetches a few hundred MB or more")
-    if uv_install(command, environment, show=True).returncode != 0:
+    if run_shown(uv_command(arguments), environment) != 0:
         raise SetupError(
             "the packages could not be installed; uv says why above",
             hint="check the network, and what pip is configured with: pip config list",
         )
     if engine == "cpu":
         add_vllm_metadata()
-    check_import()
 
 
 def install_uv(pip: Mapping[str, str]) -> None:
@@ -280,17 +285,15 @@ def torch_for_cpu(
         sources.insert(0, (f"{TORCH}+cpu", ()))
     impatient = {**environment, "UV_HTTP_RETRIES": "1", "UV_HTTP_TIMEOUT": "15"}
     for version, flags in sources:
-        command = ["--dry-run", "--no-deps", f"torch=={version}", *flags, *links]
-        if uv_install(command, impatient).returncode == 0:
+        question = uv_command(["--dry-run", "--no-deps", f"torch=={version}", *flags, *links])
+        if run(question, impatient).returncode == 0:
             return version, flags
     say("no CPU build of torch within reach: taking the default build, 3 GB with what it needs")
     return TORCH, ()
 
 
-def uv_install(
-    command: Sequence[str | Path], environment: Mapping[str, str], *, show: bool = False
-) -> subprocess.CompletedProcess[str]:
-    return run([UV, "pip", "install", "--python", PYTHON, *command], environment, show=show)
+def uv_command(arguments: Sequence[str | Path]) -> list[str | Path]:
+    return [UV, "pip", "install", "--python", PYTHON, *arguments]
 
 
 def add_vllm_metadata() -> None:
@@ -308,20 +311,37 @@ def check_import() -> None:
     if done.returncode != 0:
         raise SetupError(
             f"vLLM is installed but cannot be imported: {last_line(done)}",
-            hint=f"remove {VENV} and try again, perhaps with another engine: make ENGINE=cpu",
+            hint="run it again, it starts afresh; or take the other engine: make ENGINE=cpu",
         )
 
 
 def run(
-    command: Sequence[str | Path],
-    environment: Mapping[str, str] | None = None,
-    *,
-    show: bool = False,
+    command: Sequence[str | Path], environment: Mapping[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    stdout, stderr = (sys.stderr, None) if show else (subprocess.PIPE, subprocess.PIPE)
     return subprocess.run(  # noqa: S603 - the commands are ours
-        command, check=False, env=environment, stdout=stdout, stderr=stderr, text=True, cwd=ROOT
+        command,
+        check=False,
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        close_fds=False,  # hand on the lock
     )
+
+
+def run_shown(command: Sequence[str | Path], environment: Mapping[str, str]) -> int:
+    """Run with the output on stderr; return the exit status.
+
+    A terminal gets uv's progress bars; a log does not get a line for each of some 150 packages.
+    """
+    log = None if sys.stderr.isatty() else subprocess.PIPE
+    with subprocess.Popen(  # noqa: S603 - the command is ours
+        command, env=environment, cwd=ROOT, stderr=log, text=True, close_fds=False
+    ) as process:
+        for line in process.stderr or ():
+            if not line.startswith((" + ", " - ", " ~ ", " Downloaded ")):
+                print(line, end="", file=sys.stderr, flush=True)
+    return process.returncode
 
 
 def last_line(done: subprocess.CompletedProcess[str]) -> str:
