@@ -11,6 +11,9 @@ import msgspec
 
 Status = Literal["ok", "aborted", "error", "rejected"]
 
+SERVED: tuple[Status, ...] = ("ok", "aborted")
+"""These held a slot, and are sent again; the others are only counted."""
+
 Reason = Literal[
     "line_too_long",
     "truncated",
@@ -125,7 +128,7 @@ class Tally:
 
 def problem(row: Row, block_size: int) -> Reason | None:
     """Return why a row of the right types cannot be used."""
-    if row.status in ("ok", "aborted"):  # the others are counted and never sent again
+    if row.status in SERVED:
         if row.input_length is None or row.output_length is None:
             return "no_tokens"
         if row.input_length == 0 or (row.output_length == 0 and row.status == "ok"):

@@ -1,0 +1,93 @@
+"""When requests arrive: rate, burstiness, the clock's grid, the busiest time. Pure."""
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.formats.record import SERVED
+from tuner.trace import TraceRequest
+from tuner.traffic.columns import Floats
+
+MIN_TICKS = 10
+"""Fewer distinct times say nothing of a grid: any two are on one."""
+
+ON_GRID = 0.95
+"""Share of the distinct times that must be on the grid; clocks jitter and jump."""
+
+FINEST_TICK_MS = 2
+"""A grid of 1 ms is a clock that counts in ms, and harmless."""
+
+ROUND_TICKS_MS = (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000)
+
+
+def duration_s(arrival_s: Floats) -> float:
+    return float(arrival_s[-1] - arrival_s[0])
+
+
+def arrival_rate_rps(arrival_s: Floats) -> float | None:
+    """Return 1 ÷ the mean gap; None when all arrive at once."""
+    lasted_s = duration_s(arrival_s)
+    return (len(arrival_s) - 1) / lasted_s if lasted_s else None
+
+
+def interarrival_cv(arrival_s: Floats) -> float | None:
+    """Return standard deviation ÷ mean of the gaps: 1 for Poisson arrivals, more for bursts."""
+    gaps_s = np.diff(arrival_s)
+    return float(gaps_s.std() / gaps_s.mean()) if gaps_s.any() else None
+
+
+def tick_ms(arrival_s: Floats) -> float | None:
+    """Return the grid that arrival times lie on, jitter of 1 ms allowed; None without one.
+
+    Bursts within a tick are the clock's and not the traffic's.
+    """
+    times_us = np.unique(np.round(arrival_s * 1e6).astype(np.int64))
+    if len(times_us) < MIN_TICKS:
+        return None
+    since_us, gaps_us = times_us - times_us[0], np.diff(times_us)
+    common_ms = round(float(np.median(gaps_us)) / 1000)
+    exact_ms = float(np.gcd.reduce(gaps_us)) / 1000
+    candidates = {exact_ms, float(common_ms), *map(float, ROUND_TICKS_MS)}
+    for tick in sorted(candidates, reverse=True):
+        if tick < FINEST_TICK_MS or tick * 1000 > since_us[-1] / (MIN_TICKS - 1):
+            continue
+        beside_us = np.abs((since_us + tick * 500) % (tick * 1000) - tick * 500)
+        if np.mean(beside_us <= min(1000.0, tick * 50)) >= ON_GRID:
+            return tick
+    return None
+
+
+def peak_arrivals(arrival_s: Floats, window_s: float) -> int:
+    """Return the most arrivals in any ``window_s`` seconds."""
+    ends = np.searchsorted(arrival_s, arrival_s + window_s, side="left")
+    return int((ends - np.arange(len(arrival_s))).max())
+
+
+def busiest_window(requests: Sequence[TraceRequest], length_s: float) -> tuple[float, float]:
+    """Return the [start, end) of ``length_s`` in which the most tokens are asked for.
+
+    Tokens are those of prompts and outputs of requests that were served. Of equals the first.
+    """
+    arrival_s = np.array([request.arrival_s for request in requests])
+    tokens = np.array(
+        [
+            request.input_length + request.n * request.output_length
+            if request.status in SERVED
+            else 0
+            for request in requests
+        ],
+        np.int64,
+    )
+    return busiest(arrival_s, tokens, length_s)
+
+
+def busiest(arrival_s: Floats, tokens: NDArray[np.int64], length_s: float) -> tuple[float, float]:
+    """``busiest_window`` on columns."""
+    before = np.concatenate([[0], np.cumsum(tokens)])
+    ends = np.searchsorted(arrival_s, arrival_s + length_s, side="left")
+    start_s = float(arrival_s[np.argmax(before[ends] - before[:-1])])
+    # A window that reaches past the end of the trace moves back: it would be idle there.
+    latest_s = float(arrival_s[-1]) - length_s + 1e-6
+    start_s = max(float(arrival_s[0]), min(start_s, latest_s))
+    return start_s, start_s + length_s

@@ -1,0 +1,129 @@
+"""What to beware of in a trace: one sentence each, with what to do. Pure."""
+
+from tuner.formats.source import TraceHeader
+from tuner.prompts import reuse_warning
+from tuner.traffic.columns import Columns
+from tuner.traffic.summary import Traffic
+
+COARSE_TICK_MS = 500
+MAX_RATE_RPS = 1000.0
+MIN_RATE_RPS = 0.002
+"""A rate beyond these is a unit mistaken for another more often than it is traffic."""
+
+EPOCH_S = (1.0e9, 4.0e9)  # 2001 to 2096
+FEW_REQUESTS, SHORT_S = 100, 30.0
+UNIFORM_SPREAD = 0.02
+ENGINE_BLOCK_SIZE = 16
+"""vLLM's default block_size."""
+
+
+def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[str, ...]:
+    found = [
+        _unit(columns, traffic),
+        _tick(traffic),
+        _size(traffic),
+        _uniform(columns, traffic),
+        _not_served(traffic),
+        _ends(traffic),
+        _little(traffic),
+        _grain(traffic),
+        _missing(header),
+        _prefixes(traffic, header),
+    ]
+    return tuple(text for text in found if text)
+
+
+def _unit(columns: Columns, traffic: Traffic) -> str | None:
+    rate = traffic.arrival_rate_rps
+    first_s = float(columns.arrival_s[0])
+    if EPOCH_S[0] <= first_s * 1000 <= EPOCH_S[1]:
+        return (
+            "the first stamp looks like seconds since 1970 that were read as ms: "
+            "import with --time-unit s"
+        )
+    if rate is not None and rate > MAX_RATE_RPS:
+        return (
+            f"{rate:,.0f} req/s is more than most clusters see: if the stamps are in s, "
+            f"import with --time-unit s and it is {rate / 1000:,.1f} req/s"
+        )
+    if rate is not None and rate < MIN_RATE_RPS and traffic.requests > 10:
+        return (
+            f"one request every {1 / rate:,.0f}s is less than most servers see: if the stamps are "
+            f"in ms, import with --time-unit ms"
+        )
+    return None
+
+
+def _tick(traffic: Traffic) -> str | None:
+    if traffic.tick_ms is None or traffic.tick_ms < COARSE_TICK_MS:
+        return None
+    return (
+        f"arrivals lie on a grid of {traffic.tick_ms:,.0f} ms: bursts within it are the clock's, "
+        f"not the traffic's; import with --spread-ticks"
+    )
+
+
+def _size(traffic: Traffic) -> str | None:
+    if traffic.served >= FEW_REQUESTS and traffic.duration_s >= SHORT_S:
+        return None
+    return (
+        f"{traffic.served:,} served requests in {traffic.duration_s:,.1f}s are too few to carry a "
+        f"tuning: capture at least {FEW_REQUESTS} and {SHORT_S:.0f}s, better the busiest hour"
+    )
+
+
+def _uniform(columns: Columns, traffic: Traffic) -> str | None:
+    lengths = columns.output_length[columns.served]
+    if len(lengths) < FEW_REQUESTS or lengths.std() > UNIFORM_SPREAD * lengths.mean():
+        return None
+    assert traffic.output_tokens is not None
+    return (
+        f"every output is about {traffic.output_tokens.mean:,.0f} tokens long: uniform lengths "
+        f"finish together, and what they promise is not what real traffic gets"
+    )
+
+
+def _not_served(traffic: Traffic) -> str | None:
+    lost = traffic.requests - traffic.served
+    if not lost:
+        return None
+    return f"{lost:,} requests failed or were rejected and are not replayed: demand was higher"
+
+
+def _ends(traffic: Traffic) -> str | None:
+    if traffic.recorded or not traffic.band:
+        return None
+    return (
+        "ends are not recorded: the concurrency is a band over 10 to 80 ms per output token, "
+        "for a preview only"
+    )
+
+
+def _little(traffic: Traffic) -> str | None:
+    if traffic.recorded is None or traffic.littles_mean is None:
+        return None
+    mean, expected = traffic.recorded.mean, traffic.littles_mean
+    if abs(mean - expected) <= 0.25 * max(mean, expected) or max(mean, expected) < 1:
+        return None
+    return (
+        f"mean concurrency {mean:,.1f} is far from arrival rate × mean duration {expected:,.1f}: "
+        f"the load changes a lot, or stamps and durations are of different clocks or units"
+    )
+
+
+def _grain(traffic: Traffic) -> str | None:
+    if traffic.recorded is None or traffic.grain_s is None or traffic.grain_s < 1:
+        return None
+    return f"durations are in whole seconds: bursts below {traffic.grain_s:g}s are unknown"
+
+
+def _missing(header: TraceHeader) -> str | None:
+    if "aborts" not in header.missing:
+        return None
+    return "the source cannot show aborted requests: the load is understated by what they took"
+
+
+def _prefixes(traffic: Traffic, header: TraceHeader) -> str | None:
+    if traffic.prefix_share is None:
+        return "no hash_ids: prompts will be unique, prefix reuse 0 is a lower bound"
+    return reuse_warning(trace_block_size=header.block_size, engine_block_size=ENGINE_BLOCK_SIZE)

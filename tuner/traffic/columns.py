@@ -1,0 +1,159 @@
+"""A trace as columns: about 40 bytes a request, so that ten million fit on a laptop. Pure."""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import chain, islice
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.formats.record import SERVED, Row
+from tuner.trace import DECIMALS_MS, TraceRequest
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+BATCH_ROWS = 2**16
+NO_AFFINITY = -1
+TRUNK_ROWS = 2000
+"""So many rows show which blocks nearly every prompt begins with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """One entry a request, in order of arrival."""
+
+    arrival_s: Floats
+    e2e_s: Floats
+    """NaN where production did not record it."""
+
+    input_length: NDArray[np.int32]
+    output_length: NDArray[np.int32]
+    n: NDArray[np.int32]
+    replica: NDArray[np.int32]
+    """-1 where production did not record it."""
+
+    served: NDArray[np.bool_]
+    """Status ok or aborted: it held a slot. The others only arrived."""
+
+    affinity: Ints
+    """Equal for requests that a sticky router keeps together; NO_AFFINITY for those alone."""
+
+    reused_tokens: int | None
+    """Prompt tokens in full blocks that an earlier request had; None without any hash ids."""
+
+    def __len__(self) -> int:
+        return len(self.arrival_s)
+
+    def take(self, chosen: NDArray[np.bool_]) -> "Columns":
+        """Return some of the requests, without their reuse, which is of the whole."""
+        arrays = {
+            field.name: getattr(self, field.name)[chosen]
+            for field in fields(self)
+            if field.name != "reused_tokens"
+        }
+        return Columns(**arrays, reused_tokens=None)
+
+
+def columns_of(requests: Iterable[TraceRequest], *, block_size: int) -> Columns:
+    """Return the columns of requests in memory."""
+    return _collect(requests, block_size, arrival="arrival_s", e2e="e2e_s")
+
+
+def columns_of_rows(rows: Iterable[Row], *, block_size: int, absolute: bool) -> Columns:
+    """Return the columns of rows, a batch at a time as they are read.
+
+    ``absolute`` as in ``Source``: then the first arrival becomes the origin.
+    """
+    columns = _collect(rows, block_size, arrival="timestamp", e2e="e2e_ms")
+    origin_ms = columns.arrival_s[0] if absolute and len(columns) else 0.0
+    arrival_ms = np.round(columns.arrival_s - origin_ms, DECIMALS_MS)
+    return replace(columns, arrival_s=arrival_ms / 1000, e2e_s=columns.e2e_s / 1000)
+
+
+def _collect(requests: Iterable[Any], block_size: int, *, arrival: str, e2e: str) -> Columns:
+    parts: list[dict[str, NDArray[Any]]] = []
+    blocks = _Blocks()
+    iterator = iter(requests)
+    trunk: frozenset[int] | None = None
+    while batch := tuple(islice(iterator, BATCH_ROWS)):
+        if trunk is None:
+            trunk = _trunk(batch[:TRUNK_ROWS])
+        affinity = np.fromiter((_affinity(one, trunk) for one in batch), np.int64, len(batch))
+        parts.append(_arrays(batch, arrival=arrival, e2e=e2e) | {"affinity": affinity})
+        blocks.add(
+            chain.from_iterable(
+                one.hash_ids[: (one.input_length or 0) // block_size]
+                for one in batch
+                if one.hash_ids
+            )
+        )
+    assert parts, "a trace has at least one request"
+    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    if np.any(np.diff(arrays["arrival_s"]) < 0):
+        order = np.argsort(arrays["arrival_s"], kind="stable")
+        arrays = {name: array[order] for name, array in arrays.items()}
+    repeats = blocks.repeats()
+    return Columns(**arrays, reused_tokens=None if repeats is None else repeats * block_size)
+
+
+def _arrays(batch: Sequence[Any], *, arrival: str, e2e: str) -> dict[str, NDArray[Any]]:
+    size = len(batch)
+
+    def integers(name: str, absent: int) -> NDArray[np.int32]:
+        values = map(attrgetter(name), batch)
+        return np.fromiter((absent if v is None else v for v in values), np.int32, size)
+
+    return {
+        "arrival_s": np.fromiter(map(attrgetter(arrival), batch), np.float64, size),
+        "e2e_s": np.array([*map(attrgetter(e2e), batch)], np.float64),  # None becomes NaN
+        "input_length": integers("input_length", 0),
+        "output_length": integers("output_length", 0),
+        "n": integers("n", 1),
+        "replica": integers("replica", -1),
+        "served": np.fromiter((one.status in SERVED for one in batch), np.bool_, size),
+    }
+
+
+def _trunk(requests: Sequence[Any]) -> frozenset[int]:
+    """Return the blocks that most prompts begin with, such as a common system prompt."""
+    seen = Counter(block for one in requests for block in one.hash_ids)
+    return frozenset(block for block, count in seen.items() if count > len(requests) / 2)
+
+
+def _affinity(request: TraceRequest | Row, trunk: frozenset[int]) -> int:
+    """The session, or else the first block that tells prompts apart: what sticky routers go by."""
+    if request.session_id is not None:
+        key = hashlib.blake2b(str(request.session_id).encode(), digest_size=8).digest()
+        return int.from_bytes(key) >> 1
+    return next((block for block in request.hash_ids if block not in trunk), NO_AFFINITY)
+
+
+class _Blocks:
+    """Counts block ids, in memory for the distinct ones only."""
+
+    def __init__(self) -> None:
+        self.total = 0
+        self.known: Ints = np.empty(0, np.int64)
+        self.new: list[Ints] = []
+        self.new_size = 0
+
+    def add(self, ids: Iterable[int]) -> None:
+        batch = np.fromiter(ids, np.int64)
+        self.total += len(batch)
+        self.new.append(np.unique(batch))
+        self.new_size += len(self.new[-1])
+        if self.new_size > len(self.known):  # so that each id is sorted a few times only
+            self._merge()
+
+    def repeats(self) -> int | None:
+        self._merge()
+        return self.total - len(self.known) if self.total else None
+
+    def _merge(self) -> None:
+        self.known = np.unique(np.concatenate([self.known, *self.new]))
+        self.new, self.new_size = [], 0

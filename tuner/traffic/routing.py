@@ -1,0 +1,84 @@
+"""Which replica gets which request. Pure, and seeded.
+
+Time is never stretched instead: that would break bursts and think times.
+"""
+
+import heapq
+from collections.abc import Sequence
+from typing import Literal, get_args
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.trace import TraceRequest
+from tuner.traffic.columns import NO_AFFINITY, Columns, columns_of
+
+Router = Literal["least", "rr", "random", "session"]
+ROUTERS: tuple[Router, ...] = get_args(Router)
+
+S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN = 0.020, 0.0002
+"""How long a request is taken to last where production did not record it; only for ``least``."""
+
+
+def route(
+    requests: Sequence[TraceRequest], *, replicas: int, router: Router, seed: int
+) -> list[list[TraceRequest]]:
+    """Return what each replica gets, in order of arrival."""
+    parts: list[list[TraceRequest]] = [[] for _ in range(replicas)]
+    columns = columns_of(requests, block_size=1)
+    chosen = assign(columns, replicas=replicas, router=router, seed=seed)
+    for request, replica in zip(requests, chosen.tolist(), strict=True):
+        parts[replica].append(request)
+    return parts
+
+
+def assign(columns: Columns, *, replicas: int, router: Router, seed: int) -> NDArray[np.int64]:
+    """Return the replica of each request.
+
+    ``least``: the one with the fewest in flight, in turn among equals; ``rr``: in turn; ``random``;
+    ``session``: a session, or else a first block of the prompt, always to the same one.
+    """
+    size = len(columns)
+    rng = np.random.default_rng(seed)
+    if router == "rr":
+        return np.arange(size) % replicas
+    if router == "random":
+        return rng.integers(replicas, size=size)
+    if router == "session":
+        keys, session = np.unique(columns.affinity, return_inverse=True)
+        home = rng.integers(replicas, size=len(keys))[session]
+        alone = columns.affinity == NO_AFFINITY
+        return np.where(alone, rng.integers(replicas, size=size), home)
+    return _least_in_flight(columns, replicas)
+
+
+def busiest_part(parts: Sequence[Sequence[TraceRequest]]) -> int:
+    """Return the number of the replica that is asked for the most tokens."""
+    tokens = [
+        sum(request.input_length + request.n * request.output_length for request in part)
+        for part in parts
+    ]
+    return tokens.index(max(tokens))
+
+
+def _least_in_flight(columns: Columns, replicas: int) -> NDArray[np.int64]:
+    modelled_s = (
+        columns.output_length * S_PER_OUTPUT_TOKEN + columns.input_length * S_PER_PROMPT_TOKEN
+    )
+    lasts_s = np.where(np.isnan(columns.e2e_s), modelled_s, columns.e2e_s)
+    sequences = np.where(columns.served, columns.n, 0)
+    chosen = np.empty(len(columns), np.int64)
+    in_flight = [0] * replicas
+    ends: list[tuple[float, int, int]] = []
+    last = -1
+    arrivals = zip(columns.arrival_s.tolist(), lasts_s.tolist(), sequences.tolist(), strict=True)
+    for i, (arrival_s, lasted_s, n) in enumerate(arrivals):
+        while ends and ends[0][0] <= arrival_s:
+            _, replica, ended = heapq.heappop(ends)
+            in_flight[replica] -= ended
+        turn = [*range(last + 1, replicas), *range(last + 1)]
+        last = min(turn, key=in_flight.__getitem__)
+        in_flight[last] += n
+        heapq.heappush(ends, (arrival_s + lasted_s, last, n))
+        chosen[i] = last
+    return chosen

@@ -1,0 +1,142 @@
+"""All that a trace says before anything is run, and what to beware of. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.traffic.arrivals import (
+    arrival_rate_rps,
+    duration_s,
+    interarrival_cv,
+    peak_arrivals,
+    tick_ms,
+)
+from tuner.traffic.columns import Columns, Floats
+from tuner.traffic.concurrency import BAND_S_PER_TOKEN, Levels, modelled_levels, recorded_levels
+
+PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """Tokens a request, over the requests that were served."""
+
+    mean: float
+    p50: float
+    p95: float
+    p99: float
+    max: int
+
+
+@dataclass(frozen=True, slots=True)
+class Concurrency:
+    """Requests in flight, over time."""
+
+    mean: float
+    p50: int
+    p90: int
+    p95: int
+    p99: int
+    max: int
+    levels: Levels
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """What a trace says."""
+
+    requests: int
+    served: int
+    duration_s: float
+    arrival_rate_rps: float | None
+    """None, as the two below, where all requests arrive at one time."""
+
+    interarrival_cv: float | None
+    tick_ms: float | None
+    peak_arrivals: dict[float, int]
+    """Seconds → most arrivals in so many seconds."""
+
+    input_tokens: Lengths | None
+    """None where no request was served."""
+
+    output_tokens: Lengths | None
+    output_tokens_per_s: float | None
+    recorded: Concurrency | None
+    """By the recorded ends; None where they are unknown."""
+
+    littles_mean: float | None
+    """Arrival rate × mean recorded duration: what the mean concurrency should be."""
+
+    band: dict[float, Concurrency]
+    """Where the ends are unknown: seconds per output token → concurrency at that speed."""
+
+    prefix_share: float | None
+    """Prompt tokens that an endless prefix cache would know ÷ all; None without hash ids."""
+
+    grain_s: float | None
+    """Whole seconds, tenths, … in which the recorded durations count; None when finer."""
+
+
+def describe(columns: Columns) -> Traffic:
+    """Return what the trace says; ``columns`` has at least one request."""
+    arrival_s, served = columns.arrival_s, columns.served
+    lasted_s = duration_s(arrival_s)
+    rate = arrival_rate_rps(arrival_s)
+    grain_s = _grain_s(columns.e2e_s)
+    recorded = concurrency(recorded_levels(columns, grain_s=grain_s or 0.0))
+    band = {
+        speed: at_speed
+        for speed in BAND_S_PER_TOKEN
+        if recorded is None
+        and (at_speed := concurrency(modelled_levels(columns, s_per_token=speed)))
+    }
+    tokens = int((columns.output_length * columns.n.astype(np.int64))[served].sum())
+    ends = served & ~np.isnan(columns.e2e_s)
+    prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
+    return Traffic(
+        requests=len(columns),
+        served=int(served.sum()),
+        duration_s=lasted_s,
+        arrival_rate_rps=rate,
+        interarrival_cv=interarrival_cv(arrival_s),
+        tick_ms=tick_ms(arrival_s),
+        peak_arrivals={window_s: peak_arrivals(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
+        input_tokens=_lengths(columns.input_length[served]),
+        output_tokens=_lengths(columns.output_length[served]),
+        output_tokens_per_s=tokens / lasted_s if lasted_s else None,
+        recorded=recorded,
+        littles_mean=float((columns.e2e_s * columns.n)[ends].sum()) / lasted_s
+        if recorded and lasted_s
+        else None,
+        band=band,
+        prefix_share=None
+        if columns.reused_tokens is None or not prompt_tokens
+        else columns.reused_tokens / prompt_tokens,
+        grain_s=grain_s,
+    )
+
+
+def concurrency(levels: Levels | None) -> Concurrency | None:
+    if levels is None:
+        return None
+    p50, p90, p95, p99 = (levels.quantile(q) for q in (0.50, 0.90, 0.95, 0.99))
+    return Concurrency(levels.mean(), p50, p90, p95, p99, levels.max(), levels)
+
+
+def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
+    if not len(tokens):
+        return None
+    p50, p95, p99 = np.quantile(tokens, (0.50, 0.95, 0.99)).tolist()
+    return Lengths(float(tokens.mean()), p50, p95, p99, int(tokens.max()))
+
+
+def _grain_s(e2e_s: Floats) -> float | None:
+    """Return the grain of a clock that counts whole seconds or tenths; None for a finer one."""
+    known_ms = np.round(e2e_s[~np.isnan(e2e_s)] * 1000).astype(np.int64)
+    if len(known_ms) < 10:
+        return None
+    for grain_ms in (1000, 100):
+        if not (known_ms % grain_ms).any():
+            return grain_ms / 1000
+    return None
