@@ -40,7 +40,7 @@ def main() -> NoReturn:
     except KeyboardInterrupt:
         _report(Interrupted("interrupted", hint="Nothing half-written was left behind."))
     except BrokenPipeError:
-        # Whoever read our output has seen enough; Python would complain again when it closes stdout.
+        # Whoever reads our output has seen enough; at exit Python would complain once more.
         sys.stderr.close()
         sys.exit(1)
     sys.exit(0)
@@ -53,8 +53,7 @@ def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
 
 def _report(error: TunerError) -> NoReturn:
     label = "Interrupted" if isinstance(error, Interrupted) else "Error"
-    print(f"{label}: {_one_line(str(error))}", file=sys.stderr)
-    print(_one_line(error.hint), file=sys.stderr)
+    sys.stderr.write(f"{label}: {_one_line(str(error))}\n{_one_line(error.hint)}\n")
     sys.exit(error.exit_code)
 
 

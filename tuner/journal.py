@@ -1,16 +1,19 @@
 """The run directory: everything measured is on disk the moment it exists, and can be read back.
 
-    RUN_DIR/journal.jsonl     one event a line, appended and synced
-    RUN_DIR/replays/000.npz   records and iterations of one replay, written before its event
+RUN_DIR/journal.jsonl     one event a line, appended and synced
+RUN_DIR/replays/000.npz   records and iterations of one replay, written before its event
 """
 
 import fcntl
 import json
+import math
 import os
+import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,9 +73,10 @@ class Journal:
         """Read a replay's data back. Raises RunError when it is damaged."""
         path = self.run_dir / str(event["file"])
         try:
-            with np.load(path, allow_pickle=False) as data:
+            # numpy leaves a file open that it opened itself and cannot read
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
                 return _unpack(data)
-        except (OSError, ValueError, KeyError, EOFError) as error:
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
             raise RunError(
                 f"{path}: cannot be read back ({error})", hint="Start again in another --run-dir."
             ) from error
@@ -98,8 +102,8 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
         file = path.open("a", encoding="utf-8")
     except OSError as error:
         raise _cannot_write(run_dir, error) from error
+    _lock(run_dir, file)
     journal = Journal(run_dir, _file=file)
-    _lock(journal)
     journal.append("plan", format=FORMAT, plan=dict(plan))
     return journal
 
@@ -123,13 +127,12 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
             )
     try:
         file = path.open("r+", encoding="utf-8")
-        journal = Journal(run_dir, events, file)
-        _lock(journal)
+        _lock(run_dir, file)
         file.truncate(whole_bytes)
         file.seek(0, os.SEEK_END)
     except OSError as error:
         raise _cannot_write(path, error) from error
-    return journal
+    return Journal(run_dir, events, file)
 
 
 def _read(path: Path) -> tuple[list[Event], int]:
@@ -138,7 +141,7 @@ def _read(path: Path) -> tuple[list[Event], int]:
         content = path.read_bytes()
     except FileNotFoundError:
         raise RunError(
-            f"{path}: there is no run to resume", hint="Run without --resume, or name its --run-dir."
+            f"{path}: no run to resume", hint="Run without --resume, or name its --run-dir."
         ) from None
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}", hint="Make it readable.") from error
@@ -157,15 +160,14 @@ def _read(path: Path) -> tuple[list[Event], int]:
     return events, len(whole)
 
 
-def _lock(journal: Journal) -> None:
+def _lock(run_dir: Path, file: IO[str]) -> None:
     """Hold the run directory for this process; the system lets go when it ends, however it ends."""
-    assert journal._file is not None
     try:
-        fcntl.flock(journal._file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
-        journal.close()
+        file.close()
         raise RunError(
-            f"{journal.run_dir}: another tuner is at work here", hint="Wait for it, or end it."
+            f"{run_dir}: another tuner is at work here", hint="Wait for it, or end it."
         ) from None
 
 
@@ -208,7 +210,7 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
         values = {name: column[index] for name, column in columns.items()}
         records.append(
             RequestRecord(
-                **{name: _typed(name, value) for name, value in values.items()},
+                **_typed(values),
                 outcome=outcome,
                 error=error or None,
                 itl_s=tuple(data["itl_s"][ends[index] - data["itl_count"][index] : ends[index]]),
@@ -219,9 +221,15 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
     return Replay(records=tuple(records), iterations=iterations, **rest)
 
 
-def _typed(name: str, value: float) -> float | int | bool | None:
-    if value != value:  # noqa: PLR0124 - NaN stands for None
-        return None
-    if name == "scored":
-        return bool(value)
-    return int(value) if name in _INTEGERS else value
+def _typed(values: Mapping[str, float]) -> dict[str, Any]:
+    """Return a record's numbers as they were: NaN stands for None."""
+    return {
+        name: None
+        if math.isnan(value)
+        else bool(value)
+        if name == "scored"
+        else int(value)
+        if name in _INTEGERS
+        else value
+        for name, value in values.items()
+    }

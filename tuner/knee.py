@@ -13,7 +13,6 @@ from tuner.reasons import (
     headline,
     kind_of,
     kv_warnings,
-    never_binds,
     overloaded,
 )
 from tuner.slo import Slo, Unloaded
@@ -26,6 +25,7 @@ from tuner.uncertainty import (
     certainty,
     choose,
     drift,
+    never_binds,
     noise,
     points,
 )
@@ -188,6 +188,8 @@ def _drift_warnings(blocks: Sequence[Block]) -> list[str]:
     if abs(moved) <= DRIFT_LIMIT:
         return []
     return [
-        f"the machine drifted: decode time of the first step was {moved:+.0%} when measured again; "
-        "the noise estimate includes it"
+        (
+            f"the machine drifted: decode time of the first step was {moved:+.0%} when measured "
+            "again; the noise estimate includes it"
+        )
     ]

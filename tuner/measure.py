@@ -121,26 +121,27 @@ def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
 def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
     """Return what these replays of one cap cost, pooled: percentiles over all their requests."""
     assert blocks
-    records = [record for block in blocks for record in block.records if record.scored]
-    done = [record for record in records if record.outcome == "ok"]
+    scored = [record for block in blocks for record in block.records if record.scored]
+    seen = [record for block in blocks for record in _seen(block)]
+    done = [record for record in seen if record.outcome == "ok"]
     unsent = sum(block.unsent for block in blocks)
-    total = max(1, len(records) + unsent)
-    good = sum(record.meets(slo) for record in records)
-    undecided = unsent + sum(_undecided(record, slo) for record in records)
+    total = max(1, len(scored) + unsent)
+    good = sum(record.meets(slo) for record in scored)
+    undecided = unsent + sum(_undecided(record, slo) for record in scored)
     window_s = sum(block.window_s for block in blocks)
-    busy_s = sum(_scored_span_s(block) for block in blocks)
+    span_s = sum(end_s - begin_s for begin_s, end_s in map(_span, blocks)) or 1e-9
     work = _join(block.iterations for block in blocks)
     scored_work = _join(_scored_iterations(block) for block in blocks)
-    outputs = sum(len(record.itl_s) + 1 for record in records if record.output_tokens)
-    tokens = sum(_tokens_until_end(block) for block in blocks)
+    outputs = sum(len(record.itl_s) + 1 for record in seen if record.output_tokens)
+    tokens = sum(_tokens(block) for block in blocks)
     prompts = sum(record.input_length for record in done)
     return Measurement(
         max_num_seqs=blocks[0].max_num_seqs,
         blocks=len(blocks),
         requests=total,
         completed=len(done),
-        aborted=sum(record.outcome == "aborted" for record in records),
-        failed=sum(record.outcome == "failed" for record in records),
+        aborted=sum(record.outcome == "aborted" for record in seen),
+        failed=sum(record.outcome == "failed" for record in seen),
         attainment=good / total,
         attainment_bound=max(
             good / total,
@@ -148,14 +149,14 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         ),
         arrival_rate_rps=total / window_s,
         goodput_rps=good / window_s,
-        requests_per_s=len(done) / busy_s,
-        output_tokens_per_s=tokens / busy_s,
-        total_tokens_per_s=(tokens + prompts) / busy_s,
-        ttft_s=spread(record.ttft_s for record in records if record.ttft_s is not None),
+        requests_per_s=sum(_ended(block) for block in blocks) / span_s,
+        output_tokens_per_s=tokens / span_s,
+        total_tokens_per_s=(tokens + int(scored_work["prefill_tokens"].sum())) / span_s,
+        ttft_s=spread(record.ttft_s for record in seen if record.ttft_s is not None),
         tpot_s=spread(record.tpot_s for record in done if record.tpot_s is not None),
-        itl_s=spread(gap for record in records for gap in record.itl_s),
+        itl_s=spread(gap for record in seen for gap in record.itl_s),
         e2el_s=spread(record.e2el_s for record in done if record.e2el_s is not None),
-        queue_s=spread(record.queue_s for record in records if record.queue_s is not None),
+        queue_s=spread(record.queue_s for record in seen if record.queue_s is not None),
         batch_times=batch_times(work),
         kv_cache_usage=_kv_cache_usage(scored_work, blocks[0].kv_blocks),
         preemptions=int(work["preemptions"].sum()),
@@ -168,7 +169,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         kv_bound_share=_waiting_share(scored_work, blocks[0].max_num_seqs, full=False),
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=_lag_p99_s(blocks),
-        merged_share=sum(record.merged_outputs for record in records) / max(1, outputs),
+        merged_share=sum(record.merged_outputs for record in seen) / max(1, outputs),
         cut=next((block.cut for block in blocks if block.cut), None),
     )
 
@@ -224,24 +225,42 @@ def _undecided(record: RequestRecord, slo: Slo) -> bool:
     )
 
 
-def _scored_span_s(block: Replay) -> float:
-    """Return how long the scored part took: from its start to its plan's end or its last token."""
-    ends = [record.end_s for record in block.records if record.scored]
-    planned_end_s = block.elapsed_s if block.cut else block.scored_from_s + block.window_s
-    return max(max(ends, default=0.0), planned_end_s) - block.scored_from_s or 1e-9
+def _seen(block: Replay) -> Sequence[RequestRecord]:
+    """Return the records that speed is measured on: the scored ones; of a cut replay all of them,
+    because it may not have come past its run-in."""
+    return block.records if block.cut else [one for one in block.records if one.scored]
+
+
+def _span(block: Replay) -> tuple[float, float]:
+    """Return from when to when throughput is counted: the scored window, whoever's tokens came out
+    in it; of a cut replay everything until the cut."""
+    if block.cut:
+        return 0.0, block.elapsed_s
+    return block.scored_from_s, block.scored_from_s + block.window_s
+
+
+def _ended(block: Replay) -> int:
+    """Return how many requests, of the run-in too, were finished in that span."""
+    begin_s, end_s = _span(block)
+    return sum(one.outcome == "ok" and begin_s <= one.end_s < end_s for one in block.records)
+
+
+def _tokens(block: Replay) -> int:
+    """Return the output tokens of that span: the first ones as we saw them, the rest logged."""
+    begin_s, end_s = _span(block)
+    firsts = sum(
+        one.first_token_s is not None and begin_s <= one.first_token_s < end_s
+        for one in block.records
+    )
+    return firsts + int(_scored_iterations(block)["decode_seqs"].sum())
 
 
 def _scored_iterations(block: Replay) -> IterationLog:
-    """Return the iterations from the end of the run-in to the end of the plan: the tail, when the
-    engine drains because nothing more is sent, is not what production looks like."""
+    """Return the iterations of that span: the tail, when the engine drains because nothing more is
+    sent, is not what production looks like."""
+    begin_s, end_s = _span(block)
     starts = block.iterations["start_s"]
-    end_s = block.scored_from_s + block.window_s
-    return block.iterations[(starts >= block.scored_from_s) & (starts < end_s)]
-
-
-def _tokens_until_end(block: Replay) -> int:
-    """Return the output tokens of the scored requests, cut ones included."""
-    return sum(record.output_tokens for record in block.records if record.scored)
+    return block.iterations[(starts >= begin_s) & (starts < end_s)]
 
 
 def _join(logs: Iterable[IterationLog]) -> IterationLog:

@@ -1,11 +1,10 @@
 """What an idle engine does: a few of the trace's requests, one at a time."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.seam import Engine, EngineRequest, Reply
-from tuner.prompts import prompt_token_ids
 from tuner.trace import TraceRequest
 
 PROBES = 7
@@ -23,7 +22,10 @@ class ProbeResult:
 
 
 async def probe(
-    requests: Sequence[TraceRequest], engine: Engine, *, seed: int
+    requests: Sequence[TraceRequest],
+    engine: Engine,
+    *,
+    prompt: Callable[[TraceRequest], Sequence[int]],
 ) -> list[ProbeResult]:
     """Send requests of evenly spread prompt lengths one by one, after one that warms up."""
     loop = asyncio.get_running_loop()
@@ -32,11 +34,11 @@ async def probe(
     results = []
     for number, request in enumerate([chosen[PROBES // 2], *chosen]):
         await engine.reset_prefix_cache()
-        prompt = prompt_token_ids(request, seed=seed, vocab_size=engine.facts.vocab_size)
+        token_ids = prompt(request)
         tokens = min(max(2, request.output_length), MAX_PROBE_TOKENS)
-        tokens = min(tokens, engine.facts.max_model_len - len(prompt))
+        tokens = min(tokens, engine.facts.max_model_len - len(token_ids))
         reply, start_s = Reply(), loop.time()
-        await engine.generate(EngineRequest(f"probe-{number}", prompt, tokens), reply)
+        await engine.generate(EngineRequest(f"probe-{number}", token_ids, tokens), reply)
         assert reply.first_token_s is not None
         outputs = reply.output_s
         tpot_s = (outputs[-1] - outputs[0]) / (tokens - 1) if tokens > 1 else None

@@ -6,12 +6,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.measure import Measurement
-from tuner.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point
+from tuner.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point, never_binds
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
 KV_FULL = 0.95
-_NAMES = {"kv_bound": "KV-bound at", "not_reached": "no knee up to", "inconclusive": "inconclusive,"}
+_NAMES = {
+    "kv_bound": "KV-bound at",
+    "not_reached": "no knee up to",
+    "inconclusive": "inconclusive,",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +59,6 @@ def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[Verdic
         f"the curve still rises at the ceiling{_gain(below, chosen)}; "
         f"sweep on with --ceiling {2 * ceiling}"
     )
-
-
-def never_binds(one: Measurement) -> bool:
-    """Whether neither the cap nor the memory ever kept a request waiting."""
-    return one.running_peak < one.max_num_seqs and one.kv_bound_share == 0
 
 
 def memory_binds(one: Measurement) -> bool:
@@ -127,8 +126,10 @@ def kv_warnings(chosen: Point) -> list[str]:
     one = chosen.last
     if one.preemptions:
         return [
-            f"{one.preemptions} preemptions at {chosen.cap} made {one.recomputed_tokens} tokens "
-            "be computed again"
+            (
+                f"{one.preemptions} preemptions at {chosen.cap} made {one.recomputed_tokens} "
+                "tokens be computed again"
+            )
         ]
     if one.kv_cache_usage is not None and one.kv_cache_usage.peak > KV_FULL:
         return [f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {chosen.cap}"]

@@ -12,6 +12,7 @@ from tuner.slo import Slo
 
 Outcome = Literal["ok", "aborted", "failed", "cut"]
 
+
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
     """What to send and when: ``planned_s`` from the start of the replay."""

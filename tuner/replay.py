@@ -20,6 +20,7 @@ from tuner.slo import Slo
 WATCH_S = 0.25
 """How often a running replay is checked for being hopeless, and its progress told."""
 
+
 @dataclass(frozen=True, slots=True)
 class CutRule:
     """When a replay is not worth going on with."""

@@ -72,6 +72,11 @@ _STATISTICS: Mapping[str, Callable[[Measurement], float | None]] = {
 """What intervals are given of; all but attainment vary in proportion, so on a log scale."""
 
 
+def never_binds(one: Measurement) -> bool:
+    """Whether neither the cap nor the memory ever kept a request waiting."""
+    return one.running_peak < one.max_num_seqs and one.kv_bound_share == 0
+
+
 def whole(blocks: Sequence[Block]) -> dict[int, list[Measurement]]:
     """Return cap → its measurements that were not cut."""
     by_cap: dict[int, list[Measurement]] = {}
@@ -160,7 +165,8 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
     """Return the caps that 95 % of draws choose among, and the share for which ``best`` is right.
 
     Each draw moves every cap by its noise (Student t) and asks again; ``best`` is right in a draw
-    when it is within GOOD_ATTAINMENT and GOOD_TAIL of what that draw would choose.
+    when it is within GOOD_ATTAINMENT and GOOD_TAIL of what that draw would choose. Caps that never
+    bound are one and the same configuration for this traffic, so they move together.
     """
     alive = [point for point in points(blocks) if not point.cut]
     attainment_sd, freedom = noise(blocks, "attainment")
@@ -168,7 +174,9 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
     rng = np.random.default_rng(0)
     picks: list[int] = []
     right = 0
+    free = [index for index, point in enumerate(alive) if never_binds(point.last)]
     for draws in rng.standard_t(freedom, size=(DRAWS, len(alive), 2)):
+        draws[free] = draws[free[:1]]
         drawn = {
             point.cap: (
                 point.attainment + attainment_sd * float(shift[0]) / math.sqrt(point.blocks),

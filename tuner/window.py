@@ -70,7 +70,8 @@ def choose_window(
         raise UsageError(
             f"--window: cannot read {asked!r}", hint="Write busiest, all or START+LEN (120s+60s)."
         )
-    start_s = 0.0 if parts[0].strip() in {"0", "0s"} else parse_duration_s(parts[0], option="--window")
+    zero = parts[0].strip() in {"0", "0s"}
+    start_s = 0.0 if zero else parse_duration_s(parts[0], option="--window")
     length_s = parse_duration_s(parts[1], option="--window")
     window = Window(
         start_s, length_s, min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, max(0.0, start_s - first_s))

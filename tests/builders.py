@@ -1,0 +1,79 @@
+"""Small measurements, records and logs for tests, with numbers that can be checked in the head."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tuner.engines.seam import ITERATION, IterationLog
+from tuner.measure import BatchTime, KvCacheUsage, Measurement, Spread
+from tuner.records import Replay, RequestRecord
+from tuner.trace import TraceRequest
+from tuner.uncertainty import Block, Purpose, Trial
+
+
+def flat(seconds: float) -> Spread:
+    """Return a distribution in which every value is the same."""
+    return Spread(seconds, seconds, seconds, seconds, seconds)
+
+
+def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any field
+    """Return what a calm, half-full engine would show at ``cap``."""
+    values: dict[str, Any] = {
+        "max_num_seqs": cap, "blocks": 1, "requests": 100, "completed": 100, "aborted": 0,
+        "failed": 0, "attainment": 1.0, "attainment_bound": 1.0, "arrival_rate_rps": 10.0,
+        "goodput_rps": 10.0, "requests_per_s": 10.0, "output_tokens_per_s": 1000.0,
+        "total_tokens_per_s": 2000.0, "ttft_s": flat(0.1), "tpot_s": flat(0.02),
+        "itl_s": flat(0.02), "e2el_s": flat(2.0), "queue_s": flat(0.0),
+        "batch_times": (BatchTime(1, 50, 0.010),),
+        "kv_cache_usage": KvCacheUsage(0.2, 0.3, 0.3), "preemptions": 0, "recomputed_tokens": 0,
+        "prefix_cache_hit_rate": 0.0, "running_mean": cap / 2, "running_peak": cap,
+        "waiting_peak": 1, "cap_bound_share": 0.1, "kv_bound_share": 0.0, "in_flight_peak": cap,
+        "lag_p99_s": 0.0, "merged_share": 0.0, "cut": None,
+    }  # fmt: skip
+    return Measurement(**{**values, **changes})
+
+
+def hopeless(cap: int) -> Measurement:
+    """Return a replay that was cut because the queue grew without bound."""
+    return measurement(
+        cap, attainment=0.1, attainment_bound=0.4, goodput_rps=1.0, cut="certain to stay below"
+    )
+
+
+def block(one: Measurement, purpose: Purpose = "ladder") -> Block:
+    return Block(Trial(one.max_num_seqs, purpose), one)
+
+
+def record(row: int = 0, **changes: Any) -> RequestRecord:  # noqa: ANN401 - any field
+    """Return a request of 10 + 5 tokens: first token after 1 s, then one every 0.5 s."""
+    values: dict[str, Any] = {
+        "row": row, "scored": True, "input_length": 10, "output_length": 5, "planned_s": 0.0,
+        "sent_s": 0.0, "outcome": "ok", "end_s": 3.0, "output_tokens": 5, "first_token_s": 1.0,
+        "last_token_s": 3.0, "tpot_s": 0.5, "itl_s": (0.5,) * 4, "queue_s": 0.25,
+    }  # fmt: skip
+    return RequestRecord(**{**values, **changes})
+
+
+def iterations(rows: Sequence[dict[str, float]]) -> IterationLog:
+    log = np.zeros(len(rows), ITERATION)
+    for index, row in enumerate(rows):
+        for name, value in row.items():
+            log[name][index] = value
+    return log
+
+
+def replay_of(records: Sequence[RequestRecord], **changes: Any) -> Replay:  # noqa: ANN401 - any field
+    """Return a whole replay of a 10 s window, at cap 4, without run-in."""
+    values: dict[str, Any] = {
+        "max_num_seqs": 4, "scored_from_s": 0.0, "window_s": 10.0, "elapsed_s": 10.0,
+        "records": tuple(records), "iterations": iterations([]), "kv_blocks": 100,
+    }  # fmt: skip
+    return Replay(**{**values, **changes})
+
+
+def request(row: int = 0, **changes: Any) -> TraceRequest:  # noqa: ANN401 - any field
+    values: dict[str, Any] = {
+        "row": row, "arrival_s": float(row), "input_length": 10, "output_length": 5,
+    }  # fmt: skip
+    return TraceRequest(**{**values, **changes})

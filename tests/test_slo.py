@@ -1,0 +1,68 @@
+"""The SLO: read, met, derived."""
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tuner.errors import UsageError
+from tuner.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
+
+
+def test_limits_are_read_in_their_units() -> None:
+    assert parse_slo("ttft=500ms, tpot<=50ms,e2el=10s") == Slo(ttft_s=0.5, tpot_s=0.05, e2el_s=10)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ttft=500", "cannot read 'ttft=500'"),
+        ("latency=5s", "cannot read"),
+        ("ttft=0ms", "not a positive time"),
+        ("ttft=1e999s", "not a positive time"),
+        ("ttft=--1s", "no number"),
+        ("ttft=1s,ttft=2s", "given twice"),
+        ("", "no limit"),
+        ("ttft=nans", "cannot read"),
+    ],
+)
+def test_a_limit_that_is_unclear_is_refused(text: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_slo(text)
+
+
+@given(st.text())
+def test_no_text_makes_reading_an_slo_fail_in_another_way(text: str) -> None:
+    with contextlib.suppress(UsageError):
+        parse_slo(text)
+
+
+def test_every_limit_must_be_met_and_one_token_has_no_tpot_to_break() -> None:
+    slo = Slo(ttft_s=1, tpot_s=0.1, e2el_s=5)
+    good = {"input_length": 1, "ttft_s": 1.0, "tpot_s": 0.1, "e2el_s": 5.0}
+    assert slo.met_by(**good)  # type: ignore[arg-type]
+    assert slo.met_by(**{**good, "tpot_s": None})  # type: ignore[arg-type]
+    for name in ("ttft_s", "tpot_s", "e2el_s"):
+        assert not slo.met_by(**{**good, name: good[name] * 1.01})  # type: ignore[arg-type]
+
+
+def test_the_unloaded_ttft_is_fitted_by_prompt_length() -> None:
+    fitted = fit_unloaded([100, 200, 300], [0.02, 0.03, 0.04], [0.01, 0.03, 0.02])
+    assert fitted.ttft_s == pytest.approx(0.01)
+    assert fitted.ttft_s_per_input_token == pytest.approx(0.0001)
+    assert fitted.tpot_s == 0.02
+
+
+def test_longer_prompts_that_happened_to_be_faster_give_no_negative_slope() -> None:
+    assert fit_unloaded([100, 200], [0.04, 0.02], [0.01]).ttft_s_per_input_token == 0
+
+
+def test_the_derived_slo_is_twice_tpot_and_five_times_ttft_plus_half_the_median_e2el() -> None:
+    unloaded = Unloaded(ttft_s=0.1, ttft_s_per_input_token=0.001, tpot_s=0.02)
+    # One request of 100 + 51 tokens holds a slot for 0.1 + 0.1 + 50 x 0.02 = 1.2 s.
+    slo = derive_slo(unloaded, [(100, 51)])
+    assert slo.tpot_s == pytest.approx(0.04)
+    assert slo.ttft_limit_s(0) == pytest.approx(5 * 0.1 + 0.6)
+    assert slo.ttft_limit_s(100) == pytest.approx(5 * 0.2 + 0.6)
+    assert slo.derived

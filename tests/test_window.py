@@ -1,0 +1,82 @@
+"""Which part of the trace is replayed, and the plan."""
+
+import pytest
+
+from tests.builders import request
+from tuner.errors import TraceError, UsageError
+from tuner.trace import TraceRequest
+from tuner.window import Window, choose_window, in_window, parse_duration_s, plan_requests
+
+HOUR = [request(row) for row in range(3600)]
+
+
+def busiest(_: object, length_s: float) -> tuple[float, float]:
+    return 100.0, 100.0 + length_s
+
+
+def test_durations_are_read_in_their_units() -> None:
+    texts = ("90", "90s", "1.5m", "2h", "500ms")
+    assert [parse_duration_s(text, option="--x") for text in texts] == [90, 90, 90, 7200, 0.5]
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5s", "5d", "nan", "1e9999", "s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget"):
+        parse_duration_s(text, option="--budget")
+
+
+def test_the_busiest_window_has_a_run_in_before_it() -> None:
+    window = choose_window(HOUR, "busiest", length_s=60, busiest=busiest)
+    assert window == Window(start_s=100.0, length_s=60.0, run_in_s=15.0)
+
+
+def test_a_window_at_the_start_has_only_the_run_in_that_there_is() -> None:
+    window = choose_window(HOUR, "5s+60s", length_s=1, busiest=busiest)
+    assert window == Window(5.0, 60.0, 5.0)
+
+
+def test_all_is_the_whole_trace_with_its_first_part_as_run_in() -> None:
+    window = choose_window(HOUR, "all", length_s=60, busiest=busiest)
+    assert (window.start_s, window.run_in_s) == (15.0, 15.0)
+    assert window.start_s + window.length_s == pytest.approx(3599, abs=0.01)
+    assert len(in_window(HOUR, window)) == 3600
+
+
+def test_a_short_trace_is_replayed_whole() -> None:
+    window = choose_window(HOUR[:11], "busiest", length_s=60, busiest=busiest)
+    assert (window.run_in_s, window.start_s) == (2.0, 2.0)
+
+
+def test_a_window_without_requests_is_refused_with_the_traces_span() -> None:
+    with pytest.raises(TraceError, match="no request arrives there") as caught:
+        choose_window(HOUR, "2h+60s", length_s=60, busiest=busiest)
+    assert "0.0s to 3599.0s" in caught.value.hint
+
+
+def test_a_window_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot read 'noon'"):
+        choose_window(HOUR, "noon", length_s=60, busiest=busiest)
+
+
+def prompt(one: TraceRequest) -> list[int]:
+    return [one.row] * one.input_length
+
+
+def test_the_plan_starts_with_the_run_in_and_scores_the_window() -> None:
+    window = Window(start_s=10.0, length_s=2.0, run_in_s=1.0)
+    plan = plan_requests(in_window(HOUR, window), window, max_model_len=100, prompt=prompt)
+    assert [(one.planned_s, one.scored) for one in plan] == [(0, False), (1, True), (2, True)]
+    assert plan[0].prompt_token_ids == [9] * 10
+
+
+def test_what_production_refused_is_not_sent() -> None:
+    requests = [request(0, status="rejected"), request(1, status="error"), request(2)]
+    assert [one.row for one in in_window(requests, Window(0, 10, 0))] == [2]
+
+
+def test_an_abort_keeps_asking_until_its_client_gave_up() -> None:
+    gone = request(0, status="aborted", e2e_s=1.5, output_length=3, max_tokens=500)
+    unknown = request(1, status="aborted", output_length=0)
+    plan = plan_requests([gone, unknown], Window(0, 10, 0), max_model_len=100, prompt=prompt)
+    assert (plan[0].output_length, plan[0].abort_after_s) == (90, 1.5)
+    assert (plan[1].output_length, plan[1].abort_after_s) == (1, None)

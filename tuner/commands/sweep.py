@@ -1,0 +1,96 @@
+"""``tuner sweep``: replay a trace at growing max_num_seqs and stop at the knee."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def sweep(  # noqa: PLR0913 - one parameter an option
+    *,
+    trace: Annotated[Path, typer.Option(help="Trace to replay; see `tuner trace import`.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the serving profile goes.")
+    ] = Path("profile.yaml"),
+    model: Annotated[
+        str | None, typer.Option(help="Model; before --base and the trace's header.")
+    ] = None,
+    base: Annotated[
+        Path | None, typer.Option(help="The `vllm serve --config` YAML that production uses.")
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any vLLM engine argument; repeatable."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="vllm, or sim with --world.")] = "vllm",
+    world: Annotated[
+        Path | None, typer.Option(help="World file: the machine that --engine sim simulates.")
+    ] = None,
+    ceiling: Annotated[int, typer.Option(min=1, help="Largest max_num_seqs to try.")] = 32,
+    slo: Annotated[
+        str | None,
+        typer.Option(help="ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "10m",
+    window: Annotated[
+        str, typer.Option(help="Part of the trace: busiest, all or START+LEN (120s+60s).")
+    ] = "busiest",
+    step: Annotated[
+        str, typer.Option(help="Longest `busiest` window that a step replays.")
+    ] = "60s",
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Servers that shared the trace; one server's part is tuned.")
+    ] = 1,
+    router: Annotated[
+        str, typer.Option(help="How requests reach replicas: least, rr, random or session.")
+    ] = "least",
+    headroom: Annotated[
+        float, typer.Option(min=1.0, help="Load at which the choice is validated, times the trace.")
+    ] = 1.25,
+    fresh: Annotated[bool, typer.Option(help="A new engine for every step.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where measurements are kept; default: runs/TRACE-TIME.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and duplicates.")] = 0,
+    metrics_port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Serve tuner's own Prometheus metrics.")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option(help="Overwrite the output even if it is no profile.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Find the right max_num_seqs for a trace and write a serving profile.
+
+    One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
+    measured is kept in the run directory, and --resume goes on after an interruption.
+    """
+    from tuner.commands.sweep_run import SweepOptions, run  # noqa: PLC0415 - keeps --help light
+
+    run(
+        SweepOptions(
+            trace=trace,
+            output=output,
+            model=model,
+            base=base,
+            overrides=tuple(set_ or ()),
+            engine=engine,
+            world=world,
+            ceiling=ceiling,
+            slo=slo,
+            budget=budget,
+            window=window,
+            step=step,
+            replicas=replicas,
+            router=router,
+            headroom=headroom,
+            fresh=fresh,
+            resume=resume,
+            run_dir=run_dir,
+            seed=seed,
+            metrics_port=metrics_port,
+            force=force,
+            json=json_,
+        )
+    )

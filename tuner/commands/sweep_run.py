@@ -1,0 +1,278 @@
+"""What ``tuner sweep`` does with its options: everything that may be slow to import."""
+
+import asyncio
+import json
+import shlex
+import sys
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tuner import journal, profile
+from tuner.commands.sweep_view import Progress, render
+from tuner.engines.seam import Starter
+from tuner.errors import Interrupted, RunError, TargetError, TraceError, UndecidedError, UsageError
+from tuner.exporter import Exporter
+from tuner.outcome import SweepOutcome
+from tuner.result import holds_with_headroom, json_object, profile_of
+from tuner.slo import parse_slo
+from tuner.sweep import SweepSettings, sweep
+from tuner.trace import Trace, TraceRequest, load
+from tuner.traffic import lengths_are_uniform, route
+from tuner.window import parse_duration_s
+
+ROUTERS = ("least", "rr", "random", "session")
+AGREEMENT = 0.10
+"""How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """The command line, as given."""
+
+    trace: Path
+    output: Path
+    model: str | None
+    base: Path | None
+    overrides: tuple[str, ...]
+    engine: str
+    world: Path | None
+    ceiling: int
+    slo: str | None
+    budget: str
+    window: str
+    step: str
+    replicas: int
+    router: str
+    headroom: float
+    fresh: bool
+    resume: bool
+    run_dir: Path | None
+    seed: int
+    metrics_port: int | None
+    force: bool
+    json: bool
+
+
+def run(options: SweepOptions) -> None:
+    """Run the whole sweep and print its result. Raises TunerError."""
+    began_s = time.monotonic()
+    _check_output(options)
+    _check_router(options)
+    trace = load(options.trace)
+    settings = _settings(options, trace)
+    requests, warnings = _requests(options, trace)
+    starter, execute = _starter(options, trace)
+    plan = _plan(options, trace, starter)
+    book = _open(options, plan)
+    exporter = Exporter(options.metrics_port) if options.metrics_port else None
+    progress = Progress(settings, exporter)
+    for warning in warnings:
+        progress.warn(warning)
+    try:
+        with progress:
+            outcome = execute(sweep(requests, starter, settings, book, progress))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise Interrupted(
+            f"interrupted; {len(list(book.of('replay')))} replays are kept in {book.run_dir}",
+            hint=f"Go on with: {_resume_command(options, book.run_dir)}",
+        ) from None
+    finally:
+        book.close()
+        if exporter is not None:
+            exporter.close()
+    said = [
+        *warnings,
+        *outcome.warnings,
+        *outcome.verdict.warnings,
+        *_confirmation(outcome, options),
+    ]
+    origin = {
+        "tuner": version("tuner"),
+        "seed": options.seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": time.monotonic() - began_s,
+        "warnings": said,
+        "model_digest": None,
+    }
+    found = profile_of(outcome, headroom=options.headroom, trace_digest=trace.digest, origin=origin)
+    kept = book.run_dir / "profile.yaml"
+    profile.save(found, kept)
+    _check_output(options)
+    profile.save(found, options.output)
+    if options.json:
+        result = json_object(
+            outcome, run_dir=str(book.run_dir), profile=str(options.output), warnings=said
+        )
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        render(outcome, profile_path=options.output, run_dir=book.run_dir, warnings=said)
+    if outcome.verdict.kind == "inconclusive":
+        raise UndecidedError(
+            outcome.verdict.reason,
+            hint=f"{options.output} is safe to serve but not defended; give a larger --budget.",
+        )
+
+
+def _check_router(options: SweepOptions) -> None:
+    if options.router not in ROUTERS:
+        raise UsageError(
+            f"--router {options.router!r} is not known", hint=f"Choose one of {', '.join(ROUTERS)}."
+        )
+
+
+def _settings(options: SweepOptions, trace: Trace) -> SweepSettings:
+    return SweepSettings(
+        ceiling=options.ceiling,
+        slo=parse_slo(options.slo) if options.slo is not None else None,
+        window=options.window,
+        step_s=parse_duration_s(options.step, option="--step"),
+        budget_s=parse_duration_s(options.budget, option="--budget"),
+        headroom=options.headroom,
+        fresh=options.fresh,
+        seed=options.seed,
+        trace_block_size=trace.header.block_size,
+    )
+
+
+def _check_output(options: SweepOptions) -> None:
+    """Refuse to destroy what is not ours, before anything is measured and again at the end.
+
+    An older profile may go: its run directory still has it.
+    """
+    path = options.output
+    if path.is_dir() or not path.parent.is_dir():
+        raise TargetError(f"{path}: cannot be written there", hint="Choose another -o.")
+    if path.exists() and not options.force:
+        with path.open("rb") as file:
+            ours = b"schema_version:" in file.read(4096)
+        if not ours:
+            raise TargetError(
+                f"{path}: is there already and is no serving profile",
+                hint="Choose another -o, or overwrite it with --force.",
+            )
+
+
+def _requests(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest], list[str]]:
+    """Return one server's requests, and what the user should know of the trace."""
+    warnings = list(trace.warnings)
+    requests = [one for one in trace.requests if one.status in {"ok", "aborted"}]
+    if not requests:
+        raise TraceError(
+            f"{options.trace}: no request that was served", hint="Capture some traffic first."
+        )
+    refused = len(trace.requests) - len(requests)
+    if refused:
+        warnings.append(
+            f"{refused} requests had failed or been rejected; they are reported, not replayed, and "
+            "the demand was higher than what is tuned for"
+        )
+    if lengths_are_uniform(requests):
+        warnings.append(
+            "all requests have nearly the same lengths: real traffic varies, and a knee found on "
+            "uniform lengths misleads"
+        )
+    if options.replicas > 1:
+        parts = route(requests, replicas=options.replicas, router=options.router, seed=options.seed)
+        requests = max(parts, key=lambda part: sum(o.input_length + o.output_length for o in part))
+    return requests, warnings
+
+
+Execute = Callable[[Coroutine[Any, Any, SweepOutcome]], SweepOutcome]
+
+
+def _starter(options: SweepOptions, trace: Trace) -> tuple[Starter, Execute]:
+    """Return what starts engines, and the loop that runs them: real or virtual time."""
+    if options.engine == "sim":
+        if options.world is None:
+            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+        from tuner.engines import virtual_time  # noqa: PLC0415 - numba, for sim alone
+        from tuner.engines.sim import SimStarter  # noqa: PLC0415
+        from tuner.engines.world import read_world  # noqa: PLC0415
+
+        model = options.model or trace.header.model
+        return SimStarter(read_world(options.world), model=model), virtual_time.run
+    if options.engine != "vllm":
+        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
+    if options.world is not None:
+        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+    from tuner.base import engine_arguments  # noqa: PLC0415 - vllm takes seconds to import
+    from tuner.engines.vllm import VllmStarter  # noqa: PLC0415
+
+    arguments = engine_arguments(
+        model=options.model,
+        base=options.base,
+        header_model=trace.header.model,
+        overrides=options.overrides,
+    )
+    return VllmStarter(arguments), asyncio.run
+
+
+def _plan(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, Any]:
+    """Return what every measurement of this run rests on; a resumed run must have the same."""
+    return {
+        "trace_digest": trace.digest,
+        "engine": options.engine,
+        "engine_arguments": dict(starter.resolve(max_num_seqs=options.ceiling)),
+        "ceiling": options.ceiling,
+        "slo": options.slo,
+        "window": options.window,
+        "step": options.step,
+        "budget": options.budget,
+        "replicas": options.replicas,
+        "router": options.router,
+        "headroom": options.headroom,
+        "fresh": options.fresh,
+        "seed": options.seed,
+    }
+
+
+def _open(options: SweepOptions, plan: Mapping[str, Any]) -> journal.Journal:
+    if options.resume:
+        return journal.resume(options.run_dir or _newest(options.trace), plan)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    return journal.create(options.run_dir or Path("runs") / f"{options.trace.stem}-{stamp}", plan)
+
+
+def _newest(trace: Path) -> Path:
+    found = sorted(Path("runs").glob(f"{trace.stem}-*/journal.jsonl"))
+    if not found:
+        raise RunError(
+            f"runs/{trace.stem}-*: there is no run to resume", hint="Name it with --run-dir."
+        )
+    return found[-1].parent
+
+
+def _resume_command(options: SweepOptions, run_dir: Path) -> str:
+    """Return the command line that goes on with this run."""
+    words = ["tuner", *sys.argv[1:]]
+    if not options.resume:
+        words.append("--resume")
+    if options.run_dir is None:
+        words += ["--run-dir", str(run_dir)]
+    return shlex.join(words)
+
+
+def _confirmation(outcome: SweepOutcome, options: SweepOptions) -> Sequence[str]:
+    """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
+    said = []
+    one = outcome.confirmed
+    if one is None:
+        if not options.fresh:
+            said.append("no fresh engine confirmed the choice: the budget was spent")
+        return said
+    ladder = next(m for m in outcome.curve if m.max_num_seqs == one.max_num_seqs)
+    if one.tpot_s and ladder.tpot_s:
+        ratio = one.tpot_s.p50 / ladder.tpot_s.p50 - 1
+        if abs(ratio) > AGREEMENT:
+            said.append(
+                f"the confirming engine's p50 TPOT was {ratio:+.0%} against the ladder's: "
+                "the machine or the engine's size changed it"
+            )
+    if options.headroom > 1 and not holds_with_headroom(outcome):
+        said.append(f"the choice does not hold at {options.headroom:g} times the load")
+    return said

@@ -1,0 +1,158 @@
+"""How a sweep looks: progress on stderr while it runs, the curve and the verdict on stdout."""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tuner.exporter import Exporter
+from tuner.measure import Measurement, Spread
+from tuner.outcome import SweepOutcome
+from tuner.sweep import SweepSettings
+
+PLAIN_WIDTH = 100
+"""Where stdout is no terminal, so that a log has the same lines everywhere."""
+
+
+class Progress:
+    """Tells on stderr how the run goes: a live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, settings: SweepSettings, exporter: Exporter | None) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.exporter = exporter
+        self.budget_s = settings.budget_s
+        self.began_s = time.monotonic()
+        self.what, self.window_s = "", 0.0
+        self.status = self.console.status("") if self.console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.status is not None:
+            self.status.start()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+    def stage(self, text: str) -> None:
+        self._line(text)
+        if self.status is not None:
+            self.status.update(escape(text))
+
+    def trial(self, what: str, window_s: float) -> None:
+        self.what, self.window_s = what, window_s
+        if self.status is None:
+            self._line(f"{what}: replaying {window_s:.0f}s of the trace")
+
+    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
+        if self.exporter is not None:
+            self.exporter.in_flight.set(in_flight)
+        if self.status is not None:
+            left_s = max(0.0, self.window_s - elapsed_s)
+            self.status.update(
+                f"{self._clock()} {escape(self.what)}: {elapsed_s:.0f}s of {self.window_s:.0f}s, "
+                f"{left_s:.0f}s to go; {done} requests done, {in_flight} in flight"
+            )
+
+    def measured(self, what: str, measurement: Measurement) -> None:
+        one = measurement
+        if self.exporter is not None:
+            self.exporter.measured(one)
+        parts = [
+            f"{what}: {_attainment(one)} within the SLO",
+            f"{one.output_tokens_per_s:,.0f} tok/s",
+            f"p95 TPOT {_ms(one.tpot_s, 'p95')} ms",
+            f"p99 E2EL {_ms(one.e2el_s, 'p99')} ms",
+        ]
+        self._line(", ".join(parts) + (f" (cut: {one.cut})" if one.cut else ""))
+
+    def warn(self, text: str) -> None:
+        self._line(f"Warning: {text}")
+
+    def _line(self, text: str) -> None:
+        self.console.print(f"{self._clock()} {escape(text)}", soft_wrap=True)
+
+    def _clock(self) -> str:
+        minutes, seconds = divmod(int(time.monotonic() - self.began_s), 60)
+        return f"{minutes:02}:{seconds:02}"
+
+
+def render(
+    outcome: SweepOutcome, *, profile_path: Path, run_dir: Path, warnings: Sequence[str]
+) -> None:
+    """Print the curve, the verdict and what to do with it."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    verdict = outcome.verdict
+    console.print(curve_table(outcome))
+    console.print(f"[bold]{escape(verdict.reason)}[/]")
+    console.print(f"confidence {verdict.confidence:.2f}; SLO {escape(str(outcome.slo))}")
+    for title, one in (
+        ("confirmed on a fresh engine", outcome.confirmed),
+        ("with headroom", outcome.with_headroom),
+    ):
+        if one is not None:
+            console.print(
+                f"{title}: {one.attainment:.1%} within the SLO, {one.requests_per_s:.2f} req/s, "
+                f"p95 TPOT {_ms(one.tpot_s, 'p95')} ms, p99 E2EL {_ms(one.e2el_s, 'p99')} ms"
+            )
+    console.print(
+        f"{len(outcome.starts_s)} engine starts, {sum(outcome.starts_s):.0f}s; "
+        f"{outcome.replay_s:.0f}s of replay"
+    )
+    for warning in warnings:
+        console.print(f"[yellow]Warning:[/] {escape(warning)}")
+    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
+    console.print(f"profile: {escape(str(profile_path))}", soft_wrap=True)
+    console.print(f"next: tuner apply {escape(str(profile_path))} --dry-run", soft_wrap=True)
+
+
+def curve_table(outcome: SweepOutcome) -> Table:
+    """Return the curve as a table, the chosen step marked."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in (
+        "max_num_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", "TTFT\np99 ms",
+        "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "preemp-\ntions",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in outcome.curve:
+        chosen = one.max_num_seqs == outcome.verdict.max_num_seqs
+        kv = one.kv_cache_usage
+        table.add_row(
+            f"{'> ' if chosen else ''}{one.max_num_seqs}",
+            _attainment(one),
+            "cut" if one.cut else f"{one.goodput_rps:.2f}",
+            f"{one.output_tokens_per_s:,.0f}",
+            _ms(one.ttft_s, "p99"),
+            _ms(one.tpot_s, "p95"),
+            _ms(one.e2el_s, "p99"),
+            _ms(one.queue_s, "p95"),
+            "-" if kv is None else f"{kv.peak:.0%}",
+            str(one.preemptions),
+            style="bold" if chosen else None,
+        )
+    return table
+
+
+def _attainment(one: Measurement) -> str:
+    """Of a cut step only the upper bound is known."""
+    return f"<={one.attainment_bound:.1%}" if one.cut else f"{one.attainment:.1%}"
+
+
+def _ms(spread: Spread | None, name: str) -> str:
+    if spread is None:
+        return "-"
+    value_ms = getattr(spread, name) * 1e3
+    return f"{value_ms:,.1f}" if value_ms < 100 else f"{value_ms:,.0f}"
