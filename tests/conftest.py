@@ -1,0 +1,36 @@
+"""Tests skip themselves where what they need is absent, so plain ``pytest`` is green everywhere."""
+
+import importlib.util
+
+import pytest
+
+VLLM_TIMEOUT_S = 300
+"""For a test on a real engine: the first one also waits for the shared engine to start."""
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--gpu", action="store_true", help="also run tests that need a CUDA device")
+    parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    no_gpu = pytest.mark.skip(reason="needs --gpu")
+    no_vllm = pytest.mark.skip(reason="vllm is not installed")
+    has_vllm = importlib.util.find_spec("vllm") is not None
+    for item in items:
+        if "gpu" in item.keywords and not config.getoption("--gpu"):
+            item.add_marker(no_gpu)
+        if "vllm" in item.keywords:
+            if not has_vllm:
+                item.add_marker(no_vllm)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(VLLM_TIMEOUT_S))
+            # What vLLM and its kin warn about is not ours to mend.
+            item.add_marker(pytest.mark.filterwarnings("default"))
+    # Real engines last: what is wrong without them shows early.
+    items.sort(key=lambda item: "vllm" in item.keywords)
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    return bool(request.config.getoption("--update-golden"))
