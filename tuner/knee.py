@@ -149,12 +149,14 @@ def _best(alive: Sequence[Point]) -> Point:
 def _ladder_is_done(blocks: Sequence[Block]) -> bool:
     """Whether a larger cap cannot help: the top never bound, or is worse than the best for sure."""
     curve = points(blocks)
-    if not curve or curve[-1].cut:
+    alive = [point for point in curve if not point.cut]
+    if not alive:
         return False
-    top = curve[-1]
+    top, best = curve[-1], _best(alive)
+    if top.cut:
+        return top.last.attainment_bound < best.attainment - EQUAL_ATTAINMENT
     if never_binds(top.last):
         return True
-    best = _best([point for point in curve if not point.cut])
     tail_sd, _ = noise(blocks, "e2el_p99_ms")
     sure = math.log(EQUAL_TAIL) + 1.645 * math.sqrt(2) * tail_sd
     return top.log_tail > best.log_tail + sure and top.attainment <= best.attainment
@@ -172,7 +174,7 @@ def _plausible(blocks: Sequence[Block]) -> set[int]:
     shortest = min(point.log_tail for point in kept) + math.log(EQUAL_TAIL) + 3 * tail_sd
     caps = {point.cap for point in kept if point.log_tail <= shortest}
     best = _best(alive)
-    above = [point.cap for point in alive if point.cap > best.cap]
+    above = [point.cap for point in points(blocks) if point.cap > best.cap]
     return {*caps, best.cap, *above[:1]}
 
 

@@ -49,6 +49,9 @@ def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[Verdic
         )
     if worse:
         return "knee", f"{_against(worse[0], chosen)}{_gain(below, chosen)}"
+    lost = [point for point in curve if point.cap > chosen.cap and point.cut]
+    if lost:
+        return "knee", f"{_hopeless(lost[0])}{_gain(below, chosen)}"
     if above or never_binds(chosen.last):
         peak = max(point.last.running_peak for point in (chosen, *above))
         return "plateau", (
@@ -92,10 +95,11 @@ def _gain(below: Sequence[Point], chosen: Point) -> str:
     if not below:
         return ""
     point = below[-1]
-    if point.cut:
-        bound = point.last.attainment_bound
-        return f"; {point.cap} is overloaded (at most {bound:.0%} within the SLO)"
-    return f"; {_against(point, chosen)}"
+    return f"; {_hopeless(point) if point.cut else _against(point, chosen)}"
+
+
+def _hopeless(point: Point) -> str:
+    return f"{point.cap} is certain to serve at most {point.last.attainment_bound:.0%} in time"
 
 
 def overloaded(curve: Sequence[Point]) -> Verdict:

@@ -105,4 +105,5 @@ class Replay:
     """Scored requests that a cut kept from being sent."""
 
     attainment_bound: float = 1.0
-    """The most that arithmetic allows this cap to attain (``knee.littles_bound``)."""
+    """The most that this cap could attain: by what was certain when it was cut, or by arithmetic
+    beforehand (``knee.littles_bound``)."""

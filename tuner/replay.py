@@ -50,7 +50,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     max_num_seqs: int,
     scored_from_s: float,
     window_s: float,
-    cut_rule: CutRule | None = None,
+    cut_rule: CutRule,
     progress: Progress | None = None,
     name: str = "replay",
 ) -> Replay:
@@ -73,6 +73,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
         cut=run.cut,
+        attainment_bound=run.bound,
         unsent=run.scored - sum(record.scored for record in run.records),
     )
 
@@ -85,7 +86,7 @@ class _Run:
         plan: Sequence[PlannedRequest],
         engine: Engine,
         name: str,
-        cut_rule: CutRule | None,
+        cut_rule: CutRule,
         progress: Progress | None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -96,6 +97,7 @@ class _Run:
         self.records: list[RequestRecord] = []
         self.misses = 0
         self.cut: str | None = None
+        self.bound = 1.0
         self.start_s = 0.0
 
     async def go(self) -> None:
@@ -149,7 +151,7 @@ class _Run:
             del self.flights[index]
             record = self._record(flight, sent_s, outcome, error)
             self.records.append(record)
-            if self.cut_rule is not None and record.scored and not record.meets(self.cut_rule.slo):
+            if record.scored and not record.meets(self.cut_rule.slo):
                 self.misses += 1
 
     async def _generate(self, index: int, flight: _Flight) -> None:
@@ -180,8 +182,6 @@ class _Run:
             if self.progress is not None:
                 self.progress(now_s, len(self.records), len(self.flights))
             rule = self.cut_rule
-            if rule is None:
-                continue
             if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
                 self.cut = "ruled out by Little's law; replayed for its iterations only"
                 return
@@ -192,6 +192,7 @@ class _Run:
             bound = 1 - (self.misses + lost) / max(1, self.scored)
             if bound < rule.floor:
                 self.cut = f"attainment is certain to stay below {rule.floor:.2f}"
+                self.bound = bound
                 return
 
     def _record(

@@ -15,7 +15,7 @@ from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.errors import GeneratorLateError
 from tuner.evidence import Evidence
 from tuner.journal import Journal
-from tuner.knee import RULED_OUT_REPLAY_S, cut_floor, decide, doubling, next_trial
+from tuner.knee import HOPELESS, RULED_OUT_REPLAY_S, cut_floor, decide, doubling, next_trial
 from tuner.measure import Measurement, check_generator, measure
 from tuner.outcome import SweepOutcome
 from tuner.probe import probe
@@ -209,6 +209,7 @@ class _Sweep:
             rule = CutRule(workload.slo, floor, RULED_OUT_REPLAY_S if bound < floor else None)
             engine = await self.engine_for(cap, "ladder")
             result = await self.replay_once(engine, trial.purpose, cap, workload, rule)
+            bound = min(bound, result.attainment_bound)
             self.keep(replace(result, attainment_bound=bound), trial.purpose, workload.slo)
             blocks = self.evidence.blocks(workload.slo)
         return True
@@ -219,6 +220,9 @@ class _Sweep:
         """Measure the choice on an engine of its own, at the captured load (unless the ladder's
         engines were its own already) and with headroom."""
         cap, slo = verdict.max_num_seqs, workload.slo
+        if verdict.kind == "overloaded":
+            return None, None
+        rule = CutRule(slo, HOPELESS)
         loads = {"headroom": self.settings.headroom}
         for purpose, load in (loads if self.settings.fresh else {"confirm": 1.0, **loads}).items():
             left_s = self.settings.budget_s - self.evidence.spent_s()
@@ -231,7 +235,7 @@ class _Sweep:
             raised = scale_load(workload.requests, load, seed=self.settings.seed)
             engine = await self.engine_for(cap, "confirm")
             loaded = replace(workload, requests=tuple(raised))
-            result = await self.replay_once(engine, purpose, cap, loaded, None)
+            result = await self.replay_once(engine, purpose, cap, loaded, rule)
             self.keep(result, purpose, slo)
         return (
             self.evidence.confirming("confirm", cap, slo),
@@ -248,7 +252,7 @@ class _Sweep:
         purpose: str,
         cap: int,
         workload: Workload,
-        rule: CutRule | None,
+        rule: CutRule,
     ) -> Replay:
         """Replay the workload; again when our own sending was late.
 

@@ -7,7 +7,7 @@ between two blocks is the machine; resampled requests would call two equal runs 
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -166,15 +166,23 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
 
     Each draw moves every cap by its noise (Student t) and asks again; ``best`` is right in a draw
     when it is within GOOD_ATTAINMENT and GOOD_TAIL of what that draw would choose. Caps that never
-    bound are one and the same configuration for this traffic, so they move together.
+    bound are one and the same configuration for this traffic, so they move together. One that was
+    cut is given the benefit of the doubt: the most it could attain, with the shortest tail.
     """
-    alive = [point for point in points(blocks) if not point.cut]
+    curve = points(blocks)
+    shortest = min(point.log_tail for point in curve)
+    alive = [
+        replace(point, attainment=point.last.attainment_bound, log_tail=shortest, blocks=1)
+        if point.cut
+        else point
+        for point in curve
+    ]
     attainment_sd, freedom = noise(blocks, "attainment")
     tail_sd, _ = noise(blocks, "e2el_p99_ms")
     rng = np.random.default_rng(0)
     picks: list[int] = []
     right = 0
-    free = [index for index, point in enumerate(alive) if never_binds(point.last)]
+    free = [i for i, point in enumerate(alive) if not point.cut and never_binds(point.last)]
     for draws in rng.standard_t(freedom, size=(DRAWS, len(alive), 2)):
         draws[free] = draws[free[:1]]
         drawn = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuner import journal, profile
 from tuner.commands.sweep_view import Progress, render
@@ -22,10 +22,12 @@ from tuner.result import holds_with_headroom, json_object, profile_of
 from tuner.slo import parse_slo
 from tuner.sweep import SweepSettings, sweep
 from tuner.trace import Trace, TraceRequest, load
-from tuner.traffic import lengths_are_uniform, route
+from tuner.traffic.cautions import cautions
+from tuner.traffic.columns import columns_of
+from tuner.traffic.routing import ROUTERS, Router, busiest_part, route
+from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s
 
-ROUTERS = ("least", "rr", "random", "session")
 AGREEMENT = 0.10
 """How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
 
@@ -165,20 +167,12 @@ def _requests(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest], 
         raise TraceError(
             f"{options.trace}: no request that was served", hint="Capture some traffic first."
         )
-    refused = len(trace.requests) - len(requests)
-    if refused:
-        warnings.append(
-            f"{refused} requests had failed or been rejected; they are reported, not replayed, and "
-            "the demand was higher than what is tuned for"
-        )
-    if lengths_are_uniform(requests):
-        warnings.append(
-            "all requests have nearly the same lengths: real traffic varies, and a knee found on "
-            "uniform lengths misleads"
-        )
+    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+    warnings += cautions(columns, describe(columns), trace.header)
     if options.replicas > 1:
-        parts = route(requests, replicas=options.replicas, router=options.router, seed=options.seed)
-        requests = max(parts, key=lambda part: sum(o.input_length + o.output_length for o in part))
+        router = cast("Router", options.router)
+        parts = route(requests, replicas=options.replicas, router=router, seed=options.seed)
+        requests = parts[busiest_part(parts)]
     return requests, warnings
 
 
@@ -262,7 +256,7 @@ def _confirmation(outcome: SweepOutcome, options: SweepOptions) -> Sequence[str]
     said = []
     one = outcome.confirmed
     if one is None:
-        if not options.fresh:
+        if not options.fresh and outcome.verdict.kind != "overloaded":
             said.append("no fresh engine confirmed the choice: the budget was spent")
         return said
     ladder = next(m for m in outcome.curve if m.max_num_seqs == one.max_num_seqs)
