@@ -20,7 +20,7 @@ PYTEST_ARGS ?=
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test check coverage static fix docs golden bench clean setup setup-dev
+.PHONY: help sweep test check coverage static fix docs readme golden bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -44,6 +44,9 @@ fix: setup-dev  ## Repair what a machine can repair
 
 docs: setup-dev  ## Rewrite the generated parts of the docs
 	$(BIN)/cog -r -I . README.md docs/*.md
+
+readme: setup  ## Tune the sample trace and put what tuner printed into README.md
+	$(BIN)/python scripts/readme.py $(SWEEP_ARGS)
 
 golden: setup-dev  ## Rewrite tests/golden; read the diff before you commit it
 	$(BIN)/python -m pytest --update-golden -m "not vllm" $(PYTEST_ARGS)
