@@ -1,0 +1,88 @@
+"""Find the right max_num_seqs for a vLLM server from the traffic that it really gets.
+
+The map, in reading order; data flows downwards.
+
+What production saw
+    trace                    requests: read, checked, cut and written
+    formats                  the registry of trace formats, one module each
+    formats.canonical        tuner's own: JSON lines, a superset of Mooncake's
+    formats.mooncake         Mooncake's traces and their like
+    formats.azure2023        Azure's LLM inference traces of 2023
+    formats.record           one request as it stands in a file
+    formats.source           what a trace file says of itself, and its rows
+    formats.lines            the lines of a file of any size
+    stream                   trace files too large for memory: looked through, imported, cut
+
+What it says, before anything is run
+    traffic                  how many, how bursty, how long, how many at a time
+    traffic.columns          a trace as columns, 40 bytes a request
+    traffic.arrivals         rate, burstiness, the clock's grid, the busiest time
+    traffic.concurrency      how many requests at a time
+    traffic.routing          which replica gets which request
+    traffic.scaling          more or less load from the same traffic
+    traffic.summary          all of it at once
+    traffic.cautions         what to beware of
+    prompts                  token ids with the trace's lengths and shared prefixes
+    slo                      the objective that one request must meet
+    window                   which part of the trace is replayed, and the plan
+    workload                 what a sweep replays: requests, SLO, window
+
+What serves it
+    engines.seam             what every engine offers; types only
+    engines.vllm             how engines of vLLM come into being
+    engines.vllm_config      vLLM's arguments: checked, pinned, resolved
+    engines.vllm_engine      a running AsyncLLM
+    engines.live_scheduler   vLLM's scheduler with a cap that changes live
+    engines.core_process     the child process that EngineCore lives in
+    engines.vllm_failure     what vLLM's failures mean
+    engines.vllm_log         where vLLM speaks to
+    engines.sim              the simulated engine
+    engines.world            the file that describes the simulated machine
+    engines.weather          noise, drift, stalls and bad neighbours of that machine
+    engines.virtual_time     an event loop on which time is free
+    scheduler_model          vLLM's scheduler as a discrete-event model
+    scheduler_queue          its waiting requests and KV blocks
+    scheduler_state          its state, in arrays
+    jit                      numeric loops, compiled
+    models                   the tiny model that ships with the package
+    devices                  the hardware, and how busy it is
+
+From replay to verdict
+    records                  what is sent, and what became of it
+    replay                   the trace, sent again: open loop
+    probe                    what an idle engine does
+    measure                  records and iterations to what a replay cost
+    uncertainty              how sure the numbers are
+    knee                     what to measure next, and where the knee is
+    reasons                  a verdict, and the sentence that says why
+    journal                  everything measured, on disk the moment it exists
+    evidence                 what a run has measured so far
+    sweep                    the run, from engine to verdict
+    outcome                  what a sweep found
+    exporter                 tuner's own Prometheus metrics
+
+What is rolled out
+    provenance               what a number rests on
+    result                   what a sweep found, as sections of a profile
+    profile_schema           the sections of a serving profile
+    profile                  the serving profile, sealed, written and read
+    rollout                  what a profile means for one deployment
+    targets                  the registry of rollout targets, one module each
+    targets.seam             what a rollout target is; types only
+    targets.vllm_config      a `vllm serve --config` YAML
+    targets.yaml_edit        edits that leave the rest of a YAML text as it was
+    backup                   writes that can be taken back
+
+At the edges
+    cli                      the typer app and the one error boundary
+    commands.sweep           `tuner sweep`: its options
+    commands.sweep_run       what it does
+    commands.sweep_view      how it looks
+    commands.trace           `tuner trace`: its options
+    commands.trace_run       what it does
+    commands.trace_view      how it looks
+    errors                   everything raised on purpose
+    files                    files written whole or not at all
+    output                   files of any size that appear whole or not at all
+    yaml_strict              YAML that somebody else wrote
+"""

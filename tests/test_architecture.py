@@ -1,0 +1,170 @@
+"""The layers, as a test: what decides may not reach the world; each big dependency has one home."""
+
+import ast
+import re
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import tuner
+
+PACKAGE = Path(tuner.__file__).parent
+PATHS = {
+    ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if path != PACKAGE / "__init__.py"
+}
+
+PURE_AT_LEAST = {
+    *("measure", "knee", "reasons", "uncertainty", "slo", "window", "workload", "outcome"),
+    *("prompts", "traffic", "records", "result", "engines.seam", "targets.seam"),
+}
+"""Those that decide. Any other module joins them by calling itself pure."""
+
+WITH_TYPES = frozenset({"profile", "trace"})
+"""Types live here beside what reads and writes them; a pure module may name the types."""
+
+HOMES = {
+    "vllm": {"engines.live_scheduler", "engines.vllm_config", "engines.vllm_engine"},
+    "torch": set[str](),
+    "optuna": {"refine"},
+    "plotly": {"report"},
+    "prometheus_client": {"exporter"},
+    "pynvml": {"devices"},
+    "ray": {"placement"},
+    "rich": {"commands"},
+    "ruamel": {"targets"},
+    "typer": {"cli", "commands"},
+}
+"""Dependency → the modules, or folders of modules, that may import it."""
+
+WORLD = {
+    *("asyncio", "os", "random", "secrets", "selectors", "shutil", "signal", "socket"),
+    *("subprocess", "tempfile", "threading", "time", *HOMES),
+}
+
+CATCH_ALL = {"engines.vllm_config", "engines.vllm_engine"}
+"""vLLM refuses and fails with whatever its depths raise; nothing else is caught unnamed."""
+
+HEAVY = {"msgspec", "numba", "numpy", "optuna", "plotly", "pydantic", "ray", "torch", "vllm"}
+"""What ``tuner --help`` has no time for."""
+
+IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml", "ruamel.yaml": "ruamel"}
+
+
+@cache
+def tree(module: str) -> ast.Module:
+    return ast.parse(PATHS[module].read_text(encoding="utf-8"))
+
+
+@cache
+def imports(module: str) -> frozenset[str]:
+    """Return all that a module imports, anywhere in it: ``vllm``, ``tuner.trace``."""
+    found: set[str] = set()
+    for node in ast.walk(tree(module)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{module}: relative import"
+            assert node.module is not None
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= members if node.module == "tuner" else {node.module, *members}
+    ours = {name for name in found if name.removeprefix("tuner.") in PATHS}
+    theirs = {name.split(".")[0] for name in found} - {"tuner"}
+    return frozenset(ours | theirs)
+
+
+def inner(module: str) -> set[str]:
+    return {name.removeprefix("tuner.") for name in imports(module) if name.startswith("tuner.")}
+
+
+def reaches(module: str, *, but_not_through: frozenset[str] = frozenset()) -> set[str]:
+    """Return what a module imports, itself or through the rest of tuner."""
+    found: set[str] = set()
+    seen: set[str] = set()
+    todo = {module}
+    while todo:
+        here = todo.pop()
+        seen.add(here)
+        found |= imports(here)
+        todo |= inner(here) - seen - but_not_through
+    return found
+
+
+def is_pure(module: str) -> bool:
+    says = ast.get_docstring(tree(module)) or ""
+    return module in PURE_AT_LEAST or re.search(r"\bPure\b|\bTypes only\.", says) is not None
+
+
+def lives_in(homes: set[str], module: str) -> bool:
+    return any(module == home or module.startswith(f"{home}.") for home in homes)
+
+
+def run_python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+@pytest.mark.parametrize("module", sorted(PURE_AT_LEAST | set(filter(is_pure, PATHS))))
+def test_what_decides_does_not_reach_the_world(module: str) -> None:
+    assert reaches(module, but_not_through=WITH_TYPES) & WORLD == set()
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_each_big_dependency_has_one_home(module: str) -> None:
+    assert {
+        name for name in imports(module) & HOMES.keys() if not lives_in(HOMES[name], module)
+    } == (set())
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_errors_are_caught_by_name(module: str) -> None:
+    unnamed = [
+        node.lineno
+        for node in ast.walk(tree(module))
+        if isinstance(node, ast.ExceptHandler)
+        and (node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"})
+    ]
+    assert module in CATCH_ALL or unnamed == []
+
+
+@pytest.mark.parametrize("module", PATHS)
+def test_modules_fit_in_one_sitting(module: str) -> None:
+    assert len(PATHS[module].read_text(encoding="utf-8").splitlines()) <= 300
+
+
+def test_the_map_in_the_package_docstring_lists_every_module_and_no_other() -> None:
+    listed = re.findall(r"^    ([a-z_0-9.]+)  ", tuner.__doc__ or "", flags=re.MULTILINE)
+    empty = {name for name, path in PATHS.items() if not path.read_text(encoding="utf-8").strip()}
+    assert sorted(listed) == sorted(set(PATHS) - empty)
+
+
+def test_the_command_line_starts_without_what_is_slow_to_import() -> None:
+    loaded = run_python(
+        "import sys, tuner.cli; print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    assert HEAVY & set(loaded.split()) == set()
+
+
+@pytest.mark.parametrize("command", ["apply", "trace"])
+def test_commands_that_serve_nothing_need_no_engine(command: str) -> None:
+    assert reaches(f"commands.{command}") & {"torch", "vllm"} == set()
+
+
+def test_what_is_imported_is_declared() -> None:
+    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))[
+        "project"
+    ]
+    extras = project["optional-dependencies"]
+    declared = {
+        IMPORT_NAMES.get(name, name.replace("-", "_"))
+        for requirement in [*project["dependencies"], *extras["vllm"], *extras["report"]]
+        for name in [re.split(r"[<>=\[ ]", requirement)[0]]
+    }
+    imported = {name for module in PATHS for name in imports(module)}
+    theirs = {name for name in imported if not name.startswith("tuner.")}
+    assert theirs - declared - sys.stdlib_module_names == set()
