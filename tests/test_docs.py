@@ -1,0 +1,132 @@
+"""Docs that cannot lie: links resolve, commands and options exist, every example is used."""
+
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+import typer.main
+
+import tuner
+from tuner.cli import app
+
+ROOT = Path(tuner.__file__).parent.parent
+
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
+TARGET = re.compile(r"^([a-z-]+):", flags=re.MULTILINE)
+
+A_MACHINE = re.compile(r"/(?:root|work|home/\w+|Users/\w+)/\w")
+A_REGISTRY = re.compile(r"py[p]i\.(?:org|python)|files\.python[h]osted|download\.py[t]orch")
+
+
+def text_files() -> dict[str, str]:
+    """Return what git would keep of this folder: path → text."""
+    listing = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    paths = [name for name in listing.stdout.split("\0") if (ROOT / name).is_file()]
+    return {name: (ROOT / name).read_text(encoding="utf-8") for name in paths}
+
+
+FILES = text_files()
+PAGES = sorted(name for name in FILES if name.endswith(".md"))
+EXAMPLES = sorted(name for name in FILES if re.match(r"examples/.*(?<!\.md)$", name))
+
+
+def commands() -> dict[str, set[str]]:
+    """Return every command by its words, with the options it takes."""
+    found: dict[str, set[str]] = {}
+    todo = [("tuner", typer.main.get_command(app))]
+    while todo:
+        words, command = todo.pop()
+        inner = getattr(command, "commands", {})
+        todo += [(f"{words} {name}", child) for name, child in inner.items()]
+        if not inner:
+            found[words] = {"--help"}
+            for option in command.params:
+                found[words] |= {*option.opts, *option.secondary_opts}
+    return found
+
+
+def shell_lines(page: str) -> list[list[str]]:
+    """Return the commands that a page tells its reader to type, as words.
+
+    A ``sh`` block is typed; in a ``console`` block, what follows a ``$`` is.
+    """
+    typed: list[str] = []
+    for kind, body in FENCE.findall(FILES[page]):
+        lines = body.replace("\\\n", " ").splitlines()
+        if kind == "sh":
+            typed += lines
+        elif kind == "console":
+            typed += [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
+    return [words for line in typed if (words := shlex.split(line, comments=True))]
+
+
+def anchors(page: str) -> set[str]:
+    """Return the anchors of a page's headings, as code hosts make them."""
+    headings = HEADING.findall(FENCE.sub("", FILES[page]))
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    for link in LINK.findall(FENCE.sub("", FILES[page])):
+        if link.startswith(("https://", "http://", "mailto:")):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (ROOT / page).parent / path if path else ROOT / page
+        assert target.exists(), link
+        if anchor:
+            assert anchor in anchors(target.resolve().relative_to(ROOT).as_posix()), link
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_and_option_that_a_page_shows_exists(page: str) -> None:
+    known = commands()
+    targets = set(TARGET.findall(FILES["Makefile"]))
+    for line in shell_lines(page):
+        if line[0] == "make":
+            assert {word for word in line[1:] if "=" not in word} <= targets, line
+        if line[0] == "tuner":
+            command = max(
+                (name for name in known if line[: len(name.split())] == name.split()), key=len
+            )
+            shown = {word.partition("=")[0] for word in line if re.match("--?[a-z]", word)}
+            assert shown <= known[command], line
+
+
+def test_every_command_is_in_the_reference() -> None:
+    headings = set(HEADING.findall(FENCE.sub("", FILES["docs/cli.md"])))
+    assert set(commands()) <= headings
+
+
+def test_every_page_is_reached_from_the_readme() -> None:
+    todo, seen = {"README.md"}, set[str]()
+    while todo:
+        page = todo.pop()
+        seen.add(page)
+        for link in LINK.findall(FENCE.sub("", FILES[page])):
+            target = ((ROOT / page).parent / link.partition("#")[0]).resolve()
+            if target.is_relative_to(ROOT) and target.relative_to(ROOT).as_posix() in PAGES:
+                todo |= {target.relative_to(ROOT).as_posix()} - seen
+    assert set(PAGES) - seen == set()
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_is_used_by_a_test(example: str) -> None:
+    tests = [text for name, text in FILES.items() if re.match(r"tests/.*\.py$", name)]
+    assert any(Path(example).name in text for text in tests)
+
+
+@pytest.mark.parametrize("pattern", [A_MACHINE, A_REGISTRY], ids=["machine", "registry"])
+def test_nothing_here_names_a_place_that_others_do_not_have(pattern: re.Pattern[str]) -> None:
+    found = {name: pattern.search(text) for name, text in FILES.items()}
+    assert {name: hit[0] for name, hit in found.items() if hit} == {}
