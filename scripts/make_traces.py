@@ -19,7 +19,7 @@ from statistics import NormalDist, fmean
 
 from tuner.trace import Trace, TraceHeader, TraceRequest, digest, write
 
-SEED = 11
+SEED = 55
 DURATION_S = 300.0
 
 CALM_RPS, BUSY_RPS = 6.2, 9.0
@@ -31,8 +31,8 @@ LENGTH_RATIO_SIGMA = 0.2
 """Spread of the logarithm of output ÷ input."""
 
 MAX_TOKENS = 256
-ABORTED, FAILED = 0.03, 0.001
-"""Shares of requests that the client gave up, and that the server failed."""
+ABORTED = 0.03
+"""Share of requests that the client gave up."""
 
 STEP_S, STEP_PER_SEQUENCE_S = 0.0095, 0.00035
 FIRST_TOKEN_S = 0.04
@@ -63,13 +63,12 @@ def visits(rng: random.Random) -> Iterator[TraceRequest]:
             return
         size = SHORTEST + (LONGEST - SHORTEST) * rng.random()
         ratio = math.exp(LENGTH_RATIO_SIGMA * NormalDist().inv_cdf(rng.uniform(1e-9, 1 - 1e-9)))
-        fate = rng.random()
         yield TraceRequest(
             row=row,
             arrival_s=round(now_s, 3),
             input_length=round(size),
             output_length=min(LONGEST, max(SHORTEST, round(size * ratio))),
-            status="aborted" if fate < ABORTED else "error" if fate > 1 - FAILED else "ok",
+            status="aborted" if rng.random() < ABORTED else "ok",
             max_tokens=MAX_TOKENS,
         )
         row += 1
@@ -97,19 +96,16 @@ def serve(asked: list[TraceRequest]) -> list[TraceRequest]:
 
 
 def admitted(request: TraceRequest, rng: random.Random) -> Running:
-    """A client that gives up does so somewhere in its answer; a failure comes at once."""
+    """A client that gives up does so somewhere in its answer."""
     if request.status == "aborted":
         seen = max(1, round(request.output_length * rng.random()))
         return Running(dataclasses.replace(request, output_length=seen))
-    if request.status == "error":
-        return Running(dataclasses.replace(request, output_length=1))
     return Running(request)
 
 
 def ended(request: TraceRequest, now_s: float) -> TraceRequest:
     e2e_s = round(now_s + FIRST_TOKEN_S - request.arrival_s, 3)
-    output_length = 0 if request.status == "error" else request.output_length
-    return dataclasses.replace(request, e2e_s=e2e_s, output_length=output_length)
+    return dataclasses.replace(request, e2e_s=e2e_s)
 
 
 def uniform(requests: list[TraceRequest]) -> list[TraceRequest]:

@@ -94,8 +94,13 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
     Raises TargetError where the file cannot be written, or is there and ``force`` is not given.
     """
     with whole_file(path, force=force) as file:
-        file.write(canonical.header_line(trace.header))
-        file.writelines(_lines(trace.requests))
+        file.writelines(lines_of(trace))
+
+
+def lines_of(trace: Trace) -> Iterator[bytes]:
+    """Yield the lines of the canonical form."""
+    yield canonical.header_line(trace.header)
+    yield from _lines(trace.requests)
 
 
 def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
@@ -120,7 +125,7 @@ def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
         rows_read=len(requests),
         rows_kept=len(requests),
         dropped={},
-        notes=(*trace.header.notes, f"cut {start_s:g}s+{length_s:g}s of {trace.digest}"),
+        notes=(*trace.header.notes, f"cut {start_s:g}s+{length_s:g}s"),
     )
     return Trace(header, requests, digest(requests, header.block_size), trace.warnings)
 
@@ -192,10 +197,8 @@ def request_of(row: Row, position: int, *, origin_ms: float = 0) -> TraceRequest
 
 def row_of(request: TraceRequest, position: int) -> Row:
     """Return the canonical row; the inverse of ``request_of``."""
-    timestamp = _ms(request.arrival_s)
-    assert timestamp is not None
     return Row(
-        timestamp=timestamp,
+        timestamp=whole_ms(request.arrival_s * 1000),
         input_length=request.input_length,
         output_length=request.output_length,
         status=request.status,
@@ -264,9 +267,12 @@ def _seconds(ms: float | None) -> float | None:
 
 
 def _ms(seconds: float | None) -> int | float | None:
-    if seconds is None:
-        return None
-    ms = round(seconds * 1000, DECIMALS_MS)
+    return None if seconds is None else whole_ms(seconds * 1000)
+
+
+def whole_ms(ms: float) -> int | float:
+    """Return ms as they are written: to the microsecond, and without ``.0``."""
+    ms = round(ms, DECIMALS_MS)
     return int(ms) if ms == int(ms) else ms
 
 

@@ -27,6 +27,7 @@ class Lines:
         with self.path.open("rb") as file:
             rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
             while chunk := file.read(CHUNK_BYTES):
+                self.tally.bytes_read += len(chunk)
                 if skipping:
                     _, end, chunk = chunk.partition(b"\n")
                     skipping = not end

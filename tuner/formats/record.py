@@ -103,6 +103,7 @@ class Tally:
     place: str
     """The file, for messages."""
 
+    bytes_read: int = 0
     rows_read: int = 0
     rows_kept: int = 0
     dropped: dict[Reason, int] = field(default_factory=dict)

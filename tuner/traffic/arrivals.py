@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.formats.record import SERVED
 from tuner.trace import TraceRequest
-from tuner.traffic.columns import Floats
+from tuner.traffic.columns import Floats, columns_of
 
 MIN_TICKS = 10
 """Fewer distinct times say nothing of a grid: any two are on one."""
@@ -69,17 +68,8 @@ def busiest_window(requests: Sequence[TraceRequest], length_s: float) -> tuple[f
 
     Tokens are those of prompts and outputs of requests that were served. Of equals the first.
     """
-    arrival_s = np.array([request.arrival_s for request in requests])
-    tokens = np.array(
-        [
-            request.input_length + request.n * request.output_length
-            if request.status in SERVED
-            else 0
-            for request in requests
-        ],
-        np.int64,
-    )
-    return busiest(arrival_s, tokens, length_s)
+    columns = columns_of(requests, block_size=1)
+    return busiest(columns.arrival_s, columns.tokens(), length_s)
 
 
 def busiest(arrival_s: Floats, tokens: NDArray[np.int64], length_s: float) -> tuple[float, float]:

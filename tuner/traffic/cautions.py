@@ -87,7 +87,8 @@ def _not_served(traffic: Traffic) -> str | None:
     lost = traffic.requests - traffic.served
     if not lost:
         return None
-    return f"{lost:,} requests failed or were rejected and are not replayed: demand was higher"
+    were = "request was" if lost == 1 else "requests were"
+    return f"{lost:,} {were} failed or rejected and will not be replayed: demand was higher"
 
 
 def _ends(traffic: Traffic) -> str | None:
@@ -106,7 +107,7 @@ def _little(traffic: Traffic) -> str | None:
     if abs(mean - expected) <= 0.25 * max(mean, expected) or max(mean, expected) < 1:
         return None
     return (
-        f"mean concurrency {mean:,.1f} is far from arrival rate × mean duration {expected:,.1f}: "
+        f"mean concurrency {mean:,.1f} is far from arrival rate x mean duration {expected:,.1f}: "
         f"the load changes a lot, or stamps and durations are of different clocks or units"
     )
 

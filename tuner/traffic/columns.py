@@ -49,6 +49,11 @@ class Columns:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def tokens(self) -> Ints:
+        """Return what each request asks of an engine: prompt tokens and all sequences' outputs."""
+        asked = self.input_length + self.n.astype(np.int64) * self.output_length
+        return np.where(self.served, asked, 0)
+
     def take(self, chosen: NDArray[np.bool_]) -> "Columns":
         """Return some of the requests, without their reuse, which is of the whole."""
         arrays = {
@@ -64,15 +69,18 @@ def columns_of(requests: Iterable[TraceRequest], *, block_size: int) -> Columns:
     return _collect(requests, block_size, arrival="arrival_s", e2e="e2e_s")
 
 
-def columns_of_rows(rows: Iterable[Row], *, block_size: int, absolute: bool) -> Columns:
-    """Return the columns of rows, a batch at a time as they are read.
+def columns_of_rows(
+    rows: Iterable[Row], *, block_size: int, absolute: bool
+) -> tuple[Columns, float]:
+    """Return the columns of rows, taken a batch at a time as they are read, and their origin.
 
-    ``absolute`` as in ``Source``: then the first arrival becomes the origin.
+    ``absolute`` as in ``Source``: then the first arrival becomes the origin, else it is 0 ms.
     """
     columns = _collect(rows, block_size, arrival="timestamp", e2e="e2e_ms")
-    origin_ms = columns.arrival_s[0] if absolute and len(columns) else 0.0
+    origin_ms = float(columns.arrival_s[0]) if absolute else 0.0
     arrival_ms = np.round(columns.arrival_s - origin_ms, DECIMALS_MS)
-    return replace(columns, arrival_s=arrival_ms / 1000, e2e_s=columns.e2e_s / 1000)
+    in_s = replace(columns, arrival_s=arrival_ms / 1000, e2e_s=columns.e2e_s / 1000)
+    return in_s, origin_ms
 
 
 def _collect(requests: Iterable[Any], block_size: int, *, arrival: str, e2e: str) -> Columns:

@@ -66,7 +66,7 @@ class Traffic:
     """By the recorded ends; None where they are unknown."""
 
     littles_mean: float | None
-    """Arrival rate × mean recorded duration: what the mean concurrency should be."""
+    """Arrival rate times mean recorded duration: what the mean concurrency should be."""
 
     band: dict[float, Concurrency]
     """Where the ends are unknown: seconds per output token → concurrency at that speed."""

@@ -1,0 +1,111 @@
+"""``tuner trace``: look at a trace, bring it into tuner's format, cut a part out of it."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+app = typer.Typer(no_args_is_help=True, help="Look at, import and cut traces.")
+
+
+File = Annotated[Path, typer.Argument(help="Trace in any format that tuner knows.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")]
+FormatName = Annotated[
+    str | None, typer.Option("--format", help="Format of FILE; default: found out.")
+]
+Unit = Annotated[
+    Literal["s", "ms"] | None,
+    typer.Option(help="Unit of the stamps, where the format does not tell."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
+
+
+@app.command("show")
+def show(  # noqa: PLR0913 - one parameter an option
+    file: File,
+    *,
+    format_name: FormatName = None,
+    time_unit: Unit = None,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Servers that share the trace; show the busiest one's part.")
+    ] = 1,
+    router: Annotated[
+        Literal["least", "rr", "random", "session"],
+        typer.Option(help="How requests reach replicas."),
+    ] = "least",
+    seed: Annotated[int, typer.Option(min=0, help="Of the routing.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what a trace says, before anything is run.
+
+    How many requests, how long, how bursty, which lengths, how many at a time, how much of the
+    prompts is shared; what is missing, and whether the trace can carry a tuning.
+    """
+    from tuner import stream  # noqa: PLC0415 - keeps --help light
+    from tuner.commands import trace_run  # noqa: PLC0415
+
+    trace_run.show(
+        stream.Input(file, format_name, time_unit),
+        trace_run.Replicas(replicas, router, seed),
+        as_json=json_,
+    )
+
+
+@app.command("import")
+def import_(  # noqa: PLR0913 - one parameter an option
+    file: File,
+    *,
+    output: Output,
+    format_name: FormatName = None,
+    time_unit: Unit = None,
+    model: Annotated[
+        str | None, typer.Option(help="Model to name in the header; the sweep's default.")
+    ] = None,
+    spread_ticks: Annotated[
+        bool,
+        typer.Option(
+            "--spread-ticks", help="Spread arrivals evenly within the ticks of a coarse clock."
+        ),
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of --spread-ticks.")] = 0,
+    force: Force = False,
+) -> None:
+    """Write a trace of any known format in tuner's own."""
+    from tuner import stream  # noqa: PLC0415 - keeps --help light
+    from tuner.commands import trace_run  # noqa: PLC0415
+
+    trace_run.import_(
+        stream.Input(file, format_name, time_unit),
+        output,
+        model=model,
+        spread_seed=seed if spread_ticks else None,
+        force=force,
+    )
+
+
+@app.command("cut")
+def cut(  # noqa: PLR0913 - one parameter an option
+    file: File,
+    *,
+    output: Output,
+    window: Annotated[
+        str, typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest with --length.")
+    ],
+    length: Annotated[str, typer.Option(help="Length of the busiest part.")] = "60s",
+    max_model_len: Annotated[
+        int | None, typer.Option(min=1, help="Drop and count requests with more tokens than this.")
+    ] = None,
+    format_name: FormatName = None,
+    time_unit: Unit = None,
+    force: Force = False,
+) -> None:
+    """Write a part of a trace, with its gaps and its prompts as they are in the whole."""
+    from tuner import stream  # noqa: PLC0415 - keeps --help light
+    from tuner.commands import trace_run  # noqa: PLC0415
+
+    trace_run.cut(
+        stream.Input(file, format_name, time_unit),
+        output,
+        trace_run.Part(window, length, max_model_len),
+        force=force,
+    )

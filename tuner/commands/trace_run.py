@@ -1,0 +1,137 @@
+"""What ``tuner trace`` does, once its options are read."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from tuner.commands import trace_view
+from tuner.errors import UsageError
+from tuner.output import whole_file
+from tuner.stream import Input, Spread, Tell, convert, excerpt, scan
+from tuner.trace import cut as cut_out
+from tuner.trace import drop_longer, lines_of
+from tuner.traffic.arrivals import busiest
+from tuner.traffic.cautions import cautions
+from tuner.traffic.columns import Columns, columns_of
+from tuner.traffic.routing import Router, assign
+from tuner.traffic.summary import Traffic, describe
+from tuner.window import parse_duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many servers shared the trace, and how requests reached them."""
+
+    count: int
+    router: Router
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a trace to keep, as the user writes it."""
+
+    window: str
+    length: str
+    max_model_len: int | None
+
+
+def show(file: Input, replicas: Replicas, *, as_json: bool) -> None:
+    with _telling(f"reading {file.path.name}") as tell:
+        scanned = scan(file, tell)
+    traffic = describe(scanned.columns)
+    warnings = (*scanned.warnings, *cautions(scanned.columns, traffic, scanned.header))
+    shares = _shares(scanned.columns, replicas) if replicas.count > 1 else None
+    report = trace_view.Report(file.path, scanned.header, traffic, warnings, shares)
+    if as_json:
+        trace_view.print_json(report)
+    else:
+        trace_view.print_report(report)
+
+
+def import_(
+    file: Input, output: Path, *, model: str | None, spread_seed: int | None, force: bool
+) -> None:
+    with whole_file(output, force=force) as out:
+        with _telling(f"reading {file.path.name}") as tell:
+            scanned = scan(file, tell)
+        if model is not None:
+            scanned = replace(scanned, header=replace(scanned.header, model=model))
+        traffic = describe(scanned.columns)
+        warnings = list(scanned.warnings)
+        spread = None
+        if spread_seed is not None and traffic.tick_ms is None:
+            warnings.append("arrivals lie on no grid: nothing to spread")
+        elif spread_seed is not None and traffic.tick_ms is not None:
+            spread = Spread(traffic.tick_ms, spread_seed)
+            traffic = replace(traffic, tick_ms=None)
+        with _telling(f"writing {output.name}") as tell:
+            convert(file, scanned, out, tell, spread=spread)
+    warnings += cautions(scanned.columns, traffic, scanned.header)
+    trace_view.print_written(output, traffic, scanned.header, warnings)
+
+
+def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:
+    asked = _start_and_length(part)
+    with whole_file(output, force=force) as out:
+        with _telling(f"reading {file.path.name}") as tell:
+            scanned = scan(file, tell)
+        start_s, length_s = asked or _busiest(scanned.columns, part)
+        with _telling(f"cutting {file.path.name}") as tell:
+            trace = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
+        trace = cut_out(trace, start_s=start_s, length_s=length_s)
+        if part.max_model_len is not None:
+            trace = drop_longer(trace, max_model_len=part.max_model_len)
+        out.writelines(lines_of(trace))
+    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+    traffic = describe(columns)
+    warnings = (*scanned.warnings, *cautions(columns, traffic, trace.header))
+    trace_view.print_written(output, traffic, trace.header, warnings)
+
+
+def _start_and_length(part: Part) -> tuple[float, float] | None:
+    """Return the part in seconds; None for the busiest."""
+    if part.window == "busiest":
+        return None
+    start, plus, length = part.window.partition("+")
+    if not plus:
+        raise UsageError(
+            f"--window: cannot read {part.window!r}", hint="Write busiest or START+LEN (120s+60s)."
+        )
+    zero = start.strip() in {"0", "0s"}
+    return (
+        0.0 if zero else parse_duration_s(start, option="--window"),
+        parse_duration_s(length, option="--window"),
+    )
+
+
+def _busiest(columns: Columns, part: Part) -> tuple[float, float]:
+    length_s = parse_duration_s(part.length, option="--length")
+    start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
+    return start_s, length_s
+
+
+def _shares(columns: Columns, replicas: Replicas) -> trace_view.Shares:
+    """Return what the replicas get, and the traffic of the one that is asked for most tokens."""
+    chosen = assign(columns, replicas=replicas.count, router=replicas.router, seed=replicas.seed)
+    requests = np.bincount(chosen, minlength=replicas.count)
+    tokens = np.bincount(chosen, weights=columns.tokens(), minlength=replicas.count)
+    busiest_one: Traffic = describe(columns.take(chosen == tokens.argmax()))
+    return trace_view.Shares(replicas.router, tuple(requests.tolist()), busiest_one)
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[Tell]:
+    """Show how far the work is, on a terminal only."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(what, total=1.0)
+        yield lambda share: progress.update(task, completed=share)
