@@ -18,9 +18,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     no_vllm = pytest.mark.skip(reason="vllm is not installed")
     has_vllm = importlib.util.find_spec("vllm") is not None
     for item in items:
-        if "gpu" in item.keywords and not config.getoption("--gpu"):
+        if item.get_closest_marker("gpu") and not config.getoption("--gpu"):
             item.add_marker(no_gpu)
-        if "vllm" in item.keywords:
+        if item.get_closest_marker("vllm"):
             if not has_vllm:
                 item.add_marker(no_vllm)
             if item.get_closest_marker("timeout") is None:
@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # What vLLM and its kin warn about is not ours to mend.
             item.add_marker(pytest.mark.filterwarnings("default"))
     # Real engines last: what is wrong without them shows early.
-    items.sort(key=lambda item: "vllm" in item.keywords)
+    items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
 
 
 @pytest.fixture
