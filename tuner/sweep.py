@@ -173,7 +173,7 @@ class _Sweep:
         cost_s = workload.cost_s(ceiling=self.settings.ceiling, confirming_replays=confirming)
         self.watcher.stage(
             f"a step replays {workload.window} of the trace after {workload.window.run_in_s:.0f}s "
-            f"run-in; expect about {cost_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+            f"run-in; expect up to {cost_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
         return workload
 

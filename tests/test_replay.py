@@ -1,0 +1,150 @@
+"""The trace is sent on the plan's clock, whatever the engine does."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
+from tuner.engines.sim import SimEngine, SimStarter
+from tuner.engines.virtual_time import run
+from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.errors import EngineError
+from tuner.records import PlannedRequest, Replay
+from tuner.replay import CutRule, replay
+from tuner.slo import Slo
+
+SECOND_A_STEP = World(step=WorldStep(a=1.0), engine_start=0.0)
+"""Every iteration takes one second, whatever runs: a token a second each."""
+
+PATIENT = CutRule(Slo(ttft_s=1e9), floor=0.0)
+
+
+def planned(row: int, at_s: float, tokens: int = 3) -> PlannedRequest:
+    return PlannedRequest(row, at_s, [7] * 4, tokens)
+
+
+def replayed(
+    *plan: PlannedRequest, cap: int = 4, rule: CutRule = PATIENT, world: World = SECOND_A_STEP
+) -> Replay:
+    async def go() -> Replay:
+        engine = await SimStarter(world).start(max_num_seqs=cap)
+        try:
+            return await replay(
+                plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=10.0, cut_rule=rule
+            )
+        finally:
+            await engine.stop()
+
+    return run(go())
+
+
+def test_a_slow_engine_does_not_delay_the_next_request() -> None:
+    """Open loop: the queue shows up in TTFT and not in when requests leave."""
+    result = replayed(planned(0, 0.0, tokens=3600), planned(1, 10.0, tokens=1), cap=1)
+    first, second = result.records
+    assert (first.sent_s, second.sent_s) == (0, 10)
+    assert second.ttft_s == pytest.approx(3600 + 1 - 10)
+    assert second.queue_s == pytest.approx(3590)
+
+
+def test_every_token_is_timed() -> None:
+    (one,) = replayed(planned(0, 2.0, tokens=4)).records
+    assert (one.planned_s, one.ttft_s, one.e2el_s) == (2.0, 1.0, 4.0)
+    assert one.itl_s == pytest.approx((1.0, 1.0, 1.0))
+    assert (one.tpot_s, one.output_tokens, one.outcome) == (1.0, 4, "ok")
+
+
+def test_an_abort_is_cancelled_when_its_client_gave_up_and_frees_its_slot() -> None:
+    gone = replace(planned(0, 0.0, tokens=1000), abort_after_s=5.5)
+    result = replayed(gone, planned(1, 1.0, tokens=2), cap=1)
+    aborted, served = result.records
+    assert (aborted.outcome, aborted.end_s, aborted.output_tokens) == ("aborted", 5.5, 5)
+    assert served.outcome == "ok"
+    assert served.first_token_s == pytest.approx(7.0, abs=1.0)
+
+
+def test_a_request_for_n_sequences_takes_n_slots_and_ends_with_its_last() -> None:
+    (one,) = replayed(replace(planned(0, 0.0, tokens=3), n=3), cap=2).records
+    assert one.output_tokens == 9
+    assert one.e2el_s == pytest.approx(6.0)
+
+
+def test_the_iterations_are_those_of_this_replay_on_its_clock() -> None:
+    result = replayed(planned(0, 3.0, tokens=2))
+    assert result.iterations["start_s"].tolist() == pytest.approx([3.0, 4.0])
+    assert result.iterations["decode_seqs"].tolist() == [0, 1]
+
+
+def test_a_hopeless_replay_is_cut_when_too_many_are_certain_to_miss() -> None:
+    slo = Slo(ttft_s=5.0)
+    plan = [planned(row, 0.0, tokens=100) for row in range(10)]
+    result = replayed(*plan, cap=1, rule=CutRule(slo, floor=0.5))
+    assert result.cut is not None
+    assert result.elapsed_s == pytest.approx(5.25, abs=0.3)
+    assert result.attainment_bound == pytest.approx(0.1)
+    assert {one.outcome for one in result.records} == {"cut"}
+
+
+def test_what_a_cut_kept_from_being_sent_is_counted() -> None:
+    plan = [*(planned(row, 0.0, tokens=100) for row in range(10)), planned(10, 50.0)]
+    result = replayed(*plan, cap=1, rule=CutRule(Slo(ttft_s=5.0), floor=0.5))
+    assert (len(result.records), result.unsent) == (10, 1)
+
+
+def test_tokens_that_come_too_slowly_are_a_certain_miss_too() -> None:
+    # 10 tokens at one a second take 9 s; a TPOT limit of 0.5 s is lost after 4.5 s.
+    rule = CutRule(Slo(tpot_s=0.5), floor=0.5)
+    result = replayed(planned(0, 0.0, tokens=10), rule=rule)
+    assert result.elapsed_s == pytest.approx(1 + 4.5, abs=0.3)
+
+
+def test_a_step_that_arithmetic_has_ruled_out_is_replayed_for_seconds_only() -> None:
+    rule = CutRule(Slo(ttft_s=1e9), floor=0.5, stop_after_s=5.0)
+    result = replayed(planned(0, 0.0, tokens=100), rule=rule)
+    assert result.elapsed_s == 5.0
+    assert len(result.iterations) == 5
+
+
+def test_a_request_that_fails_is_data() -> None:
+    tiny = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=2), engine_start=0.0)
+    good, bad = replayed(planned(0, 0.0), planned(1, 1.0, tokens=1000), world=tiny).records
+    assert (good.outcome, bad.outcome) == ("ok", "failed")
+    assert bad.error is not None
+
+
+class Mortal:
+    """An engine that dies under the second request."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self._engine = engine
+        self.facts = engine.facts
+        self.take_iterations = engine.take_iterations
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        if request.request_id.endswith("-1-0"):
+            raise EngineError("the engine died", hint="Look into its log.")
+        await self._engine.generate(request, reply)
+
+
+def test_an_engine_that_dies_ends_the_replay_with_its_error() -> None:
+    async def go() -> int:
+        engine = await SimStarter(SECOND_A_STEP).start(max_num_seqs=4)
+        with pytest.raises(EngineError, match="the engine died"):
+            await replay(
+                [planned(0, 0.0), planned(1, 1.0)],
+                Mortal(engine),  # type: ignore[arg-type]
+                max_num_seqs=4,
+                scored_from_s=0,
+                window_s=10,
+                cut_rule=PATIENT,
+            )
+        left = len(asyncio.all_tasks()) - 1
+        await engine.stop()
+        return left
+
+    assert run(go()) == 0
+
+
+def test_request_failures_are_not_engine_failures() -> None:
+    assert not issubclass(RequestFailedError, EngineError)
