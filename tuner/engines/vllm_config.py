@@ -1,0 +1,142 @@
+"""vLLM's engine arguments, checked, pinned and resolved. Imports vLLM."""
+
+# ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
+
+import dataclasses
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+from vllm import AsyncEngineArgs
+from vllm.platforms import current_platform
+from vllm.usage.usage_lib import UsageContext
+
+from tuner import models
+from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm_failure import refused
+from tuner.errors import EngineError
+
+_SHIPPED: dict[str, ArgumentValue] = {"load_format": "dummy"}
+"""The shipped models have no weights."""
+
+_SHIPPED_ON_CPU: dict[str, ArgumentValue] = {
+    "dtype": "float32",  # bfloat16 is emulated on many CPUs
+    "enforce_eager": True,  # compiling would take longer than all the rest
+    "kv_cache_memory_bytes": 256 * 2**20,  # zeroed while starting
+}
+
+_RIG: dict[str, ArgumentValue] = {
+    "disable_log_stats": True,
+    "enable_log_requests": False,
+    "max_num_queued_reqs": None,  # a replay waits in the queue, it is not turned away
+    "max_num_queued_tokens": None,
+    "otlp_traces_endpoint": None,
+    "skip_tokenizer_init": True,  # prompts are token ids
+}
+"""How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
+
+_OURS = {
+    "max_num_active_seqs": "tuner moves it live to find max_num_seqs",
+    "scheduler_cls": "tuner brings its own scheduler class",
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Configuration:
+    config: Any
+    """vLLM's VllmConfig."""
+
+    arguments: dict[str, ArgumentValue]
+    """What a deployment needs to run the same, by vLLM's names, as resolved."""
+
+
+def configure(
+    arguments: Mapping[str, ArgumentValue], *, max_num_seqs: int, max_num_batched_tokens: Any
+) -> Configuration:
+    """Let vLLM resolve and check everything as its server would, without starting anything.
+
+    Raises EngineError with what vLLM has against it.
+    """
+    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+    config = _create({**arguments, **limits})
+    kind = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"
+    config.scheduler_config.scheduler_cls = f"tuner.engines.live_scheduler.{kind}"
+    return Configuration(config, pinned(config, arguments))
+
+
+def max_num_batched_tokens(arguments: Mapping[str, ArgumentValue]) -> Any:
+    """Return what was asked for, or else the server's own, as if nothing was said of max_num_seqs.
+
+    Left unset, vLLM would move it with max_num_seqs, and two things would change at once.
+    """
+    given = arguments.get("max_num_batched_tokens")
+    if given is not None:
+        return given
+    without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
+    return _create(without).scheduler_config.max_num_batched_tokens
+
+
+def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    for name in arguments:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            raise EngineError(
+                f"{name} is not an engine argument of this vLLM",
+                hint=f"Did you mean {close[0]}?" if close else "See vllm serve --help=all.",
+            )
+        if name in _OURS and arguments[name] is not None:
+            raise EngineError(
+                f"{name} cannot be set: {_OURS[name]}", hint=f"Leave {name} out while tuning."
+            )
+    if arguments.get("data_parallel_size") not in (None, 1):
+        raise EngineError(
+            f"data_parallel_size is {arguments['data_parallel_size']}: tuner runs one engine",
+            hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
+        )
+    rig = {name: value for name, value in _RIG.items() if name in known}
+    model = {"model": models.model_path(str(arguments["model"]))}
+    if models.is_shipped(str(arguments["model"])) and current_platform.is_cpu():
+        rig["distributed_executor_backend"] = arguments.get("distributed_executor_backend", "uni")
+    try:
+        return AsyncEngineArgs(**{**arguments, **model, **rig}).create_engine_config(
+            UsageContext.OPENAI_API_SERVER
+        )
+    except Exception as error:  # vLLM refuses with whatever its depths raise
+        raise refused(error) from error
+
+
+def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    """Return the arguments with what a shipped model needs, where nothing else was asked for."""
+    if not models.is_shipped(str(arguments["model"])):
+        return dict(arguments)
+    on_cpu = _SHIPPED_ON_CPU if current_platform.is_cpu() else {}
+    return {**_SHIPPED, **on_cpu, **arguments}
+
+
+def pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    """Return every argument that a deployment must spell out to run as ``config`` does."""
+    model, cache = config.model_config, config.cache_config
+    scheduler, parallel = config.scheduler_config, config.parallel_config
+    resolved: dict[str, ArgumentValue] = {
+        "model": arguments["model"],
+        "dtype": str(model.dtype).removeprefix("torch."),
+        "max_model_len": model.max_model_len,
+        "max_num_seqs": scheduler.max_num_seqs,
+        "max_num_batched_tokens": scheduler.max_num_batched_tokens,
+        "gpu_memory_utilization": cache.gpu_memory_utilization,
+        "kv_cache_memory_bytes": cache.kv_cache_memory_bytes,
+        "kv_cache_dtype": cache.cache_dtype,
+        "block_size": cache.block_size,
+        "enable_prefix_caching": cache.enable_prefix_caching,
+        "enable_chunked_prefill": scheduler.enable_chunked_prefill,
+        "async_scheduling": scheduler.async_scheduling,
+        "enforce_eager": model.enforce_eager,
+        "tensor_parallel_size": parallel.tensor_parallel_size,
+        "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "seed": model.seed,
+    }
+    if cache.kv_cache_memory_bytes is not None:
+        del resolved["gpu_memory_utilization"]  # vLLM ignores it beside the other
+    also = {name: value for name, value in arguments.items() if name not in resolved}
+    return {name: value for name, value in (resolved | also).items() if value is not None}

@@ -1,0 +1,270 @@
+"""A running AsyncLLM behind the seam. Imports vLLM."""
+
+# mypy: allow-subclassing-any
+# ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
+
+import asyncio
+from collections.abc import Awaitable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm import SamplingParams
+from vllm.inputs.engine import tokens_input
+from vllm.sampling_params import RequestOutputKind
+from vllm.v1.engine import utils as engine_utils
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
+from vllm.v1.metrics.loggers import PrometheusStatLogger
+
+from tuner import devices, provenance
+from tuner.engines import vllm_failure
+from tuner.engines.core_process import CoreContext
+from tuner.engines.seam import (
+    ITERATION,
+    EngineFacts,
+    EngineRequest,
+    IterationLog,
+    Reply,
+    RequestFailedError,
+)
+from tuner.engines.vllm_config import Configuration, pinned
+from tuner.errors import EngineError
+
+_STOP_S = 10.0
+"""How long EngineCore may take to end by itself."""
+
+_ALIVE_S = 1.0
+"""How often a wait for EngineCore's answer looks whether it is still there."""
+
+
+class _NoStats(PrometheusStatLogger):
+    """Stands where vLLM would put its Prometheus logger, which costs time at every iteration.
+
+    A logger there must be, or requests would come back without the engine's own times.
+    """
+
+    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def record(self, *_args: Any, **_kwargs: Any) -> None:
+        pass
+
+    def log_engine_initialized(self) -> None:
+        pass
+
+
+class _Llm(AsyncLLM):
+    def __del__(self) -> None:
+        """Do nothing: ``stop`` has done it; vLLM's own fails when the interpreter ends."""
+
+
+class VllmEngine:
+    """See the seam: tuner.engines.seam.Engine."""
+
+    facts: EngineFacts
+
+    def __init__(self, llm: _Llm, context: CoreContext, log: Path, log_start: int) -> None:
+        self._llm = llm
+        self._context = context
+        self._log = log
+        self._log_start = log_start
+        self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
+        self._in_flight = 0
+        self._stopped = False
+
+    @classmethod
+    async def start(
+        cls, configuration: Configuration, context: CoreContext, log: Path, begun_s: float
+    ) -> "VllmEngine":
+        """Start what was configured. Failed or cancelled, nothing is left behind."""
+        log_start = _size(log)
+        loop = asyncio.get_running_loop()
+        construction = loop.run_in_executor(None, _construct, configuration.config, context)
+        try:
+            llm = await asyncio.shield(construction)
+        except asyncio.CancelledError:
+            context.kill()  # so that the construction fails, whatever it waits for
+            await asyncio.wait([construction])
+            if construction.exception() is None:
+                construction.result().shutdown(timeout=0)
+            raise
+        except Exception as error:
+            context.kill()
+            raise vllm_failure.failed_to_start(error, _tail(log, log_start), str(log)) from error
+        engine = cls(llm, context, log, log_start)
+        try:
+            state = await engine._utility("tuner_state")
+        except BaseException:
+            await engine.stop()
+            raise
+        engine.facts = _facts(llm, configuration, state, loop.time() - begun_s)
+        return engine
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        self._check_running()
+        clock = asyncio.get_running_loop().time
+        output_s = reply.output_s
+        metrics: Any = None
+        reason: str | None = None
+        self._in_flight += 1
+        try:
+            async for output in self._llm.generate(
+                tokens_input(list(request.prompt_token_ids)),
+                _sampling(request.output_length),
+                request.request_id,
+                priority=request.priority if self._by_priority else 0,
+            ):
+                now_s = clock()
+                completion = output.outputs[0]
+                tokens = len(completion.token_ids)
+                metrics, reason = output.metrics, completion.finish_reason
+                if not tokens:
+                    continue
+                if reply.first_token_s is None:
+                    reply.first_token_s = now_s
+                    reply.queue_s = metrics.scheduled_ts - metrics.queued_ts
+                    reply.cached_tokens = output.num_cached_tokens or 0
+                reply.last_token_s = now_s
+                reply.output_tokens += tokens
+                reply.merged_outputs += tokens > 1
+                output_s.append(metrics.last_token_ts)
+        except EngineDeadError as error:
+            raise self._dead() from error
+        except EngineGenerateError as error:
+            if self._llm.errored:
+                raise self._dead() from error
+            raise RequestFailedError(str(error.__cause__ or error)) from error
+        except ValueError as error:  # of this request alone: too long, an unknown token
+            raise RequestFailedError(str(error)) from error
+        finally:
+            self._in_flight -= 1
+            # Absent before vLLM 0.27; the iteration log has the sum.
+            reply.preemptions = getattr(metrics, "num_preemptions", 0)
+        if reply.output_tokens != request.output_length:
+            raise RequestFailedError(
+                f"{reply.output_tokens} of {request.output_length} tokens, then {reason}"
+            )
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        if self._in_flight:
+            raise EngineError(
+                "the limits cannot change: requests are in flight",
+                hint="Let the replay drain first.",
+            )
+        await self._utility("tuner_set_limits", max_num_seqs, max_num_batched_tokens)
+
+    async def is_idle(self) -> bool:
+        state = await self._utility("tuner_state")
+        return not (self._in_flight or state["running"] or state["waiting"] or state["in_flight"])
+
+    async def reset_prefix_cache(self) -> None:
+        self._check_running()
+        if not await self._answer(self._llm.reset_prefix_cache()):
+            raise EngineError(
+                "the prefix cache was not reset: blocks are in use",
+                hint="Let the replay drain first.",
+            )
+
+    async def take_iterations(self) -> IterationLog:
+        rows = await self._utility("tuner_take_iterations")
+        return np.frombuffer(rows, dtype=ITERATION)
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        self._llm.output_processor.propagate_error(EngineDeadError())  # whoever still generates
+        try:
+            await asyncio.to_thread(self._llm.shutdown, timeout=_STOP_S)
+            self._llm.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves open
+        finally:
+            self._context.kill()
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise EngineError("the engine is stopped", hint="Start another one.")
+
+    async def _utility(self, name: str, *arguments: int) -> Any:
+        self._check_running()
+        return await self._answer(self._llm.engine_core.call_utility_async(name, *arguments))
+
+    async def _answer(self, call: Awaitable[Any]) -> Any:
+        """Wait for EngineCore's answer, which never comes once its process has ended."""
+        answer = asyncio.ensure_future(call)
+        try:
+            while not answer.done() and self._context.is_alive():
+                await asyncio.wait({answer}, timeout=_ALIVE_S)
+        finally:
+            answer.cancel()
+        try:
+            return await answer
+        except (EngineDeadError, asyncio.CancelledError) as error:
+            if answer.cancelled() and self._context.is_alive():
+                raise
+            raise self._dead() from error
+        except Exception as error:
+            # vLLM wraps what a utility raised: "Call to NAME method failed: MESSAGE"
+            said = str(error).partition("method failed: ")[2] or str(error)
+            raise EngineError(f"the engine refuses: {said}", hint=f"Read {self._log}.") from error
+
+    def _dead(self) -> EngineError:
+        if self._stopped:
+            return EngineError("the engine is stopped", hint="Start another one.")
+        codes = [process.exitcode for process in self._context.processes if process.exitcode]
+        return vllm_failure.died(
+            codes[0] if codes else None, _tail(self._log, self._log_start), str(self._log)
+        )
+
+
+def _construct(config: Any, context: CoreContext) -> _Llm:
+    """Start EngineCore and what talks to it; blocks until it is ready."""
+    theirs = engine_utils.get_mp_context
+    engine_utils.get_mp_context = lambda: context
+    try:
+        llm: _Llm = _Llm.from_vllm_config(config, stat_loggers=[_NoStats], disable_log_stats=True)
+        return llm
+    finally:
+        engine_utils.get_mp_context = theirs
+
+
+def _sampling(output_length: int) -> SamplingParams:
+    return SamplingParams(
+        max_tokens=output_length,
+        min_tokens=output_length,
+        ignore_eos=True,
+        temperature=0.0,
+        detokenize=False,
+        output_kind=RequestOutputKind.DELTA,
+    )
+
+
+def _facts(
+    llm: _Llm, configuration: Configuration, state: dict[str, int], start_s: float
+) -> EngineFacts:
+    config = llm.vllm_config
+    arguments = pinned(config, configuration.arguments)  # again: some are known after the start
+    return EngineFacts(
+        engine="vllm",
+        arguments=arguments,
+        max_model_len=config.model_config.max_model_len,
+        vocab_size=config.model_config.get_vocab_size(),
+        block_size=config.cache_config.block_size,
+        kv_blocks=state["kv_blocks"],
+        start_s=start_s,
+        versions=provenance.versions(),
+        device=devices.device_facts(),
+    )
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
+
+
+def _tail(log: Path, start: int) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

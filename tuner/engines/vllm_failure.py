@@ -1,0 +1,86 @@
+"""What vLLM's failures mean: its exceptions and its log → one line, and one with the cure. Pure."""
+
+import re
+
+import pydantic
+
+from tuner.errors import EngineError
+
+_LONGEST = 300
+"""Characters of somebody else's message that still read as one line."""
+
+_CURES = (
+    (
+        r"less than desired GPU memory utilization|Free memory on device",
+        "Another process holds the device's memory: end it, or lower gpu_memory_utilization.",
+    ),
+    (
+        r"(?i)cache blocks|kv cache (is )?needed|available kv cache memory|kv_cache_mem|gpu_blocks",
+        "Raise gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len.",
+    ),
+    (
+        r"(?i)out of ?memory|MemoryError|cannot allocate memory|was killed",
+        "Lower gpu_memory_utilization or kv_cache_memory_bytes, --ceiling or max_model_len.",
+    ),
+    (
+        r"max_num_batched_tokens .*max_num_seqs",
+        "Lower --ceiling, or raise max_num_batched_tokens.",
+    ),
+    (r"max_model_len", "Set max_model_len to what the model can do."),
+    (
+        r"(?i)repo id must|repository id|couldn't connect|offline mode|no such file|local folder",
+        "Give a folder with a config.json, a model that this machine can download, or tuner:tiny.",
+    ),
+)
+
+_RAISED = re.compile(r"(?:^|\s)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): +(\S.*)$")
+_CONSEQUENCE = re.compile("Engine core initialization failed|EngineDeadError|EngineGenerateError")
+
+
+def refused(error: Exception) -> EngineError:
+    """Return what to raise when vLLM refused its arguments with ``error``."""
+    message = _first_line(_said(error))
+    return EngineError(f"vLLM refuses: {message}", hint=_cure(message, "Change that argument."))
+
+
+def failed_to_start(error: Exception, log_text: str, log: str) -> EngineError:
+    """Return what to raise when an engine did not start: the child's log knows why."""
+    said = root_cause(log_text) or _first_line(_said(error))
+    return EngineError(f"vLLM did not start: {said}", hint=_cure(said, f"Read {log}."))
+
+
+def died(exit_code: int | None, log_text: str, log: str) -> EngineError:
+    """Return what to raise when the engine was running and is no more."""
+    said = root_cause(log_text)
+    if said is None and exit_code is not None and exit_code < 0:
+        said = f"EngineCore was killed by signal {-exit_code}"
+    said = said or "EngineCore ended"
+    return EngineError(f"The engine died: {said}", hint=_cure(said, f"Read {log}."))
+
+
+def root_cause(log_text: str) -> str | None:
+    """Return the first error that a process logged, the last line of its traceback."""
+    for line in log_text.splitlines():
+        raised = _RAISED.search(line)
+        if raised and not _CONSEQUENCE.search(line):
+            kind, message = raised.groups()
+            return _first_line(message if kind in {"ValueError", "RuntimeError"} else raised[0])
+    return None
+
+
+def _said(error: Exception) -> str:
+    if not isinstance(error, pydantic.ValidationError):
+        return str(error) or type(error).__name__
+    first = error.errors()[0]
+    message = first["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+    named = [part for part in first["loc"] if isinstance(part, str)]
+    return f"{named[0].split('.')[0]}: {message}, not {first['input']!r}" if named else message
+
+
+def _first_line(text: str) -> str:
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def _cure(message: str, otherwise: str) -> str:
+    return next((cure for pattern, cure in _CURES if re.search(pattern, message)), otherwise)

@@ -1,0 +1,48 @@
+"""Where vLLM and its kin speak to: a file, never the tuner's own output."""
+
+import contextlib
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TextIO
+
+_KIN = ("vllm", "transformers", "huggingface_hub", "torch", "filelock")
+
+
+class _Stream:
+    """What vLLM's log handler writes to, however often vLLM configures its logging anew.
+
+    In the tuner that is the log file of the engine started last; in EngineCore, which imports this
+    module too, it is standard output, which is its engine's log file.
+    """
+
+    file: TextIO | None = None
+
+    def write(self, text: str) -> int:
+        return (self.file or sys.stdout).write(text)
+
+    def flush(self) -> None:
+        (self.file or sys.stdout).flush()
+
+
+STREAM = _Stream()
+
+
+@contextlib.contextmanager
+def silent(log: Path) -> Iterator[None]:
+    """Let what is logged go to ``log``, now and afterwards, and let no warning be shown."""
+    os.environ["VLLM_LOGGING_STREAM"] = f"ext://{__name__}.STREAM"
+    if STREAM.file is None or STREAM.file.name != str(log):
+        if STREAM.file is not None:
+            STREAM.file.close()
+        STREAM.file = log.open("a", buffering=1, errors="replace")
+    handler = logging.StreamHandler(STREAM)
+    for name in _KIN:
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
