@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -236,38 +237,65 @@ REQUESTS = st.lists(
 ).map(sorted)
 
 
-@given(
-    requests=REQUESTS,
-    max_num_seqs=st.integers(1, 6),
-    budget=st.integers(6, 40),
-    kv_blocks=st.integers(13, 40),
-    late_release=st.booleans(),
+LIMITS = st.fixed_dictionaries(
+    {
+        "max_num_seqs": st.integers(1, 6),
+        "max_num_batched_tokens": st.integers(4, 40),
+        "kv_blocks": st.integers(13, 40),
+        "late_release": st.booleans(),
+    }
 )
+
+
+@given(requests=REQUESTS, limits=LIMITS)
 def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
-    requests: list[Lengths],
-    max_num_seqs: int,
-    budget: int,
-    kv_blocks: int,
-    late_release: bool,
+    requests: list[Lengths], limits: dict[str, int]
 ) -> None:
-    scheduler = scheduler_of(
-        requests,
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=budget,
-        kv_blocks=kv_blocks,
-        block_size=4,
-        late_release=late_release,
-    )
+    scheduler = scheduler_of(requests, block_size=4, **limits)  # type: ignore[arg-type]
     done, log = play(scheduler)
     assert (done["generated"] == done["output_length"]).all()
-    assert (log["running"] <= max_num_seqs).all()
-    assert (log["decode_seqs"] + log["prefill_tokens"] <= budget).all()
+    assert (log["running"] <= limits["max_num_seqs"]).all()
+    assert (log["decode_seqs"] + log["prefill_tokens"] <= limits["max_num_batched_tokens"]).all()
     assert (log["decode_seqs"] + log["prefill_seqs"] >= 1).all()
-    assert (log["kv_blocks_used"] <= kv_blocks).all()
+    assert (log["kv_blocks_used"] <= limits["kv_blocks"]).all()
     assert log["preemptions"].sum() == done["preemptions"].sum()
     computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
     needed = done["input_length"].sum() + done["output_length"].sum() - len(requests)
     assert computed == needed + log["recomputed_tokens"].sum()
     assert (np.diff(done["scheduled_s"]) >= 0).all()
     scheduler.state["free_blocks"] += scheduler.state["held_blocks"]
-    assert scheduler.state["free_blocks"] == kv_blocks
+    assert scheduler.state["free_blocks"] == limits["kv_blocks"]
+
+
+@given(requests=REQUESTS, limits=LIMITS, until=st.floats(1, 200))
+def test_coasting_over_iterations_gives_the_times_of_one_by_one(
+    requests: list[Lengths], limits: dict[str, int], until: float
+) -> None:
+    """Without a log to write the model hurries; to the last bit that must not show."""
+    law = StepLaw(np.array([0.3, 0.31, 0.32, 0.35, 0.4, 0.5, 0.7]), 0.01, 0.001, 0.1, 0.0007)
+    found = []
+    for log_length in (10_000, 0):
+        scheduler = scheduler_of(
+            requests,
+            block_size=4,
+            log_length=log_length,
+            **limits,  # type: ignore[arg-type]
+        )
+        for end_s in (until, np.inf):
+            assert advance(scheduler, law, CALM, end_s, False) == REACHED
+        found.append((scheduler.requests.tobytes(), scheduler.state[0]))
+    (one_by_one, slow), (at_once, fast) = found
+    assert one_by_one == at_once
+    for total in ("now", "iterations", "preemptions", "recomputed_tokens", "most_running"):
+        assert slow[total] == fast[total]
+    assert fast["busy_s"] == pytest.approx(slow["busy_s"])
+    assert fast["running_s"] == pytest.approx(slow["running_s"])
+
+
+def test_totals_say_what_the_engine_did() -> None:
+    scheduler = scheduler_of([(0, 3, 3), (0, 3, 3), (50, 1, 1)], kv_blocks=6, log_length=0)
+    play(scheduler)
+    state = scheduler.state[0]
+    assert (state["iterations"], state["preemptions"], state["recomputed_tokens"]) == (6, 1, 3)
+    assert (state["busy_s"], state["running_s"]) == (6, 7)
+    assert (state["most_running"], state["most_blocks"]) == (2, 6)

@@ -14,50 +14,9 @@ import numpy as np
 
 from tuner import scheduler_state as its
 from tuner.jit import compiled
+from tuner.scheduler_coast import coast
+from tuner.scheduler_queue import allocate, arrival_s, leave, release, total, wait
 from tuner.scheduler_state import Record, Records, Scheduler, StepLaw, Weather
-
-
-@compiled
-def _wait(state: Record, requests: Records, row: int, front: bool) -> None:
-    """Put a request at the front or at the end of waiting."""
-    ahead = its.NOBODY if front else state["last_waiting"]
-    behind = state["first_waiting"] if front else its.NOBODY
-    requests[row]["status"] = its.WAITING
-    _link(state, requests, ahead, row)
-    _link(state, requests, row, behind)
-    state["waiting"] += 1
-
-
-@compiled
-def _leave(state: Record, requests: Records, row: int) -> None:
-    """Take a request out of waiting."""
-    _link(state, requests, requests[row]["ahead"], requests[row]["behind"])
-    state["waiting"] -= 1
-
-
-@compiled
-def _link(state: Record, requests: Records, ahead: int, behind: int) -> None:
-    """Make two requests neighbours in waiting; beyond either end there is NOBODY."""
-    if ahead == its.NOBODY:
-        state["first_waiting"] = behind
-    else:
-        requests[ahead]["behind"] = behind
-    if behind == its.NOBODY:
-        state["last_waiting"] = ahead
-    else:
-        requests[behind]["ahead"] = ahead
-
-
-@compiled
-def _allocate(state: Record, request: Record, tokens: int) -> bool:
-    """Give a request the blocks for that many more computed tokens, if there are enough."""
-    size = state["block_size"]
-    more = (request["computed"] + tokens + size - 1) // size - request["blocks"]
-    if more > state["free_blocks"]:
-        return False
-    state["free_blocks"] -= more
-    request["blocks"] += more
-    return True
 
 
 @compiled
@@ -84,7 +43,7 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
         request = requests[running[i]]
         left = request["input_length"] + request["generated"] - request["computed"]
         tokens = min(left, budget)
-        while not _allocate(state, request, tokens):
+        while not allocate(state, request, tokens):
             preempted = True
             state["running"] -= 1
             last = running[state["running"]]
@@ -95,7 +54,7 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
             victim["computed"] = 0
             state["free_blocks"] += victim["blocks"]
             victim["blocks"] = 0
-            _wait(state, requests, last, True)
+            wait(state, requests, last, True)
             if state["running"] == i:
                 return -1
         _count(iteration, request, tokens)
@@ -116,9 +75,9 @@ def _admit(scheduler: Scheduler, budget: int) -> None:
         row = state["first_waiting"]
         request = requests[row]
         tokens = min(request["input_length"] + request["generated"], budget)
-        if not _allocate(state, request, tokens):
+        if not allocate(state, request, tokens):
             return
-        _leave(state, requests, row)
+        leave(state, requests, row)
         request["status"] = its.RUNNING
         if np.isnan(request["scheduled_s"]):
             request["scheduled_s"] = state["now"]
@@ -174,17 +133,6 @@ def _duration_s(law: StepLaw, weather: Weather, state: Record, iteration: Record
 
 
 @compiled
-def _release(state: Record, request: Record) -> None:
-    """Take slot and blocks from a request that left running; finished ones may hold them on."""
-    if state["late_release"] and request["status"] == its.FINISHED:
-        state["held_slots"] += 1
-        state["held_blocks"] += request["blocks"]
-    else:
-        state["free_blocks"] += request["blocks"]
-    request["blocks"] = 0
-
-
-@compiled
 def _finish_iteration(scheduler: Scheduler) -> bool:
     """Hand out the iteration's tokens; return whether a request finished."""
     state, running, tokens = scheduler.state[0], scheduler.running, scheduler.tokens
@@ -209,7 +157,7 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
                 state["tokens"] += 1
             if request["generated"] == request["output_length"]:
                 request["status"] = its.FINISHED
-                _release(state, request)
+                release(state, request)
                 continue
         running[kept] = row
         kept += 1
@@ -219,26 +167,19 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
 
 
 @compiled
-def _arrival_s(state: Record, requests: Records) -> float:
-    """Return when the next request reaches the scheduler, or infinity."""
-    row = state["arrived"]
-    return float(requests[row]["queued_s"]) if row < state["rows"] else np.inf
-
-
-@compiled
 def _wake(state: Record, requests: Records, until: float) -> bool:
     """Let the requests that are due wait, jumping over idle time; is there work before `until`?"""
     while state["now"] < until:
-        while _arrival_s(state, requests) <= state["now"]:
+        while arrival_s(state, requests) <= state["now"]:
             if requests[state["arrived"]]["status"] == its.COMING:
-                _wait(state, requests, state["arrived"], False)
+                wait(state, requests, state["arrived"], False)
             state["arrived"] += 1
         if state["running"] + state["waiting"] > 0:
             return True
-        arrival_s = _arrival_s(state, requests)
-        if arrival_s >= until:
+        next_s = arrival_s(state, requests)
+        if next_s >= until:
             return False
-        state["now"] = arrival_s
+        state["now"] = next_s
     return False
 
 
@@ -258,6 +199,9 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, weather: Weather) -> in
     iteration["duration_s"] = _duration_s(law, weather, state, iteration)
     state["end"] = state["now"] + iteration["duration_s"]
     state["in_flight"] = 1
+    state["preemptions"] += iteration["preemptions"]
+    state["recomputed_tokens"] += iteration["recomputed_tokens"]
+    total(state, iteration["duration_s"], 1, iteration["kv_blocks_used"])
     return its.REACHED
 
 
@@ -270,6 +214,8 @@ def advance(
     An iteration that ends later stays in flight. ``stop_at_finish``: come back when one did.
     """
     state = scheduler.state[0]
+    sinks = scheduler.log.size + scheduler.tokens.row.size
+    unseen = sinks + weather.jitter.size == 0 and weather.stall_s.size == 1
     lacking = its.REACHED
     while lacking == its.REACHED:
         if state["in_flight"]:
@@ -277,6 +223,8 @@ def advance(
                 return its.REACHED
             if _finish_iteration(scheduler) and stop_at_finish:
                 return its.DONE
+        if unseen and state["running"] > 0:
+            coast(scheduler, law, until)
         if not _wake(state, scheduler.requests, until):
             return its.REACHED
         lacking = _begin_iteration(scheduler, law, weather)
@@ -289,7 +237,7 @@ def abort(scheduler: Scheduler, row: int) -> None:
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     request = requests[row]
     if request["status"] == its.WAITING:
-        _leave(state, requests, row)
+        leave(state, requests, row)
     elif request["status"] == its.RUNNING:
         kept = 0
         for other in running[: state["running"]]:
@@ -298,4 +246,4 @@ def abort(scheduler: Scheduler, row: int) -> None:
                 kept += 1
         state["running"] = kept
     request["status"] = its.ABORTED
-    _release(state, request)
+    release(state, request)
