@@ -1,0 +1,178 @@
+"""The twin: a whole trace through the scheduler model, in compiled code. Pure.
+
+It stands for the engine once its step-time law is known (``twin_law.py``): what every request
+would have seen at any cap and any load.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import IterationLog
+from tuner.scheduler_model import advance
+from tuner.scheduler_state import (
+    ABORTED,
+    CALM,
+    FULL,
+    Floats,
+    Ints,
+    StepLaw,
+    new_requests,
+    new_scheduler,
+)
+from tuner.slo import Slo
+
+LOG_LENGTH = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Requests in order of arrival: three arrays of one length."""
+
+    arrival_s: Floats
+    input_length: Ints
+    output_length: Ints
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[float, int, int]]) -> "Traffic":
+        """Return traffic of (arrival s, input length, output length)."""
+        columns = np.array(sorted(requests), dtype=float).reshape(-1, 3).T
+        return cls(columns[0], columns[1].astype(np.int64), columns[2].astype(np.int64))
+
+    def __len__(self) -> int:
+        return self.arrival_s.size
+
+    def between(self, begin_s: float, end_s: float) -> "Traffic":
+        """Return what arrives in [begin_s, end_s)."""
+        first, last = np.searchsorted(self.arrival_s, (begin_s, end_s))
+        chosen = slice(first, last)
+        return Traffic(
+            self.arrival_s[chosen], self.input_length[chosen], self.output_length[chosen]
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """What limits an engine besides ``max_num_seqs``: seen in its facts."""
+
+    max_num_batched_tokens: int
+    block_size: int
+    kv_blocks: int
+    max_model_len: int
+    late_release: bool = False
+    """Slot and blocks come free one iteration late, as with async scheduling."""
+
+    lag_s: float = 0.0
+    """From sending a request until the scheduler knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwinReplay:
+    """What the twin says of one replay. Arrays have one entry per request, NaN where the engine
+    would refuse it; seconds from the arrival."""
+
+    max_num_seqs: int
+    ttft_s: Floats
+    tpot_s: Floats
+    """NaN below two tokens too."""
+
+    e2el_s: Floats
+    queue_s: Floats
+    preemptions: Ints
+    recomputed_tokens: int
+    duration_s: float
+    """From the first arrival to the last token."""
+
+    running_mean: float
+    """Over the time in which the engine is busy."""
+
+    running_peak: int
+    kv_usage_mean: float
+    """Share of the blocks, over busy time."""
+
+    kv_usage_peak: float
+    iterations: IterationLog
+    """Empty unless asked for."""
+
+
+def simulate(
+    traffic: Traffic,
+    law: StepLaw,
+    shape: EngineShape,
+    *,
+    max_num_seqs: int,
+    log: bool = False,
+) -> TwinReplay:
+    """Replay all of the traffic at one cap, to its last token.
+
+    The law must be tabulated up to ``max_num_seqs`` at least. ``log`` also returns the iterations
+    and takes some three times as long.
+    """
+    scheduler = new_scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        block_size=shape.block_size,
+        kv_blocks=shape.kv_blocks,
+        late_release=shape.late_release,
+        rows=len(traffic),
+        log_length=LOG_LENGTH if log else 0,
+    )
+    requests, state = scheduler.requests, scheduler.state
+    requests[:] = new_requests(
+        traffic.arrival_s + shape.lag_s, traffic.input_length, traffic.output_length
+    )
+    most = min(shape.max_model_len, shape.kv_blocks * shape.block_size)
+    refused = traffic.input_length + traffic.output_length > most
+    requests["status"][refused] = ABORTED
+    state["rows"] = len(traffic)
+    logs = []
+    while advance(scheduler, law, CALM, np.inf, False) == FULL:
+        logs.append(scheduler.log.copy())
+        state["logged"] = 0
+    logs.append(scheduler.log[: state["logged"][0]].copy())
+    busy_s = float(state["busy_s"][0]) or 1.0
+    tokens = requests["output_length"]
+    decode_s = requests["last_token_s"] - requests["first_token_s"]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tpot_s = np.where(tokens > 1, decode_s / (tokens - 1), np.nan)
+    return TwinReplay(
+        max_num_seqs=max_num_seqs,
+        ttft_s=requests["first_token_s"] - traffic.arrival_s,
+        tpot_s=tpot_s,
+        e2el_s=requests["last_token_s"] - traffic.arrival_s,
+        queue_s=requests["scheduled_s"] - requests["queued_s"],
+        preemptions=requests["preemptions"].copy(),
+        recomputed_tokens=int(state["recomputed_tokens"][0]),
+        duration_s=float(np.nanmax(requests["last_token_s"], initial=0.0) - traffic.arrival_s[0]),
+        running_mean=float(state["running_s"][0]) / busy_s,
+        running_peak=int(state["most_running"][0]),
+        kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
+        kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
+        iterations=np.concatenate(logs),
+    )
+
+
+def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
+    """Return which requests met every limit; a refused one did not."""
+    good = ~np.isnan(replay.e2el_s)
+    if slo.ttft_s is not None:
+        limit_s = slo.ttft_s + slo.ttft_s_per_input_token * traffic.input_length
+        good &= replay.ttft_s <= limit_s
+    if slo.tpot_s is not None:
+        good &= ~(replay.tpot_s > slo.tpot_s)
+    if slo.e2el_s is not None:
+        good &= replay.e2el_s <= slo.e2el_s
+    return good
+
+
+def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:
+    """Return the share of all requests that met every limit."""
+    return float(met(traffic, replay, slo).mean()) if len(traffic) else 1.0
+
+
+def tail_s(replay: TwinReplay, share: float = 0.99) -> float:
+    """Return the p99 E2EL, or another quantile, over the requests that were served."""
+    served = replay.e2el_s[~np.isnan(replay.e2el_s)]
+    return float(np.quantile(served, share)) if served.size else np.inf
