@@ -16,11 +16,11 @@ from tuner.formats import canonical, open_trace
 from tuner.formats.record import Row, Tally
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 from tuner.trace import (
-    DECIMALS_MS,
     Trace,
     TraceRequest,
     counted,
     digest,
+    microseconds,
     reading_warnings,
     request_of,
     whole_ms,
@@ -70,7 +70,7 @@ def scan(file: Input, tell: Tell) -> Scan:
     """Read all rows once. Raises TraceError for a file that cannot be read as a trace."""
     source, tally = file.open()
     columns, origin_ms = columns_of_rows(
-        _telling(source.rows, file.path, tally, tell),
+        _telling(source.rows, tally, tell),
         block_size=source.header.block_size,
         absolute=source.absolute,
     )
@@ -87,7 +87,7 @@ def convert(
         note = f"spread evenly within ticks of {spread.tick_ms:g} ms, seed {spread.seed}"
         header = replace(header, notes=(*header.notes, note))
     source, tally = file.open()
-    rows = _telling(source.rows, file.path, tally, tell)
+    rows = _telling(source.rows, tally, tell)
     if source.absolute or spread is not None:
         rows = _moved(rows, scanned.origin_ms, spread)
     out.write(canonical.header_line(header))
@@ -101,12 +101,12 @@ def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s:
     Raises TraceError when there are none.
     """
     source, tally = file.open()
-    arrivals_s = array("d")
+    first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
+    arrivals_us = array("q")
     inside: list[tuple[int, TraceRequest]] = []
-    for index, row in enumerate(_telling(source.rows, file.path, tally, tell)):
-        arrival_s = round(row.timestamp - scanned.origin_ms, DECIMALS_MS) / 1000
-        arrivals_s.append(arrival_s)
-        if start_s <= arrival_s < start_s + length_s:
+    for index, row in enumerate(_telling(source.rows, tally, tell)):
+        arrivals_us.append(round((row.timestamp - scanned.origin_ms) * 1000))
+        if first_us <= arrivals_us[-1] < end_us:
             inside.append((index, request_of(row, UNKNOWN_ROW, origin_ms=scanned.origin_ms)))
     _check_unchanged(file.path, scanned, tally)
     if not inside:
@@ -115,8 +115,9 @@ def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s:
             f"{file.path}: no request arrives in {start_s:g}s+{length_s:g}s",
             hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
-    position = np.empty(len(arrivals_s), np.int64)
-    position[np.argsort(np.frombuffer(arrivals_s), kind="stable")] = np.arange(len(arrivals_s))
+    position = np.empty(len(arrivals_us), np.int64)
+    order = np.argsort(np.frombuffer(arrivals_us, np.int64), kind="stable")
+    position[order] = np.arange(len(order))
     requests = tuple(
         replace(request, row=int(position[index])) if request.row == UNKNOWN_ROW else request
         for index, request in sorted(inside, key=lambda one: int(position[one[0]]))
@@ -133,12 +134,11 @@ def _moved(rows: Iterable[Row], origin_ms: float, spread: Spread | None) -> Iter
         yield msgspec.structs.replace(row, timestamp=whole_ms(stamp_ms))
 
 
-def _telling(rows: Iterable[Row], path: Path, tally: Tally, tell: Tell) -> Iterator[Row]:
-    size = max(1, path.stat().st_size)
+def _telling(rows: Iterable[Row], tally: Tally, tell: Tell) -> Iterator[Row]:
     iterator = iter(rows)
     while batch := tuple(islice(iterator, ROWS_A_TELL)):
         yield from batch
-        tell(min(1.0, tally.bytes_read / size))
+        tell(tally.bytes_read / max(1, tally.bytes_total))
 
 
 def _check_unchanged(path: Path, scanned: Scan, tally: Tally) -> None:

@@ -15,8 +15,8 @@ from tuner.output import whole_file
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "cut", "digest", "load", "write"]
 
-DECIMALS_MS = 3
-"""Stamps are kept to the microsecond: finer than any clock that stamps requests."""
+DECIMALS_S, DECIMALS_MS = 6, 3
+"""Times are kept to the microsecond: finer than any clock that stamps requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,10 +108,11 @@ def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
 
     Gaps and row numbers stay. Raises TraceError when there are none.
     """
+    first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
     requests = tuple(
-        dataclasses.replace(request, arrival_s=round(request.arrival_s - start_s, DECIMALS_MS + 3))
+        dataclasses.replace(request, arrival_s=round(request.arrival_s - start_s, DECIMALS_S))
         for request in trace.requests
-        if start_s <= request.arrival_s < start_s + length_s
+        if first_us <= microseconds(request.arrival_s) < end_us
     )
     if not requests:
         raise TraceError(
@@ -169,7 +170,7 @@ def request_of(row: Row, position: int, *, origin_ms: float = 0) -> TraceRequest
     """Return a row as a request; ``position`` is its number unless the row has one of its own."""
     return TraceRequest(
         row=position if row.row is None else row.row,
-        arrival_s=round(row.timestamp - origin_ms, DECIMALS_MS) / 1000,
+        arrival_s=_seconds(row.timestamp - origin_ms),
         input_length=row.input_length or 0,
         output_length=row.output_length or 0,
         status=row.status,
@@ -181,9 +182,9 @@ def request_of(row: Row, position: int, *, origin_ms: float = 0) -> TraceRequest
         session_id=_text(row.session_id),
         turn=row.turn,
         parent_id=_text(row.parent_id),
-        e2e_s=_seconds(row.e2e_ms),
-        ttft_s=_seconds(row.ttft_ms),
-        queue_s=_seconds(row.queue_ms),
+        e2e_s=None if row.e2e_ms is None else _seconds(row.e2e_ms),
+        ttft_s=None if row.ttft_ms is None else _seconds(row.ttft_ms),
+        queue_s=None if row.queue_ms is None else _seconds(row.queue_ms),
         finish_reason=row.finish_reason,
         priority=row.priority,
         lora=row.lora,
@@ -262,8 +263,13 @@ def _text(value: str | int | None) -> str | None:
     return None if value is None else str(value)
 
 
-def _seconds(ms: float | None) -> float | None:
-    return None if ms is None else ms / 1000
+def microseconds(seconds: float) -> int:
+    """Return a time as a whole number, for comparing."""
+    return round(seconds * 1e6)
+
+
+def _seconds(ms: float) -> float:
+    return round(ms / 1000, DECIMALS_S)
 
 
 def _ms(seconds: float | None) -> int | float | None:

@@ -13,6 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.formats.source import TraceHeader
+from tuner.traffic.concurrency import Levels
 from tuner.traffic.summary import Concurrency, Lengths, Traffic
 
 PLAIN_WIDTH = 100
@@ -66,13 +67,13 @@ def print_report(report: Report) -> None:
     console = _console()
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
-    console.print(f"[bold]{escape(str(report.path))}[/] (from {escape(header.source + model)})")
+    console.print(f"[bold]{_plain(str(report.path))}[/] (from {_plain(header.source + model)})")
     console.print(headline(traffic))
     console.print(_rows_line(header))
     console.print(_arrivals_line(traffic))
     console.print(_spread_table(traffic))
-    if traffic.recorded is not None:
-        console.print(_time_above_table(traffic.recorded))
+    if traffic.levels is not None:
+        console.print(_time_above_table(traffic.levels))
     if traffic.prefix_share is not None:
         console.print(
             f"prefix sharing: {traffic.prefix_share:.1%} of prompt tokens were seen before"
@@ -86,7 +87,7 @@ def print_written(
     path: Path, traffic: Traffic, header: TraceHeader, warnings: Iterable[str]
 ) -> None:
     console = _console()
-    console.print(f"{escape(str(path))}: {headline(traffic)}", soft_wrap=True)
+    console.print(f"{_plain(str(path))}: {headline(traffic)}", soft_wrap=True)
     console.print(_rows_line(header))
     _print_warnings(console, warnings)
 
@@ -105,7 +106,7 @@ def headline(traffic: Traffic) -> str:
 def _rows_line(header: TraceHeader) -> str:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
     return f"rows: {header.rows_read:,} read, {header.rows_kept:,} kept" + (
-        f", dropped: {escape(dropped)}" if dropped else ""
+        f", dropped: {_plain(dropped)}" if dropped else ""
     )
 
 
@@ -134,15 +135,15 @@ def _spread_table(traffic: Traffic) -> Table:
     return table
 
 
-def _time_above_table(recorded: Concurrency) -> Table:
+def _time_above_table(levels: Levels) -> Table:
     """Say what each step of the ladder would have had to make wait."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("in flight, more than", "share of time", "longest"):
         table.add_column(heading, justify="right", no_wrap=True)
     level = 1
-    while level < 2 * recorded.max:
-        share = recorded.levels.share_above(level)
-        longest_s = recorded.levels.longest_above_s(level)
+    while level < 2 * levels.max():
+        share = levels.share_above(level)
+        longest_s = levels.longest_above_s(level)
         table.add_row(str(level), f"{share:.1%}", f"{longest_s:,.1f}s")
         level *= 2
     return table
@@ -159,7 +160,7 @@ def _print_shares(console: Console, shares: Shares) -> None:
 
 def _print_warnings(console: Console, warnings: Iterable[str]) -> None:
     for warning in warnings:
-        console.print(f"[yellow]Warning:[/] {escape(warning)}", soft_wrap=True)
+        console.print(f"[yellow]Warning:[/] {_plain(warning)}", soft_wrap=True)
 
 
 def _lengths_object(lengths: Lengths | None) -> dict[str, float] | None:
@@ -189,6 +190,11 @@ def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON
     if isinstance(value, dict):
         return {key: _rounded(one) for key, one in value.items()}
     return value
+
+
+def _plain(text: str) -> str:
+    """What a file says of itself must not move the cursor nor be taken for markup."""
+    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
 
 
 def _console() -> Console:

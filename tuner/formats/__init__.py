@@ -54,13 +54,16 @@ def open_trace(
     """
     head = _head(path)
     chosen = _named(format_name) if format_name else _detect(path, head)
-    tally = Tally(str(path))
+    tally = Tally(str(path), bytes_total=path.stat().st_size)
     source = chosen.read(Lines(path, tally), time_unit=time_unit)
     return Source(source.header, _at_least_one(source.rows, tally), source.absolute), tally
 
 
 def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
-    yield from rows
+    try:
+        yield from rows
+    except OSError as error:
+        raise _unreadable(tally.place, error) from error
     if tally.rows_kept:
         return
     if not tally.rows_read:
@@ -81,18 +84,21 @@ def _head(path: Path) -> bytes:
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
     except OSError as error:
-        raise TraceError(
-            f"{path}: {(error.strerror or str(error)).lower()}",
-            hint="Shipped traces are in traces/.",
-        ) from error
+        raise _unreadable(str(path), error) from error
     if not head.strip():
         raise TraceError(f"{path}: empty", hint="Capture or import a trace first.")
     for signature, what in SIGNATURES.items():
         if head.startswith(signature):
             raise TraceError(f"{path}: {what}", hint="Convert it to UTF-8 text first.")
-    if b"\x00" in head:
+    if b"\x00" in head.partition(b"\n")[0]:  # further down it is one bad row
         raise TraceError(f"{path}: binary, not text", hint="A trace is UTF-8 text.")
     return head
+
+
+def _unreadable(place: str, error: OSError) -> TraceError:
+    return TraceError(
+        f"{place}: {(error.strerror or str(error)).lower()}", hint="Shipped traces are in traces/."
+    )
 
 
 def _named(name: str) -> Format:

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from tuner.errors import UsageError
-from tuner.formats.lines import Lines
-from tuner.formats.record import MAX_TOKENS, Reason, Row
+from tuner.formats.lines import BOM, Lines
+from tuner.formats.record import Reason, Row
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "azure2023"
@@ -17,18 +17,20 @@ DESCRIPTION = "Azure LLM inference traces of 2023, CSV"
 
 COLUMNS = b"TIMESTAMP,ContextTokens,GeneratedTokens"
 STAMP = rb"(\d{4}-\d\d-\d\d \d\d:\d\d):([0-5]\d(?:\.\d{1,9})?)"
-ROW = re.compile(STAMP + rb",(\d{1,10}),(\d{1,10})")
+COUNT = rb"([1-9]\d{0,8})"
+ROW = re.compile(STAMP + b"," + COUNT + b"," + COUNT)
 BAD_COUNTS: dict[bytes, Reason] = {
     rb"|(?i:null)": "no_tokens",
     rb"[+-]?(?i:nan|inf|infinity)": "not_finite",
     rb"-\d+": "negative",
-    rb"\d{11,}": "out_of_range",
+    rb"0+": "zero_tokens",
+    rb"\d{10,}": "out_of_range",
 }
 MAX_MINUTES = 10_000
 
 
 def sniff(head: bytes) -> bool:
-    columns, _, rest = head.lstrip(b"\xef\xbb\xbf \r\n").partition(b"\n")
+    columns, _, rest = head.removeprefix(BOM).strip().partition(b"\n")
     stamp = rest.partition(b",")[0].strip()
     return columns.strip() == COLUMNS and (not stamp or bool(re.fullmatch(STAMP, stamp)))
 
@@ -76,12 +78,7 @@ def _row(line: bytes, minutes: dict[bytes, float]) -> Row | Reason:
         if len(minutes) >= MAX_MINUTES:
             minutes.clear()
         minute_ms = minutes[minute] = moment.timestamp() * 1000
-    input_length, output_length = int(prompt), int(output)
-    if not input_length or not output_length:
-        return "zero_tokens"
-    if input_length > MAX_TOKENS or output_length > MAX_TOKENS:
-        return "out_of_range"
-    return Row(minute_ms + float(second) * 1000, input_length, output_length)
+    return Row(minute_ms + float(second) * 1000, int(prompt), int(output))
 
 
 def _diagnose(line: bytes) -> Reason:

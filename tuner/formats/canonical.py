@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Iterator
 from itertools import chain
+from typing import Any
 
 import msgspec
 
 from tuner.errors import TraceError, UsageError
-from tuner.formats.lines import Lines
+from tuner.formats.lines import BOM, Lines
 from tuner.formats.record import (
     FIELDS,
     Row,
@@ -67,7 +68,7 @@ def rows(
         tally.rows_read += 1
         try:
             parsed = _decode(line)
-            row = msgspec.convert(parsed, Row)
+            row = _convert(parsed)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             _drop(line, number, lines)
             continue
@@ -107,7 +108,7 @@ def row_line(row: Row) -> bytes:
 def first_object(head: bytes) -> dict[str, object]:
     """Return the first line's JSON object; an empty one if it is none."""
     try:
-        parsed = _decode(head.strip().partition(b"\n")[0])
+        parsed = _decode(head.removeprefix(BOM).strip().partition(b"\n")[0])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     return parsed if isinstance(parsed, dict) else {}
@@ -135,6 +136,17 @@ def _header(line: bytes, lines: Lines) -> TraceHeader:
     for key in sorted(parsed.keys() - HEADER_KEYS):
         lines.tally.unknown_keys[f"{key} in the header"] = 1
     return header
+
+
+def _convert(parsed: Any) -> Row:  # noqa: ANN401 - whatever the line holds
+    try:
+        return msgspec.convert(parsed, Row)
+    except msgspec.ValidationError:
+        if not isinstance(parsed, dict) or None not in parsed.values():
+            raise
+        # Null is absent, also where the field has a default that is not null.
+        known = {key: value for key, value in parsed.items() if value is not None}
+        return msgspec.convert(known, Row)
 
 
 def _drop(line: bytes, number: int, lines: Lines) -> None:

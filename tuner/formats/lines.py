@@ -7,6 +7,7 @@ from tuner.formats.record import Tally
 
 MAX_LINE_BYTES = 4 * 2**20
 CHUNK_BYTES = 2**20
+BOM = b"\xef\xbb\xbf"
 
 
 class Lines:
@@ -22,10 +23,11 @@ class Lines:
         """The number of the last line, once it is reached, if no line end follows it."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        number = 0
+        number, rest = 0, b""
         skipping = False  # inside a line that is too long
         with self.path.open("rb") as file:
-            rest = file.read(3).removeprefix(b"\xef\xbb\xbf")
+            if file.read(len(BOM)) != BOM:
+                file.seek(0)
             while chunk := file.read(CHUNK_BYTES):
                 self.tally.bytes_read += len(chunk)
                 if skipping:

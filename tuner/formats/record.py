@@ -103,6 +103,7 @@ class Tally:
     place: str
     """The file, for messages."""
 
+    bytes_total: int = 0
     bytes_read: int = 0
     rows_read: int = 0
     rows_kept: int = 0

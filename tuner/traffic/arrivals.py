@@ -41,10 +41,11 @@ def tick_ms(arrival_s: Floats) -> float | None:
 
     Bursts within a tick are the clock's and not the traffic's.
     """
-    times_us = np.unique(np.round(arrival_s * 1e6).astype(np.int64))
-    if len(times_us) < MIN_TICKS:
+    gaps_us = np.diff(np.round((arrival_s - arrival_s[0]) * 1e6).astype(np.int64))
+    gaps_us = gaps_us[gaps_us > 0]
+    if len(gaps_us) < MIN_TICKS:
         return None
-    since_us, gaps_us = times_us - times_us[0], np.diff(times_us)
+    since_us = np.cumsum(gaps_us)
     common_ms = round(float(np.median(gaps_us)) / 1000)
     exact_ms = float(np.gcd.reduce(gaps_us)) / 1000
     candidates = {exact_ms, float(common_ms), *map(float, ROUND_TICKS_MS)}

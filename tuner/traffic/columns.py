@@ -91,8 +91,8 @@ def _collect(requests: Iterable[Any], block_size: int, *, arrival: str, e2e: str
     while batch := tuple(islice(iterator, BATCH_ROWS)):
         if trunk is None:
             trunk = _trunk(batch[:TRUNK_ROWS])
-        affinity = np.fromiter((_affinity(one, trunk) for one in batch), np.int64, len(batch))
-        parts.append(_arrays(batch, arrival=arrival, e2e=e2e) | {"affinity": affinity})
+        parts.append(_arrays(batch, arrival=arrival, e2e=e2e))
+        parts[-1]["affinity"] = _affinities(batch, trunk)
         blocks.add(
             chain.from_iterable(
                 one.hash_ids[: (one.input_length or 0) // block_size]
@@ -113,8 +113,10 @@ def _arrays(batch: Sequence[Any], *, arrival: str, e2e: str) -> dict[str, NDArra
     size = len(batch)
 
     def integers(name: str, absent: int) -> NDArray[np.int32]:
-        values = map(attrgetter(name), batch)
-        return np.fromiter((absent if v is None else v for v in values), np.int32, size)
+        values = [*map(attrgetter(name), batch)]
+        if None in values:
+            values = [absent if value is None else value for value in values]
+        return np.array(values, np.int32)
 
     return {
         "arrival_s": np.fromiter(map(attrgetter(arrival), batch), np.float64, size),
@@ -131,6 +133,12 @@ def _trunk(requests: Sequence[Any]) -> frozenset[int]:
     """Return the blocks that most prompts begin with, such as a common system prompt."""
     seen = Counter(block for one in requests for block in one.hash_ids)
     return frozenset(block for block, count in seen.items() if count > len(requests) / 2)
+
+
+def _affinities(requests: Sequence[Any], trunk: frozenset[int]) -> Ints:
+    if not any(one.hash_ids or one.session_id is not None for one in requests):
+        return np.full(len(requests), NO_AFFINITY)
+    return np.fromiter((_affinity(one, trunk) for one in requests), np.int64, len(requests))
 
 
 def _affinity(request: TraceRequest | Row, trunk: frozenset[int]) -> int:

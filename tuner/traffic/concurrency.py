@@ -29,9 +29,10 @@ class Levels:
         return float(self.level @ self.duration_s / self.duration_s.sum())
 
     def quantile(self, q: float) -> int:
-        time_s = np.bincount(self.level, weights=self.duration_s)
-        share = np.cumsum(time_s) / time_s.sum()
-        return int(np.searchsorted(share, q - 1e-12))
+        order = np.argsort(self.level)
+        time_s = np.cumsum(self.duration_s[order])
+        at = np.searchsorted(time_s, q * time_s[-1] * (1 - 1e-12))
+        return int(self.level[order[at]])
 
     def max(self) -> int:
         return int(self.level.max())

@@ -39,7 +39,6 @@ class Concurrency:
     p95: int
     p99: int
     max: int
-    levels: Levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +64,9 @@ class Traffic:
     recorded: Concurrency | None
     """By the recorded ends; None where they are unknown."""
 
+    levels: Levels | None
+    """What ``recorded`` sums up."""
+
     littles_mean: float | None
     """Arrival rate times mean recorded duration: what the mean concurrency should be."""
 
@@ -84,7 +86,8 @@ def describe(columns: Columns) -> Traffic:
     lasted_s = duration_s(arrival_s)
     rate = arrival_rate_rps(arrival_s)
     grain_s = _grain_s(columns.e2e_s)
-    recorded = concurrency(recorded_levels(columns, grain_s=grain_s or 0.0))
+    levels = recorded_levels(columns, grain_s=grain_s or 0.0)
+    recorded = concurrency(levels)
     band = {
         speed: at_speed
         for speed in BAND_S_PER_TOKEN
@@ -106,6 +109,7 @@ def describe(columns: Columns) -> Traffic:
         output_tokens=_lengths(columns.output_length[served]),
         output_tokens_per_s=tokens / lasted_s if lasted_s else None,
         recorded=recorded,
+        levels=levels,
         littles_mean=float((columns.e2e_s * columns.n)[ends].sum()) / lasted_s
         if recorded and lasted_s
         else None,
@@ -121,7 +125,7 @@ def concurrency(levels: Levels | None) -> Concurrency | None:
     if levels is None:
         return None
     p50, p90, p95, p99 = (levels.quantile(q) for q in (0.50, 0.90, 0.95, 0.99))
-    return Concurrency(levels.mean(), p50, p90, p95, p99, levels.max(), levels)
+    return Concurrency(levels.mean(), p50, p90, p95, p99, levels.max())
 
 
 def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
