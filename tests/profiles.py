@@ -60,14 +60,15 @@ def profile(
     engine: Mapping[str, object] | None = None,
     curve: tuple[CurveStep, ...] = (step(8, goodput_rps=4.0), step(16), step(32)),
     verdict: str = "knee",
+    engine_: str = "vllm",
     reason: str = "32 adds 0.4 % goodput and costs +38 % p95 decode time per token",
     **provenance: object,
 ) -> ServingProfile:
     arguments = ENGINE if engine is None else engine
     max_num_seqs = arguments["max_num_seqs"]
     facts = {
-        "engine": "vllm",
-        "device": {"name": "cpu"},
+        "engine": engine_,
+        "device": {},
         "versions": {},
         "model": arguments["model"],
         "model_digest": None,

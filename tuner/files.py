@@ -15,10 +15,9 @@ _CURES = {
     errno.EDQUOT: "Free some space, or write elsewhere.",
     errno.EFBIG: "Raise the limit on file sizes (ulimit -f), or write elsewhere.",
     errno.EROFS: "The file system is mounted read-only; write elsewhere.",
-    errno.EACCES: "Check the directory's permissions, or write elsewhere.",
-    errno.EPERM: "Check the directory's permissions, or write elsewhere.",
-    errno.ENOENT: "Create the directory first, or write elsewhere.",
-    errno.ENOTDIR: "A part of the path is a file, not a directory; check the path.",
+    errno.EACCES: "Check the folder's permissions, or write elsewhere.",
+    errno.EPERM: "Check the folder's permissions, or write elsewhere.",
+    errno.ENOTDIR: "A part of the path is a file, not a folder; check the path.",
     errno.ENAMETOOLONG: "Use a shorter name.",
 }
 
@@ -38,7 +37,7 @@ def resolve(path: Path) -> Path:
                 f"{path}: is a link to a file that does not exist",
                 hint="Mend the link, or name another file.",
             ) from None
-        return path.resolve()
+        return _new(path)
     except (OSError, RuntimeError, ValueError) as problem:  # a loop of links, a NUL in the name
         raise _explained(path, problem) from None
     if stat.S_ISDIR(mode):
@@ -48,33 +47,54 @@ def resolve(path: Path) -> Path:
     return real
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Replace the file by ``content``; after a crash it is the old one or the new one, whole.
+def _new(path: Path) -> Path:
+    real = path.resolve()
+    if not real.parent.is_dir():
+        raise TargetError(
+            f"{path}: there is no folder {real.parent}", hint=f"Create it: mkdir -p {real.parent}"
+        )
+    return real
 
-    Mode and owner of an existing file are kept. Raises TargetError, and then nothing has changed.
+
+def content(path: Path) -> bytes | None:
+    """Return what is in the file; None when there is none. Raises TargetError."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise _explained(path, problem, "read") from None
+
+
+def write_atomically(path: Path, new: bytes, *, like: Path | None = None) -> None:
+    """Replace the file by ``new``; after a crash it is the old one or the new one, whole.
+
+    Mode and owner of an existing file are kept; a new file takes those of ``like``. Raises
+    TargetError, and then nothing has changed.
     """
-    _write(path, content, may_replace=lambda _: True)
+    _write(path, new, like=like, may_replace=lambda _: True)
 
 
-def write_if_unchanged(path: Path, content: bytes, *, was: bytes | None) -> None:
+def write_if_unchanged(
+    path: Path, new: bytes, *, was: bytes | None, like: Path | None = None
+) -> None:
     """``write_atomically``, unless the file is no longer ``was`` (None: no file)."""
-    _write(
-        path,
-        content,
-        may_replace=lambda real: (real.read_bytes() if real.exists() else None) == was,
-    )
+    _write(path, new, like=like, may_replace=lambda real: content(real) == was)
 
 
-def _write(path: Path, content: bytes, *, may_replace: Callable[[Path], bool]) -> None:
+def _write(
+    path: Path, new: bytes, *, like: Path | None, may_replace: Callable[[Path], bool]
+) -> None:
     real = resolve(path)
-    old = _status(path, real)
+    check_writable(path)
+    old = _status(real) or (None if like is None else _status(like))
     temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         with os.fdopen(descriptor, "wb") as stream:
             if old is not None:
                 _take_over(descriptor, old)
-            stream.write(content)
+            stream.write(new)
             stream.flush()
             os.fsync(descriptor)
         if not may_replace(real):
@@ -91,24 +111,28 @@ def _write(path: Path, content: bytes, *, may_replace: Callable[[Path], bool]) -
 
 
 def remove(path: Path) -> None:
-    """Remove a file for good. Raises TargetError."""
+    """Remove a file, if it is there. Raises TargetError."""
     try:
-        path.unlink()
+        path.unlink(missing_ok=True)
         _sync_directory(path.parent)
     except OSError as problem:
         raise _explained(path, problem) from None
 
 
-def _status(path: Path, real: Path) -> os.stat_result | None:
+def check_writable(path: Path) -> None:
+    """Refuse a file that its owner protects; replacing it would get round that."""
+    status = _status(resolve(path))
+    if status is not None and not status.st_mode & stat.S_IWUSR:
+        raise TargetError(f"{path}: is read-only", hint=f"If it may change: chmod u+w {path}")
+
+
+def _status(path: Path) -> os.stat_result | None:
     try:
-        status = real.stat()
+        return path.stat()
     except FileNotFoundError:
         return None
     except OSError as problem:
         raise _explained(path, problem) from None
-    if not status.st_mode & stat.S_IWUSR:
-        raise TargetError(f"{path}: is read-only", hint=f"If it may change: chmod u+w {path}")
-    return status
 
 
 def _take_over(descriptor: int, old: os.stat_result) -> None:
@@ -126,10 +150,10 @@ def _sync_directory(directory: Path) -> None:
         os.close(descriptor)
 
 
-def _explained(path: Path, problem: Exception) -> TargetError:
+def _explained(path: Path, problem: Exception, verb: str = "written") -> TargetError:
     number = getattr(problem, "errno", None)
-    why = getattr(problem, "strerror", None) or str(problem)
+    why = getattr(problem, "strerror", None) or str(problem) or "no reason given"
     return TargetError(
-        f"{path}: cannot be written: {why[0].lower()}{why[1:]}",
+        f"{path}: cannot be {verb}: {why[0].lower()}{why[1:]}",
         hint=_CURES.get(number or 0, "Check path and permissions, or write elsewhere."),
     )

@@ -51,19 +51,6 @@ _HEAD = """\
 # Roll it out with `tuner apply`; check it beforehand with `tuner verify`.
 # Do not edit: the digest at the end covers every value.
 """
-_NEVER_FOLD = 1 << 20
-_LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
-
-
-class _Dumper(yaml.SafeDumper):
-    """Escapes every line break: PyYAML's other styles lose some of them (tried with 6.0.3)."""
-
-    def represent_str(self, data: str) -> yaml.ScalarNode:
-        style = '"' if _LINE_BREAKS & set(data) else None
-        return self.represent_scalar("tag:yaml.org,2002:str", data, style=style)
-
-
-_Dumper.add_representer(str, _Dumper.represent_str)
 
 
 def seal(  # noqa: PLR0913 - one argument a section
@@ -97,15 +84,7 @@ def seal(  # noqa: PLR0913 - one argument a section
 
 def dump(profile: ServingProfile) -> str:
     """Return the profile as YAML that ``parse`` reads back to an equal profile."""
-    body = yaml.dump(
-        profile.model_dump(mode="json"),
-        Dumper=_Dumper,
-        sort_keys=False,
-        allow_unicode=True,
-        default_flow_style=False,
-        width=_NEVER_FOLD,
-    )
-    return _HEAD + body
+    return _HEAD + yaml_strict.dump(profile.model_dump(mode="json"))
 
 
 def parse(text: str, *, source: str) -> ServingProfile:

@@ -16,11 +16,16 @@ MAX_BYTES = 1 << 20
 """A profile has some 20 KB; the pure-Python scanner, which alone knows the places, is slow."""
 
 _MAX_DEPTH = 32
+_MAX_ALIASES = 32
+"""Merged mappings multiply: with many more aliases a short text fills the memory."""
+
 _STR = "tag:yaml.org,2002:str"
 _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
 )
 _MAX_NUMBER_CHARACTERS = 32
+_NEVER_FOLD = 1 << 20
+_LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
 
 NodePath = Sequence[str | int]
 
@@ -45,11 +50,17 @@ class _BoundedLoader(yaml.SafeLoader):
         super().__init__(text)
         self._plain = plain
         self._depth = 0
+        self._aliases = 0
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
         event = self.peek_event()  # type: ignore[no-untyped-call]
         if self._plain:
             _refuse_indirection(event)
+        self._aliases += isinstance(event, yaml.AliasEvent)
+        if self._aliases > _MAX_ALIASES:
+            raise _RefusedError(
+                f"more than {_MAX_ALIASES} aliases", _line(event), hint="Write the values out."
+            )
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _RefusedError(
@@ -204,6 +215,43 @@ def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> objec
         raise error(
             f"{source}:{node.start_mark.line + 1}: {problem}", hint="Use plain YAML values."
         ) from None
+
+
+class _Dumper(yaml.SafeDumper):
+    """Escapes every line break: PyYAML's other styles lose some of them (tried with 6.0.3)."""
+
+    def represent_str(self, data: str) -> yaml.ScalarNode:
+        style = '"' if _LINE_BREAKS & set(data) else None
+        return self.represent_scalar(_STR, data, style=style)
+
+
+_Dumper.add_representer(str, _Dumper.represent_str)
+
+
+def dump(value: object) -> str:
+    """Return a document in block style, keys in the order given, no line folded."""
+    return yaml.dump(
+        value,
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=False,
+        width=_NEVER_FOLD,
+    )
+
+
+def dump_flow(value: object, *, quotes: str | None = None) -> str:
+    """Return a value on one line, fit to stand after a key; ``quotes`` puts a text in them."""
+    text = yaml.dump(
+        [value],
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=True,
+        default_style=quotes,
+        width=_NEVER_FOLD,
+    )
+    return text.removeprefix("[").removesuffix("]\n")
 
 
 def find(root: yaml.Node, path: NodePath) -> tuple[yaml.Node, tuple[str | int, ...]]:

@@ -1,0 +1,21 @@
+"""Rollout targets: one module each, and this registry.
+
+A target is a module that offers what ``seam.Target`` asks for. To add one, write its file and name
+it in TARGETS; the first is the default.
+"""
+
+from tuner.errors import UsageError
+from tuner.targets import vllm_config
+from tuner.targets.seam import Target
+
+TARGETS: tuple[Target, ...] = (vllm_config,)
+
+
+def named(name: str) -> Target:
+    for target in TARGETS:
+        if name == target.NAME:
+            return target
+    raise UsageError(
+        f"no rollout target {name!r}",
+        hint=f"Known: {', '.join(target.NAME for target in TARGETS)}.",
+    )

@@ -1,0 +1,160 @@
+"""Files appear whole or not at all, and say in one line why they could not."""
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner import files
+from tuner.errors import TargetError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(one.name for one in folder.iterdir())
+
+
+def refused(path: Path, content: bytes = b"new") -> str:
+    with pytest.raises(TargetError) as caught:
+        files.write_atomically(path, content)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    files.write_atomically(path, b"old")
+    files.write_atomically(path, b"new")
+    assert path.read_bytes() == b"new"
+    assert names(tmp_path) == ["a.yaml"]
+
+
+def test_the_mode_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"old")
+    path.chmod(0o640)
+    files.write_atomically(path, b"new")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+
+
+def test_a_new_file_has_the_mode_that_the_umask_leaves(tmp_path: Path) -> None:
+    before = os.umask(0o027)
+    try:
+        files.write_atomically(tmp_path / "a.yaml", b"new")
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.yaml").stat().st_mode) == 0o640
+
+
+def test_a_new_file_can_take_the_mode_of_another(tmp_path: Path) -> None:
+    secret = tmp_path / "secret.yaml"
+    secret.write_bytes(b"")
+    secret.chmod(0o600)
+    files.write_atomically(tmp_path / "a.yaml", b"new", like=secret)
+    assert stat.S_IMODE((tmp_path / "a.yaml").stat().st_mode) == 0o600
+
+
+def test_a_link_stays_and_the_file_behind_it_changes(tmp_path: Path) -> None:
+    real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
+    real.write_bytes(b"old")
+    link.symlink_to("real.yaml")
+    files.write_atomically(link, b"new")
+    assert link.is_symlink()
+    assert real.read_bytes() == b"new"
+
+
+def test_a_link_to_nothing_is_refused(tmp_path: Path) -> None:
+    link = tmp_path / "link.yaml"
+    link.symlink_to("none.yaml")
+    assert refused(link) == f"{link}: is a link to a file that does not exist"
+    assert not (tmp_path / "none.yaml").exists()
+
+
+def test_links_in_a_circle_are_refused(tmp_path: Path) -> None:
+    one, other = tmp_path / "one.yaml", tmp_path / "other.yaml"
+    one.symlink_to(other)
+    other.symlink_to(one)
+    assert refused(one).startswith(f"{one}: cannot be written: ")
+
+
+def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
+    assert refused(tmp_path) == f"{tmp_path}: is a directory"
+
+
+def test_a_pipe_is_not_written_to(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.yaml"
+    os.mkfifo(pipe)
+    assert refused(pipe) == f"{pipe}: is not a regular file"
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "none" / "a.yaml"
+    assert refused(path) == f"{path}: there is no folder {path.parent}"
+
+
+def test_a_file_where_a_folder_should_be_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    path = tmp_path / "file" / "a.yaml"
+    assert refused(path) == f"{path}: cannot be written: not a directory"
+
+
+def test_a_read_only_file_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"old")
+    path.chmod(0o444)
+    assert refused(path) == f"{path}: is read-only"
+    assert path.read_bytes() == b"old"
+
+
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path) -> None:
+    assert "cannot be written" in refused(tmp_path / ("a" * 300))
+    assert "cannot be written" in refused(tmp_path / "a\x00b")
+
+
+def test_a_file_that_changed_meanwhile_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"theirs")
+    for was in (b"old", None):
+        with pytest.raises(TargetError, match="changed while tuner was at work"):
+            files.write_if_unchanged(path, b"ours", was=was)
+    assert path.read_bytes() == b"theirs"
+    assert names(tmp_path) == ["a.yaml"]
+
+
+def test_a_file_that_vanished_meanwhile_does_not_come_back(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="changed while tuner was at work"):
+        files.write_if_unchanged(tmp_path / "a.yaml", b"ours", was=b"old")
+    assert names(tmp_path) == []
+
+
+def test_no_room_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    """A limit on file sizes stands in for a full disk: the same write fails, half way."""
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"old")
+    code = (
+        "import resource, sys; from pathlib import Path; from tuner import files\n"
+        "from tuner.errors import TargetError\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "try: files.write_atomically(Path(sys.argv[1]), b'x' * 100_000)\n"
+        "except TargetError as error: print(error, error.hint, sep='|')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == (
+        f"{path}: cannot be written: file too large|"
+        "Raise the limit on file sizes (ulimit -f), or write elsewhere.\n"
+    )
+    assert path.read_bytes() == b"old"
+    assert names(tmp_path) == ["a.yaml"]
+
+
+def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    files.remove(tmp_path / "a.yaml")
+
+
+def test_a_directory_is_not_removed(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="cannot be written"):
+        files.remove(tmp_path)

@@ -1,0 +1,144 @@
+"""Writes that can be taken back: each keeps what was there, and ``roll_back`` undoes the last one.
+
+Beside FILE stand ``FILE.tuner-backup.json``, the record of the writes not yet taken back, and one
+copy for each of them: ``FILE.tuner-backup``, ``FILE.tuner-backup-2``, …
+"""
+
+import hashlib
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tuner import files
+from tuner.errors import TargetError
+
+RolledBack = Literal["restored", "removed", "unchanged"]
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+
+
+class _Write(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    before: Digest | None
+    """None: there was no file, so there is no copy."""
+
+    after: Digest
+
+
+class _Record(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    version: Literal[1]
+    writes: list[_Write]
+    """Oldest first."""
+
+
+def write(path: Path, new: bytes, *, was: bytes | None, like: Path | None = None) -> Path | None:
+    """Write ``new`` over ``was`` (None: no file) and return the copy of ``was``, if there was one.
+
+    Record and copy are on the disk before the file changes: a crash at any moment leaves the file
+    whole, and something to go back to once it has changed. ``like``: whose mode a new file gets.
+    Raises TargetError, and then the file has not changed.
+    """
+    files.check_writable(path)
+    real = files.resolve(path)
+    writes = [*_made(_load(real), was), _Write(before=_digest(was), after=_sha256(new))]
+    copy = _copy(real, len(writes))
+    if files.content(copy) not in (None, was):
+        raise TargetError(
+            f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
+        )
+    _save(real, writes)
+    if was is not None:
+        files.write_atomically(copy, was, like=real)
+    files.write_if_unchanged(path, new, was=was, like=like)
+    return None if was is None else copy
+
+
+def roll_back(path: Path, *, force: bool) -> RolledBack:
+    """Undo the last write that is not yet undone; ``unchanged`` if the file already is what it was.
+
+    Raises TargetError when there is none, when the file was edited since (unless ``force``), and
+    when the copy is not what the record says.
+    """
+    real = files.resolve(path)
+    recorded, present = _load(real), files.content(real)
+    if not recorded:
+        raise TargetError(
+            f"{path}: tuner has no backup of it", hint="Only what tuner apply wrote can go back."
+        )
+    writes = _made(recorded, present)
+    outcome: RolledBack = "unchanged"
+    if writes:
+        last = writes.pop()
+        if present is not None and _sha256(present) != last.after and not force:
+            raise TargetError(
+                f"{path}: was edited after tuner wrote it",
+                hint="Pass --force to lose the edit, or take the change back by hand.",
+            )
+        outcome = _restore(path, last, _copy(real, len(writes) + 1), present)
+    _save(real, writes)
+    for number in range(len(writes), len(recorded)):
+        files.remove(_copy(real, number + 1))
+    return outcome
+
+
+def _restore(path: Path, last: _Write, copy: Path, present: bytes | None) -> RolledBack:
+    if last.before is None:
+        files.remove(files.resolve(path))
+        return "removed"
+    original = files.content(copy)
+    if original is None or _sha256(original) != last.before:
+        raise TargetError(
+            f"{copy}: is missing or not the copy that tuner made",
+            hint="Restore the file from your own backup or version control.",
+        )
+    files.write_if_unchanged(path, original, was=present, like=copy)
+    return "restored"
+
+
+def _made(writes: list[_Write], present: bytes | None) -> list[_Write]:
+    """Leave out a last write that was recorded but, as the file shows, not made, or undone."""
+    if writes and _digest(present) == writes[-1].before:
+        return writes[:-1]
+    return list(writes)
+
+
+def _load(real: Path) -> list[_Write]:
+    record = _record(real)
+    text = files.content(record)
+    if text is None:
+        return []
+    try:
+        return _Record.model_validate_json(text).writes
+    except ValidationError:
+        raise TargetError(
+            f"{record}: is not tuner's record of backups",
+            hint="Move it away; the copies beside it can be restored by hand.",
+        ) from None
+
+
+def _save(real: Path, writes: list[_Write]) -> None:
+    record = _record(real)
+    if not writes:
+        files.remove(record)
+        return
+    text = _Record(version=1, writes=writes).model_dump_json(indent=2) + "\n"
+    files.write_atomically(record, text.encode())
+
+
+def _record(real: Path) -> Path:
+    return real.with_name(f"{real.name}.tuner-backup.json")
+
+
+def _copy(real: Path, number: int) -> Path:
+    return real.with_name(f"{real.name}.tuner-backup" + (f"-{number}" if number > 1 else ""))
+
+
+def _digest(content: bytes | None) -> str | None:
+    return None if content is None else _sha256(content)
+
+
+def _sha256(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"

@@ -1,0 +1,134 @@
+"""How ``tuner apply`` shows what it did."""
+
+import difflib
+import json
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.backup import RolledBack
+from tuner.engines.seam import ArgumentValue
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """What is to be written where, and what that changes."""
+
+    path: Path
+    read_from: Path | None
+    """None: the file is new."""
+
+    old: str
+    new: str
+    was: bytes | None
+    """What is at ``path`` now; None: nothing."""
+
+    max_num_seqs: int
+    before: Mapping[str, ArgumentValue]
+    """The engine arguments that the file stated."""
+
+    after: Mapping[str, ArgumentValue]
+    warnings: tuple[str, ...]
+
+    @property
+    def is_needed(self) -> bool:
+        return self.was != self.new.encode()
+
+    @property
+    def changes(self) -> list[dict[str, Any]]:
+        return [
+            {"argument": name, "before": self.before.get(name), "after": self.after.get(name)}
+            for name in {**self.after, **self.before}
+            if self.before.get(name) != self.after.get(name)
+        ]
+
+
+def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> None:
+    """Print what was written; ``copy`` is the backup."""
+    if as_json:
+        _print_json(edit, dry_run=False, copy=copy)
+        return
+    _warn(edit)
+    out = sys.stderr if to_stderr else sys.stdout
+    name = shlex.quote(str(edit.path))
+    if not edit.is_needed:
+        out.write(f"{edit.path}: nothing to change, max_num_seqs is {edit.max_num_seqs}\n")
+        return
+    out.write(f"{edit.path}: {'written' if edit.was is None else 'changed'}\n")
+    for change in edit.changes:
+        out.write(
+            f"  {change['argument']}: {_shown(change['before'])} -> {_shown(change['after'])}\n"
+        )
+    if copy is not None:
+        out.write(f"backup: {copy}\n")
+    if not to_stderr:
+        out.write(f"start: vllm serve --config {name}\nundo: tuner apply --rollback {name}\n")
+
+
+def show_dry_run(edit: Edit, *, as_json: bool) -> None:
+    """Print the change that ``patch`` would take; nothing for no change."""
+    if as_json:
+        _print_json(edit, dry_run=True, copy=None)
+        return
+    _warn(edit)
+    sys.stdout.write(diff(edit))
+    if not edit.is_needed:
+        sys.stderr.write(f"{edit.path}: nothing to change\n")
+
+
+def show_rollback(path: Path, outcome: RolledBack, *, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps({"file": str(path), "status": outcome}) + "\n")
+        return
+    words = {
+        "restored": "restored as it was before the last apply",
+        "removed": "removed; there was no such file before the last apply",
+        "unchanged": "already as it was before the last apply",
+    }
+    sys.stdout.write(f"{path}: {words[outcome]}\n")
+
+
+def diff(edit: Edit) -> str:
+    """Return the unified diff from what is read to what is written."""
+    old_name = "/dev/null" if edit.read_from is None else str(edit.read_from)
+    lines = difflib.unified_diff(
+        _lines(edit.old), _lines(edit.new), fromfile=old_name, tofile=str(edit.path)
+    )
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """Split as ``patch`` does: at line feeds and nowhere else."""
+    *lines, rest = text.split("\n")
+    return [f"{line}\n" for line in lines] + ([rest] if rest else [])
+
+
+def _print_json(edit: Edit, *, dry_run: bool, copy: Path | None) -> None:
+    status = "created" if edit.was is None else "changed" if edit.is_needed else "unchanged"
+    document = {
+        "file": str(edit.path),
+        "status": status,
+        "dry_run": dry_run,
+        "max_num_seqs": edit.max_num_seqs,
+        "changes": edit.changes,
+        "backup": None if copy is None else str(copy),
+        "warnings": list(edit.warnings),
+    }
+    if dry_run:
+        document["diff"] = diff(edit)
+    sys.stdout.write(json.dumps(document) + "\n")
+
+
+def _warn(edit: Edit) -> None:
+    for warning in edit.warnings:
+        sys.stderr.write(f"Warning: {warning}\n")
+
+
+def _shown(value: ArgumentValue) -> str:
+    """As JSON, which is ASCII: nothing in a file can move the cursor."""
+    return "unset" if value is None else json.dumps(value)
