@@ -19,10 +19,10 @@ from statistics import NormalDist, fmean
 
 from tuner.trace import Trace, TraceHeader, TraceRequest, digest, write
 
-SEED = 55
+SEED = 2
 DURATION_S = 300.0
 
-CALM_RPS, BUSY_RPS = 6.2, 9.0
+CALM_RPS, BUSY_RPS = 3.1, 4.5
 CALM_S, BUSY_S = 25.0, 12.0
 """Mean length of a spell, in seconds."""
 
@@ -34,8 +34,8 @@ MAX_TOKENS = 256
 ABORTED = 0.03
 """Share of requests that the client gave up."""
 
-STEP_S, STEP_PER_SEQUENCE_S = 0.0095, 0.00035
-FIRST_TOKEN_S = 0.04
+STEP_S, STEP_PER_SEQUENCE_S = 0.0190, 0.00070
+FIRST_TOKEN_S = 0.06
 
 
 @dataclass(slots=True)

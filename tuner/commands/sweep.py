@@ -31,7 +31,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         str | None,
         typer.Option(help="ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "10m",
+    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "15m",
     window: Annotated[
         str, typer.Option(help="Part of the trace: busiest, all or START+LEN (120s+60s).")
     ] = "busiest",
