@@ -33,7 +33,7 @@ HOMES = {
     "torch": set[str](),
     "optuna": {"refine"},
     "plotly": {"report"},
-    "prometheus_client": {"exporter"},
+    "prometheus_client": {"exporter", "prometheus"},
     "pynvml": {"devices"},
     "ray": {"placement"},
     "rich": {"commands"},

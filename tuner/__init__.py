@@ -46,6 +46,7 @@ What serves it
     jit                      numeric loops, compiled
     models                   the tiny model that ships with the package
     devices                  the hardware, and how busy it is
+    prometheus               what a server says at /metrics, by our names
 
 From replay to verdict
     records                  what is sent, and what became of it

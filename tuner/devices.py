@@ -1,7 +1,225 @@
-"""The hardware: what it is, and how busy."""
+"""The hardware: what it is, and how busy it and its neighbours are."""
 
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pynvml
+
+from tuner import provenance
 from tuner.engines.seam import ArgumentValue
+
+_PROC = Path("/proc")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+_THROTTLE_REASONS = {
+    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "software thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+    pynvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
+}
+"""Why clocks are lower than asked for. An idle or a clock-limited GPU is not throttled."""
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSample:
+    """One reading of one GPU; None where the device does not tell."""
+
+    utilisation: float | None
+    """Share of the last moments (device dependent, 1/6 to 1 s) in which a kernel ran, 0-1."""
+
+    memory_used_bytes: int | None
+    power_w: float | None
+    clock_mhz: int | None
+    throttle_reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CpuSample:
+    """Shares of all cores' time since the sample before, 0-1."""
+
+    busy: float
+    ours: float
+    """Of this process and its descendants."""
+
+    others: float
+    """Busy, but not ours: who disturbs the measurement."""
+
+    steal: float
+    """Taken by the hypervisor for other machines."""
 
 
 def device_facts() -> dict[str, ArgumentValue]:
-    return {}
+    """Return what identifies the hardware that vLLM would run on here."""
+    if not provenance.is_cpu_build():
+        with _gpus() as gpus:
+            if gpus:
+                return _gpu_facts(gpus)
+    return {
+        "kind": "cpu",
+        "name": _cpu_name(),
+        "cores": _cores(),
+        "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+    }
+
+
+def sample_gpus() -> tuple[GpuSample, ...]:
+    """Read every visible GPU; empty where there is none. Costs a few milliseconds."""
+    with _gpus() as gpus:
+        return tuple(_sample_gpu(gpu) for gpu in gpus)
+
+
+class CpuMeter:
+    """Tells what the cores did between two readings; Linux only, elsewhere it tells nothing."""
+
+    def __init__(self) -> None:
+        self._last = _cpu_times()
+
+    def sample(self) -> CpuSample | None:
+        """Return the shares since the last call, or None when no time has passed."""
+        before, now = self._last, _cpu_times()
+        if before is None or now is None or now.total <= before.total:
+            return None
+        self._last = now
+        total = now.total - before.total
+        busy = (now.busy - before.busy) / total
+        ours = min(max(now.ours - before.ours, 0.0) / total, busy)
+        return CpuSample(
+            busy=busy, ours=ours, others=busy - ours, steal=(now.steal - before.steal) / total
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _CpuTimes:
+    """Clock ticks since boot, of all cores."""
+
+    total: float
+    busy: float
+    ours: float
+    steal: float
+
+
+def _cpu_times() -> _CpuTimes | None:
+    try:
+        first = (_PROC / "stat").read_text().partition("\n")[0]
+    except OSError:
+        return None
+    user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(int, first.split()[1:])
+    busy = user + nice + system + irq + softirq
+    ours = sum(_process_ticks(pid) for pid in _family(os.getpid()))
+    return _CpuTimes(busy + idle + iowait + steal, busy, ours, steal)
+
+
+def _family(pid: int) -> Iterator[int]:
+    """Yield a process and all its descendants that live."""
+    yield pid
+    for children in (_PROC / str(pid) / "task").glob("*/children"):
+        try:
+            found = children.read_text().split()
+        except OSError:
+            continue  # ended meanwhile
+        for child in found:
+            yield from _family(int(child))
+
+
+def _process_ticks(pid: int) -> int:
+    """Return user and system time of a process and of its children that have ended."""
+    try:
+        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0
+    return sum(map(int, fields[11:15]))
+
+
+def _cores() -> int:
+    """Return how many cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        for line in (_PROC / "cpuinfo").read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() in {"model name", "Hardware"}:
+                return value.strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+@contextmanager
+def _gpus() -> Iterator[list[Any]]:
+    """Give the NVML handles of the GPUs that CUDA would see; none without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield []
+        return
+    try:
+        yield _visible()
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _visible() -> list[Any]:
+    count = pynvml.nvmlDeviceGetCount()
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
+    handles = []
+    for name in filter(None, (part.strip() for part in listed.split(","))):
+        try:
+            if name.isdecimal():
+                handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
+            else:
+                handles.append(pynvml.nvmlDeviceGetHandleByUUID(name))
+        except pynvml.NVMLError:
+            break  # CUDA too stops at the first name that is none
+    return handles
+
+
+def _gpu_facts(gpus: list[Any]) -> dict[str, ArgumentValue]:
+    first = gpus[0]
+    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, first)
+    return {
+        "kind": "gpu",
+        "name": str(_ask(pynvml.nvmlDeviceGetName, first)),
+        "count": len(gpus),
+        "memory_bytes": getattr(_ask(pynvml.nvmlDeviceGetMemoryInfo, first), "total", None),
+        "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+        "compute_capability": ".".join(map(str, capability)) if capability else None,
+        "power_limit_w": _scaled(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, first), 1e-3),
+    }
+
+
+def _sample_gpu(gpu: Any) -> GpuSample:  # noqa: ANN401 - an NVML handle
+    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0
+    return GpuSample(
+        utilisation=None if rates is None else rates.gpu / 100,
+        memory_used_bytes=None if memory is None else memory.used,
+        power_w=_scaled(_ask(pynvml.nvmlDeviceGetPowerUsage, gpu), 1e-3),
+        clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        throttle_reasons=tuple(text for bit, text in _THROTTLE_REASONS.items() if reasons & bit),
+    )
+
+
+def _ask(question: Any, gpu: Any, *more: int) -> Any:  # noqa: ANN401 - NVML's answers
+    """Return NVML's answer, or None where this device has none."""
+    try:
+        return question(gpu, *more)
+    except pynvml.NVMLError:
+        return None
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

