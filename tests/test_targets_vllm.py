@@ -1,0 +1,162 @@
+"""What is written, as vLLM's own parser reads it; and what we know of that parser, still true."""
+
+import dataclasses
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.profiles import ENGINE, profile
+from tuner import models, rollout
+from tuner.engines.seam import ArgumentValue
+from tuner.targets import vllm_config
+
+pytestmark = pytest.mark.vllm
+
+
+class Serve:
+    """``vllm serve`` up to the parsed arguments: its parser inside the outer one."""
+
+    def __init__(self) -> None:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+        self.outer = FlexibleArgumentParser(prog="vllm")
+        self.flags = make_arg_parser(
+            self.outer.add_subparsers(dest="subparser").add_parser("serve")
+        )
+
+    def parse(self, config: Path) -> Namespace:
+        arguments: Namespace = self.outer.parse_args(["serve", "--config", str(config)])
+        return arguments
+
+    def engine_arguments(self, config: Path) -> Any:  # noqa: ANN401 - of vLLM
+        from vllm import AsyncEngineArgs  # noqa: PLC0415
+
+        return AsyncEngineArgs.from_cli_args(self.parse(config))
+
+
+@pytest.fixture(scope="module")
+def serve() -> Serve:
+    return Serve()
+
+
+def written(folder: Path, text: str, arguments: dict[str, ArgumentValue]) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(vllm_config.write(text, arguments, source="serve.yaml"), encoding="utf-8")
+    return path
+
+
+ANY_KIND: dict[str, ArgumentValue] = {
+    "model": "m",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 8192,
+    "gpu_memory_utilization": 0.3,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+    "async_scheduling": False,
+    "disable_log_stats": True,
+    "seed": -1,
+    "max_model_len": 4096,
+    "kv_cache_dtype": "auto",
+    "cudagraph_capture_sizes": [1, 2, 4],
+    "hf_overrides": {"rope_theta": 1.5, "nested": {"on": True, "none": None}},
+    "kv_cache_memory_bytes": 256 * 2**20,
+    "quantization": None,
+}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "port: 8000\n",
+        "no-enforce-eager: true\nenable_prefix_caching: true\nquantization: fp8\nseed: 1\n",
+        "enable-prefix-caching: false\ndevice-memory-utilization: 0.9\nmax_num_seqs: '8'\n",
+    ],
+)
+def test_vllm_gets_every_value_with_its_type(serve: Serve, tmp_path: Path, before: str) -> None:
+    parsed = serve.parse(written(tmp_path, before, ANY_KIND))
+    assert {name: getattr(parsed, name) for name in ANY_KIND} == ANY_KIND
+
+
+def test_vllm_builds_its_engine_arguments_from_a_profile(serve: Serve, tmp_path: Path) -> None:
+    path = written(tmp_path, "", rollout.settings(profile(), live_knob=True))
+    arguments = serve.engine_arguments(path)
+    assert (arguments.model, arguments.max_num_seqs, arguments.max_num_active_seqs) == ("m", 32, 16)
+    assert arguments.compilation_config.pass_config.fuse_norm_quant is True
+
+
+def test_vllm_accepts_the_shipped_model_with_the_settings_of_a_profile(
+    serve: Serve, tmp_path: Path
+) -> None:
+    shipped = profile(
+        engine={
+            **{name: ENGINE[name] for name in ("max_num_seqs", "enforce_eager")},
+            "model": "tuner:tiny",
+            "load_format": "dummy",
+            "max_num_batched_tokens": 512,
+        }
+    )
+    path = written(tmp_path, "", rollout.settings(shipped, live_knob=False))
+    arguments = serve.engine_arguments(path)
+    arguments.skip_tokenizer_init = True  # only the resolving is tried here
+    config = arguments.create_engine_config()
+    assert config.model_config.model == models.model_path("tuner:tiny")
+    assert config.scheduler_config.max_num_seqs == 16
+
+
+def test_texts_reach_vllm_as_they_are(serve: Serve, tmp_path: Path) -> None:
+    for text in ["on", "1", "null", "a: b #c", "ü", "a, b", "{x", "2025-01-01", "$(x) `y` ;z", "~"]:
+        assert serve.parse(written(tmp_path, "", {"model": text})).model == text
+
+
+def test_vllm_serve_still_drops_false(serve: Serve, tmp_path: Path) -> None:
+    """Why False is written as ``no-…: true``. When this fails, both forms do."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: m\nenable-prefix-caching: false\n")
+    assert serve.parse(path).enable_prefix_caching is None
+
+
+def test_the_second_names_of_arguments_are_all_known(serve: Serve) -> None:
+    found = {
+        option.removeprefix("--").replace("-", "_"): action.dest
+        for action in serve.flags._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    negatives = {name for name in found if name.startswith("no_")}
+    seconds = {name: dest for name, dest in found.items() if name != dest and name not in negatives}
+    assert seconds == vllm_config.ALIASES
+
+
+def test_no_argument_is_itself_called_no_something(serve: Serve) -> None:
+    assert [one.dest for one in serve.flags._actions if one.dest.startswith("no_")] == []
+
+
+def test_the_switches_without_a_negative_are_all_known(serve: Serve) -> None:
+    positive_only = {
+        action.dest
+        for action in serve.flags._actions
+        if action.nargs == 0 and not any(one.startswith("--no-") for one in action.option_strings)
+    }
+    assert positive_only - {"help"} == vllm_config.WITHOUT_NEGATIVE
+
+
+def test_the_arguments_that_tuner_reasons_about_exist() -> None:
+    from vllm import AsyncEngineArgs  # noqa: PLC0415
+
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    reasoned = {*rollout.LIMITED, *rollout.LIMITED.values(), *rollout.OVERRULES}
+    assert reasoned | set(rollout.OVERRULES.values()) | rollout.OF_THE_MODEL <= known
+
+
+def test_the_example_is_a_file_that_vllm_takes(serve: Serve) -> None:
+    example = Path(__file__).parent.parent / "examples" / "serve.yaml"
+    parsed = serve.parse(example)
+    stated = vllm_config.read(example.read_text(encoding="utf-8"), source="serve.yaml")
+    assert parsed.max_num_seqs == stated["max_num_seqs"].value
+    assert parsed.enable_prefix_caching is False
+    assert set(yaml.safe_load(example.read_text(encoding="utf-8"))) >= {"model", "middleware"}
