@@ -14,6 +14,9 @@ MIN_TICKS = 10
 ON_GRID = 0.95
 """Share of the distinct times that must be on the grid; clocks jitter and jump."""
 
+JITTER_US = 2000.0
+"""Two stamps that are each off by 1 ms."""
+
 FINEST_TICK_MS = 2
 """A grid of 1 ms is a clock that counts in ms, and harmless."""
 
@@ -46,14 +49,15 @@ def tick_ms(arrival_s: Floats) -> float | None:
     if len(gaps_us) < MIN_TICKS:
         return None
     since_us = np.cumsum(gaps_us)
-    common_ms = round(float(np.median(gaps_us)) / 1000)
+    ticks = np.round(gaps_us / np.median(gaps_us)).sum()  # if most gaps are one tick
+    mean_ms = float(np.round(since_us[-1] / ticks / 1000)) if ticks else 0.0
     exact_ms = float(np.gcd.reduce(gaps_us)) / 1000
-    candidates = {exact_ms, float(common_ms), *map(float, ROUND_TICKS_MS)}
+    candidates = {exact_ms, mean_ms, *map(float, ROUND_TICKS_MS)}
     for tick in sorted(candidates, reverse=True):
         if tick < FINEST_TICK_MS or tick * 1000 > since_us[-1] / (MIN_TICKS - 1):
             continue
         beside_us = np.abs((since_us + tick * 500) % (tick * 1000) - tick * 500)
-        if np.mean(beside_us <= min(1000.0, tick * 50)) >= ON_GRID:
+        if np.mean(beside_us <= min(JITTER_US, tick * 50)) >= ON_GRID:
             return tick
     return None
 
