@@ -29,7 +29,10 @@ WITH_TYPES = frozenset({"profile", "trace"})
 """Types live here beside what reads and writes them; a pure module may name the types."""
 
 HOMES = {
-    "vllm": {"engines.live_scheduler", "engines.vllm_config", "engines.vllm_engine"},
+    "vllm": {
+        *("engines.live_scheduler", "engines.vllm_arguments"),
+        *("engines.vllm_config", "engines.vllm_engine"),
+    },
     "torch": set[str](),
     "optuna": {"refine"},
     "plotly": {"report"},

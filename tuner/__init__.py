@@ -29,7 +29,9 @@ What it says, before anything is run
 
 What serves it
     engines.seam             what every engine offers; types only
+    base                     which engine arguments a run begins with
     engines.vllm             how engines of vLLM come into being
+    engines.vllm_arguments   vLLM's arguments as text, read as vLLM reads them
     engines.vllm_config      vLLM's arguments: checked, pinned, resolved
     engines.vllm_engine      a running AsyncLLM
     engines.live_scheduler   vLLM's scheduler with a cap that changes live

@@ -1,6 +1,7 @@
 """How engines of the kind ``vllm`` come into being. Light: vLLM is imported by the first need."""
 
 import asyncio
+import functools
 import importlib.util
 import os
 import tempfile
@@ -12,8 +13,9 @@ from tuner.engines import core_process, vllm_log
 from tuner.errors import EngineError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
+    from tuner.base import Setting
     from tuner.engines.seam import ArgumentValue
     from tuner.engines.vllm_config import Configuration
     from tuner.engines.vllm_engine import VllmEngine
@@ -23,7 +25,7 @@ class VllmStarter:
     """Starts vLLM engines that differ in ``max_num_seqs`` alone.
 
     ``arguments`` are engine arguments by vLLM's names, ``model`` among them. All that vLLM has to
-    say goes to the file ``log``, by default a new one in the folder for temporary files.
+    say goes to the file ``log``, by default one in the folder for temporary files.
     """
 
     def __init__(
@@ -31,7 +33,7 @@ class VllmStarter:
     ) -> None:
         self._arguments = dict(arguments)
         self._max_num_batched_tokens: int | None = None
-        self.log = log if log is not None else Path(tempfile.mkdtemp(prefix="tuner-")) / "vllm.log"
+        self.log = log if log is not None else default_log()
 
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
         """See the seam. The first call imports vLLM, which takes ten seconds and more."""
@@ -48,7 +50,7 @@ class VllmStarter:
         return await VllmEngine.start(configuration, context, self.log, begun_s)
 
     def _configure(self, max_num_seqs: int) -> "Configuration":
-        self._prepare()
+        _prepare(str(self._arguments["model"]), self.log)
         with vllm_log.silent(self.log):
             from tuner.engines import vllm_config  # noqa: PLC0415 - imports vLLM
 
@@ -61,20 +63,38 @@ class VllmStarter:
                 max_num_batched_tokens=self._max_num_batched_tokens,
             )
 
-    def _prepare(self) -> None:
-        """Set what vLLM reads while it is imported; no variable that the user has set changes."""
-        if importlib.util.find_spec("vllm") is None:
-            raise EngineError(
-                "vLLM is not installed",
-                hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --engine sim.",
-            )
-        models.model_path(str(self._arguments["model"]))
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        on_cpu = provenance.is_cpu_build()
-        if on_cpu and models.is_shipped(str(self._arguments["model"])):
-            # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's
-            # barriers cost more than so small a model.
-            os.environ.setdefault("OMP_NUM_THREADS", "1")
-            os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
-            core_process.preload(self.log)  # with more, importing starts threads: not to be forked
+
+def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":
+    """Return the engine arguments that the settings mean to the vLLM that is installed.
+
+    Raises InputError or UsageError with the place of what vLLM does not take.
+    """
+    _prepare(model, default_log())
+    with vllm_log.silent(default_log()):
+        from tuner.engines import vllm_arguments  # noqa: PLC0415 - imports vLLM
+
+        return vllm_arguments.parse(settings)
+
+
+@functools.cache
+def default_log() -> Path:
+    return Path(tempfile.mkdtemp(prefix="tuner-")) / "vllm.log"
+
+
+def _prepare(model: str, log: Path) -> None:
+    """Set what vLLM reads while it is imported; no variable that the user has set changes."""
+    if importlib.util.find_spec("vllm") is None:
+        raise EngineError(
+            "vLLM is not installed",
+            hint="Run pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]', or use --engine sim.",
+        )
+    models.model_path(model)
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    on_cpu = provenance.is_cpu_build()
+    if on_cpu and models.is_shipped(model):
+        # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's
+        # barriers cost more than so small a model.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
+        core_process.preload(log)  # with more, importing starts threads: not to be forked

@@ -35,6 +35,9 @@ _RIG: dict[str, ArgumentValue] = {
 }
 """How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
 
+_PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
+"""Of one machine or one deployment; a profile says nothing of them."""
+
 _OURS = {
     "max_num_active_seqs": "tuner moves it live to find max_num_seqs",
     "scheduler_cls": "tuner brings its own scheduler class",
@@ -138,5 +141,9 @@ def pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, Arg
     }
     if cache.kv_cache_memory_bytes is not None:
         del resolved["gpu_memory_utilization"]  # vLLM ignores it beside the other
-    also = {name: value for name, value in arguments.items() if name not in resolved}
+    also = {
+        name: value
+        for name, value in arguments.items()
+        if name not in resolved and name not in _RIG and name not in _PRIVATE
+    }
     return {name: value for name, value in (resolved | also).items() if value is not None}

@@ -1,0 +1,159 @@
+"""Which engine arguments a run begins with."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.base import engine_arguments
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import InputError, UsageError
+
+
+def arguments(
+    base: Path | None = None, *overrides: str, model: str | None = "tuner:tiny"
+) -> dict[str, ArgumentValue]:
+    return engine_arguments(model=model, base=base, header_model=None, overrides=overrides)
+
+
+@pytest.fixture
+def base(tmp_path: Path) -> Path:
+    return tmp_path / "serve.yaml"
+
+
+@pytest.mark.parametrize(
+    ("model", "stated", "header", "chosen"),
+    [
+        ("option", "file", "header", "option"),
+        (None, "file", "header", "file"),
+        (None, None, "header", "header"),
+    ],
+)
+def test_the_option_names_the_model_before_the_file_and_the_file_before_the_header(
+    base: Path, model: str | None, stated: str | None, header: str, chosen: str
+) -> None:
+    base.write_text(f"model: {stated}\n" if stated else "")
+    found = engine_arguments(model=model, base=base, header_model=header, overrides=())
+    assert found == {"model": chosen}
+
+
+def test_without_any_model_the_cure_is_said() -> None:
+    with pytest.raises(InputError) as caught:
+        engine_arguments(model=None, base=None, header_model=None, overrides=())
+    assert "tuner:tiny" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["max_model_len", "=3", "", "  =  "])
+def test_what_is_no_key_and_value_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="not KEY=VALUE"):
+        arguments(None, text)
+
+
+def test_what_has_an_option_of_its_own_is_not_set() -> None:
+    with pytest.raises(UsageError) as caught:
+        arguments(None, "max-num-seqs=4")
+    assert "--ceiling" in caught.value.hint
+    with pytest.raises(UsageError):
+        arguments(None, "model=x")
+
+
+def test_the_same_key_twice_is_refused() -> None:
+    with pytest.raises(UsageError, match="twice"):
+        arguments(None, "block_size=32", "block-size=64")
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("a: [1\n", "serve.yaml:"),
+        ("block-size: 16\nblock-size: 32\n", "serve.yaml:2"),
+        ("- a\n- b\n", "serve.yaml:1"),
+        ("x: !!python/object/apply:os.system [ls]\n", "serve.yaml:1"),
+    ],
+)
+def test_a_file_that_is_no_mapping_of_plain_values_is_refused_with_its_place(
+    base: Path, text: str, place: str
+) -> None:
+    base.write_text(text)
+    with pytest.raises(InputError, match=place):
+        arguments(base)
+
+
+def test_a_file_that_is_not_there_is_refused(base: Path) -> None:
+    with pytest.raises(InputError, match="no such file"):
+        arguments(base)
+
+
+@pytest.mark.vllm
+def test_a_serve_config_is_read_as_vllm_reads_it(base: Path) -> None:
+    base.write_text(
+        """\
+model: acme/one
+host: 0.0.0.0                 # the server's: not for the engine
+port: 8000
+max-model-len: 2k             # a decimal kilo
+max_num_batched_tokens: 1024
+gpu-memory-utilization: 0.5
+enforce-eager: true
+enable-chunked-prefill: false # states nothing, in vLLM
+no-enable-prefix-caching: true
+compilation-config: {mode: 0}
+hf-overrides.rope.theta: 5
+cudagraph-capture-sizes: [1, 2]
+"""
+    )
+    assert arguments(base, model=None) == {
+        "model": "acme/one",
+        "max_model_len": 2000,
+        "max_num_batched_tokens": 1024,
+        "gpu_memory_utilization": 0.5,
+        "enforce_eager": True,
+        "enable_prefix_caching": False,
+        "compilation_config": {"mode": 0},
+        "hf_overrides": {"rope": {"theta": 5}},
+        "cudagraph_capture_sizes": [1, 2],
+    }
+
+
+@pytest.mark.vllm
+def test_set_counts_more_than_the_file(base: Path) -> None:
+    base.write_text("block-size: 16\ncompilation-config.mode: 1\nseed: 4\n")
+    found = arguments(
+        base, "block_size=32", 'compilation_config={"mode": 0}', "enable-prefix-caching=false"
+    )
+    assert found == {
+        "model": "tuner:tiny",
+        "block_size": 32,
+        "compilation_config": {"mode": 0},
+        "seed": 4,
+        "enable_prefix_caching": False,
+    }
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize(
+    ("override", "message", "hint"),
+    [
+        ("max_modle_len=5", "not an argument of this vLLM", "max_model_len"),
+        ("max_model_len=x", "max_model_len: vLLM does not take 'x'", ""),
+        ("enforce_eager=5", "enforce_eager", ""),
+        ("port=8000", "of the server", "Leave it out"),
+        ("compilation_config=[", "not JSON", "quotes"),
+    ],
+)
+def test_what_vllm_would_not_take_from_set_is_wrong_usage(
+    override: str, message: str, hint: str
+) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        arguments(None, override)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("line", ["max-modle-len: 5", "max-model-len: wide", "block-size: null"])
+def test_what_vllm_would_not_take_from_the_file_is_named_with_its_line(
+    base: Path, line: str
+) -> None:
+    base.write_text(f"seed: 1\n{line}\n")
+    with pytest.raises(InputError, match=r"serve\.yaml:2"):
+        arguments(base)

@@ -1,0 +1,124 @@
+"""Which engine arguments a run begins with: ``--model``, ``--base``, ``--set``, the trace's header.
+
+Light: what a value must look like is vLLM's to say, and vLLM is asked only where there is one.
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner import yaml_strict
+from tuner.engines import vllm
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import InputError, UsageError
+from tuner.targets.vllm_config import ALIASES
+
+_OURS = {"model": "--model", "max_num_seqs": "--ceiling"}
+"""What has an option of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One argument as somebody wrote it, not yet checked."""
+
+    name: str
+    """By vLLM's name; with a dot when it is one key of a mapping, as in ``a_config.key``."""
+
+    value: ArgumentValue
+    """True and False are the flag and its ``no-`` form."""
+
+    place: str
+    """``serve.yaml:7``, or ``--set``."""
+
+    of_server: bool
+    """Written for the whole server: what is not an engine argument may stand there too."""
+
+
+def engine_arguments(
+    *,
+    model: str | None,
+    base: Path | None,
+    header_model: str | None,
+    overrides: Sequence[str],
+) -> dict[str, ArgumentValue]:
+    """Return the engine arguments, checked one by one; ``model`` is always among them.
+
+    ``--set`` counts more than the file. Raises InputError for the file, UsageError for ``--set``,
+    each with the place.
+    """
+    settings = {setting.name: setting for setting in _read(base)} if base is not None else {}
+    stated = settings.pop("model", None)
+    chosen = model or (stated and str(stated.value)) or header_model
+    if not chosen:
+        raise InputError(
+            "no model: neither --model nor --base nor the trace's header names one",
+            hint="Give --model NAME, or --model tuner:tiny to try tuner without a download.",
+        )
+    for setting in _overrides(overrides):
+        settings = {
+            name: other
+            for name, other in settings.items()
+            if not name.startswith(f"{setting.name}.")  # a whole mapping replaces its parts
+        }
+        settings[setting.name] = setting
+    if not settings:
+        return {"model": chosen}
+    return {"model": chosen, **vllm.parse(list(settings.values()), model=chosen)}
+
+
+def _read(path: Path) -> Iterator[Setting]:
+    """Yield what a ``vllm serve --config`` file states, as vLLM 0.32 reads it.
+
+    ``key: false`` states nothing there, ``no-key: true`` does; an empty list states nothing.
+    """
+    text = yaml_strict.read(path, error=InputError, missing="Check the path after --base.")
+    root = yaml_strict.compose(text, source=str(path), error=InputError, plain=False)
+    for key, node in root.value if root is not None else ():
+        place = f"{path}:{key.start_mark.line + 1}"
+        value = yaml_strict.construct(node, source=str(path), error=InputError)
+        name = str(key.value).replace("-", "_")
+        if name.startswith("no_") and value is True:
+            name, value = name.removeprefix("no_"), False
+        elif value is False or value == []:
+            continue
+        head, dot, rest = name.partition(".")
+        name = f"{ALIASES.get(head, head)}{dot}{rest}"
+        yield Setting(name, _plain(value), place, of_server=True)
+
+
+def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
+    seen: set[str] = set()
+    for text in texts:
+        key, equals, value = text.partition("=")
+        name = key.strip().removeprefix("--").replace("-", "_")
+        if not equals or not name:
+            raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
+        if name in _OURS:
+            raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OURS[name]}.")
+        if name in seen:
+            raise UsageError(f"--set {name} is there twice", hint="Remove one of the two.")
+        seen.add(name)
+        yield Setting(name, _value(value.strip()), "--set", of_server=False)
+
+
+def _value(text: str) -> ArgumentValue:
+    """Return a flag for true and false, a mapping or list for JSON, and other text as it is."""
+    if text.lower() in {"true", "false"}:
+        return text.lower() == "true"
+    if text[:1] in {"{", "["}:
+        try:
+            value: list[object] | dict[str, object] = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise UsageError(f"--set …={text}: not JSON: {error}", hint="Check quotes.") from None
+        return value
+    return text
+
+
+def _plain(value: object) -> ArgumentValue:
+    """Dates and the like reach vLLM as text."""
+    if value is None or isinstance(value, str | int | float | list):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): item for key, item in value.items()}
+    return str(value)

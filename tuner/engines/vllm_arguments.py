@@ -1,0 +1,123 @@
+"""Engine arguments as text → as vLLM's own command line reads them. Imports vLLM."""
+
+import contextlib
+import dataclasses
+import difflib
+import importlib
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from vllm import AsyncEngineArgs
+from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import InputError, TunerError, UsageError
+
+if TYPE_CHECKING:
+    from tuner.base import Setting
+
+# mypy: allow-subclassing-any
+
+_SERVE_PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
+"""Where the parser of ``vllm serve`` is, today and before vLLM 0.30."""
+
+
+class _Parser(FlexibleArgumentParser):
+    """Raises where a command line would print its usage and leave."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ValueError(message)
+
+
+def parse(settings: "Sequence[Setting]") -> dict[str, ArgumentValue]:
+    """Return name → value of the engine arguments among them; options of the server are dropped.
+
+    Raises InputError or UsageError with the place of the first that vLLM would not take.
+    """
+    parser = _serve_parser()
+    engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    arguments: dict[str, ArgumentValue] = {}
+    for setting in settings:
+        head, dot, key = setting.name.partition(".")
+        try:
+            read = vars(parser.parse_args(_command_line(setting)))
+        except (ValueError, TypeError, SystemExit) as error:
+            raise _refused(setting, str(error), sorted(engine)) from error
+        if head not in read:
+            raise _refused(setting, "unrecognized arguments", sorted(engine))
+        if head not in engine:
+            if setting.of_server:
+                continue
+            raise UsageError(
+                f"--set {setting.name}: is an option of the server, not of the engine",
+                hint="Leave it out: it does not change what is measured.",
+            )
+        if dot:
+            arguments[head] = _merged(arguments.get(head), _nested(key, setting.value))
+        elif isinstance(setting.value, dict):
+            arguments[head] = setting.value  # vLLM reads it into classes of its own
+        else:
+            arguments[head] = read[head]
+    return arguments
+
+
+def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
+    for name in _SERVE_PARSERS:
+        try:
+            module = importlib.import_module(name)
+        except ModuleNotFoundError:
+            continue
+        return module.make_arg_parser(_Parser())
+    raise AssertionError(f"no parser of vllm serve in {_SERVE_PARSERS}")
+
+
+def _command_line(setting: "Setting") -> list[str]:
+    flag = setting.name.replace("_", "-") if "." not in setting.name else setting.name
+    value = setting.value
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)]
+    # With "=", or else a flag that takes no value would leave it to the positional model.
+    return [f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+def _refused(setting: "Setting", why: str, known: Sequence[str]) -> TunerError:
+    head = setting.name.partition(".")[0]
+    kind: type[TunerError] = InputError if setting.of_server else UsageError
+    if "unrecognized arguments" in why and head not in known:
+        close = difflib.get_close_matches(head, known, n=1)
+        return kind(
+            f"{setting.place}: {head} is not an argument of this vLLM",
+            hint=f"Did you mean {close[0]}?" if close else "See vllm serve --help=all.",
+        )
+    return kind(
+        f"{setting.place}: {setting.name}: vLLM does not take {setting.value!r}: {_short(why)}",
+        hint="Write the value as vllm serve takes it on its command line.",
+    )
+
+
+def _short(why: str) -> str:
+    """Drop what argparse puts before its reason, and all lines but the first."""
+    first = why.strip().partition("\n")[0]
+    return first.rpartition(": ")[0].rpartition(": ")[2] if first.count(": ") > 1 else first
+
+
+def _merged(one: object, other: object) -> Any:  # noqa: ANN401 - as deep as they are
+    """Return the union of two nested mappings; of what is in both the other's counts."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return other
+    return one | {key: _merged(one.get(key), value) for key, value in other.items()}
+
+
+def _nested(key: str, value: ArgumentValue) -> dict[str, object]:
+    """Return ``a.b`` and a value as ``{a: {b: value}}``; text is JSON if it can be, as in vLLM."""
+    nested: object = value
+    if isinstance(value, str):
+        with contextlib.suppress(json.JSONDecodeError):
+            nested = json.loads(value)
+    for part in reversed(key.split(".")):
+        nested = {part: nested}
+    assert isinstance(nested, dict)
+    return nested
