@@ -28,9 +28,11 @@ What it says, before anything is run
     workload                 what a sweep replays: requests, SLO, window
 
 What serves it
+    base                     which engine arguments a run begins with
     engines.seam             what every engine offers; types only
     base                     which engine arguments a run begins with
     engines.vllm             how engines of vLLM come into being
+    engines.vllm_arguments   engine arguments as vLLM's own command line reads them
     engines.vllm_arguments   vLLM's arguments as text, read as vLLM reads them
     engines.vllm_config      vLLM's arguments: checked, pinned, resolved
     engines.vllm_engine      a running AsyncLLM
@@ -43,11 +45,13 @@ What serves it
     engines.weather          noise, drift, stalls and bad neighbours of that machine
     engines.virtual_time     an event loop on which time is free
     scheduler_model          vLLM's scheduler as a discrete-event model
+    scheduler_coast          where it hurries: batches that stay as they are
     scheduler_queue          its waiting requests and KV blocks
     scheduler_state          its state, in arrays
     jit                      numeric loops, compiled
     models                   the tiny model that ships with the package
     devices                  the hardware, and how busy it is
+    prometheus               what a vLLM server says at /metrics
     prometheus               what a server says at /metrics, by our names
 
 From replay to verdict
@@ -56,6 +60,9 @@ From replay to verdict
     probe                    what an idle engine does
     measure                  records and iterations to what a replay cost
     uncertainty              how sure the numbers are
+    twin                     the scheduler model in the engine's place
+    twin_law                 its step-time law, fitted
+    nnls                     least squares with coefficients of 0 or more
     knee                     what to measure next, and where the knee is
     reasons                  a verdict, and the sentence that says why
     journal                  everything measured, on disk the moment it exists
@@ -84,6 +91,9 @@ At the edges
     commands.trace           `tuner trace`: its options
     commands.trace_run       what it does
     commands.trace_view      how it looks
+    commands.apply           `tuner apply`: its options
+    commands.apply_run       what it does
+    commands.apply_view      how it looks
     errors                   everything raised on purpose
     files                    files written whole or not at all
     output                   files of any size that appear whole or not at all

@@ -1,0 +1,14 @@
+"""The examples are what they say they are."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.engines.world import read_world
+
+WORLDS = sorted(Path(__file__).parent.parent.joinpath("examples/worlds").glob("*.yaml"))
+
+
+@pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)
+def test_every_world_can_be_simulated(path: Path) -> None:
+    assert read_world(path).kv.blocks > 0
