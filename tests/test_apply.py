@@ -168,6 +168,17 @@ def test_the_result_replaces_another_file_only_when_forced(tuner: Tuner) -> None
     assert Path("new.yaml").read_text() == "precious: 1\n"
 
 
+def test_without_a_file_to_read_the_result_is_a_new_file(tuner: Tuner) -> None:
+    assert tuner("apply", "profile.yaml", "-o", "new.yaml").exit_code == 0
+    again = tuner("apply", "profile.yaml", "-o", "new.yaml")
+    assert again.out == "new.yaml: nothing to change, max_num_seqs is 16\n"
+
+
+def test_the_same_file_by_another_name_is_edited_in_place(tuner: Tuner) -> None:
+    assert tuner("apply", "profile.yaml", "prod.yaml", "-o", "./prod.yaml").exit_code == 0
+    assert "max_num_seqs: 16  # why" in Path("prod.yaml").read_text()
+
+
 def test_the_live_knob_admits_the_choice_into_an_engine_built_for_more(tuner: Tuner) -> None:
     tuner("apply", "profile.yaml", "--live-knob")
     config = yaml.safe_load(Path("serve.yaml").read_text())

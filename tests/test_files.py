@@ -56,6 +56,20 @@ def test_a_new_file_can_take_the_mode_of_another(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "a.yaml").stat().st_mode) == 0o600
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give a file away")
+def test_the_owner_is_kept(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_bytes(b"old")
+    os.chown(path, 1234, 1235)
+    files.write_atomically(path, b"new")
+    assert (path.stat().st_uid, path.stat().st_gid) == (1234, 1235)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TargetError, match="cannot be read: is a directory"):
+        files.content(tmp_path)
+
+
 def test_a_link_stays_and_the_file_behind_it_changes(tmp_path: Path) -> None:
     real, link = tmp_path / "real.yaml", tmp_path / "link.yaml"
     real.write_bytes(b"old")

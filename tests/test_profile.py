@@ -150,6 +150,13 @@ def test_an_edited_number_is_named_as_an_edit() -> None:
          "engine.max_num_seqs: is 20, but decision.max_num_seqs is 16"),
         ("max_num_batched_tokens: 8192", "max_num_batched_tokens: 8",
          "engine.max_num_batched_tokens: is 8, less than max_num_seqs 16"),
+        ("model: m", "model: ''", "engine.model: must name a model"),
+        ("kv_cache_dtype: auto", "max_num_active_seqs: 8",
+         "engine.max_num_active_seqs: must be max_num_seqs (16) or absent"),
+        ("interval: [16, 16]", "interval: [32, 16]",
+         "decision.interval: begins at 32, above its end 16"),
+        ("created: '2025-06-01T12:00:00Z'", "created: yesterday",
+         "provenance.created: is no time in UTC: 'yesterday'"),
         ("kv_cache_dtype", "KV-cache", "engine.KV-cache: is not spelt like a vLLM engine argument"),
         ("attainment: 0.995", "attainment: 1.5",
          "curve.0.attainment: input should be less than or equal to 1, found 1.5"),
@@ -239,6 +246,11 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path, name: str, why: str)
     path = tmp_path / name
     with pytest.raises(ProfileError, match=f"^{re.escape(str(path))}: {why}$"):
         load(path)
+
+
+def test_a_path_that_no_file_can_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"cannot be read: File name too long$"):
+        load(tmp_path / ("a" * 300))
 
 
 def test_numbers_keep_six_digits() -> None:

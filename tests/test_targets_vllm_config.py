@@ -58,6 +58,7 @@ def test_a_new_file_has_one_line_an_argument() -> None:
         ('"max-num-seqs": 8\n', '"max-num-seqs": 16\n'),
         ("---\nmax-num-seqs: 8\n...\n", "---\nmax-num-seqs: 16\n...\n"),
         ("\ufeffmax-num-seqs: 8\n", "\ufeffmax-num-seqs: 16\n"),
+        ("a: 2025-01-01\n", "a: 2025-01-01\nmax-num-seqs: 16\n"),
         ("a: &x 1\nb: *x\n", "a: &x 1\nb: *x\nmax-num-seqs: 16\n"),
     ],
 )
@@ -148,6 +149,7 @@ def test_a_text_that_yaml_would_take_for_something_else_is_quoted() -> None:
          "1: max-num-seqs has an anchor, an alias or a tag"),
         ("a: &x {mode: 0}\ncompilation-config: {a: *x}\n", {"compilation_config": {"mode": 3}},
          "2: compilation-config has an anchor, an alias or a tag"),
+        ("a: 2025-13-45\n", {"max_num_seqs": 16}, "1: month must be in 1..12"),
         ("a: !run ls\n", {"max_num_seqs": 16},
          "1: could not determine a constructor for the tag '!run'"),
         ("<<: {max-num-seqs: 8}\n", {"max_num_seqs": 16}, "1: key '<<' is not text"),
