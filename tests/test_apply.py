@@ -133,6 +133,21 @@ def test_a_dry_run_of_no_change_is_empty(tuner: Tuner) -> None:
     assert (done.exit_code, done.out, done.err) == (0, "", "prod.yaml: nothing to change\n")
 
 
+def test_a_patch_has_the_files_own_bytes_in_any_locale(tuner: Tuner) -> None:
+    del tuner  # its files are enough
+    Path("prod.yaml").write_text("# für\nmodel: m\n", encoding="utf-8")
+    name = os.fsdecode(b"\xff.yaml")
+    Path("prod.yaml").rename(name)
+    command = [sys.executable, "-c", "from tuner.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "apply", "profile.yaml", name, "--dry-run"],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.startswith(b"--- \xff.yaml\n+++ \xff.yaml\n@@ -1,2 +1,9 @@\n # f\xc3\xbcr\n")
+
+
 def test_json_says_what_changed(tuner: Tuner) -> None:
     done = tuner("apply", "profile.yaml", "prod.yaml", "--json")
     document = json.loads(done.out)

@@ -52,20 +52,18 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         _print_json(edit, dry_run=False, copy=copy)
         return
     _warn(edit)
-    out = sys.stderr if to_stderr else sys.stdout
+    say = sys.stderr.write if to_stderr else _print
     name = shlex.quote(str(edit.path))
     if not edit.is_needed:
-        out.write(f"{edit.path}: nothing to change, max_num_seqs is {edit.max_num_seqs}\n")
+        say(f"{edit.path}: nothing to change, max_num_seqs is {edit.max_num_seqs}\n")
         return
-    out.write(f"{edit.path}: {'written' if edit.was is None else 'changed'}\n")
+    say(f"{edit.path}: {'written' if edit.was is None else 'changed'}\n")
     for change in edit.changes:
-        out.write(
-            f"  {change['argument']}: {_shown(change['before'])} -> {_shown(change['after'])}\n"
-        )
+        say(f"  {change['argument']}: {_shown(change['before'])} -> {_shown(change['after'])}\n")
     if copy is not None:
-        out.write(f"backup: {copy}\n")
+        say(f"backup: {copy}\n")
     if not to_stderr:
-        out.write(f"start: vllm serve --config {name}\nundo: tuner apply --rollback {name}\n")
+        say(f"start: vllm serve --config {name}\nundo: tuner apply --rollback {name}\n")
 
 
 def show_dry_run(edit: Edit, *, as_json: bool) -> None:
@@ -74,21 +72,21 @@ def show_dry_run(edit: Edit, *, as_json: bool) -> None:
         _print_json(edit, dry_run=True, copy=None)
         return
     _warn(edit)
-    sys.stdout.write(diff(edit))
+    _print(diff(edit))
     if not edit.is_needed:
         sys.stderr.write(f"{edit.path}: nothing to change\n")
 
 
 def show_rollback(path: Path, outcome: RolledBack, *, as_json: bool) -> None:
     if as_json:
-        sys.stdout.write(json.dumps({"file": str(path), "status": outcome}) + "\n")
+        _print(json.dumps({"file": str(path), "status": outcome}) + "\n")
         return
     words = {
         "restored": "restored as it was before the last apply",
         "removed": "removed; there was no such file before the last apply",
         "unchanged": "already as it was before the last apply",
     }
-    sys.stdout.write(f"{path}: {words[outcome]}\n")
+    _print(f"{path}: {words[outcome]}\n")
 
 
 def diff(edit: Edit) -> str:
@@ -121,7 +119,14 @@ def _print_json(edit: Edit, *, dry_run: bool, copy: Path | None) -> None:
     }
     if dry_run:
         document["diff"] = diff(edit)
-    sys.stdout.write(json.dumps(document) + "\n")
+    _print(json.dumps(document) + "\n")
+
+
+def _print(text: str) -> None:
+    """Write the files' own bytes, whatever the locale is; also those of a path that is no text."""
+    sys.stdout.flush()
+    sys.stdout.buffer.write(text.encode("utf-8", "surrogateescape"))
+    sys.stdout.buffer.flush()
 
 
 def _warn(edit: Edit) -> None:
