@@ -28,11 +28,9 @@ What it says, before anything is run
     workload                 what a sweep replays: requests, SLO, window
 
 What serves it
-    base                     which engine arguments a run begins with
     engines.seam             what every engine offers; types only
     base                     which engine arguments a run begins with
     engines.vllm             how engines of vLLM come into being
-    engines.vllm_arguments   engine arguments as vLLM's own command line reads them
     engines.vllm_arguments   vLLM's arguments as text, read as vLLM reads them
     engines.vllm_config      vLLM's arguments: checked, pinned, resolved
     engines.vllm_engine      a running AsyncLLM
@@ -51,7 +49,6 @@ What serves it
     jit                      numeric loops, compiled
     models                   the tiny model that ships with the package
     devices                  the hardware, and how busy it is
-    prometheus               what a vLLM server says at /metrics
     prometheus               what a server says at /metrics, by our names
 
 From replay to verdict
