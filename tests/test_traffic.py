@@ -175,7 +175,7 @@ def test_levels_hold_for_as_long_as_they_hold() -> None:
     assert found.level.tolist() == [1, 2, 1]
     assert found.duration_s.tolist() == [1.0, 1.0, 2.0]
     assert found.mean() == 5 / 4
-    assert [found.quantile(q) for q in (0.5, 0.75, 0.76, 1.0)] == [1, 1, 2, 2]
+    assert found.quantiles(0.5, 0.75, 0.76, 1.0) == (1, 1, 2, 2)
     assert found.max() == 2
     assert found.share_above(1) == 0.25
     assert found.longest_above_s(0) == 4.0

@@ -28,11 +28,11 @@ class Levels:
     def mean(self) -> float:
         return float(self.level @ self.duration_s / self.duration_s.sum())
 
-    def quantile(self, q: float) -> int:
+    def quantiles(self, *shares: float) -> tuple[int, ...]:
         order = np.argsort(self.level)
         time_s = np.cumsum(self.duration_s[order])
-        at = np.searchsorted(time_s, q * time_s[-1] * (1 - 1e-12))
-        return int(self.level[order[at]])
+        at = np.searchsorted(time_s, np.array(shares) * time_s[-1] * (1 - 1e-12))
+        return tuple(self.level[order[at]].tolist())
 
     def max(self) -> int:
         return int(self.level.max())

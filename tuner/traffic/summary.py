@@ -124,7 +124,7 @@ def describe(columns: Columns) -> Traffic:
 def concurrency(levels: Levels | None) -> Concurrency | None:
     if levels is None:
         return None
-    p50, p90, p95, p99 = (levels.quantile(q) for q in (0.50, 0.90, 0.95, 0.99))
+    p50, p90, p95, p99 = levels.quantiles(0.50, 0.90, 0.95, 0.99)
     return Concurrency(levels.mean(), p50, p90, p95, p99, levels.max())
 
 
