@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.measure import BatchTime, KvCacheUsage, Measurement, Spread
+from tuner.iterations import BatchTime, KvCacheUsage
+from tuner.measure import Measurement, Spread
 from tuner.records import Replay, RequestRecord
 from tuner.trace import TraceRequest
 from tuner.uncertainty import Block, Purpose, Trial

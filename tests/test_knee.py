@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import block, flat, hopeless, measurement
+from tuner.iterations import BatchTime, KvCacheUsage
 from tuner.knee import cut_floor, decide, doubling, littles_bound, next_trial
-from tuner.measure import BatchTime, KvCacheUsage
 from tuner.slo import Slo, Unloaded
 from tuner.uncertainty import Block, Trial, choose, intervals
 

@@ -7,13 +7,12 @@ import pytest
 
 from tests.builders import iterations, record, replay_of
 from tuner.errors import GeneratorLateError
+from tuner.iterations import batch_times, weighted_quantile
 from tuner.measure import (
-    batch_times,
     check_generator,
     in_flight_peak,
     measure,
     spread,
-    weighted_quantile,
 )
 from tuner.slo import Slo
 

@@ -14,8 +14,9 @@ from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.errors import TraceError, UsageError
 from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
+from tuner.settings import SweepSettings
 from tuner.slo import Slo
-from tuner.sweep import SweepSettings, sweep
+from tuner.sweep import sweep
 
 SETTINGS = SweepSettings(
     ceiling=32, slo=None, window="busiest", step_s=60, budget_s=1200, headroom=1.25, fresh=False,

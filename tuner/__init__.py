@@ -55,6 +55,7 @@ From replay to verdict
     records                  what is sent, and what became of it
     replay                   the trace, sent again: open loop
     probe                    what an idle engine does
+    iterations               what the log of an engine's iterations says
     measure                  records and iterations to what a replay cost
     uncertainty              how sure the numbers are
     twin                     the scheduler model in the engine's place
@@ -64,6 +65,7 @@ From replay to verdict
     reasons                  a verdict, and the sentence that says why
     journal                  everything measured, on disk the moment it exists
     evidence                 what a run has measured so far
+    settings                 what the user asked of a sweep
     sweep                    the run, from engine to verdict
     outcome                  what a sweep found
     exporter                 tuner's own Prometheus metrics

@@ -4,14 +4,20 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
 from tuner.errors import GeneratorLateError
+from tuner.iterations import (
+    BatchTime,
+    KvCacheUsage,
+    batch_times,
+    joined,
+    kv_cache_usage,
+    time_mean,
+    waiting_share,
+)
 from tuner.records import Replay, RequestRecord
 from tuner.slo import Slo
-
-Floats = NDArray[np.float64]
 
 MIN_LAG_LIMIT_S = 0.005
 LAG_SHARE_OF_ITL = 0.10
@@ -26,24 +32,6 @@ class Spread:
     p90: float
     p95: float
     p99: float
-
-
-@dataclass(frozen=True, slots=True)
-class KvCacheUsage:
-    """Share of the KV cache in use, 0 to 1, weighted by the time it was so."""
-
-    mean: float
-    p99: float
-    peak: float
-
-
-@dataclass(frozen=True, slots=True)
-class BatchTime:
-    """Decode time per token at one actual batch size: iterations that only decoded."""
-
-    decode_seqs: int
-    iterations: int
-    median_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,14 +98,6 @@ def spread(values: Iterable[float]) -> Spread | None:
     return Spread(float(array.mean()), *(float(q) for q in np.percentile(array, (50, 90, 95, 99))))
 
 
-def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
-    """Return the least value v with weight share(<= v) >= ``share``."""
-    order = np.argsort(values, kind="stable")
-    cumulative = np.cumsum(weights[order])
-    place = int(np.searchsorted(cumulative, share * cumulative[-1] * (1 - 1e-12)))
-    return float(values[order][min(place, len(order) - 1)])
-
-
 def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
     """Return what these replays of one cap cost, pooled: percentiles over all their requests."""
     assert blocks
@@ -130,8 +110,8 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
     undecided = unsent + sum(_undecided(record, slo) for record in scored)
     window_s = sum(block.window_s for block in blocks)
     span_s = sum(end_s - begin_s for begin_s, end_s in map(_span, blocks)) or 1e-9
-    work = _join(block.iterations for block in blocks)
-    scored_work = _join(_scored_iterations(block) for block in blocks)
+    work = joined(block.iterations for block in blocks)
+    scored_work = joined(_scored_iterations(block) for block in blocks)
     outputs = sum(len(record.itl_s) + 1 for record in seen if record.output_tokens)
     tokens = sum(_tokens(block) for block in blocks)
     prompts = sum(record.input_length for record in done)
@@ -158,29 +138,19 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         e2el_s=spread(record.e2el_s for record in done if record.e2el_s is not None),
         queue_s=spread(record.queue_s for record in seen if record.queue_s is not None),
         batch_times=batch_times(work),
-        kv_cache_usage=_kv_cache_usage(scored_work, blocks[0].kv_blocks),
+        kv_cache_usage=kv_cache_usage(scored_work, blocks[0].kv_blocks),
         preemptions=int(work["preemptions"].sum()),
         recomputed_tokens=int(work["recomputed_tokens"].sum()),
         prefix_cache_hit_rate=sum(record.cached_tokens for record in done) / max(1, prompts),
-        running_mean=_time_mean(scored_work, "running"),
+        running_mean=time_mean(scored_work, "running"),
         running_peak=int(scored_work["running"].max(initial=0)),
         waiting_peak=int(scored_work["waiting"].max(initial=0)),
-        cap_bound_share=_waiting_share(scored_work, blocks[0].max_num_seqs, full=True),
-        kv_bound_share=_waiting_share(scored_work, blocks[0].max_num_seqs, full=False),
+        cap_bound_share=waiting_share(scored_work, blocks[0].max_num_seqs, full=True),
+        kv_bound_share=waiting_share(scored_work, blocks[0].max_num_seqs, full=False),
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=_lag_p99_s(blocks),
         merged_share=sum(record.merged_outputs for record in seen) / max(1, outputs),
         cut=next((block.cut for block in blocks if block.cut), None),
-    )
-
-
-def batch_times(work: IterationLog) -> tuple[BatchTime, ...]:
-    """Return the median duration of the iterations that only decoded, by their batch size."""
-    pure = work[(work["prefill_tokens"] == 0) & (work["decode_seqs"] > 0)]
-    return tuple(
-        BatchTime(int(size), len(durations), float(np.median(durations)))
-        for size in np.unique(pure["decode_seqs"])
-        if len(durations := pure["duration_s"][pure["decode_seqs"] == size])
     )
 
 
@@ -261,40 +231,6 @@ def _scored_iterations(block: Replay) -> IterationLog:
     begin_s, end_s = _span(block)
     starts = block.iterations["start_s"]
     return block.iterations[(starts >= begin_s) & (starts < end_s)]
-
-
-def _join(logs: Iterable[IterationLog]) -> IterationLog:
-    joined: IterationLog = np.concatenate(list(logs))
-    return joined
-
-
-def _kv_cache_usage(work: IterationLog, kv_blocks: int) -> KvCacheUsage | None:
-    if not len(work) or not kv_blocks:
-        return None
-    usage = work["kv_blocks_used"] / kv_blocks
-    durations = work["duration_s"].astype(float)
-    if not durations.sum() > 0:
-        return None
-    return KvCacheUsage(
-        mean=float(np.average(usage, weights=durations)),
-        p99=weighted_quantile(usage, durations, 0.99),
-        peak=float(usage.max()),
-    )
-
-
-def _time_mean(work: IterationLog, name: str) -> float:
-    total = float(work["duration_s"].sum())
-    return float(work[name] @ work["duration_s"]) / total if total else 0.0
-
-
-def _waiting_share(work: IterationLog, cap: int, *, full: bool) -> float:
-    """Return the share of busy time in which somebody waited with the cap full, or not full."""
-    total = float(work["duration_s"].sum())
-    if not total:
-        return 0.0
-    at_cap = work["running"] >= cap
-    chosen = (work["waiting"] > 0) & (at_cap if full else ~at_cap)
-    return float(work["duration_s"][chosen].sum()) / total
 
 
 def _lag_p99_s(blocks: Sequence[Replay]) -> float:

@@ -5,8 +5,9 @@ from dataclasses import astuple
 from typing import TYPE_CHECKING, Any, cast
 
 from tuner.engines.seam import EngineFacts
+from tuner.iterations import KvCacheUsage
 from tuner.knee import OBJECTIVE
-from tuner.measure import KvCacheUsage, Measurement, Spread
+from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
 from tuner.profile import seal
 from tuner.profile_schema import (

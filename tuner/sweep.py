@@ -7,7 +7,7 @@ rest.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -23,36 +23,15 @@ from tuner.prompts import prompt_token_ids
 from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.replay import CutRule, replay
+from tuner.settings import SweepSettings
 from tuner.slo import Slo
 from tuner.trace import TraceRequest
 from tuner.traffic import scale_load
 from tuner.window import plan_requests
 from tuner.workload import Workload, choose_workload, keep_what_fits, slo_for, workload_in
 
-LATE_RETRIES = 2
+LATE_RETRIES = 3
 """A replay whose requests left late is thrown away and made again so often."""
-
-
-@dataclass(frozen=True, slots=True)
-class SweepSettings:
-    """What the user asked of a run."""
-
-    ceiling: int
-    slo: Slo | None
-    """None: derived on the engine itself."""
-
-    window: str
-    step_s: float
-    """Longest window a step replays, in seconds, unless ``window`` names another."""
-
-    budget_s: float
-    """Engine time to spend, starts and replays together."""
-
-    headroom: float
-    fresh: bool
-    seed: int
-    trace_block_size: int
-    """Tokens that one hash id of the trace stands for."""
 
 
 class Watcher(Protocol):

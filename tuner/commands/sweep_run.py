@@ -19,8 +19,9 @@ from tuner.errors import Interrupted, RunError, TargetError, TraceError, Undecid
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
 from tuner.result import holds_with_headroom, json_object, profile_of
+from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
-from tuner.sweep import SweepSettings, sweep
+from tuner.sweep import sweep
 from tuner.trace import Trace, TraceRequest, load
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import columns_of

@@ -14,7 +14,7 @@ from rich.table import Table
 from tuner.exporter import Exporter
 from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
-from tuner.sweep import SweepSettings
+from tuner.settings import SweepSettings
 
 PLAIN_WIDTH = 100
 """Where stdout is no terminal, so that a log has the same lines everywhere."""

@@ -1,0 +1,171 @@
+"""Measure tuner's own speed, by ratios within one run: python scripts/bench.py [--json].
+
+live ladder    six caps on one engine against an engine of its own for every cap: seconds spent on
+               starting, stopping and switching, and how far the curves are apart
+generator      lag of the replay and its share of a core while 32 streams run at once
+sim            requests per second through the simulated engine
+"""
+
+import argparse
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tuner.engines import virtual_time
+from tuner.engines.seam import Engine, EngineFacts
+from tuner.engines.vllm import VllmStarter
+from tuner.knee import doubling
+from tuner.measure import measure
+from tuner.prompts import prompt_token_ids
+from tuner.records import PlannedRequest, Replay
+from tuner.replay import CutRule, replay
+from tuner.slo import Slo
+from tuner.trace import TraceRequest, load
+
+TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
+CAPS = doubling(32)
+NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
+
+
+def planned(
+    requests: Sequence[TraceRequest], facts: EngineFacts, *, every_s: float
+) -> list[PlannedRequest]:
+    """Return the requests as a plan in which one leaves every ``every_s`` seconds."""
+    prompt = partial(prompt_token_ids, seed=0, vocab_size=facts.vocab_size, block_size=16)
+    return [
+        PlannedRequest(number, number * every_s, prompt(one), one.output_length)
+        for number, one in enumerate(requests)
+    ]
+
+
+async def replayed(engine: Engine, plan: Sequence[PlannedRequest], cap: int) -> Replay:
+    tokens = int(str(engine.facts.arguments["max_num_batched_tokens"]))
+    await engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=tokens)
+    await engine.reset_prefix_cache()
+    return await replay(
+        plan,
+        engine,
+        max_num_seqs=cap,
+        scored_from_s=0.0,
+        window_s=plan[-1].planned_s + 1e-3,
+        cut_rule=NEVER_CUT,
+    )
+
+
+async def timed(work: Awaitable[Any]) -> tuple[float, Any]:
+    begin_s = time.monotonic()
+    result = await work
+    return time.monotonic() - begin_s, result
+
+
+def tokens_per_s(result: Replay) -> float:
+    return sum(one.output_tokens for one in result.records) / result.elapsed_s
+
+
+async def ladders(requests: Sequence[TraceRequest]) -> dict[str, Any]:
+    """Walk the caps live and fresh in turn, so that both meet the same machine."""
+    starter = VllmStarter({"model": "tuner:tiny"})
+    live_s, live = await timed(starter.start(max_num_seqs=CAPS[-1]))
+    plan = planned(requests, live.facts, every_s=0.0)
+    await replayed(live, plan, CAPS[-1])  # the first replay of an engine warms it up
+    fresh_s = switch_s = 0.0
+    ratios = {}
+    for cap in CAPS:
+        start_s, fresh = await timed(starter.start(max_num_seqs=cap))
+        await replayed(fresh, plan, cap)
+        fresh_speed = tokens_per_s(await replayed(fresh, plan, cap))
+        stop_s, _ = await timed(fresh.stop())
+        fresh_s += start_s + stop_s
+        tokens = int(str(live.facts.arguments["max_num_batched_tokens"]))
+        one_switch_s, _ = await timed(
+            live.set_limits(max_num_seqs=cap, max_num_batched_tokens=tokens)
+        )
+        switch_s += one_switch_s
+        ratios[cap] = tokens_per_s(await replayed(live, plan, cap)) / fresh_speed
+    stop_s, _ = await timed(live.stop())
+    live_s += stop_s
+    return {
+        "live_overhead_s": live_s + switch_s,
+        "fresh_overhead_s": fresh_s,
+        "fresh_over_live": fresh_s / (live_s + switch_s),
+        "switch_ms": 1e3 * switch_s / len(CAPS),
+        "live_over_fresh_tokens_per_s": ratios,
+        "live_over_fresh_mean": fmean(ratios.values()),
+    }
+
+
+async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
+    """Keep 32 streams busy and look at the sender."""
+    engine = await VllmStarter({"model": "tuner:tiny"}).start(max_num_seqs=32)
+    plan = planned(requests, engine.facts, every_s=0.05)
+    begin_cpu_s = time.process_time()
+    elapsed_s, result = await timed(replayed(engine, plan, 32))
+    cpu_s = time.process_time() - begin_cpu_s
+    await engine.stop()
+    one = measure([result], NEVER_CUT.slo)
+    assert one.itl_s is not None
+    return {
+        "running_peak": one.running_peak,
+        "output_tokens_per_s": tokens_per_s(result),
+        "lag_p99_ms": 1e3 * one.lag_p99_s,
+        "lag_p99_over_itl_p50": one.lag_p99_s / one.itl_s.p50,
+        "cpu_share_of_one_core": cpu_s / elapsed_s,
+        "merged_share": one.merged_share,
+    }
+
+
+async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
+    """Replay an hour of the sample's traffic on the simulated engine."""
+    # vLLM's child processes import this script anew, and numba breaks its start on a CPU.
+    from tuner.engines.sim import SimStarter  # noqa: PLC0415
+    from tuner.engines.world import World, WorldStep  # noqa: PLC0415
+
+    engine = await SimStarter(World(step=WorldStep(a=0.02, b=0.0006))).start(max_num_seqs=16)
+    plan = planned(list(requests) * 12, engine.facts, every_s=0.3)
+    await replayed(engine, plan[:10], 16)  # compiles
+    elapsed_s, result = await timed(replayed(engine, plan, 16))
+    await engine.stop()
+    return {
+        "requests": len(plan),
+        "requests_per_s": len(plan) / elapsed_s,
+        "virtual_over_real": result.elapsed_s / elapsed_s,
+    }
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    as_json = parser.parse_args().json
+    requests = [one for one in load(TRACE).requests if one.status == "ok"]
+    results: dict[str, Any] = {}
+    benches: list[tuple[str, Callable[[], dict[str, Any]]]] = [
+        ("live ladder", lambda: asyncio.run(ladders(requests[:48]))),
+        ("generator", lambda: asyncio.run(generator(requests[:200]))),
+        ("sim", lambda: virtual_time.run(sim(requests))),
+    ]
+    for name, bench in benches:
+        sys.stderr.write(f"{name} ...\n")
+        results[name] = bench()
+        if not as_json:
+            sys.stdout.write(f"{name}\n")
+            for key, value in results[name].items():
+                sys.stdout.write(f"  {key:32} {_shown(value)}\n")
+    if as_json:
+        sys.stdout.write(json.dumps(results) + "\n")
+    return 0
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}: {number:.2f}" for key, number in value.items())
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
