@@ -71,14 +71,16 @@ def tokens_per_s(result: Replay) -> float:
 async def ladders(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """Walk the caps live and fresh in turn, so that both meet the same machine."""
     starter = VllmStarter({"model": "tuner:tiny"})
+    await (await starter.start(max_num_seqs=1)).stop()  # imports vLLM once, for both ladders
     live_s, live = await timed(starter.start(max_num_seqs=CAPS[-1]))
-    plan = planned(requests, live.facts, every_s=0.0)
-    await replayed(live, plan, CAPS[-1])  # the first replay of an engine warms it up
+    whole = planned(requests, live.facts, every_s=0.0)
+    await replayed(live, whole[: CAPS[-1]], CAPS[-1])  # the first replay of an engine warms it up
     fresh_s = switch_s = 0.0
     ratios = {}
     for cap in CAPS:
+        plan = whole[: max(4, 2 * cap)]
         start_s, fresh = await timed(starter.start(max_num_seqs=cap))
-        await replayed(fresh, plan, cap)
+        await replayed(fresh, plan[:cap], cap)
         fresh_speed = tokens_per_s(await replayed(fresh, plan, cap))
         stop_s, _ = await timed(fresh.stop())
         fresh_s += start_s + stop_s
@@ -103,7 +105,8 @@ async def ladders(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """Keep 32 streams busy and look at the sender."""
     engine = await VllmStarter({"model": "tuner:tiny"}).start(max_num_seqs=32)
-    plan = planned(requests, engine.facts, every_s=0.05)
+    plan = planned(requests, engine.facts, every_s=0.1)
+    await replayed(engine, plan[:8], 32)
     begin_cpu_s = time.process_time()
     elapsed_s, result = await timed(replayed(engine, plan, 32))
     cpu_s = time.process_time() - begin_cpu_s
@@ -145,8 +148,8 @@ def main() -> int:
     requests = [one for one in load(TRACE).requests if one.status == "ok"]
     results: dict[str, Any] = {}
     benches: list[tuple[str, Callable[[], dict[str, Any]]]] = [
-        ("live ladder", lambda: asyncio.run(ladders(requests[:48]))),
-        ("generator", lambda: asyncio.run(generator(requests[:200]))),
+        ("live ladder", lambda: asyncio.run(ladders(requests[:64]))),
+        ("generator", lambda: asyncio.run(generator(requests[:150]))),
         ("sim", lambda: virtual_time.run(sim(requests))),
     ]
     for name, bench in benches:
