@@ -32,7 +32,7 @@ beside what reads and writes them."""
 HOMES = {
     "vllm": {
         *("engines.live_scheduler", "engines.vllm_arguments"),
-        *("engines.vllm_config", "engines.vllm_engine"),
+        *("engines.vllm_config", "engines.vllm_engine", "engines.vllm_llm"),
     },
     "torch": set[str](),
     "optuna": {"refine"},

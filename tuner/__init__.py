@@ -34,6 +34,7 @@ What serves it
     engines.vllm_arguments   vLLM's arguments as text, read as vLLM reads them
     engines.vllm_config      vLLM's arguments: checked, pinned, resolved
     engines.vllm_engine      a running AsyncLLM
+    engines.vllm_llm         AsyncLLM: made, asked, closed
     engines.live_scheduler   vLLM's scheduler with a cap that changes live
     engines.core_process     the child process that EngineCore lives in
     engines.vllm_failure     what vLLM's failures mean

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from tuner.errors import InputError
@@ -123,18 +122,14 @@ def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
     Raises InputError for text that is no such thing, or not vLLM's.
     """
     try:
-        families = {
-            family.name.removeprefix("vllm:"): family
-            for family in text_string_to_metric_families(text)
-            if family.name.startswith("vllm:")
-        }
-        metrics = _read(families, model)
+        samples = _samples(text)
+        metrics = _read(samples, model)
     except (ValueError, IndexError, KeyError) as error:
         raise InputError(
             f"{source}: not Prometheus text: {str(error)[:100]}",
             hint="Check that the address is the server's /metrics.",
         ) from error
-    if not families:
+    if not samples:
         raise InputError(
             f"{source}: no metric of vLLM in it",
             hint="Check the address, and that the server runs without --disable-log-stats.",
@@ -142,82 +137,80 @@ def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
     return metrics
 
 
-_Sample = tuple[str, dict[str, str], float]
+_Samples = Mapping[str, list[tuple[dict[str, str], float]]]
+"""Sample name without ``vllm:`` → label sets with their values."""
 
 
-def _read(families: Mapping[str, Metric], model: str | None) -> ServerMetrics:
-    wanted = {name: _of_model(family, model) for name, family in families.items()}
+def _samples(text: str) -> _Samples:
+    samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            if sample.name.startswith("vllm:"):
+                samples[sample.name.removeprefix("vllm:")].append((sample.labels, sample.value))
+    return samples
+
+
+def _read(every: _Samples, model: str | None) -> ServerMetrics:
+    samples: _Samples = {
+        name: [one for one in found if model is None or one[0].get("model_name", model) == model]
+        for name, found in every.items()
+    }
     return ServerMetrics(
         gauges={
             ours: max(values) if ours == "kv_cache_usage" else sum(values)
             for ours, theirs in _GAUGES.items()
-            if (values := _values(wanted, theirs))
+            if (values := _values(samples, theirs))
         },
         counters={
             ours: sum(values)
             for ours, theirs in _COUNTERS.items()
-            if (values := _values(wanted, theirs))
+            if (values := _values(samples, theirs))
         },
         distributions={
             ours: histogram
             for ours, theirs in _DISTRIBUTIONS.items()
-            if (histogram := _histogram(wanted, theirs)) is not None
+            if (histogram := _histogram(samples, theirs)) is not None
         },
-        finish_reasons=_by_label(wanted.get("request_success", []), "finished_reason"),
-        cache_config=next((labels for _, labels, _ in wanted.get("cache_config_info", [])), {}),
-        models=tuple(sorted(_models(families.values()))),
+        finish_reasons=_by_label(samples.get("request_success_total", []), "finished_reason"),
+        cache_config=next((labels for labels, _ in samples.get("cache_config_info", [])), {}),
+        models=tuple(
+            sorted(
+                {
+                    labels["model_name"]
+                    for found in every.values()
+                    for labels, _ in found
+                    if "model_name" in labels
+                }
+            )
+        ),
     )
 
 
-def _models(families: Iterable[Metric]) -> set[str]:
-    return {
-        sample.labels["model_name"]
-        for family in families
-        for sample in family.samples
-        if "model_name" in sample.labels
-    }
-
-
-def _of_model(family: Metric, model: str | None) -> list[_Sample]:
-    return [
-        (sample.name.removeprefix("vllm:"), sample.labels, sample.value)
-        for sample in family.samples
-        if model is None or sample.labels.get("model_name", model) == model
-    ]
-
-
-def _values(families: Mapping[str, list[_Sample]], names: Iterable[str]) -> list[float]:
+def _values(samples: _Samples, names: Iterable[str]) -> list[float]:
     """Return the finite values of the first name that is there, one a label set."""
     for name in names:
-        values = [
-            value
-            for sample, _, value in families.get(name, [])
-            if sample in {name, f"{name}_total"} and math.isfinite(value)
-        ]
+        found = samples.get(f"{name}_total") or samples.get(name, [])
+        values = [value for _, value in found if math.isfinite(value)]
         if values:
             return values
     return []
 
 
-def _histogram(families: Mapping[str, list[_Sample]], names: Iterable[str]) -> Histogram | None:
+def _histogram(samples: _Samples, names: Iterable[str]) -> Histogram | None:
     """Return the histogram of the first name that is there, added up over its label sets."""
     for name in names:
         counts: defaultdict[float, float] = defaultdict(float)
-        total = 0.0
-        for sample, labels, value in families.get(name, []):
-            if sample == f"{name}_bucket":
-                counts[float(labels["le"])] += value
-            elif sample == f"{name}_sum":
-                total += value
+        for labels, value in samples.get(f"{name}_bucket", []):
+            counts[float(labels["le"])] += value
         if counts:
             bounds = tuple(sorted(counts))
+            total = sum(value for _, value in samples.get(f"{name}_sum", []))
             return Histogram(bounds, tuple(counts[bound] for bound in bounds), total)
     return None
 
 
-def _by_label(samples: Iterable[_Sample], label: str) -> dict[str, float]:
-    found: defaultdict[str, float] = defaultdict(float)
-    for name, labels, value in samples:
-        if label in labels and not name.endswith("_created"):
-            found[labels[label]] += value
-    return dict(found)
+def _by_label(found: Iterable[tuple[dict[str, str], float]], label: str) -> dict[str, float]:
+    values: defaultdict[str, float] = defaultdict(float)
+    for labels, value in found:
+        values[labels[label]] += value
+    return dict(values)

@@ -93,6 +93,11 @@ async def idle(engine: Engine) -> None:
             await asyncio.sleep(0.001)
 
 
+async def until_it_generates(reply: Reply) -> None:
+    while reply.output_tokens < 2:  # noqa: ASYNC110 - a reply tells nobody that it grows
+        await asyncio.sleep(0.001)
+
+
 def request(name: int, *, prompt: int, output: int) -> EngineRequest:
     """Return a request whose prompt shares no block with that of another name."""
     return EngineRequest(f"r{name}", [3 + (name * 31 + at) % 1000 for at in range(prompt)], output)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import numpy as np
 import pytest
@@ -15,14 +16,10 @@ from tests.engines.conftest import (
     idle,
     request,
     starter,
+    until_it_generates,
 )
 from tuner.engines.seam import ITERATION, IterationLog, Reply, RequestFailedError
 from tuner.errors import EngineError
-
-
-async def until_it_runs(reply: Reply) -> None:
-    while reply.output_tokens < 2:  # noqa: ASYNC110 - a reply tells nobody that it grows
-        await asyncio.sleep(0.001)
 
 
 def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: Rig) -> None:
@@ -124,7 +121,7 @@ def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: Rig) ->
     async def main() -> None:
         reply = Reply()
         task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=200), reply))
-        await until_it_runs(reply)
+        await until_it_generates(reply)
         assert not await roomy.engine.is_idle()
         with pytest.raises(EngineError):
             await roomy.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512)
@@ -141,7 +138,7 @@ def test_cancelling_a_request_frees_its_slot(roomy: Rig) -> None:
         await roomy.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512)
         first = Reply()
         task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=900), first))
-        await until_it_runs(first)
+        await until_it_generates(first)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -213,6 +210,21 @@ def test_idle_time_has_no_iteration(roomy: Rig) -> None:
     assert log["duration_s"].sum() < 0.5
 
 
+def test_outputs_that_are_read_late_are_counted_as_merged(roomy: Rig) -> None:
+    async def main() -> Reply:
+        reply = Reply()
+        task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=60), reply))
+        await until_it_generates(reply)
+        time.sleep(0.2)  # noqa: ASYNC251 - a loop that is blocked is what this is about
+        await task
+        return reply
+
+    reply = roomy.run(main())
+    assert reply.output_tokens == 60
+    late = roomy.engine.facts.engine == "vllm"  # virtual time stands still meanwhile
+    assert (reply.merged_outputs > 0) == (len(reply.output_s) < 60) == late
+
+
 def test_a_request_that_cannot_be_served_fails_alone(roomy: Rig) -> None:
     async def main() -> Reply:
         limit = roomy.engine.facts.max_model_len
@@ -254,7 +266,7 @@ def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
         engine = await start.start(max_num_seqs=2)
         reply = Reply()
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
-        await until_it_runs(reply)
+        await until_it_generates(reply)
         await engine.stop()
         await engine.stop()
         with pytest.raises(EngineError):

@@ -74,6 +74,7 @@ class CoreContext:
         self._base: BaseContext = multiprocessing.get_context(self.method)
         self._log = log
         self._cancelled = False
+        atexit.register(self.kill)  # or leaving without a stop would wait for the engine for ever
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all that a context has
         return getattr(self._base, name)
@@ -92,6 +93,7 @@ class CoreContext:
     def kill(self) -> None:
         """End every process now, and let no other one start. Any thread may, and twice."""
         self._cancelled = True
+        atexit.unregister(self.kill)
         for process in self.processes:
             process.cancelled = True
             if process.pid is not None:

@@ -5,6 +5,7 @@ import dataclasses
 import difflib
 import importlib
 import json
+import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -100,8 +101,7 @@ def _refused(setting: "Setting", why: str, known: Sequence[str]) -> TunerError:
 
 def _short(why: str) -> str:
     """Drop what argparse puts before its reason, and all lines but the first."""
-    first = why.strip().partition("\n")[0]
-    return first.rpartition(": ")[0].rpartition(": ")[2] if first.count(": ") > 1 else first
+    return re.sub(r"^argument \S+: ", "", why.strip().partition("\n")[0])
 
 
 def _merged(one: object, other: object) -> Any:  # noqa: ANN401 - as deep as they are

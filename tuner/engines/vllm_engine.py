@@ -1,6 +1,5 @@
 """A running AsyncLLM behind the seam. Imports vLLM."""
 
-# mypy: allow-subclassing-any
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
 import asyncio
@@ -9,17 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from vllm import SamplingParams
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
-from vllm.sampling_params import RequestOutputKind
-from vllm.v1.engine import utils as engine_utils
-from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
-from vllm.v1.metrics.loggers import PrometheusStatLogger
 
 from tuner import devices, provenance
-from tuner.engines import vllm_failure
+from tuner.engines import vllm_failure, vllm_llm
 from tuner.engines.core_process import CoreContext
 from tuner.engines.seam import (
     ITERATION,
@@ -30,6 +24,7 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.vllm_config import Configuration, pinned
+from tuner.engines.vllm_llm import Llm
 from tuner.errors import EngineError
 
 _STOP_S = 10.0
@@ -39,33 +34,12 @@ _ALIVE_S = 1.0
 """How often a wait for EngineCore's answer looks whether it is still there."""
 
 
-class _NoStats(PrometheusStatLogger):
-    """Stands where vLLM would put its Prometheus logger, which costs time at every iteration.
-
-    A logger there must be, or requests would come back without the engine's own times.
-    """
-
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
-
-    def record(self, *_args: Any, **_kwargs: Any) -> None:
-        pass
-
-    def log_engine_initialized(self) -> None:
-        pass
-
-
-class _Llm(AsyncLLM):
-    def __del__(self) -> None:
-        """Do nothing: ``stop`` has done it; vLLM's own fails when the interpreter ends."""
-
-
 class VllmEngine:
     """See the seam: tuner.engines.seam.Engine."""
 
     facts: EngineFacts
 
-    def __init__(self, llm: _Llm, context: CoreContext, log: Path, log_start: int) -> None:
+    def __init__(self, llm: Llm, context: CoreContext, log: Path, log_start: int) -> None:
         self._llm = llm
         self._context = context
         self._log = log
@@ -81,18 +55,26 @@ class VllmEngine:
         """Start what was configured. Failed or cancelled, nothing is left behind."""
         log_start = _size(log)
         loop = asyncio.get_running_loop()
-        construction = loop.run_in_executor(None, _construct, configuration.config, context)
+        construction = loop.run_in_executor(None, vllm_llm.construct, configuration.config, context)
         try:
-            llm = await asyncio.shield(construction)
-        except asyncio.CancelledError:
-            context.kill()  # so that the construction fails, whatever it waits for
             await asyncio.wait([construction])
-            if construction.exception() is None:
-                construction.result().shutdown(timeout=0)
+        except asyncio.CancelledError:
+            with vllm_llm.letting_go():
+                context.kill()  # so that the construction fails, whatever it waits for
+                await asyncio.wait([construction])
+                if construction.exception() is None:
+                    vllm_llm.close(construction.result(), timeout_s=0)
+                await asyncio.sleep(0)  # until the loop too has dropped it
+                del construction
             raise
-        except Exception as error:
+        error = construction.exception()
+        if error is not None:
             context.kill()
-            raise vllm_failure.failed_to_start(error, _tail(log, log_start), str(log)) from error
+            failure = vllm_failure.failed_to_start(error, _tail(log, log_start), str(log))
+            with vllm_llm.letting_go():
+                del construction, error
+            raise failure
+        llm = construction.result()
         engine = cls(llm, context, log, log_start)
         try:
             state = await engine._utility("tuner_state")
@@ -113,7 +95,7 @@ class VllmEngine:
         try:
             async for output in self._llm.generate(
                 tokens_input(list(request.prompt_token_ids)),
-                _sampling(request.output_length),
+                vllm_llm.exactly(request.output_length),
                 request.request_id,
                 priority=request.priority if self._by_priority else 0,
             ):
@@ -154,6 +136,16 @@ class VllmEngine:
                 "the limits cannot change: requests are in flight",
                 hint="Let the replay drain first.",
             )
+        most = self.facts.arguments
+        for name, value, least in (
+            ("max_num_seqs", max_num_seqs, 1),
+            ("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs),
+        ):
+            if not least <= value <= int(str(most[name])):
+                raise EngineError(
+                    f"{name} {value} is not between {least} and {most[name]}",
+                    hint="Start the engine with the largest value that will be asked of it.",
+                )
         await self._utility("tuner_set_limits", max_num_seqs, max_num_batched_tokens)
 
     async def is_idle(self) -> bool:
@@ -178,8 +170,7 @@ class VllmEngine:
         self._stopped = True
         self._llm.output_processor.propagate_error(EngineDeadError())  # whoever still generates
         try:
-            await asyncio.to_thread(self._llm.shutdown, timeout=_STOP_S)
-            self._llm.engine_core.resources.ctx.destroy(linger=0)  # which vLLM leaves open
+            await asyncio.to_thread(vllm_llm.close, self._llm, timeout_s=_STOP_S)
         finally:
             self._context.kill()
 
@@ -227,30 +218,8 @@ class VllmEngine:
         )
 
 
-def _construct(config: Any, context: CoreContext) -> _Llm:
-    """Start EngineCore and what talks to it; blocks until it is ready."""
-    theirs = engine_utils.get_mp_context
-    engine_utils.get_mp_context = lambda: context
-    try:
-        llm: _Llm = _Llm.from_vllm_config(config, stat_loggers=[_NoStats], disable_log_stats=True)
-        return llm
-    finally:
-        engine_utils.get_mp_context = theirs
-
-
-def _sampling(output_length: int) -> SamplingParams:
-    return SamplingParams(
-        max_tokens=output_length,
-        min_tokens=output_length,
-        ignore_eos=True,
-        temperature=0.0,
-        detokenize=False,
-        output_kind=RequestOutputKind.DELTA,
-    )
-
-
 def _facts(
-    llm: _Llm, configuration: Configuration, state: dict[str, int], start_s: float
+    llm: Llm, configuration: Configuration, state: dict[str, int], start_s: float
 ) -> EngineFacts:
     config = llm.vllm_config
     arguments = pinned(config, configuration.arguments)  # again: some are known after the start

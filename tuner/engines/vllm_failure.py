@@ -15,11 +15,11 @@ _CURES = (
         "Another process holds the device's memory: end it, or lower gpu_memory_utilization.",
     ),
     (
-        r"(?i)cache blocks|kv cache (is )?needed|available kv cache memory|kv_cache_mem|gpu_blocks",
+        r"(?i)cache blocks|kv cache (is )?needed|kv cache memory|kv[-_]cache[-_]mem|gpu_blocks",
         "Raise gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len.",
     ),
     (
-        r"(?i)out of ?memory|MemoryError|cannot allocate memory|was killed",
+        r"(?i)out of ?memory|MemoryError|cannot allocate memory|by SIGKILL",
         "Lower gpu_memory_utilization or kv_cache_memory_bytes, --ceiling or max_model_len.",
     ),
     (
@@ -34,6 +34,7 @@ _CURES = (
 )
 
 _RAISED = re.compile(r"(?:^|\s)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): +(\S.*)$")
+_FATAL = "EngineCore encountered a fatal error"
 _CONSEQUENCE = re.compile("Engine core initialization failed|EngineDeadError|EngineGenerateError")
 
 
@@ -43,7 +44,7 @@ def refused(error: Exception) -> EngineError:
     return EngineError(f"vLLM refuses: {message}", hint=_cure(message, "Change that argument."))
 
 
-def failed_to_start(error: Exception, log_text: str, log: str) -> EngineError:
+def failed_to_start(error: BaseException, log_text: str, log: str) -> EngineError:
     """Return what to raise when an engine did not start: the child's log knows why."""
     said = root_cause(log_text) or _first_line(_said(error))
     return EngineError(f"vLLM did not start: {said}", hint=_cure(said, f"Read {log}."))
@@ -51,9 +52,9 @@ def failed_to_start(error: Exception, log_text: str, log: str) -> EngineError:
 
 def died(exit_code: int | None, log_text: str, log: str) -> EngineError:
     """Return what to raise when the engine was running and is no more."""
-    said = root_cause(log_text)
+    said = root_cause(log_text.partition(_FATAL)[2])
     if said is None and exit_code is not None and exit_code < 0:
-        said = f"EngineCore was killed by signal {-exit_code}"
+        said = f"EngineCore was killed by {_signal_name(-exit_code)}"
     said = said or "EngineCore ended"
     return EngineError(f"The engine died: {said}", hint=_cure(said, f"Read {log}."))
 
@@ -68,7 +69,7 @@ def root_cause(log_text: str) -> str | None:
     return None
 
 
-def _said(error: Exception) -> str:
+def _said(error: BaseException) -> str:
     if not isinstance(error, pydantic.ValidationError):
         return str(error) or type(error).__name__
     first = error.errors()[0]
@@ -80,6 +81,12 @@ def _said(error: Exception) -> str:
 def _first_line(text: str) -> str:
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return line if len(line) <= _LONGEST else f"{line[: _LONGEST - 1]}…"
+
+
+def _signal_name(number: int) -> str:
+    return {6: "SIGABRT", 9: "SIGKILL", 11: "SIGSEGV", 15: "SIGTERM"}.get(
+        number, f"signal {number}"
+    )
 
 
 def _cure(message: str, otherwise: str) -> str:

@@ -1,0 +1,122 @@
+"""A server's /metrics by our names, whichever vLLM wrote it."""
+
+import math
+
+import pytest
+
+from tuner.errors import InputError
+from tuner.prometheus import Histogram, parse
+
+TODAY = """\
+# HELP vllm:num_requests_running Number of requests in model execution batches.
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{engine="0",model_name="m"} 5.0
+vllm:num_requests_running{engine="1",model_name="m"} 3.0
+# TYPE vllm:num_requests_waiting gauge
+vllm:num_requests_waiting{engine="0",model_name="m"} 1.0
+# TYPE vllm:kv_cache_usage_perc gauge
+vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
+vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
+# TYPE vllm:num_preemptions_total counter
+vllm:num_preemptions_total{engine="0",model_name="m"} 7.0
+vllm:num_preemptions_created{engine="0",model_name="m"} 1.7e+09
+# TYPE vllm:request_success_total counter
+vllm:request_success_total{engine="0",finished_reason="stop",model_name="m"} 10.0
+vllm:request_success_total{engine="0",finished_reason="length",model_name="m"} 4.0
+# TYPE vllm:inter_token_latency_seconds histogram
+vllm:inter_token_latency_seconds_bucket{engine="0",le="0.01",model_name="m"} 20.0
+vllm:inter_token_latency_seconds_bucket{engine="0",le="0.03",model_name="m"} 60.0
+vllm:inter_token_latency_seconds_bucket{engine="0",le="+Inf",model_name="m"} 80.0
+vllm:inter_token_latency_seconds_count{engine="0",model_name="m"} 80.0
+vllm:inter_token_latency_seconds_sum{engine="0",model_name="m"} 2.4
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",num_gpu_blocks="1000"} 1.0
+# TYPE python_info gauge
+python_info{version="3.12"} 1.0
+"""
+
+BEFORE = """\
+# TYPE vllm:gpu_cache_usage_perc gauge
+vllm:gpu_cache_usage_perc{model_name="m"} 0.5
+# TYPE vllm:gpu_prefix_cache_hits counter
+vllm:gpu_prefix_cache_hits_total{model_name="m"} 3.0
+# TYPE vllm:time_per_output_token_seconds histogram
+vllm:time_per_output_token_seconds_bucket{le="0.1",model_name="m"} 1.0
+vllm:time_per_output_token_seconds_bucket{le="+Inf",model_name="m"} 1.0
+vllm:time_per_output_token_seconds_sum{model_name="m"} 0.05
+"""
+
+
+def test_todays_names() -> None:
+    metrics = parse(TODAY, source="here")
+    assert metrics.gauges == {"running": 8, "waiting": 1, "kv_cache_usage": 0.75}
+    assert metrics.counters == {"preemptions": 7, "requests": 14}
+    assert metrics.finish_reasons == {"stop": 10, "length": 4}
+    assert metrics.models == ("m",)
+    assert metrics.cache_config["num_gpu_blocks"] == "1000"
+    itl = metrics.distributions["itl_s"]
+    assert (itl.count, itl.total) == (80, 2.4)
+    assert itl.quantile(0.25) == pytest.approx(0.01)
+    assert itl.quantile(0.5) == pytest.approx(0.02)
+    assert itl.quantile(0.99) == 0.03
+
+
+def test_the_names_of_older_servers_mean_the_same() -> None:
+    metrics = parse(BEFORE, source="here")
+    assert metrics.gauges == {"kv_cache_usage": 0.5}
+    assert metrics.counters == {"prefix_cache_hits": 3}
+    assert metrics.distributions["itl_s"] == Histogram((0.1, math.inf), (1, 1), 0.05)
+    assert "tpot_s" not in metrics.distributions
+
+
+def test_where_a_server_tells_both_names_todays_counts() -> None:
+    both = BEFORE + "# TYPE vllm:kv_cache_usage_perc gauge\nvllm:kv_cache_usage_perc 0.125\n"
+    assert parse(both, source="here").gauges["kv_cache_usage"] == 0.125
+
+
+def test_of_several_models_one_can_be_asked_for() -> None:
+    text = """\
+# TYPE vllm:num_requests_running gauge
+vllm:num_requests_running{model_name="a"} 5.0
+vllm:num_requests_running{model_name="b"} 3.0
+"""
+    assert parse(text, source="here").models == ("a", "b")
+    assert parse(text, source="here").gauges == {"running": 8}
+    assert parse(text, source="here", model="b").gauges == {"running": 3}
+
+
+def test_what_is_not_a_number_is_not_told() -> None:
+    text = "# TYPE vllm:num_requests_running gauge\nvllm:num_requests_running NaN\n"
+    assert parse(text, source="here").gauges == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "no metric of vLLM"),
+        ("python_info 1.0\n", "no metric of vLLM"),
+        ("<html><body>Not found</body></html>", "not Prometheus text"),
+        ('vllm:num_requests_running{a="b 1\n', "not Prometheus text"),
+        ("vllm:num_requests_running many\n", "not Prometheus text"),
+        ('vllm:e2e_request_latency_seconds_bucket{le="wide"} 1\n', "not Prometheus text"),
+    ],
+)
+def test_what_is_no_vllm_metrics_is_refused_with_its_source(text: str, message: str) -> None:
+    with pytest.raises(InputError, match=f"http://x/metrics: {message}"):
+        parse(text, source="http://x/metrics")
+
+
+def test_what_came_between_two_readings_is_their_difference() -> None:
+    before = Histogram((1.0, math.inf), (2, 3), 4.0)
+    after = Histogram((1.0, math.inf), (7, 9), 20.0)
+    assert after.since(before) == Histogram((1.0, math.inf), (5, 6), 16.0)
+
+
+def test_a_server_that_was_restarted_between_counts_from_its_start() -> None:
+    before = Histogram((1.0, math.inf), (20, 30), 40.0)
+    after = Histogram((1.0, math.inf), (2, 3), 4.0)
+    assert after.since(before) == after
+
+
+def test_no_values_have_no_quantile() -> None:
+    assert Histogram((1.0, math.inf), (0, 0), 0.0).quantile(0.5) is None
