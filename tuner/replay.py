@@ -23,8 +23,7 @@ WATCH_S = 0.25
 
 
 EARLY_S = 0.003
-SENDER_NICE = -10
-"""On a machine that others use too, a late request is most often one whose sender was not run."""
+"""How long before a request is due its sender wakes up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,16 +276,16 @@ def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bo
 def _punctual() -> Iterator[None]:
     """Keep what would delay requests that are due away from this thread: garbage collection and,
     where the system lets us, other processes. The engine's own priority stays as it is."""
-    nice = os.getpriority(os.PRIO_PROCESS, 0)
+    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
     gc.collect()
     gc.freeze()
     gc.disable()
     with suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, 0, min(nice, SENDER_NICE))
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
     try:
         yield
     finally:
         with suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, 0, nice)
+            os.sched_setscheduler(0, policy, parameters)
         gc.enable()
         gc.unfreeze()
