@@ -23,7 +23,8 @@ def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any 
     values: dict[str, Any] = {
         "max_num_seqs": cap, "blocks": 1, "requests": 100, "completed": 100, "aborted": 0,
         "failed": 0, "attainment": 1.0, "attainment_bound": 1.0, "arrival_rate_rps": 10.0,
-        "goodput_rps": 10.0, "requests_per_s": 10.0, "output_tokens_per_s": 1000.0,
+        "goodput_rps": 10.0, "offered_tokens_per_s": 1000.0, "requests_per_s": 10.0,
+        "output_tokens_per_s": 1000.0,
         "total_tokens_per_s": 2000.0, "ttft_s": flat(0.1), "tpot_s": flat(0.02),
         "itl_s": flat(0.02), "e2el_s": flat(2.0), "queue_s": flat(0.0),
         "batch_times": (BatchTime(1, 50, 0.010),),

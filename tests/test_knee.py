@@ -81,8 +81,8 @@ def test_full_memory_under_an_open_cap_is_kv_bound() -> None:
 def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_told() -> None:
     slow = {"attainment": 0.1, "attainment_bound": 0.4, "cut": "hopeless"}
     blocks = [
-        block(measurement(1, requests_per_s=1.0, **slow)),
-        block(measurement(2, requests_per_s=2.5, **slow)),
+        block(measurement(1, output_tokens_per_s=100.0, **slow)),
+        block(measurement(2, output_tokens_per_s=250.0, **slow)),
     ]
     verdict = decide(blocks, ceiling=2)
     assert (verdict.kind, verdict.max_num_seqs) == ("overloaded", 2)

@@ -96,6 +96,5 @@ At the edges
     commands.apply_view      how it looks
     errors                   everything raised on purpose
     files                    files written whole or not at all
-    output                   files of any size that appear whole or not at all
     yaml_strict              YAML that somebody else wrote
 """

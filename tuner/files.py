@@ -5,8 +5,9 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 from tuner.errors import TargetError
 
@@ -108,6 +109,40 @@ def _write(
     finally:
         with contextlib.suppress(OSError):  # gone after the replacement
             temporary.unlink()
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, *, force: bool = False) -> Iterator[BinaryIO]:
+    """Write to a file beside ``path`` that takes its name when the block ends without an error.
+
+    An existing file stays as it is, and TargetError is raised, unless ``force``. The check is made
+    before the block and again at the end, in one step with the naming.
+    """
+    real = resolve(path)
+    if not force and real.exists():
+        raise _in_the_way(path)
+    temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
+    try:
+        with temporary.open("xb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        if force:
+            temporary.replace(real)
+        else:
+            real.hardlink_to(temporary)
+        _sync_directory(real.parent)
+    except FileExistsError:
+        raise _in_the_way(path) from None
+    except OSError as problem:
+        raise _explained(path, problem) from None
+    finally:
+        with contextlib.suppress(OSError):  # gone after the replacement
+            temporary.unlink()
+
+
+def _in_the_way(path: Path) -> TargetError:
+    return TargetError(f"{path}: already there", hint="Overwrite it with --force.")
 
 
 def remove(path: Path) -> None:

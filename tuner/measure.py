@@ -54,6 +54,9 @@ class Measurement:
 
     arrival_rate_rps: float
     goodput_rps: float
+    offered_tokens_per_s: float
+    """Output tokens per second that the scored requests ask for."""
+
     requests_per_s: float
     output_tokens_per_s: float
     total_tokens_per_s: float
@@ -129,6 +132,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         ),
         arrival_rate_rps=total / window_s,
         goodput_rps=good / window_s,
+        offered_tokens_per_s=total / window_s * _mean_output(seen),
         requests_per_s=sum(_ended(block) for block in blocks) / span_s,
         output_tokens_per_s=tokens / span_s,
         total_tokens_per_s=(tokens + int(scored_work["prefill_tokens"].sum())) / span_s,
@@ -207,6 +211,11 @@ def _span(block: Replay) -> tuple[float, float]:
     if block.cut:
         return 0.0, block.elapsed_s
     return block.scored_from_s, block.scored_from_s + block.window_s
+
+
+def _mean_output(records: Sequence[RequestRecord]) -> float:
+    asked = [one.output_length for one in records]
+    return sum(asked) / len(asked) if asked else 0.0
 
 
 def _ended(block: Replay) -> int:

@@ -104,13 +104,13 @@ def _hopeless(point: Point) -> str:
 
 def overloaded(curve: Sequence[Point]) -> Verdict:
     """No cap meets half of the SLO: the one that serves the most, and what load would fit."""
-    best = max(curve, key=lambda point: (point.last.requests_per_s, -point.cap))
+    best = max(curve, key=lambda point: (point.last.output_tokens_per_s, -point.cap))
     one = best.last
-    share = one.requests_per_s / one.arrival_rate_rps
+    share = one.output_tokens_per_s / one.offered_tokens_per_s if one.offered_tokens_per_s else 0.0
     fits = (
         f"about {share:.0%} of this load would fit, or {math.ceil(1 / share)} replicas"
         if share > 0
-        else "no request was finished"
+        else "no token was generated"
     )
     return Verdict(
         kind="overloaded",
@@ -119,8 +119,8 @@ def overloaded(curve: Sequence[Point]) -> Verdict:
         confidence=0.0,
         reason=(
             f"overloaded: no cap up to {curve[-1].cap} meets the SLO for half of the requests; "
-            f"{best.cap} serves the most, {one.requests_per_s:.2f} of {one.arrival_rate_rps:.2f} "
-            f"requests/s; {fits}"
+            f"{best.cap} serves the most, {one.output_tokens_per_s:,.0f} of "
+            f"{one.offered_tokens_per_s:,.0f} output tokens/s; {fits}"
         ),
         warnings=("the SLO cannot be met at this load: add replicas or relax the SLO",),
     )

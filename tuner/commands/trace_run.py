@@ -11,7 +11,7 @@ from rich.progress import Progress
 
 from tuner.commands import trace_view
 from tuner.errors import UsageError
-from tuner.output import whole_file
+from tuner.files import whole_file
 from tuner.stream import Input, Spread, Tell, convert, excerpt, scan
 from tuner.trace import cut as cut_out
 from tuner.trace import drop_longer, lines_of

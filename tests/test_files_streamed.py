@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import TargetError
-from tuner.output import whole_file
+from tuner.files import whole_file
 
 
 def names(folder: Path) -> list[str]:
@@ -80,5 +80,5 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         Path("/dev/full").open("wb", buffering=0) as full,
     ):
         full.write(b"x")
-    assert "room" in caught.value.hint
+    assert "space" in caught.value.hint
     assert names(tmp_path) == []
