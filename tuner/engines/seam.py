@@ -17,10 +17,10 @@ ArgumentValue = str | int | float | bool | None | list[object] | dict[str, objec
 
 ITERATION = np.dtype(
     [
-        ("start_s", "f8"),  # when the scheduler began the iteration
+        ("start_s", "f8"),  # the end of the one before or, after idling, when it was scheduled
         ("duration_s", "f8"),  # until its tokens were out
-        ("decode_seqs", "i4"),  # sequences that got one more token
-        ("prefill_seqs", "i4"),  # sequences of which prompt tokens were computed
+        ("decode_seqs", "i4"),  # sequences whose newest token went in, for one more
+        ("prefill_seqs", "i4"),  # sequences of which others were computed: prompts, or once more
         ("prefill_tokens", "i4"),
         ("context_tokens", "i8"),  # tokens already computed of the sequences in decode_seqs
         ("running", "i4"),  # in RUNNING after scheduling
@@ -28,13 +28,14 @@ ITERATION = np.dtype(
         ("kv_blocks_used", "i4"),
         ("preemptions", "i4"),
         ("recomputed_tokens", "i4"),  # computed tokens that the preempted sequences lost
-        ("cached_tokens", "i4"),  # prompt tokens found in the prefix cache
+        ("cached_tokens", "i4"),  # of sequences let in, tokens found in the prefix cache
     ]
 )
 """One engine iteration: the raw material of decode time by batch size, and of the step-time law."""
 
 IterationLog = NDArray[np.void]
-"""A one-dimensional array of ITERATION, in order of time. Idle time has no entry."""
+"""A one-dimensional array of ITERATION, in order of time. They tile the busy time; idle time has
+no entry."""
 
 
 @dataclass(frozen=True, slots=True)

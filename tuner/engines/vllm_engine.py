@@ -3,6 +3,7 @@
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
 import asyncio
+import dataclasses
 from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,8 @@ from tuner.errors import EngineError
 
 _STOP_S = 10.0
 """How long EngineCore may take to end by itself."""
+
+_WARM_UP_TOKENS = 8
 
 _ALIVE_S = 1.0
 """How often a wait for EngineCore's answer looks whether it is still there."""
@@ -78,10 +81,12 @@ class VllmEngine:
         engine = cls(llm, context, log, log_start)
         try:
             state = await engine._utility("tuner_state")
+            engine.facts = _facts(llm, configuration, state)
+            await engine._warm_up()
         except BaseException:
             await engine.stop()
             raise
-        engine.facts = _facts(llm, configuration, state, loop.time() - begun_s)
+        engine.facts = dataclasses.replace(engine.facts, start_s=loop.time() - begun_s)
         return engine
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
@@ -174,6 +179,15 @@ class VllmEngine:
         finally:
             self._context.kill()
 
+    async def _warm_up(self) -> None:
+        """Pay what only the first request pays, here and in EngineCore, and forget it."""
+        length = min(_WARM_UP_TOKENS, self.facts.max_model_len // 2)
+        await self.generate(EngineRequest("warm-up", [1] * length, length), Reply())
+        while not await self.is_idle():  # noqa: ASYNC110 - there is no event for it
+            await asyncio.sleep(0)
+        await self.reset_prefix_cache()
+        await self.take_iterations()
+
     def _check_running(self) -> None:
         if self._stopped:
             raise EngineError("the engine is stopped", hint="Start another one.")
@@ -218,9 +232,7 @@ class VllmEngine:
         )
 
 
-def _facts(
-    llm: Llm, configuration: Configuration, state: dict[str, int], start_s: float
-) -> EngineFacts:
+def _facts(llm: Llm, configuration: Configuration, state: dict[str, int]) -> EngineFacts:
     config = llm.vllm_config
     arguments = pinned(config, configuration.arguments)  # again: some are known after the start
     return EngineFacts(
@@ -230,7 +242,7 @@ def _facts(
         vocab_size=config.model_config.get_vocab_size(),
         block_size=config.cache_config.block_size,
         kv_blocks=state["kv_blocks"],
-        start_s=start_s,
+        start_s=0.0,
         versions=provenance.versions(),
         device=devices.device_facts(),
     )
