@@ -2,7 +2,11 @@
 
 import importlib.util
 
+import hypothesis
 import pytest
+
+hypothesis.settings.register_profile("tuner", deadline=None)  # a busy machine is no bug
+hypothesis.settings.load_profile("tuner")
 
 VLLM_TIMEOUT_S = 300
 """For a test on a real engine: the first one also waits for the shared engine to start."""
