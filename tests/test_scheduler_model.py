@@ -202,6 +202,7 @@ def weather(
     return Weather(
         np.array(jitter),
         np.array(slowness),
+        0.0,
         10.0,
         10.0 * len(slowness),
         np.array(at_s),

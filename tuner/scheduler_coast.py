@@ -18,8 +18,8 @@ def _is_closed(state: Record, requests: Records) -> bool:
     if state["waiting"] == 0:
         return False
     request = requests[state["first_waiting"]]
-    budget = state["max_num_batched_tokens"] - state["running"]
-    tokens = min(request["input_length"] + request["generated"], budget)
+    left = request["input_length"] + request["generated"] - request["computed"]
+    tokens = request["computed"] + min(left, state["max_num_batched_tokens"] - state["running"])
     return bool((tokens + state["block_size"] - 1) // state["block_size"] > state["free_blocks"])
 
 

@@ -74,7 +74,8 @@ def _admit(scheduler: Scheduler, budget: int) -> None:
     ):
         row = state["first_waiting"]
         request = requests[row]
-        tokens = min(request["input_length"] + request["generated"], budget)
+        left = request["input_length"] + request["generated"] - request["computed"]
+        tokens = min(left, budget)
         if not allocate(state, request, tokens):
             return
         leave(state, requests, row)
@@ -119,9 +120,11 @@ def _duration_s(law: StepLaw, weather: Weather, state: Record, iteration: Record
         + law.prefill_seq_s * iteration["prefill_seqs"]
         + law.context_token_s * iteration["context_tokens"]
     )
+    if weather.slowness.size > 0:
+        place = int((state["now"] - weather.begin_s) / weather.grid_s)
+        seconds *= weather.slowness[min(max(place, 0), weather.slowness.size - 1)]
     if weather.jitter.size > 0:
         seconds *= weather.jitter[state["jitter"]]
-        seconds *= weather.slowness[int(state["now"] / weather.grid_s)]
         state["jitter"] += 1
     while weather.stall_at_s[state["stall"]] < state["now"]:
         state["stall"] += 1
@@ -215,7 +218,8 @@ def advance(
     """
     state = scheduler.state[0]
     sinks = scheduler.log.size + scheduler.tokens.row.size
-    unseen = sinks + weather.jitter.size == 0 and weather.stall_s.size == 1
+    noise = weather.jitter.size + weather.slowness.size + weather.stall_s.size - 1
+    unseen = sinks + noise == 0
     lacking = its.REACHED
     while lacking == its.REACHED:
         if state["in_flight"]:

@@ -89,10 +89,11 @@ class StepLaw(NamedTuple):
 
 
 class Weather(NamedTuple):
-    """What makes iterations slower or faster than the law. No jitter: nothing but stalls does."""
+    """What makes iterations slower or faster than the law. Arrays of length 0 mean: nothing."""
 
     jitter: Floats  # one factor per iteration, consumed in order
-    slowness: Floats  # factor by time, on a grid that starts at 0
+    slowness: Floats  # factor by time, on a grid; before and after as at its ends
+    begin_s: float  # of the grid
     grid_s: float
     end_s: float  # known until here
     stall_at_s: Floats  # ascending, closed by inf
@@ -117,7 +118,7 @@ class Scheduler(NamedTuple):
     tokens: Tokens
 
 
-CALM = Weather(np.ones(0), np.ones(0), 1.0, np.inf, np.array([np.inf]), np.zeros(1))
+CALM = Weather(np.ones(0), np.ones(0), 0.0, 1.0, np.inf, np.array([np.inf]), np.zeros(1))
 
 
 def new_scheduler(  # noqa: PLR0913 - the engine's arguments
@@ -150,10 +151,17 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
 
 
 def new_requests(
-    queued_s: Floats | float, input_length: Ints | int, output_length: Ints | int
+    queued_s: Floats | float,
+    input_length: Ints | int,
+    output_length: Ints | int,
+    cached_length: Ints | int = 0,
 ) -> Records:
-    """Return requests that have not reached the scheduler yet: an array, of one for scalars."""
+    """Return requests that have not reached the scheduler yet: an array, of one for scalars.
+
+    ``cached_length``: prompt tokens found in the prefix cache when they are first scheduled.
+    """
     requests = np.zeros(np.size(queued_s), REQUEST)
+    requests["computed"] = cached_length
     requests["queued_s"] = queued_s
     requests["input_length"] = input_length
     requests["output_length"] = output_length

@@ -15,6 +15,7 @@ from tuner.scheduler_model import advance
 from tuner.scheduler_state import (
     ABORTED,
     CALM,
+    FINISHED,
     FULL,
     Floats,
     Ints,
@@ -29,17 +30,20 @@ LOG_LENGTH = 65_536
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Requests in order of arrival: three arrays of one length."""
+    """Sequences to generate, in order of arrival: arrays of one length."""
 
     arrival_s: Floats
     input_length: Ints
     output_length: Ints
+    cached_length: Ints
+    """Prompt tokens that the prefix cache holds when the request is scheduled."""
 
     @classmethod
     def of(cls, requests: Iterable[tuple[float, int, int]]) -> "Traffic":
-        """Return traffic of (arrival s, input length, output length)."""
+        """Return traffic of (arrival s, input length, output length), without a prefix cache."""
         columns = np.array(sorted(requests), dtype=float).reshape(-1, 3).T
-        return cls(columns[0], columns[1].astype(np.int64), columns[2].astype(np.int64))
+        lengths = columns[1:].astype(np.int64)
+        return cls(columns[0], lengths[0], lengths[1], np.zeros(columns.shape[1], np.int64))
 
     def __len__(self) -> int:
         return self.arrival_s.size
@@ -47,10 +51,22 @@ class Traffic:
     def between(self, begin_s: float, end_s: float) -> "Traffic":
         """Return what arrives in [begin_s, end_s)."""
         first, last = np.searchsorted(self.arrival_s, (begin_s, end_s))
-        chosen = slice(first, last)
         return Traffic(
-            self.arrival_s[chosen], self.input_length[chosen], self.output_length[chosen]
+            self.arrival_s[first:last],
+            self.input_length[first:last],
+            self.output_length[first:last],
+            self.cached_length[first:last],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much slower than its law the machine was: factors on a grid of time, on the traffic's
+    clock; before and after as at the ends."""
+
+    factors: Floats
+    begin_s: float
+    grid_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +86,8 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True)
 class TwinReplay:
-    """What the twin says of one replay. Arrays have one entry per request, NaN where the engine
-    would refuse it; seconds from the arrival."""
+    """What the twin says of one replay. Arrays have one entry per request, in seconds from its
+    arrival; NaN where it did not come to that, and all NaN where the engine would refuse it."""
 
     max_num_seqs: int
     ttft_s: Floats
@@ -82,6 +98,7 @@ class TwinReplay:
     queue_s: Floats
     preemptions: Ints
     recomputed_tokens: int
+    output_tokens: int
     duration_s: float
     """From the first arrival to the last token."""
 
@@ -97,18 +114,20 @@ class TwinReplay:
     """Empty unless asked for."""
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted
     traffic: Traffic,
     law: StepLaw,
     shape: EngineShape,
     *,
     max_num_seqs: int,
+    pace: Pace | None = None,
+    until_s: float = np.inf,
     log: bool = False,
 ) -> TwinReplay:
-    """Replay all of the traffic at one cap, to its last token.
+    """Replay all of the traffic at one cap, to its last token or to ``until_s``.
 
-    The law must be tabulated up to ``max_num_seqs`` at least. ``log`` also returns the iterations
-    and takes some three times as long.
+    The law must be tabulated up to ``max_num_seqs`` at least. With a pace or a log the model runs
+    every iteration singly, which takes some ten times as long.
     """
     scheduler = new_scheduler(
         max_num_seqs=max_num_seqs,
@@ -121,31 +140,37 @@ def simulate(
     )
     requests, state = scheduler.requests, scheduler.state
     requests[:] = new_requests(
-        traffic.arrival_s + shape.lag_s, traffic.input_length, traffic.output_length
+        traffic.arrival_s + shape.lag_s,
+        traffic.input_length,
+        traffic.output_length,
+        np.minimum(traffic.cached_length, traffic.input_length - 1),
     )
     most = min(shape.max_model_len, shape.kv_blocks * shape.block_size)
     refused = traffic.input_length + traffic.output_length > most
     requests["status"][refused] = ABORTED
     state["rows"] = len(traffic)
+    weather = CALM
+    if pace is not None:
+        weather = CALM._replace(slowness=pace.factors, begin_s=pace.begin_s, grid_s=pace.grid_s)
     logs = []
-    while advance(scheduler, law, CALM, np.inf, False) == FULL:
+    while advance(scheduler, law, weather, until_s, False) == FULL:
         logs.append(scheduler.log.copy())
         state["logged"] = 0
     logs.append(scheduler.log[: state["logged"][0]].copy())
     busy_s = float(state["busy_s"][0]) or 1.0
-    tokens = requests["output_length"]
-    decode_s = requests["last_token_s"] - requests["first_token_s"]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tpot_s = np.where(tokens > 1, decode_s / (tokens - 1), np.nan)
+    end_s = np.where(requests["status"] == FINISHED, requests["last_token_s"], np.nan)
+    gaps = requests["output_length"] - 1.0
+    decode_s = end_s - requests["first_token_s"]
     return TwinReplay(
         max_num_seqs=max_num_seqs,
         ttft_s=requests["first_token_s"] - traffic.arrival_s,
-        tpot_s=tpot_s,
-        e2el_s=requests["last_token_s"] - traffic.arrival_s,
+        tpot_s=np.where(gaps > 0, decode_s / np.maximum(1, gaps), np.nan),
+        e2el_s=end_s - traffic.arrival_s,
         queue_s=requests["scheduled_s"] - requests["queued_s"],
         preemptions=requests["preemptions"].copy(),
         recomputed_tokens=int(state["recomputed_tokens"][0]),
-        duration_s=float(np.nanmax(requests["last_token_s"], initial=0.0) - traffic.arrival_s[0]),
+        output_tokens=int(requests["generated"].sum()),
+        duration_s=float(state["now"][0] - traffic.arrival_s[0]) if len(traffic) else 0.0,
         running_mean=float(state["running_s"][0]) / busy_s,
         running_peak=int(state["most_running"][0]),
         kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,

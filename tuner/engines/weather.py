@@ -112,6 +112,7 @@ class EngineWeather:
         return Weather(
             jitter=np.exp(log_jitter),
             slowness=self._machine.slowness,
+            begin_s=0.0,
             grid_s=self._machine.grid_s,
             end_s=self._machine.end_s - self._machine.grid_s,
             stall_at_s=self._machine.stall_at_s,
