@@ -1,0 +1,174 @@
+"""Random worlds to judge a decision rule by: machines, their noise, and the traffic they get."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep, step_law
+from tuner.scheduler_state import Floats, Ints
+from tuner.slo import Slo, derive_slo, fit_unloaded
+from tuner.twin import EngineShape, Traffic, attainment, simulate, tail_s
+from tuner.twin_choice import Values, good_caps
+from tuner.uncertainty import choose
+
+CAPS: Final = (1, 2, 4, 8, 16, 32)
+
+NOISE: Final = {
+    "quiet": WorldNoise(sigma_iter=0.02, sigma_drift=0.005, tau=120.0, sigma_start=0.003),
+    "typical": WorldNoise(
+        sigma_iter=0.05,
+        sigma_drift=0.02,
+        tau=120.0,
+        sigma_start=0.01,
+        stall_rate=0.0083,
+        stall_mean=0.10,
+    ),
+    "noisy": WorldNoise(
+        sigma_iter=0.15,
+        sigma_drift=0.06,
+        tau=60.0,
+        sigma_start=0.04,
+        stall_rate=0.033,
+        stall_mean=0.40,
+        episode_rate=0.0033,
+        episode_len=45.0,
+        episode_mult=1.4,
+    ),
+}
+"""The three levels of DECISION's study: a machine of one's own, a usual one, a shared one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One world, its traffic, and the truth about it."""
+
+    world: World
+    traffic: Traffic
+    slo: Slo
+    attainment: tuple[float, ...]
+    """Per cap in CAPS, of the whole trace on the machine without noise."""
+
+    tail_s: tuple[float, ...]
+
+    def truth(self) -> Values:
+        return {
+            cap: (share, math.log(tail))
+            for cap, share, tail in zip(CAPS, self.attainment, self.tail_s, strict=True)
+        }
+
+    @property
+    def best(self) -> int:
+        return choose(self.truth())
+
+    def is_good(self, cap: int) -> bool:
+        """Whether an answer is right for every practical purpose."""
+        return cap in good_caps(self.truth())
+
+
+def case(seed: int, level: str, *, harder: bool = False, duration_s: float = 1200.0) -> Case:
+    """Return a random case. The same seed gives the same machine and traffic at every level."""
+    rng = np.random.default_rng([seed, harder])
+    world = _world(rng, harder=harder)
+    lengths = _lengths(rng)
+    rate = rng.uniform(0.3, 0.95) * _capacity_rps(world, lengths)
+    arrivals = _arrivals(rng, rate, duration_s)
+    chosen = rng.integers(0, len(lengths), len(arrivals))
+    traffic = _traffic(arrivals, lengths[chosen])
+    slo = _slo(world, lengths[:60])
+    law, shape = step_law(world.step, CAPS[-1]), shape_of(world, known=False)
+    truth = [simulate(traffic, law, shape, max_num_seqs=cap) for cap in CAPS]
+    return Case(
+        world=replace(world, noise=NOISE[level], seed=seed),
+        traffic=traffic,
+        slo=slo,
+        attainment=tuple(attainment(traffic, one, slo) for one in truth),
+        tail_s=tuple(tail_s(one) for one in truth),
+    )
+
+
+def shape_of(world: World, *, known: bool) -> EngineShape:
+    """Return the engine's limits; with ``known`` only what it shows: not its lag."""
+    return EngineShape(
+        max_num_batched_tokens=world.budget,
+        block_size=world.kv.block_size,
+        kv_blocks=world.kv.blocks,
+        max_model_len=world.kv.blocks * world.kv.block_size,
+        late_release=world.step.async_release,
+        lag_s=0.0 if known else world.step.lag,
+    )
+
+
+def _traffic(arrival_s: Floats, lengths: Ints) -> Traffic:
+    uncached = np.zeros(len(lengths), np.int64)
+    return Traffic(arrival_s, lengths[:, 0], lengths[:, 1], uncached)
+
+
+def _world(rng: Generator, *, harder: bool) -> World:
+    a = float(np.exp(rng.uniform(np.log(0.006), np.log(0.04))))
+    step = WorldStep(
+        a=a,
+        b=a * float(rng.uniform(0.005, 0.06)),
+        n0=int(rng.choice([4, 8, 12, 16, 20, 24, 64])),
+        h=a * float(rng.choice([0.0, rng.uniform(0.02, 0.25)])),
+        c=float(np.exp(rng.uniform(np.log(1e-5), np.log(2e-4)))),
+        c2=float(rng.choice([0.0, 1e-8])) if harder else 0.0,
+        p0=float(rng.choice([0.0, 0.1 * a])),
+        d=float(rng.choice([0.0, 1e-7, 5e-7])),
+        pad=bool(harder and rng.random() < 0.5),
+        async_release=bool(harder and rng.random() < 0.5),
+        lag=float(rng.choice([0.0, 0.03, 0.1])) if harder else 0.0,
+    )
+    blocks = int(rng.choice([250, 500, 1000, 2000, 4000]))
+    budget = int(rng.choice([512, 2048, 8192]))
+    return World(step=step, kv=WorldKv(blocks=blocks), budget=budget, engine_start=30.0)
+
+
+def _lengths(rng: Generator) -> Ints:
+    """Return 2,000 pairs of prompt and output tokens."""
+    middle = np.array([rng.choice([60, 150, 400, 1000]), rng.choice([40, 100, 200, 350])])
+    spread = rng.uniform(0.2, 1.0, 2)
+    pairs = np.exp(np.log(middle) + spread * rng.standard_normal((2000, 2)))
+    return np.asarray(np.clip(pairs, 2, [2500, 1000]), np.int64)
+
+
+def _arrivals(rng: Generator, rate: float, duration_s: float) -> Floats:
+    """Return arrival times: steady, bursty, in spells, or rising and falling."""
+    kind = rng.choice(["poisson", "bursty", "spells", "tide"])
+    grid_s = 1.0
+    times = np.arange(0.0, duration_s, grid_s)
+    level = np.ones(len(times))
+    if kind == "spells":
+        busy = np.cumsum(rng.random(len(times)) < 1 / rng.uniform(10, 60)) % 2
+        level = np.where(busy, rng.uniform(1.3, 2.0), 0.6)
+    elif kind == "tide":
+        level = 1 + 0.5 * np.sin(2 * np.pi * times / rng.uniform(200, 900))
+    elif kind == "bursty":
+        shape = rng.uniform(0.5, 3.0)
+        level = rng.gamma(shape, 1 / shape, len(times))
+    counts = rng.poisson(rate * grid_s * level / level.mean())
+    return np.sort(np.repeat(times, counts) + rng.uniform(0, grid_s, counts.sum()))
+
+
+def _capacity_rps(world: World, lengths: Ints) -> float:
+    """Return what the machine serves at its best cap when everything waits at once."""
+    some = lengths[:400]
+    burst = _traffic(np.zeros(len(some)), some)
+    law, shape = step_law(world.step, CAPS[-1]), shape_of(world, known=False)
+    times_s = [simulate(burst, law, shape, max_num_seqs=cap).duration_s for cap in CAPS]
+    return len(some) / min(times_s)
+
+
+def _slo(world: World, lengths: Ints) -> Slo:
+    """Return the SLO that the machine without noise implies."""
+    law, shape = step_law(world.step, 1), shape_of(world, known=False)
+    probes = _traffic(np.arange(len(lengths)) * np.float64(1e4), lengths)
+    alone = simulate(probes, law, shape, max_num_seqs=1)
+    unloaded = fit_unloaded(
+        lengths[:, 0].tolist(),
+        alone.ttft_s.tolist(),
+        alone.tpot_s[~np.isnan(alone.tpot_s)].tolist(),
+    )
+    return derive_slo(unloaded, [(int(p), int(o)) for p, o in lengths])

@@ -1,0 +1,270 @@
+"""How often is a decision rule right? On random worlds, whose truth is known.
+
+    python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+climb ...]
+
+A rule gets a Lab, an engine on the world's noisy machine, spends engine time on it as it likes and
+answers with a cap and its confidence. The truth is the whole trace on the same machine without
+noise. Printed per rule and level of noise: the share of answers that are the true best cap, the
+share within tolerance (attainment within 0.02, p99 E2EL within 10 %), the same among the answers
+given with confidence >= 0.95 and how many those are, and the engine seconds spent.
+"""
+
+import argparse
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import Pool
+from time import monotonic
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+from random_worlds import CAPS, NOISE, Case, case, shape_of
+
+from tuner.engines.weather import EngineWeather, Machine
+from tuner.engines.world import step_law
+from tuner.scheduler_model import abort, advance
+from tuner.scheduler_state import (
+    DONE,
+    FINISHED,
+    OUT_OF_WEATHER,
+    Scheduler,
+    new_requests,
+    new_scheduler,
+)
+from tuner.twin_check import Observed, anchor, check, lag_s, median_error
+from tuner.twin_choice import weigh
+from tuner.twin_law import Segment, fit_law
+
+WINDOW_S = 60.0
+CEILING: Final = CAPS[-1]
+
+
+class Lab:
+    """An engine on the noisy machine of a case, without an event loop."""
+
+    def __init__(self, case_: Case) -> None:
+        self.case = case_
+        self.now_s = self.replay_s = 0.0
+        self.starts = self.jitter = 0
+        self.machine = Machine(case_.world)
+        self.law = step_law(case_.world.step, CEILING)
+        self.start()
+
+    def start(self) -> None:
+        """Start a fresh engine."""
+        self.now_s += self.case.world.engine_start
+        self.starts += 1
+        self.weather = EngineWeather(self.machine)
+        self.known = self.weather.until(self.now_s)
+        self.jitter = 0
+
+    def window(self, cap: int, begin_s: float, length_s: float) -> tuple[Segment, Observed]:
+        """Replay a part of the trace in open loop, and break off when it ends."""
+        traffic = self.case.traffic.between(begin_s, begin_s + length_s)
+        traffic = replace(traffic, arrival_s=traffic.arrival_s - begin_s)
+        start_s, lag = self.now_s, self.case.world.step.lag
+        scheduler = self._scheduler(cap, rows=max(1, len(traffic)))
+        scheduler.requests[: len(traffic)] = new_requests(
+            traffic.arrival_s + start_s + lag, traffic.input_length, traffic.output_length
+        )
+        scheduler.state["rows"] = len(traffic)
+        self._go(scheduler, start_s + length_s)
+        segment = self._end(scheduler, start_s)
+        requests = scheduler.requests[: len(traffic)]
+        done = requests["status"] == FINISHED
+        gaps = np.maximum(1, requests["output_length"] - 1)
+        decode_s = requests["last_token_s"] - requests["first_token_s"]
+        several = done & (requests["output_length"] > 1)
+        return segment, Observed(
+            max_num_seqs=cap,
+            traffic=traffic,
+            scored=np.ones(len(traffic), bool),
+            ttft_s=requests["first_token_s"] - start_s - traffic.arrival_s,
+            tpot_s=np.where(several, decode_s / gaps, np.nan),
+            e2el_s=np.where(done, requests["last_token_s"] - start_s - traffic.arrival_s, np.nan),
+            output_tokens=int(requests["generated"].sum()),
+            end_s=length_s,
+            start_s=start_s,
+            cut=True,
+        )
+
+    def climb(self, length_s: float, dwell_s: float, rng: Generator) -> Segment:
+        """Keep 1, 2, …, 32, …, 2, 1, 2, … requests of the trace in flight, each ``dwell_s``."""
+        start_s, traffic = self.now_s, self.case.traffic
+        scheduler = self._scheduler(CEILING, rows=50_000)
+        state, requests = scheduler.state[0], scheduler.requests
+        live = list[int]()
+
+        def add(at_s: float) -> None:
+            row, like = int(state["rows"]), rng.integers(len(traffic))
+            lengths = int(traffic.input_length[like]), int(traffic.output_length[like])
+            requests[row : row + 1] = new_requests(at_s + self.case.world.step.lag, *lengths)
+            state["rows"] = row + 1
+            live.append(row)
+
+        steps = [*range(1, CEILING), *range(CEILING, 1, -1)]
+        for i in range(math.ceil(length_s / dwell_s)):
+            want, begin_s = steps[i % len(steps)], start_s + i * dwell_s
+            while len(live) < want:
+                add(begin_s)
+            while len(live) > want:
+                abort(scheduler, live.pop(int(rng.integers(len(live)))))
+            while self._go(scheduler, begin_s + dwell_s, stop=True) == DONE:
+                done = [row for row in live if requests[row]["status"] == FINISHED]
+                for row in done:
+                    live.remove(row)
+                    add(float(state["now"]))
+        return self._end(scheduler, start_s)
+
+    def _scheduler(self, cap: int, *, rows: int) -> Scheduler:
+        world = self.case.world
+        scheduler = new_scheduler(
+            max_num_seqs=cap,
+            max_num_batched_tokens=world.budget,
+            block_size=world.kv.block_size,
+            kv_blocks=world.kv.blocks,
+            late_release=world.step.async_release,
+            rows=rows,
+            log_length=200_000,
+        )
+        scheduler.state["now"] = self.now_s
+        scheduler.state["jitter"] = self.jitter
+        return scheduler
+
+    def _go(self, scheduler: Scheduler, until_s: float, *, stop: bool = False) -> int:
+        while True:
+            news = advance(scheduler, self.law, self.known, until_s, stop)
+            if news != OUT_OF_WEATHER:
+                return news
+            self.known = self.weather.until(float(scheduler.state["now"][0]))
+            scheduler.state["jitter"] = 0
+
+    def _end(self, scheduler: Scheduler, start_s: float) -> Segment:
+        state = scheduler.state[0]
+        log = scheduler.log[: state["logged"]].copy()
+        log["start_s"] -= start_s
+        self.now_s = max(float(state["now"]), float(state["end"]))
+        self.jitter = int(state["jitter"])
+        self.replay_s += self.now_s - start_s
+        return Segment(log, start_s, self.starts)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    cap: int
+    confidence: float
+    error: float
+    """Median error of the twin against the windows."""
+
+
+Rule = Callable[[Case, Lab], Answer]
+
+
+def twin_rule(
+    case_: Case, lab: Lab, *, caps: Sequence[int], climb_s: float, use_anchor: bool = False
+) -> Answer:
+    """Replay the busiest window at some caps, climb, and ask the twin."""
+    begin_s = busiest_s(case_, WINDOW_S)
+    replayed = [lab.window(cap, begin_s, WINDOW_S) for cap in caps]
+    segments, windows = [one for one, _ in replayed], [one for _, one in replayed]
+    if climb_s:
+        dwell_s = 5 * float(np.median(segments[0].log["duration_s"]))
+        rng = np.random.default_rng(case_.world.seed)
+        segments.append(lab.climb(climb_s, dwell_s, rng))
+    fitted = fit_law(segments, max_num_seqs=CEILING)
+    shape = shape_of(case_.world, known=True)
+    shape = replace(shape, lag_s=lag_s(windows, fitted, shape))
+    found = weigh(
+        case_.traffic,
+        fitted,
+        shape,
+        case_.slo,
+        CAPS,
+        corrections=anchor(windows, fitted, shape, case_.slo, CAPS) if use_anchor else None,
+    )
+    return Answer(found.best, found.confidence, median_error(check(windows, fitted, shape)))
+
+
+RULES: Final[dict[str, Rule]] = {
+    "ladder": partial(twin_rule, caps=CAPS, climb_s=0.0),
+    "ladder+climb": partial(twin_rule, caps=CAPS, climb_s=60.0),
+    "two+climb": partial(twin_rule, caps=(8, 32), climb_s=60.0),
+}
+
+
+def busiest_s(case_: Case, length_s: float) -> float:
+    """Return where the window with the most output tokens begins."""
+    traffic = case_.traffic
+    work = np.concatenate(([0.0], np.cumsum(traffic.output_length)))
+    last = np.searchsorted(traffic.arrival_s, traffic.arrival_s + length_s)
+    return float(traffic.arrival_s[int(np.argmax(work[last] - work[:-1]))])
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    rule: str
+    level: str
+    seed: int
+    answer: Answer
+    is_best: bool
+    is_good: bool
+    replay_s: float
+
+
+def judge(job: tuple[int, str], *, rules: Sequence[str], harder: bool) -> list[Result]:
+    seed, level = job
+    one = case(seed, level, harder=harder)
+    found = []
+    for name in rules:
+        lab = Lab(one)
+        answer = RULES[name](one, lab)
+        good = one.is_good(answer.cap)
+        found.append(Result(name, level, seed, answer, answer.cap == one.best, good, lab.replay_s))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=25)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first world")
+    parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
+    parser.add_argument("--rule", action="append", choices=RULES, help="default: all")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    rules = options.rule or list(RULES)
+    begin_s = monotonic()
+    jobs = [
+        (seed, level)
+        for seed in range(options.first, options.first + options.worlds)
+        for level in NOISE
+    ]
+    with Pool(options.processes) as pool:
+        work = partial(judge, rules=rules, harder=options.harder)
+        results = [one for found in pool.imap_unordered(work, jobs) for one in found]
+    for rule in rules:
+        for level in NOISE:
+            report([one for one in results if (one.rule, one.level) == (rule, level)])
+    print(f"{options.worlds} worlds in {monotonic() - begin_s:.0f} s")
+
+
+def report(results: Sequence[Result]) -> None:
+    sure = [one for one in results if one.answer.confidence >= 0.95]
+    right = np.mean([one.is_good for one in sure]) if sure else math.nan
+    print(
+        f"{results[0].rule:14} {results[0].level:8}"
+        f" best {np.mean([one.is_best for one in results]):.3f}"
+        f" within tolerance {np.mean([one.is_good for one in results]):.3f}"
+        f" | sure {len(sure) / len(results):.2f}, of these {right:.3f}"
+        f" | twin error {np.median([one.answer.error for one in results]):.3f}"
+        f" | replay {np.mean([one.replay_s for one in results]):.0f} s"
+        f" | wrong {sorted(one.seed for one in results if not one.is_good)}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()
