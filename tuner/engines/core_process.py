@@ -40,6 +40,13 @@ class _CoreProcess(BaseProcess):
         with _output_to(self.log):
             super().start()
 
+    def kill(self) -> None:
+        """End it with the workers that it has started, which are of its process group."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):  # not yet, or no longer, a group
+                os.killpg(self.pid, signal.SIGKILL)
+            super().kill()
+
     def run(self) -> None:
         """In the child: guard it, then run what vLLM asked for.
 
@@ -96,7 +103,7 @@ class CoreContext:
         atexit.unregister(self.kill)
         for process in self.processes:
             process.cancelled = True
-            if process.pid is not None:
+            if process.pid is not None and process.exitcode != 0:
                 process.kill()
         for process in self.processes:
             if process.pid is not None:
@@ -151,7 +158,7 @@ def _folder(package: str) -> Path:
 
 
 def _die_with_parent() -> None:
-    """Wait for the tuner's end, however it comes, and end this process.
+    """Wait for the tuner's end, however it comes, and end this process and its workers.
 
     Not ``PR_SET_PDEATHSIG``: the kernel's parent is the fork server or, when spawned, whichever
     thread of the tuner did it, not the tuner.
@@ -159,7 +166,7 @@ def _die_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os.kill(os.getpid(), signal.SIGKILL)
+    os.killpg(os.getpid(), signal.SIGKILL)
 
 
 @contextlib.contextmanager

@@ -67,7 +67,6 @@ class VllmEngine:
                 await asyncio.wait([construction])
                 if construction.exception() is None:
                     vllm_llm.close(construction.result(), timeout_s=0)
-                await asyncio.sleep(0)  # until the loop too has dropped it
                 del construction
             raise
         error = construction.exception()

@@ -5,6 +5,7 @@
 
 import contextlib
 import gc
+import threading
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -34,6 +35,10 @@ class _NoStats(PrometheusStatLogger):
         pass
 
 
+_CONSTRUCTING = threading.Lock()
+"""For the time of a construction vLLM is given a context of ours, in a global of its own."""
+
+
 class Llm(AsyncLLM):
     def __del__(self) -> None:
         """Do nothing: ``stop`` has done it; vLLM's own fails when the interpreter ends."""
@@ -41,6 +46,11 @@ class Llm(AsyncLLM):
 
 def construct(config: Any, context: CoreContext) -> Llm:
     """Start EngineCore and what talks to it; blocks until it is ready."""
+    with _CONSTRUCTING:
+        return _construct(config, context)
+
+
+def _construct(config: Any, context: CoreContext) -> Llm:
     theirs = engine_utils.get_mp_context
     engine_utils.get_mp_context = lambda: context
     try:
