@@ -1,6 +1,5 @@
 """What a run has measured so far, as its journal holds it."""
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -100,7 +99,7 @@ class Evidence:
     def spent_s(self) -> float:
         """Return what counts against the budget: a start that only an interruption made necessary
         does not, so that a resumed run ends like one that was not interrupted."""
-        starts: Mapping[tuple[str, int], float] = {
+        starts = {
             (one["purpose"], one["max_num_seqs"]): one["facts"]["start_s"]
             for one in self.journal.of("start")
         }
