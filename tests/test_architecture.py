@@ -41,7 +41,6 @@ HOMES = {
     "pynvml": {"devices"},
     "ray": set[str](),
     "rich": {"commands"},
-    "ruamel": {"targets"},
     "typer": {"cli", "commands"},
 }
 """Dependency → the modules, or folders of modules, that may import it."""
@@ -58,7 +57,7 @@ CATCH_ALL = {"engines.vllm_config", "engines.vllm_engine"}
 HEAVY = {"msgspec", "numba", "numpy", "optuna", "plotly", "pydantic", "ray", "torch", "vllm"}
 """What ``tuner --help`` has no time for."""
 
-IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml", "ruamel.yaml": "ruamel"}
+IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 @cache

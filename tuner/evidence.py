@@ -99,7 +99,7 @@ class Evidence:
     def spent_s(self) -> float:
         """Return what counts against the budget: a start that only an interruption made necessary
         does not, so that a resumed run ends like one that was not interrupted."""
-        starts = {
+        starts: dict[tuple[str, int], float] = {
             (one["purpose"], one["max_num_seqs"]): one["facts"]["start_s"]
             for one in self.journal.of("start")
         }
