@@ -160,7 +160,6 @@ def test_a_failed_start_says_why_and_leaves_nothing(
     assert cores() == before
 
 
-@pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")  # freed with the task
 def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     before = cores()
     starter = VllmStarter(VLLM_CRAMPED, log=tmp_path / "vllm.log")

@@ -59,16 +59,19 @@ class VllmEngine:
         log_start = _size(log)
         loop = asyncio.get_running_loop()
         construction = loop.run_in_executor(None, vllm_llm.construct, configuration.config, context)
+        cancelled = False
         try:
             await asyncio.wait([construction])
         except asyncio.CancelledError:
+            cancelled = True  # and raised below: this one's traceback holds what is to be freed
+        if cancelled:
+            context.kill()  # so that the construction fails, whatever it waits for
+            await asyncio.wait([construction])
+            if construction.exception() is None:
+                vllm_llm.close(construction.result(), timeout_s=0)
             with vllm_llm.letting_go():
-                context.kill()  # so that the construction fails, whatever it waits for
-                await asyncio.wait([construction])
-                if construction.exception() is None:
-                    vllm_llm.close(construction.result(), timeout_s=0)
                 del construction
-            raise
+            raise asyncio.CancelledError
         error = construction.exception()
         if error is not None:
             context.kill()
