@@ -136,7 +136,7 @@ def test_the_order_of_trials_is_up_down_control() -> None:
         order.append((trial.max_num_seqs, trial.purpose))
         blocks.append(Block(trial, by_cap[trial.max_num_seqs]))
     assert order[:6] == [(cap, "ladder") for cap in (1, 2, 4, 8, 16, 32)]
-    assert order[6:] == [(32, "repeat"), (16, "repeat"), (1, "bracket")]
+    assert order[6:] == [(32, "repeat"), (16, "repeat"), (8, "repeat"), (1, "bracket")]
 
 
 def test_a_run_never_asks_for_more_than_it_needs() -> None:
@@ -193,3 +193,17 @@ def test_intervals_widen_with_the_noise_and_hold_the_mean() -> None:
     assert calm_low < 2000 < calm_high
     assert wild_high / wild_low > calm_high / calm_low
     assert intervals([block(hopeless(1))], 1) == {}
+
+
+def test_a_neighbour_that_met_a_bad_moment_is_tried_again() -> None:
+    unlucky = measurement(16, attainment=0.2, attainment_bound=0.45, cut="certain to stay below")
+    up = [
+        *(block(hopeless(cap)) for cap in (1, 2, 4, 8)),
+        block(unlucky),
+        block(measurement(32, running_peak=25, attainment=0.85)),
+    ]
+    assert next_trial(up, ceiling=32) == Trial(32, "repeat")
+    down = [*up, block(measurement(32, running_peak=25, attainment=0.85), "repeat")]
+    assert next_trial(down, ceiling=32) == Trial(16, "repeat")
+    lucky = [*down, block(measurement(16, attainment=0.97), "repeat")]
+    assert decide(lucky, ceiling=32).confidence < decide(lucky[5:], ceiling=32).confidence

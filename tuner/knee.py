@@ -163,7 +163,8 @@ def _ladder_is_done(blocks: Sequence[Block]) -> bool:
 
 
 def _plausible(blocks: Sequence[Block]) -> set[int]:
-    """Return the caps that noise could make the best, and the neighbour above the choice."""
+    """Return the caps that noise could make the best, and the neighbours of the choice: one that
+    was cut may only have met a bad moment, unless arithmetic rules it out."""
     alive = [point for point in points(blocks) if not point.cut]
     if not alive:
         return set()
@@ -175,7 +176,8 @@ def _plausible(blocks: Sequence[Block]) -> set[int]:
     caps = {point.cap for point in kept if point.log_tail <= shortest}
     best = _best(alive)
     above = [point.cap for point in points(blocks) if point.cap > best.cap]
-    return {*caps, best.cap, *above[:1]}
+    below = [p.cap for p in points(blocks) if p.cap < best.cap and not p.last.ruled_out]
+    return {*caps, best.cap, *above[:1], *below[-1:]}
 
 
 def _least_sure(blocks: Sequence[Block], verdict: Verdict) -> int:

@@ -87,6 +87,8 @@ class Measurement:
     """Outputs that we read too late to time singly / all outputs."""
 
     cut: str | None
+    ruled_out: bool
+    """Whether arithmetic alone ruled the cap out, so that no luck of the machine is in it."""
 
 
 def spread(values: Iterable[float]) -> Spread | None:
@@ -155,6 +157,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         lag_p99_s=_lag_p99_s(blocks),
         merged_share=sum(record.merged_outputs for record in seen) / max(1, outputs),
         cut=next((block.cut for block in blocks if block.cut), None),
+        ruled_out=all(block.ruled_out for block in blocks),
     )
 
 

@@ -101,6 +101,9 @@ class Replay:
     cut: str | None = None
     """Why the rest was not replayed; None when it was."""
 
+    ruled_out: bool = False
+    """Cut because arithmetic had ruled the cap out beforehand, whatever the machine did."""
+
     unsent: int = 0
     """Scored requests that a cut kept from being sent."""
 

@@ -191,7 +191,9 @@ class _Sweep:
             engine = await self.engine_for(cap, "ladder")
             result = await self.replay_once(engine, trial.purpose, cap, workload, rule)
             bound = min(bound, result.attainment_bound)
-            self.keep(replace(result, attainment_bound=bound), trial.purpose, workload.slo)
+            ruled_out = result.cut is not None and rule.stop_after_s is not None
+            result = replace(result, attainment_bound=bound, ruled_out=ruled_out)
+            self.keep(result, trial.purpose, workload.slo)
             blocks = self.evidence.blocks(workload.slo)
         return True
 

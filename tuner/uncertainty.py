@@ -132,13 +132,22 @@ def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     value = _STATISTICS[statistic]
     freedom = PRIOR_WEIGHT
     squares = PRIOR_WEIGHT * PRIOR_SD[statistic] ** 2
-    for measurements in whole(blocks).values():
-        values = [v for one in measurements if (v := value(one)) is not None]
+    alive = whole(blocks)
+    for cap in {block.trial.max_num_seqs for block in blocks}:
+        values = [v for one in alive.get(cap, []) if (v := value(one)) is not None]
+        if statistic == "attainment":  # repeats that were cut at different heights differ too
+            values += [one.attainment_bound for one in _unlucky(blocks, cap)]
         if len(values) > 1:
             squares += float(np.var(values)) * len(values)
             freedom += len(values) - 1
     drifted = drift(blocks) / 2 if statistic in {"tpot_p95_ms", "e2el_p99_ms"} else 0.0
     return math.hypot(math.sqrt(squares / freedom), drifted), freedom
+
+
+def _unlucky(blocks: Sequence[Block], cap: int) -> list[Measurement]:
+    """Return the replays of a cap that were cut although arithmetic had not ruled it out."""
+    mine = (block.measurement for block in blocks if block.trial.max_num_seqs == cap)
+    return [one for one in mine if one.cut is not None and not one.ruled_out]
 
 
 def drift(blocks: Sequence[Block]) -> float:

@@ -29,6 +29,7 @@ from tuner.traffic.routing import ROUTERS, Router, busiest_part, route
 from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s
 
+ATTAINMENT_AGREEMENT = 0.05
 AGREEMENT = 0.10
 """How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
 
@@ -268,6 +269,11 @@ def _confirmation(outcome: SweepOutcome, options: SweepOptions) -> Sequence[str]
                 f"the confirming engine's p50 TPOT was {ratio:+.0%} against the ladder's: "
                 "the machine or the engine's size changed it"
             )
+    if abs(one.attainment - ladder.attainment) > ATTAINMENT_AGREEMENT:
+        said.append(
+            f"the confirming engine served {one.attainment:.0%} within the SLO, the ladder "
+            f"{ladder.attainment:.0%}: the machine changed in between, measure again"
+        )
     if options.headroom > 1 and not holds_with_headroom(outcome):
         said.append(f"the choice does not hold at {options.headroom:g} times the load")
     return said
