@@ -13,7 +13,7 @@ BIN := .venv/bin
 
 TRACE ?= traces/translation.jsonl
 PROFILE ?= profile.yaml
-SWEEP_ARGS ?=
+SWEEP_ARGS ?= --budget 3m
 PYTEST_ARGS ?=
 
 # Every start of an engine imports vLLM anew: three times faster with its bytecode kept.
