@@ -61,6 +61,8 @@ From replay to verdict
     uncertainty              how sure the numbers are
     twin                     the scheduler model in the engine's place
     twin_law                 its step-time law, fitted
+    twin_choice              what it would choose, and how surely
+    twin_check               the twin held against what was measured
     nnls                     least squares with coefficients of 0 or more
     knee                     what to measure next, and where the knee is
     reasons                  a verdict, and the sentence that says why

@@ -6,7 +6,7 @@ of context tokens alone.
 
 from tuner import scheduler_state as its
 from tuner.jit import compiled
-from tuner.scheduler_queue import allocate, arrival_s, total
+from tuner.scheduler_queue import allocate, arrival_s, recover, total
 from tuner.scheduler_state import Ints, Record, Records, Scheduler, StepLaw
 
 
@@ -18,6 +18,7 @@ def _is_closed(state: Record, requests: Records) -> bool:
     if state["waiting"] == 0:
         return False
     request = requests[state["first_waiting"]]
+    recover(state, request)
     left = request["input_length"] + request["generated"] - request["computed"]
     tokens = request["computed"] + min(left, state["max_num_batched_tokens"] - state["running"])
     return bool((tokens + state["block_size"] - 1) // state["block_size"] > state["free_blocks"])

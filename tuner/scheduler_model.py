@@ -15,7 +15,7 @@ import numpy as np
 from tuner import scheduler_state as its
 from tuner.jit import compiled
 from tuner.scheduler_coast import coast
-from tuner.scheduler_queue import allocate, arrival_s, leave, release, total, wait
+from tuner.scheduler_queue import allocate, arrival_s, leave, preempt, recover, release, total, wait
 from tuner.scheduler_state import Record, Records, Scheduler, StepLaw, Weather
 
 
@@ -50,10 +50,7 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
             victim = requests[last]
             iteration["preemptions"] += 1
             iteration["recomputed_tokens"] += victim["computed"]
-            victim["preemptions"] += 1
-            victim["computed"] = 0
-            state["free_blocks"] += victim["blocks"]
-            victim["blocks"] = 0
+            preempt(state, victim)
             wait(state, requests, last, True)
             if state["running"] == i:
                 return -1
@@ -74,6 +71,7 @@ def _admit(scheduler: Scheduler, budget: int) -> None:
     ):
         row = state["first_waiting"]
         request = requests[row]
+        recover(state, request)
         left = request["input_length"] + request["generated"] - request["computed"]
         tokens = min(left, budget)
         if not allocate(state, request, tokens):

@@ -44,8 +44,32 @@ def allocate(state: Record, request: Record, tokens: int) -> bool:
     if more > state["free_blocks"]:
         return False
     state["free_blocks"] -= more
+    state["given_blocks"] += more
     request["blocks"] += more
     return True
+
+
+@compiled
+def preempt(state: Record, request: Record) -> None:
+    """Take all blocks from a request; what it had computed is lost, but for the prefix cache."""
+    request["preemptions"] += 1
+    request["lost"] = request["computed"]
+    request["lost_at"] = state["given_blocks"]
+    request["computed"] = 0
+    release(state, request)
+
+
+@compiled
+def recover(state: Record, request: Record) -> None:
+    """Let a preempted request find again what is left of it in the prefix cache.
+
+    Blocks are given out again in the order in which they came free, and of one request the last
+    ones first: as many as were given out since the preemption are gone.
+    """
+    if state["prefix_caching"] and request["lost"] > 0:
+        size = state["block_size"]
+        gone = state["given_blocks"] - request["lost_at"]
+        request["computed"] = size * max(0, request["lost"] // size - gone)
 
 
 @compiled

@@ -28,6 +28,8 @@ REQUEST = np.dtype(
         ("first_token_s", "f8"),
         ("last_token_s", "f8"),
         ("preemptions", "i8"),
+        ("lost", "i8"),  # tokens computed before the last preemption
+        ("lost_at", "i8"),  # given_blocks then
     ]
 )
 """One row per request, in the order in which they reach the scheduler."""
@@ -49,6 +51,8 @@ STATE = np.dtype(
         ("rows", "i8"),
         ("arrived", "i8"),  # rows before this one have reached the scheduler
         ("late_release", "i8"),  # 1: slot and blocks come free one iteration late
+        ("prefix_caching", "i8"),  # 1: a preempted request may find its blocks again
+        ("given_blocks", "i8"),  # how often a block was given to a request
         ("held_slots", "i8"),  # finished, not free yet
         ("held_blocks", "i8"),
         ("jitter", "i8"),  # how much of the weather and of the buffers is used
@@ -128,6 +132,7 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     block_size: int,
     kv_blocks: int,
     late_release: bool = False,
+    prefix_caching: bool = False,
     rows: int,
     log_length: int = 0,
     token_length: int = 0,
@@ -139,6 +144,7 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     state["block_size"] = block_size
     state["kv_blocks"] = state["free_blocks"] = kv_blocks
     state["late_release"] = late_release
+    state["prefix_caching"] = prefix_caching
     state["first_waiting"] = state["last_waiting"] = NOBODY
     return Scheduler(
         state=state,

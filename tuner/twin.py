@@ -80,6 +80,9 @@ class EngineShape:
     late_release: bool = False
     """Slot and blocks come free one iteration late, as with async scheduling."""
 
+    prefix_caching: bool = False
+    """A preempted request may find some of its blocks again."""
+
     lag_s: float = 0.0
     """From sending a request until the scheduler knows it."""
 
@@ -135,6 +138,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         block_size=shape.block_size,
         kv_blocks=shape.kv_blocks,
         late_release=shape.late_release,
+        prefix_caching=shape.prefix_caching,
         rows=len(traffic),
         log_length=LOG_LENGTH if log else 0,
     )

@@ -8,7 +8,7 @@ import numpy as np
 
 from tuner.scheduler_state import StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Traffic, attainment, simulate, tail_s
+from tuner.twin import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
 from tuner.twin_law import FittedLaw
 from tuner.uncertainty import GOOD_ATTAINMENT, GOOD_TAIL, choose
 
@@ -44,16 +44,21 @@ class Weighed:
     spread: Mapping[int, tuple[tuple[float, float], tuple[float, float]]]
     """Cap → 95 % intervals of attainment and of log tail; candidates only."""
 
+    unseen: tuple[int, ...]
+    """Caps at which the traffic makes batches larger than any that was measured: a guess."""
+
 
 def predict(
     traffic: Traffic, law: StepLaw, shape: EngineShape, slo: Slo, caps: Sequence[int]
 ) -> Values:
     """Return what the whole traffic sees at every cap."""
-    values = {}
-    for cap in caps:
-        replay = simulate(traffic, law, shape, max_num_seqs=cap)
-        values[cap] = (attainment(traffic, replay, slo), math.log(tail_s(replay)))
-    return values
+    replays = {cap: simulate(traffic, law, shape, max_num_seqs=cap) for cap in caps}
+    return {cap: value_of(traffic, replay, slo) for cap, replay in replays.items()}
+
+
+def value_of(traffic: Traffic, replay: TwinReplay, slo: Slo) -> tuple[float, float]:
+    """Return attainment and log tail of one replay."""
+    return attainment(traffic, replay, slo), math.log(tail_s(replay))
 
 
 def weigh(  # noqa: PLR0913 - the question, and how hard to look
@@ -71,19 +76,20 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
 
     ``corrections`` (cap → what to add to attainment and log tail) come from the anchor.
     """
-    point = corrected(predict(traffic, fitted.law, shape, slo, caps), corrections)
+    replays = {cap: simulate(traffic, fitted.law, shape, max_num_seqs=cap) for cap in caps}
+    values = {cap: value_of(traffic, replay, slo) for cap, replay in replays.items()}
+    point = corrected(values, corrections)
     candidates = plausible(point)
     drawn = [
         corrected(predict(traffic, law, shape, slo, candidates), corrections)
         for law in fitted.draws(draws, seed=seed)
     ]
-    rightness = {
-        cap: float(np.mean([cap in good_caps(values) for values in drawn])) for cap in candidates
-    }
+    good = [good_caps(one) for one in drawn]
+    rightness = {cap: float(np.mean([cap in one for one in good])) for cap in candidates}
     chosen = choose(point)
     # The law's own choice unless another is right under more of the laws: at least 1 in 40.
     best = max(candidates, key=lambda cap: (rightness[cap] + 0.02 * (cap == chosen), -cap))
-    choices = np.sort([choose(values) for values in drawn])
+    choices = np.sort([choose(one) for one in drawn])
     outside = int(len(choices) * (1 - INTERVAL) / 2)
     return Weighed(
         values=point,
@@ -94,7 +100,8 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
             max(best, int(choices[len(choices) - 1 - outside])),
         ),
         rightness=rightness,
-        spread={cap: _spread([values[cap] for values in drawn]) for cap in candidates},
+        spread={cap: _spread([one[cap] for one in drawn]) for cap in candidates},
+        unseen=tuple(cap for cap in caps if replays[cap].running_peak > fitted.extrapolated_from),
     )
 
 

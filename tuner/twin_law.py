@@ -267,13 +267,17 @@ def ramps(decode_seqs: NDArray[np.integer], knots: Ints) -> Floats:
 def law_of(
     coefficients: Floats, knots: Ints, max_num_seqs: int, *, steeper: float = 1.0
 ) -> StepLaw:
-    """Tabulate f up to ``max_num_seqs``, beyond the last knot with the slope of its upper half."""
+    """Tabulate f up to ``max_num_seqs``; outside the knots with the slope of the half near by."""
     at_knots = np.cumsum(coefficients[: len(knots)])
+    first, last = int(knots[0]), int(knots[-1])
+
+    def slope_s(low: float, high: float) -> float:
+        rise_s = np.interp(high, knots, at_knots) - np.interp(low, knots, at_knots)
+        return float(rise_s) / (high - low) if high > low else 0.0
+
     sizes = np.arange(max_num_seqs + 1)
-    decode_s = np.interp(sizes, knots, at_knots)
-    last = int(knots[-1])
-    half_s = float(np.interp(last / 2, knots, at_knots))
-    slope_s = steeper * (at_knots[-1] - half_s) / (last / 2) if last else 0.0
-    decode_s = np.where(sizes > last, at_knots[-1] + slope_s * (sizes - last), decode_s)
+    below_s = slope_s(first, (first + last) / 2) * np.maximum(0, first - sizes)
+    above_s = steeper * slope_s(max(first, last / 2), last) * np.maximum(0, sizes - last)
+    decode_s = np.maximum(0.0, np.interp(sizes, knots, at_knots) - below_s) + above_s
     c, c2, p0, d = (float(value) for value in coefficients[len(knots) :])
     return StepLaw(decode_s, c, c2, p0, d)

@@ -1,0 +1,123 @@
+"""The twin on cases that fit in the head: an iteration takes one second."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tuner.scheduler_state import StepLaw
+from tuner.slo import Slo
+from tuner.twin import EngineShape, Pace, Traffic, attainment, met, simulate, tail_s
+
+SECOND = StepLaw(np.ones(9), 0.0, 0.0, 0.0, 0.0)
+SHAPE = EngineShape(max_num_batched_tokens=100, block_size=4, kv_blocks=100, max_model_len=400)
+
+
+def test_every_request_gets_its_times() -> None:
+    traffic = Traffic.of([(0, 10, 3), (1.5, 10, 1)])
+    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=1)
+    assert replay.ttft_s.tolist() == [1, 2.5]
+    assert replay.e2el_s.tolist() == [3, 2.5]
+    assert replay.queue_s.tolist() == [0, 1.5]
+    assert replay.tpot_s[0] == 1
+    assert math.isnan(replay.tpot_s[1])
+    assert (replay.duration_s, replay.output_tokens, replay.running_peak) == (4, 4, 1)
+
+
+def test_traffic_is_sorted_by_arrival() -> None:
+    assert Traffic.of([(2, 1, 1), (1, 5, 1)]).input_length.tolist() == [5, 1]
+
+
+def test_a_part_of_the_traffic_keeps_its_times() -> None:
+    traffic = Traffic.of([(0, 1, 1), (1, 2, 1), (2, 3, 1)])
+    assert traffic.between(1, 2).input_length.tolist() == [2]
+
+
+def test_what_the_engine_would_refuse_is_a_miss_and_blocks_nobody() -> None:
+    traffic = Traffic.of([(0, 399, 2), (0, 500, 1), (0, 10, 1)])
+    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
+    assert np.isnan(replay.e2el_s).tolist() == [False, True, True]
+    assert attainment(traffic, replay, Slo(e2el_s=99.0)) == pytest.approx(1 / 3)
+    assert tail_s(replay) == 1
+
+
+def test_no_traffic_meets_everything() -> None:
+    traffic = Traffic.of([])
+    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
+    assert attainment(traffic, replay, Slo(e2el_s=1.0)) == 1
+    assert math.isinf(tail_s(replay))
+
+
+def test_each_limit_of_the_slo_counts() -> None:
+    traffic = Traffic.of([(0, 10, 3), (0.5, 20, 3)])
+    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=1)
+    assert replay.ttft_s.tolist() == [1, 3.5]
+    assert met(traffic, replay, Slo(ttft_s=3.4)).tolist() == [True, False]
+    per_token = Slo(ttft_s=2.5, ttft_s_per_input_token=0.05)
+    assert met(traffic, replay, per_token).tolist() == [True, True]
+    assert met(traffic, replay, Slo(tpot_s=0.9)).tolist() == [False, False]
+    assert met(traffic, replay, Slo(e2el_s=3)).tolist() == [True, False]
+
+
+def test_a_front_end_that_is_late_makes_everything_late() -> None:
+    late = EngineShape(100, 4, 100, 400, lag_s=0.5)
+    replay = simulate(Traffic.of([(0, 10, 2)]), SECOND, late, max_num_seqs=1)
+    assert (replay.ttft_s[0], replay.e2el_s[0], replay.queue_s[0]) == (1.5, 2.5, 0)
+
+
+def test_cached_prompt_tokens_are_not_computed_but_the_last_one_is() -> None:
+    law = StepLaw(np.zeros(9), 1.0, 0.0, 0.0, 0.0)
+    traffic = Traffic(
+        np.zeros(2), np.array([10, 10]), np.array([1, 1]), cached_length=np.array([8, 99])
+    )
+    replay = simulate(traffic, law, SHAPE, max_num_seqs=2, log=True)
+    assert replay.iterations["prefill_tokens"].tolist() == [2 + 1]
+
+
+def test_a_slow_machine_stretches_the_replay_while_it_is_slow() -> None:
+    pace = Pace(np.array([1.0, 3.0]), begin_s=0.0, grid_s=2.0)
+    replay = simulate(Traffic.of([(0, 1, 4)]), SECOND, SHAPE, max_num_seqs=1, pace=pace)
+    assert replay.ttft_s[0] == 1
+    assert replay.e2el_s[0] == 1 + 1 + 3 + 3
+
+
+def test_a_replay_can_stop_early() -> None:
+    traffic = Traffic.of([(0, 1, 2), (0, 1, 9), (50, 1, 1)])
+    replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=2, until_s=5.5)
+    assert replay.output_tokens == 2 + 5
+    assert np.isnan(replay.e2el_s).tolist() == [False, True, True]
+    assert np.isnan(replay.ttft_s).tolist() == [False, False, True]
+
+
+def test_a_log_has_all_iterations_however_long_it_is() -> None:
+    traffic = Traffic.of([(0, 1, 300)] * 300)
+    shape = EngineShape(100, 4, 4000, 400)
+    replay = simulate(traffic, SECOND, shape, max_num_seqs=1, log=True)
+    assert len(replay.iterations) == 300 * 300
+    assert replay.running_mean == 1
+
+
+def test_memory_and_preemptions_are_told() -> None:
+    shape = EngineShape(100, 1, 6, 6)
+    replay = simulate(Traffic.of([(0, 3, 3), (0, 3, 3)]), SECOND, shape, max_num_seqs=2)
+    assert (replay.kv_usage_peak, replay.recomputed_tokens) == (1, 3)
+    assert replay.preemptions.tolist() == [0, 1]
+    assert 0.5 < replay.kv_usage_mean < 1
+
+
+def test_a_preempted_request_finds_what_the_cache_still_holds() -> None:
+    """Preempted with 4 blocks computed; until it comes back one block is given to the other."""
+    law = StepLaw(np.ones(9), 0.0, 0.0, 0.0, 0.0)
+    traffic = Traffic.of([(0, 4, 3), (0, 4, 3)])
+    logs = [
+        simulate(
+            traffic,
+            law,
+            EngineShape(100, 1, 8, 8, prefix_caching=cache),
+            max_num_seqs=2,
+            log=True,
+        ).iterations
+        for cache in (False, True)
+    ]
+    assert logs[0]["prefill_tokens"].tolist() == [8, 0, 0, 5, 0]
+    assert logs[1]["prefill_tokens"].tolist() == [8, 0, 0, 3, 0]

@@ -1,0 +1,108 @@
+import math
+
+import numpy as np
+import pytest
+
+from tuner.scheduler_state import StepLaw
+from tuner.slo import Slo
+from tuner.twin import EngineShape, Traffic, simulate
+from tuner.twin_choice import corrected, good_caps, plausible, predict, weigh
+from tuner.twin_law import FittedLaw, Segment, fit_law
+
+CAPS = (1, 2, 4, 8, 16)
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
+)
+SIZES = np.arange(17)
+KNEE_AT_8 = StepLaw(0.01 + 0.0001 * SIZES + 0.01 * np.maximum(0, SIZES - 8), 1e-5, 0, 0, 0)
+SLO = Slo(ttft_s=1.0, tpot_s=0.02)
+
+
+def traffic(rate_rps: float = 5.5, duration_s: float = 200.0) -> Traffic:
+    rng = np.random.default_rng(7)
+    count = int(rate_rps * duration_s)
+    arrivals = np.sort(rng.uniform(0, duration_s, count)).tolist()
+    return Traffic.of((at_s, 50, int(rng.integers(50, 150))) for at_s in arrivals)
+
+
+def fitted(noise: float) -> FittedLaw:
+    """Return the law as fitted to a minute at 8 and a minute at 16 slots."""
+    rng = np.random.default_rng(1)
+    segments = []
+    for i, cap in enumerate((8, 16)):
+        one = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=cap, log=True)
+        one.iterations["duration_s"] *= np.exp(rng.normal(0, noise, len(one.iterations)))
+        segments.append(Segment(one.iterations, 100.0 * i, 0))
+    return fit_law(segments, max_num_seqs=16)
+
+
+def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
+    found = weigh(traffic(), fitted(noise=0.02), SHAPE, SLO, CAPS)
+    assert found.best == 8
+    assert found.confidence >= 0.95
+    assert found.interval == (8, 8)
+    assert found.values[8][0] > found.values[16][0] + 0.1
+    assert found.rightness[8] == found.confidence
+
+
+def test_every_cap_has_its_prediction_and_candidates_an_interval_around_it() -> None:
+    found = weigh(traffic(), fitted(noise=0.02), SHAPE, SLO, CAPS)
+    assert tuple(found.values) == CAPS
+    for cap, (shares, tails) in found.spread.items():
+        assert shares[0] - 0.02 <= found.values[cap][0] <= shares[1] + 0.02
+        assert tails[0] - 0.1 <= found.values[cap][1] <= tails[1] + 0.1
+
+
+def test_few_noisy_iterations_make_it_less_sure() -> None:
+    rng = np.random.default_rng(3)
+    one = simulate(traffic(rate_rps=30).between(0, 3), KNEE_AT_8, SHAPE, max_num_seqs=16, log=True)
+    one.iterations["duration_s"] *= np.exp(rng.normal(0, 1.0, len(one.iterations)))
+    unsure = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
+    found = weigh(traffic(), unsure, SHAPE, SLO, CAPS)
+    assert found.confidence < 0.95
+    assert found.interval[0] < found.interval[1]
+
+
+def test_batches_larger_than_any_measured_are_told() -> None:
+    one = simulate(traffic().between(0, 60), KNEE_AT_8, SHAPE, max_num_seqs=4, log=True)
+    low = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
+    assert weigh(traffic(), low, SHAPE, SLO, CAPS).unseen == (8, 16)
+    assert weigh(traffic(), fitted(noise=0.02), SHAPE, SLO, CAPS).unseen == ()
+
+
+def test_the_same_measurements_give_the_same_choice() -> None:
+    law = fitted(noise=0.1)
+    assert weigh(traffic(), law, SHAPE, SLO, CAPS) == weigh(traffic(), law, SHAPE, SLO, CAPS)
+
+
+def test_corrections_move_the_choice() -> None:
+    """The windows showed less at 8, and at 16 much more, than the twin expects."""
+    law = fitted(noise=0.02)
+    zero = dict.fromkeys(CAPS, (0.0, 0.0))
+    moved = {8: (-0.5, 0.0), 16: (0.95, -6.0)}
+    found = weigh(traffic(), law, SHAPE, SLO, CAPS, corrections=zero | moved)
+    assert found.best == 16
+
+
+def test_a_corrected_attainment_stays_a_share() -> None:
+    values = {1: (0.9, 0.0), 2: (0.1, 1.0)}
+    assert corrected(values, {1: (0.5, 0.5), 2: (-0.5, 0.0)}) == {1: (1.0, 0.5), 2: (0.0, 1.0)}
+
+
+def test_a_prediction_is_that_of_the_replay() -> None:
+    values = predict(traffic(), KNEE_AT_8, SHAPE, Slo(e2el_s=1e6), (16,))
+    replay = simulate(traffic(), KNEE_AT_8, SHAPE, max_num_seqs=16)
+    assert values[16][0] == 1
+    assert values[16][1] == pytest.approx(math.log(np.quantile(replay.e2el_s, 0.99)))
+
+
+def test_candidates_are_those_near_in_attainment_and_the_neighbours_of_the_best() -> None:
+    values = {1: (0.0, 9.0), 2: (0.3, 5.0), 4: (0.6, 3.0), 8: (0.95, 1.0), 16: (0.8, 2.0)}
+    assert plausible(values) == [4, 8, 16]
+    assert plausible(values | {1: (0.8, 9.0)}) == [1, 4, 8, 16]
+
+
+def test_as_good_as_the_best_means_within_two_percent_served_and_ten_percent_of_tail() -> None:
+    tail = math.log(1.09)
+    values = {4: (0.975, 0.0), 8: (0.985, tail), 16: (0.999, 0.0), 32: (0.99, math.log(1.2))}
+    assert good_caps(values) == {8, 16}

@@ -1,0 +1,146 @@
+"""The law is found again in logs that the scheduler model wrote under a known one."""
+
+import numpy as np
+import pytest
+
+from tuner.engines.seam import ITERATION, IterationLog
+from tuner.scheduler_state import Floats, StepLaw
+from tuner.twin import EngineShape, Traffic, simulate
+from tuner.twin_law import MIN_ITERATIONS, Segment, centre, fit_law, knots_of
+
+SIZES = np.arange(17)
+TRUE = StepLaw(0.020 + 0.001 * SIZES + 0.004 * np.maximum(0, SIZES - 8), 1e-4, 0.0, 0.002, 1e-7)
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
+)
+
+
+def traffic(seed: int, rate_rps: float = 2.5, duration_s: float = 120.0) -> Traffic:
+    rng = np.random.default_rng(seed)
+    count = int(rate_rps * duration_s)
+    return Traffic.of(
+        zip(
+            np.sort(rng.uniform(0, duration_s, count)).tolist(),
+            rng.integers(10, 800, count).tolist(),
+            rng.integers(20, 200, count).tolist(),
+            strict=True,
+        )
+    )
+
+
+def log_of(seed: int, cap: int, law: StepLaw = TRUE) -> IterationLog:
+    return simulate(traffic(seed), law, SHAPE, max_num_seqs=cap, log=True).iterations
+
+
+def slowed(log: IterationLog, factor: Floats | float) -> IterationLog:
+    """Return the log of a machine that was slower; the times of beginning stay."""
+    found = log.copy()
+    found["duration_s"] *= factor
+    return found
+
+
+def relative_error(found: StepLaw, upto: int = 16) -> float:
+    return float(np.abs(found.decode_s[1 : upto + 1] / TRUE.decode_s[1 : upto + 1] - 1).max())
+
+
+def test_an_undisturbed_machine_gives_its_law_away() -> None:
+    fitted = fit_law([Segment(log_of(1, 16), 0.0, 0)], max_num_seqs=16)
+    assert relative_error(fitted.law) < 0.002
+    assert fitted.law[1:] == pytest.approx(TRUE[1:], rel=0.05, abs=1e-9)
+    assert fitted.noise_sd < 0.001
+
+
+def test_noise_averages_out() -> None:
+    rng = np.random.default_rng(0)
+    log = log_of(1, 16)
+    noisy = slowed(log, np.exp(rng.normal(0, 0.1, len(log))))
+    fitted = fit_law([Segment(noisy, 0.0, 0)], max_num_seqs=16)
+    assert relative_error(fitted.law) < 0.05
+    assert fitted.noise_sd == pytest.approx(0.1, rel=0.1)
+
+
+def test_stalls_do_not_count() -> None:
+    rng = np.random.default_rng(0)
+    log = log_of(1, 16)
+    stalled = slowed(log, np.where(rng.random(len(log)) < 0.02, 20.0, 1.0))
+    assert relative_error(fit_law([Segment(stalled, 0.0, 0)], max_num_seqs=16).law) < 0.01
+
+
+def test_drift_between_replays_is_not_taken_for_a_law() -> None:
+    """The replays at 4 and at 16 slots ran while the machine was 20 % slower and faster."""
+    segments = [
+        Segment(slowed(log_of(1, 4), 1.2), 0.0, 0),
+        Segment(log_of(1, 8), 1000.0, 0),
+        Segment(slowed(log_of(1, 16), 1 / 1.2), 2000.0, 0),
+    ]
+    fitted = fit_law(segments, max_num_seqs=16)
+    steps = fitted.law.decode_s[1:] / TRUE.decode_s[1:]
+    assert steps.max() / steps.min() < 1.06
+
+
+def test_a_noisy_neighbour_is_not_taken_for_the_machine() -> None:
+    """For a third of the time everything takes 40 % longer."""
+    log = log_of(1, 16)
+    disturbed = slowed(log, np.where(log["start_s"] > 80, 1.4, 1.0))
+    fitted = fit_law([Segment(disturbed, 0.0, 0)], max_num_seqs=16)
+    assert relative_error(fitted.law) < 0.02
+    assert fitted.slowness[0] == pytest.approx(1.0, abs=0.02)
+    assert fitted.slowness[-1] == pytest.approx(1.4, rel=0.02)
+
+
+def test_beyond_the_sizes_seen_it_goes_on_as_in_their_upper_half_and_says_so() -> None:
+    fitted = fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=16)
+    assert fitted.extrapolated_from == 8
+    assert fitted.law.decode_s[16] == pytest.approx(0.020 + 0.001 * 16, rel=0.02)
+
+
+def test_below_the_sizes_seen_it_goes_on_as_in_their_lower_half() -> None:
+    log = log_of(1, 8)
+    busy = log[log["decode_seqs"] >= 3]
+    fitted = fit_law([Segment(busy, 0.0, 0)], max_num_seqs=8)
+    assert fitted.knots[0] == 3
+    assert relative_error(fitted.law, upto=8) < 0.002
+
+
+def test_draws_spread_as_the_data_leaves_open() -> None:
+    rng = np.random.default_rng(0)
+    log = log_of(1, 8)
+    noisy = slowed(log, np.exp(rng.normal(0, 0.1, len(log))))
+    fitted = fit_law([Segment(noisy, 0.0, 0)], max_num_seqs=16)
+    drawn = np.array([law.decode_s for law in fitted.draws(200, seed=1)])
+    spread = drawn.std(axis=0) / drawn.mean(axis=0)
+    assert (spread[1:9] < 0.05).all()
+    assert spread[16] > 2 * spread[8]  # never seen
+    assert np.median(drawn[:, 5]) == pytest.approx(fitted.law.decode_s[5], rel=0.01)
+
+
+def test_draws_are_the_same_for_the_same_seed() -> None:
+    fitted = fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=8)
+    first, second = fitted.draws(2, seed=3), fitted.draws(2, seed=3)
+    assert all((a.decode_s == b.decode_s).all() for a, b in zip(first, second, strict=True))
+
+
+def test_one_iteration_is_enough_for_a_law() -> None:
+    log = log_of(1, 8)[:1]
+    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=4)
+    assert fitted.law.decode_s.shape == (5,)
+    assert np.isfinite(fitted.law.decode_s).all()
+
+
+def test_empty_logs_are_passed_over() -> None:
+    empty = np.zeros(0, ITERATION)
+    fitted = fit_law([Segment(empty, 0.0, 0), Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=8)
+    assert relative_error(fitted.law, upto=8) < 0.002
+
+
+def test_batch_sizes_seen_too_rarely_are_no_knots() -> None:
+    seen = np.array([1] * 50 + [2] * (MIN_ITERATIONS - 1) + [3] * MIN_ITERATIONS)
+    assert knots_of(seen).tolist() == [1, 3]
+
+
+def test_large_batch_sizes_share_knots() -> None:
+    assert knots_of(np.repeat(np.arange(1, 257), 50)).tolist()[30:36] == [31, 32, 34, 37, 40, 43]
+
+
+def test_the_centre_is_where_most_agree() -> None:
+    assert centre(np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.5, 0.5])) == pytest.approx(0, abs=0.01)
