@@ -39,6 +39,7 @@ from tuner.twin_choice import weigh
 from tuner.twin_law import Segment, fit_law
 
 WINDOW_S = 60.0
+DRAIN_S = 10.0
 CEILING: Final = CAPS[-1]
 
 
@@ -62,7 +63,7 @@ class Lab:
         self.jitter = 0
 
     def window(self, cap: int, begin_s: float, length_s: float) -> tuple[Segment, Observed]:
-        """Replay a part of the trace in open loop, and break off when it ends."""
+        """Replay a part of the trace in open loop; what is not done soon after it is cut."""
         traffic = self.case.traffic.between(begin_s, begin_s + length_s)
         traffic = replace(traffic, arrival_s=traffic.arrival_s - begin_s)
         start_s, lag = self.now_s, self.case.world.step.lag
@@ -71,7 +72,7 @@ class Lab:
             traffic.arrival_s + start_s + lag, traffic.input_length, traffic.output_length
         )
         scheduler.state["rows"] = len(traffic)
-        self._go(scheduler, start_s + length_s)
+        self._go(scheduler, start_s + length_s + DRAIN_S)
         segment = self._end(scheduler, start_s)
         requests = scheduler.requests[: len(traffic)]
         done = requests["status"] == FINISHED
@@ -86,9 +87,9 @@ class Lab:
             tpot_s=np.where(several, decode_s / gaps, np.nan),
             e2el_s=np.where(done, requests["last_token_s"] - start_s - traffic.arrival_s, np.nan),
             output_tokens=int(requests["generated"].sum()),
-            end_s=length_s,
+            end_s=self.now_s - start_s,
             start_s=start_s,
-            cut=True,
+            cut=not done.all(),
         )
 
     def climb(self, length_s: float, dwell_s: float, rng: Generator) -> Segment:
@@ -146,7 +147,9 @@ class Lab:
         state = scheduler.state[0]
         log = scheduler.log[: state["logged"]].copy()
         log["start_s"] -= start_s
-        self.now_s = max(float(state["now"]), float(state["end"]))
+        if state["in_flight"]:
+            state["now"] = state["end"]
+        self.now_s = float(state["now"])
         self.jitter = int(state["jitter"])
         self.replay_s += self.now_s - start_s
         return Segment(log, start_s, self.starts)
@@ -189,6 +192,7 @@ def twin_rule(
 
 
 RULES: Final[dict[str, Rule]] = {
+    "ladder+climb+anchor": partial(twin_rule, caps=CAPS, climb_s=60.0, use_anchor=True),
     "ladder": partial(twin_rule, caps=CAPS, climb_s=0.0),
     "ladder+climb": partial(twin_rule, caps=CAPS, climb_s=60.0),
     "two+climb": partial(twin_rule, caps=(8, 32), climb_s=60.0),
@@ -254,7 +258,7 @@ def report(results: Sequence[Result]) -> None:
     sure = [one for one in results if one.answer.confidence >= 0.95]
     right = np.mean([one.is_good for one in sure]) if sure else math.nan
     print(
-        f"{results[0].rule:14} {results[0].level:8}"
+        f"{results[0].rule:20} {results[0].level:8}"
         f" best {np.mean([one.is_best for one in results]):.3f}"
         f" within tolerance {np.mean([one.is_good for one in results]):.3f}"
         f" | sure {len(sure) / len(results):.2f}, of these {right:.3f}"

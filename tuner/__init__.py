@@ -56,6 +56,7 @@ From replay to verdict
     records                  what is sent, and what became of it
     replay                   the trace, sent again: open loop
     probe                    what an idle engine does
+    climb                    iterations at every batch size, up and down
     iterations               what the log of an engine's iterations says
     measure                  records and iterations to what a replay cost
     uncertainty              how sure the numbers are

@@ -1,0 +1,88 @@
+"""The climb on the simulated engine, on which an iteration takes a second."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tuner.climb import climb, sizes_upto
+from tuner.engines.seam import Engine, IterationLog
+from tuner.engines.sim import SimStarter
+from tuner.engines.virtual_time import run
+from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.errors import EngineError
+from tuner.trace import TraceRequest
+
+WORLD = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=4000), engine_start=10.0)
+REQUESTS = [TraceRequest(i, float(i), input_length=5 + i, output_length=40) for i in range(10)]
+
+
+async def started() -> Engine:
+    return await SimStarter(WORLD).start(max_num_seqs=8)
+
+
+async def climbed(engine: Engine, *, length_s: float = 200.0) -> tuple[IterationLog, float]:
+    return await climb(
+        REQUESTS,
+        engine,
+        ceiling=8,
+        length_s=length_s,
+        tpot_s=1.0,
+        prompt=lambda request: range(request.input_length),
+    )
+
+
+def test_every_size_is_visited_on_the_way_up_and_down() -> None:
+    async def main() -> None:
+        log, begin_s = await climbed(await started())
+        assert begin_s == 10
+        running = log["running"]
+        turns = running[np.flatnonzero(np.diff(running, prepend=0))]
+        assert turns[:16].tolist() == [1, 2, 3, 4, 5, 6, 7, 8, 7, 6, 5, 4, 3, 2, 1, 2]
+
+    run(main())
+
+
+def test_each_size_lasts_five_iterations_of_that_size() -> None:
+    async def main() -> None:
+        log, _ = await climbed(await started())
+        assert np.median(np.unique(log["running"][:70], return_counts=True)[1]) == 10
+
+    run(main())
+
+
+def test_it_lasts_as_long_as_asked_and_leaves_the_engine_idle() -> None:
+    async def main() -> None:
+        engine = await started()
+        log, begin_s = await climbed(engine, length_s=33.0)
+        assert asyncio.get_running_loop().time() - begin_s == pytest.approx(35, abs=1)
+        assert log["start_s"][0] == 0
+        assert await engine.is_idle()
+
+    run(main())
+
+
+def test_it_is_the_same_every_time() -> None:
+    async def main() -> IterationLog:
+        log, _ = await climbed(await started())
+        return log
+
+    assert (run(main()) == run(main())).all()
+
+
+def test_an_engine_that_dies_ends_it() -> None:
+    async def main() -> None:
+        engine = await started()
+        task = asyncio.create_task(climbed(engine))
+        await asyncio.sleep(20)
+        await engine.stop()
+        with pytest.raises(EngineError, match="stopped"):
+            await task
+
+    run(main())
+
+
+def test_all_sizes_are_tried_up_to_32_and_some_beyond() -> None:
+    assert sizes_upto(1) == [1]
+    assert sizes_upto(32) == list(range(1, 33))
+    assert sizes_upto(64)[31:] == [32, 34, 37, 40, 43, 46, 49, 53, 57, 61, 64]

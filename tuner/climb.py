@@ -1,0 +1,132 @@
+"""The climb: 1, 2, 3, … requests at a time up to the ceiling and down again, over and over.
+
+It shows how long an iteration takes at every batch size within seconds of each other, so that a
+machine whose speed wanders within minutes is compared with itself. A minute of it tells more of
+the step-time law than a minute of replay at every cap (docs/twin.md).
+"""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count, cycle
+
+import numpy as np
+
+from tuner.engines.seam import Engine, EngineRequest, IterationLog, Reply
+from tuner.trace import TraceRequest
+
+DWELL = 5
+"""Iterations at each size: the fewer, the better neighbouring sizes compare; but the first one
+computes the prompt of the request that came new."""
+
+DENSE_SIZES = 32
+
+
+def sizes_upto(ceiling: int) -> list[int]:
+    """Return the sizes of one climb: every one up to 32, then 1/16 apart.
+
+    >>> sizes_upto(40)[29:]
+    [30, 31, 32, 34, 37, 40]
+    """
+    sizes = [1]
+    while sizes[-1] < ceiling:
+        step = 1 if sizes[-1] < DENSE_SIZES else -(-sizes[-1] // 16)
+        sizes.append(min(ceiling, sizes[-1] + step))
+    return sizes
+
+
+async def climb(  # noqa: PLR0913 - what is sent where, how high and how long
+    requests: Sequence[TraceRequest],
+    engine: Engine,
+    *,
+    ceiling: int,
+    length_s: float,
+    tpot_s: float,
+    prompt: Callable[[TraceRequest], Sequence[int]],
+    seed: int = 0,
+) -> tuple[IterationLog, float]:
+    """Climb for ``length_s``; return the iterations and when it began, on the loop's clock.
+
+    The engine is idle and admits ``ceiling``, and every request fits it; ``tpot_s`` is about the
+    time of one iteration. The iterations' times count from the beginning. Raises EngineError.
+    """
+    loop = asyncio.get_running_loop()
+    await engine.take_iterations()
+    begin_s = loop.time()
+    clients = _Clients(requests, engine, prompt, seed)
+    sizes = sizes_upto(ceiling)
+    dwell_s = dict.fromkeys(sizes, DWELL * tpot_s)
+    logs: list[IterationLog] = []
+    try:
+        for size in cycle([*sizes, *sizes[-2:0:-1]]):
+            clients.become(size)
+            await clients.live(dwell_s[size])
+            if loop.time() - begin_s >= length_s:
+                break
+            if size == 1:
+                logs.append(await engine.take_iterations())
+                dwell_s |= _dwells(np.concatenate(logs), sizes)
+    finally:
+        await clients.stop()
+    logs.append(await engine.take_iterations())
+    log: IterationLog = np.concatenate(logs)
+    log["start_s"] -= begin_s
+    return log, begin_s
+
+
+def _dwells(log: IterationLog, sizes: Sequence[int]) -> dict[int, float]:
+    """Return how long to stay at each size that was seen, for DWELL iterations."""
+    return {
+        size: DWELL * float(np.median(seen))
+        for size in sizes
+        if len(seen := log["duration_s"][log["decode_seqs"] == size])
+    }
+
+
+class _Clients:
+    """So many clients, each of which sends a request as soon as its last one is answered."""
+
+    def __init__(
+        self,
+        requests: Sequence[TraceRequest],
+        engine: Engine,
+        prompt: Callable[[TraceRequest], Sequence[int]],
+        seed: int,
+    ) -> None:
+        self._engine = engine
+        self._prompt = prompt
+        self._rng = np.random.default_rng(seed)
+        self._requests = self._shuffled(requests)
+        self._numbers = count()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def become(self, size: int) -> None:
+        """Let clients come, or some of them leave at once."""
+        while len(self._tasks) < size:
+            self._tasks.append(asyncio.create_task(self._send()))
+        while len(self._tasks) > size:
+            self._tasks.pop(int(self._rng.integers(len(self._tasks)))).cancel()
+
+    async def live(self, seconds: float) -> None:
+        """Wait; raise what a client fails with."""
+        done, _ = await asyncio.wait(
+            self._tasks, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+        )
+        for task in done:
+            task.result()
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _send(self) -> None:
+        while True:
+            request = next(self._requests)
+            name = f"climb-{next(self._numbers)}"
+            tokens = max(1, request.output_length)
+            await self._engine.generate(EngineRequest(name, self._prompt(request), tokens), Reply())
+
+    def _shuffled(self, requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
+        while True:
+            for place in self._rng.permutation(len(requests)):
+                yield requests[place]
