@@ -12,9 +12,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from tuner import journal, profile
+from tuner import journal, models, profile, provenance
+from tuner.base import engine_arguments
 from tuner.commands.sweep_view import Progress, render
 from tuner.engines.seam import Starter
+from tuner.engines.vllm import VllmStarter
 from tuner.errors import Interrupted, RunError, TargetError, TraceError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
@@ -73,6 +75,8 @@ def run(options: SweepOptions) -> None:
     starter, execute = _starter(options, trace)
     plan = _plan(options, trace, starter)
     book = _open(options, plan)
+    if isinstance(starter, VllmStarter):
+        starter.log = book.run_dir / "vllm.log"
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     progress = Progress(settings, exporter)
     for warning in warnings:
@@ -101,7 +105,7 @@ def run(options: SweepOptions) -> None:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": time.monotonic() - began_s,
         "warnings": said,
-        "model_digest": None,
+        "model_digest": _model_digest(outcome),
     }
     found = profile_of(outcome, headroom=options.headroom, trace_digest=trace.digest, origin=origin)
     kept = book.run_dir / "profile.yaml"
@@ -127,6 +131,13 @@ def _check_router(options: SweepOptions) -> None:
         raise UsageError(
             f"--router {options.router!r} is not known", hint=f"Choose one of {', '.join(ROUTERS)}."
         )
+
+
+def _model_digest(outcome: SweepOutcome) -> str | None:
+    """Return the digest of the model's files; None where a model is simulated or on a hub."""
+    if outcome.facts.engine == "sim":
+        return None
+    return provenance.model_digest(models.model_path(str(outcome.facts.arguments["model"])))
 
 
 def _settings(options: SweepOptions, trace: Trace) -> SweepSettings:
@@ -196,9 +207,6 @@ def _starter(options: SweepOptions, trace: Trace) -> tuple[Starter, Execute]:
         raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
     if options.world is not None:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
-    from tuner.base import engine_arguments  # noqa: PLC0415 - vllm takes seconds to import
-    from tuner.engines.vllm import VllmStarter  # noqa: PLC0415
-
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
