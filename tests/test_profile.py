@@ -282,3 +282,10 @@ def test_the_documented_command_computes_the_digest() -> None:
         [sys.executable, "-c", code[1]], input=TEXT, capture_output=True, text=True, check=True
     )
     assert f"sha256:{done.stdout.strip()}" == PROFILE.digest
+
+
+def test_the_shipped_profile_is_whole_and_says_what_it_rests_on() -> None:
+    shipped = load(Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml")
+    assert shipped.provenance.engine == "vllm"
+    assert shipped.provenance.engine_starts == 2
+    assert shipped.promise.source == "confirming run"

@@ -80,12 +80,11 @@ def is_worse(point: Point, chosen: Point) -> bool:
 
 def _against(point: Point, chosen: Point) -> str:
     """Say what ``point`` gives against ``chosen``: one step of the marginal table, in words."""
-    here, there = chosen.last, point.last
     parts = []
-    if here.goodput_rps > 0:
-        parts.append(f"{there.goodput_rps / here.goodput_rps - 1:+.1%} goodput")
-    if here.tpot_s and there.tpot_s:
-        parts.append(f"{there.tpot_s.p95 / here.tpot_s.p95 - 1:+.0%} p95 TPOT")
+    if chosen.goodput_rps > 0:
+        parts.append(f"{point.goodput_rps / chosen.goodput_rps - 1:+.1%} goodput")
+    if chosen.log_tpot is not None and point.log_tpot is not None:
+        parts.append(f"{math.exp(point.log_tpot - chosen.log_tpot) - 1:+.0%} p95 TPOT")
     parts.append(f"{math.exp(point.log_tail - chosen.log_tail) - 1:+.0%} p99 E2EL")
     return f"{point.cap} gives " + ", ".join(parts)
 

@@ -60,6 +60,10 @@ class Point:
     log_tail: float
     """Mean log of p99 E2EL in seconds; infinite when every block was cut."""
 
+    goodput_rps: float
+    log_tpot: float | None
+    """Mean log of p95 TPOT in seconds; None when no reply had two tokens."""
+
     last: Measurement
 
 
@@ -94,6 +98,7 @@ def points(blocks: Sequence[Block]) -> list[Point]:
         all_of_cap = [b.measurement for b in blocks if b.trial.max_num_seqs == cap]
         kept = alive.get(cap, [])
         tails = [math.log(one.e2el_s.p99) for one in kept if one.e2el_s is not None]
+        tpots = [math.log(one.tpot_s.p95) for one in kept if one.tpot_s is not None]
         found.append(
             Point(
                 cap=cap,
@@ -101,6 +106,8 @@ def points(blocks: Sequence[Block]) -> list[Point]:
                 cut=not kept,
                 attainment=float(np.mean([one.attainment for one in kept or all_of_cap])),
                 log_tail=float(np.mean(tails)) if tails else math.inf,
+                goodput_rps=float(np.mean([one.goodput_rps for one in kept or all_of_cap])),
+                log_tpot=float(np.mean(tpots)) if tpots else None,
                 last=(kept or all_of_cap)[-1],
             )
         )
