@@ -5,9 +5,21 @@ import math
 import numpy as np
 import pytest
 
+from tuner.engines.seam import EngineFacts
 from tuner.scheduler_state import StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Pace, Traffic, attainment, met, simulate, tail_s
+from tuner.trace import TraceRequest
+from tuner.twin import (
+    EngineShape,
+    Pace,
+    Traffic,
+    attainment,
+    met,
+    shape_of,
+    simulate,
+    tail_s,
+    traffic_of,
+)
 
 SECOND = StepLaw(np.ones(9), 0.0, 0.0, 0.0, 0.0)
 SHAPE = EngineShape(max_num_batched_tokens=100, block_size=4, kv_blocks=100, max_model_len=400)
@@ -46,6 +58,40 @@ def test_no_traffic_meets_everything() -> None:
     replay = simulate(traffic, SECOND, SHAPE, max_num_seqs=4)
     assert attainment(traffic, replay, Slo(e2el_s=1.0)) == 1
     assert math.isinf(tail_s(replay))
+
+
+def test_the_shape_of_an_engine_is_in_its_facts() -> None:
+    facts = EngineFacts(
+        engine="vllm",
+        arguments={
+            "max_num_batched_tokens": 2048,
+            "async_scheduling": True,
+            "enable_prefix_caching": False,
+        },
+        max_model_len=4096,
+        vocab_size=9,
+        block_size=16,
+        kv_blocks=500,
+        start_s=1.0,
+        versions={},
+        device={},
+    )
+    assert shape_of(facts, lag_s=0.1) == EngineShape(2048, 16, 500, 4096, True, False, 0.1)
+
+
+def test_traffic_is_what_production_served() -> None:
+    requests = [
+        TraceRequest(0, 0.0, 40, 7, hash_ids=(1, 2, 3)),
+        TraceRequest(1, 1.0, 40, 0, status="aborted", hash_ids=(1, 2, 4)),
+        TraceRequest(2, 2.0, 40, 9, status="rejected", hash_ids=(5,)),
+        TraceRequest(3, 3.0, 10, 5, n=2, output_lengths=(3, 5), hash_ids=(5,)),
+    ]
+    traffic = traffic_of(requests, hash_block_size=16, hit_share=1.0)
+    assert traffic.arrival_s.tolist() == [0, 1, 3, 3]
+    assert traffic.output_length.tolist() == [7, 1, 3, 5]
+    assert traffic.cached_length.tolist() == [0, 32, 0, 10]
+    none = traffic_of(requests, hash_block_size=16)
+    assert none.cached_length.tolist() == [0, 0, 0, 0]
 
 
 def test_each_limit_of_the_slo_counts() -> None:

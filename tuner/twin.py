@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import IterationLog
+from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.scheduler_model import advance
 from tuner.scheduler_state import (
     ABORTED,
@@ -24,6 +24,7 @@ from tuner.scheduler_state import (
     new_scheduler,
 )
 from tuner.slo import Slo
+from tuner.trace import TraceRequest
 
 LOG_LENGTH = 65_536
 
@@ -115,6 +116,46 @@ class TwinReplay:
     kv_usage_peak: float
     iterations: IterationLog
     """Empty unless asked for."""
+
+
+def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
+    """Return the limits of a started engine."""
+    return EngineShape(
+        max_num_batched_tokens=int(str(facts.arguments["max_num_batched_tokens"])),
+        block_size=facts.block_size,
+        kv_blocks=facts.kv_blocks,
+        max_model_len=facts.max_model_len,
+        late_release=bool(facts.arguments.get("async_scheduling")),
+        prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
+        lag_s=lag_s,
+    )
+
+
+def traffic_of(
+    requests: Iterable[TraceRequest], *, hash_block_size: int, hit_share: float = 0.0
+) -> Traffic:
+    """Return what production served, in order of arrival; one row for each of ``n`` sequences.
+
+    ``hash_block_size`` is the tokens that one hash id stands for. ``hit_share`` is how many of the
+    prompt tokens that came before are still cached: 0 without a prefix cache, 1 with one that is
+    large enough; measured windows tell.
+    """
+    rows, seen = list[tuple[float, int, int, int]](), set[int]()
+    for one in requests:
+        if one.status not in {"ok", "aborted"}:
+            continue
+        known = next((i for i, block in enumerate(one.hash_ids) if block not in seen), None)
+        known = len(one.hash_ids) if known is None else known
+        seen.update(one.hash_ids)
+        lengths = one.output_lengths or (one.output_length,) * one.n
+        for i, length in enumerate(lengths):
+            before = one.input_length if i else min(known * hash_block_size, one.input_length)
+            cached = int(hit_share * before)
+            rows.append((one.arrival_s, one.input_length, max(1, length), cached))
+    rows.sort(key=lambda row: row[0])
+    columns = np.array(rows, dtype=float).reshape(-1, 4).T
+    tokens = columns[1:].astype(np.int64)
+    return Traffic(columns[0], tokens[0], tokens[1], tokens[2])
 
 
 def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted

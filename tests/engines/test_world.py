@@ -1,10 +1,16 @@
+import re
+from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tuner.engines.world import padded, read_world, step_law
+import tuner
+from tuner.engines.world import World, WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
+from tuner.slo import Slo
+from tuner.trace import load
+from tuner.twin import EngineShape, Traffic, attainment, simulate, tail_s
 
 ARTICLE = """
 step:
@@ -123,3 +129,55 @@ def test_padding_follows_the_sizes_of_cuda_graphs() -> None:
 def test_a_padded_law_has_steps(tmp_path: Path) -> None:
     law = step_law(read_world(world_file(tmp_path, "step: {a: 0, b: 1, c: 1, pad: true}")).step, 9)
     assert law.decode_s.tolist() == [0, 1, 2, 4, 4, 8, 8, 8, 8, 16]
+
+
+ROOT = Path(tuner.__file__).parents[1]
+WORLDS = sorted((ROOT / "examples/worlds").iterdir())
+
+
+def keys() -> list[tuple[str, object]]:
+    """Return every key of a world with its default."""
+    found = []
+    for each in fields(World):
+        section = getattr(World(), each.name)
+        if is_dataclass(section):
+            found += [(f"{each.name}.{one.name}", one.default) for one in fields(section)]
+        elif each.name not in {"name", "digest"}:
+            found.append((each.name, each.default))
+    return found
+
+
+@pytest.mark.parametrize(("key", "default"), keys())
+def test_every_key_is_documented_with_its_default(key: str, default: float) -> None:
+    page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{re.escape(key)}` \| ([^|]+) \|", page, flags=re.MULTILINE)
+    assert row is not None
+    assert row[1] == (str(default).lower() if isinstance(default, bool) else f"{default:g}")
+
+
+@pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)
+def test_in_the_articles_worlds_8_is_too_few_16_best_and_32_too_many(path: Path) -> None:
+    world = read_world(path)
+    trace = load(ROOT / "traces/translation.jsonl")
+    traffic = Traffic.of(
+        (one.arrival_s, one.input_length, max(1, one.output_length)) for one in trace.requests
+    )
+    shape = EngineShape(world.budget, world.kv.block_size, world.kv.blocks, 10_000)
+    law = step_law(world.step, 32)
+    replays = {cap: simulate(traffic, law, shape, max_num_seqs=cap) for cap in (8, 16, 32)}
+    slo = Slo(ttft_s=1.16, ttft_s_per_input_token=0.0006, tpot_s=0.041)
+    served = {cap: attainment(traffic, one, slo) for cap, one in replays.items()}
+    assert served[8] == pytest.approx(0.02, abs=0.01)
+    assert served[16] == pytest.approx(0.94, abs=0.01)
+    assert served[32] == pytest.approx(0.68, abs=0.01)
+    rates_rps = {cap: len(traffic) / one.duration_s for cap, one in replays.items()}
+    assert rates_rps[8] < 0.96 * rates_rps[16]
+    assert tail_s(replays[32]) > 1.9 * tail_s(replays[16])
+    tpot_s = {cap: np.nanquantile(one.tpot_s, 0.95) for cap, one in replays.items()}
+    assert tpot_s[32] > 2 * tpot_s[16]
+
+
+def test_the_articles_worlds_differ_in_their_noise_alone() -> None:
+    calm = {replace(read_world(path), noise=WorldNoise(), name="", digest="") for path in WORLDS}
+    assert len(WORLDS) == 3
+    assert len(calm) == 1
