@@ -31,6 +31,13 @@ def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
     assert names(tmp_path) == ["a.yaml"]
 
 
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TargetError, match="is not a regular file"):
+        files.content(tmp_path / "pipe")
+    assert "is not a regular file" in refused(tmp_path / "pipe")
+
+
 def test_the_mode_is_kept(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"old")

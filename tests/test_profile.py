@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -246,6 +247,13 @@ def test_a_path_that_leads_nowhere_is_named(tmp_path: Path, name: str, why: str)
     path = tmp_path / name
     with pytest.raises(ProfileError, match=f"^{re.escape(str(path))}: {why}$"):
         load(path)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ProfileError, match="is not a regular file") as caught:
+        load(tmp_path / "pipe.yaml")
+    assert caught.value.hint
 
 
 def test_a_path_that_no_file_can_have_is_named(tmp_path: Path) -> None:

@@ -60,6 +60,9 @@ def _new(path: Path) -> Path:
 def content(path: Path) -> bytes | None:
     """Return what is in the file; None when there is none. Raises TargetError."""
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a FIFO is to wait
+            raise TargetError(f"{path}: is not a regular file", hint="Name a regular file.")
         return path.read_bytes()
     except FileNotFoundError:
         return None

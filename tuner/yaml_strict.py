@@ -4,6 +4,7 @@ PyYAML reads it, because vLLM does: both then agree that ``on`` is a boolean and
 """
 
 import re
+import stat
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
@@ -134,11 +135,14 @@ def _refuse_duplicates(node: yaml.MappingNode) -> None:
 
 
 def read(path: Path, *, error: type[InputError], missing: str) -> str:
-    """Return the text of a file: UTF-8, at most MAX_BYTES, line ends as they are.
+    """Return the text of a regular file: UTF-8, at most MAX_BYTES, line ends as they are.
 
     Raises ``error``; ``missing`` is the cure when there is no such file.
     """
     try:
+        mode = path.stat().st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # to open a FIFO is to wait
+            raise error(f"{path}: is not a regular file", hint="Write it to a file first.")
         with path.open("rb") as stream:
             content = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
