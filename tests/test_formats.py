@@ -54,6 +54,7 @@ def test_no_format_claims_what_is_not_its_own(known: SimpleNamespace, head: byte
         ('{"timestamp": 0}'.encode("utf-16"), "UTF-16"),
         (b"hello\n", "not a trace format that tuner knows"),
         (b'{"a": 1}\n', "not a trace format that tuner knows"),
+        (b'[{"timestamp": 0}' + b" " * 6_000_000 + b"]\n", "t:1: longer than 4 MiB"),
     ],
 )
 def test_a_file_that_is_no_trace_is_refused_with_a_cure(

@@ -309,6 +309,7 @@ def test_a_healthy_trace_has_nothing_to_beware_of() -> None:
 @pytest.mark.parametrize(
     ("requests", "text"),
     [
+        ([*healthy(), request(999, 1e7)], "200 requests before it and 1 after"),
         (healthy(20), "too few to carry a tuning"),
         (healthy(gap_s=0.0005), "if the stamps are in s, import with --time-unit s"),
         (healthy(gap_s=1000), "if the stamps are in ms"),

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from tuner.errors import TraceError, UsageError
 from tuner.formats import azure2023, canonical, mooncake
-from tuner.formats.lines import Lines
+from tuner.formats.lines import MAX_LINE_BYTES, Lines
 from tuner.formats.record import Row, Tally
 from tuner.formats.source import Source, TimeUnit
 
@@ -32,7 +32,8 @@ class Format(Protocol):
 
 FORMATS: tuple[Format, ...] = (canonical, azure2023, mooncake)
 
-HEAD_BYTES = 2**20
+HEAD_BYTES = MAX_LINE_BYTES + 2
+"""The longest first line there may be, whole, with its end, and one byte more."""
 SIGNATURES = {
     b"\x1f\x8b": "compressed (gzip)",
     b"\x28\xb5\x2f\xfd": "compressed (zstd)",
@@ -112,6 +113,11 @@ def _detect(path: Path, head: bytes) -> Format:
     for known in FORMATS:
         if known.sniff(head):
             return known
+    if len(head.partition(b"\n")[0]) > MAX_LINE_BYTES:
+        raise TraceError(
+            f"{path}:1: longer than {MAX_LINE_BYTES >> 20} MiB: no row of a trace is",
+            hint="Write one request a line; a list of requests in one line is no trace.",
+        )
     raise TraceError(
         f"{path}:1: not a trace format that tuner knows",
         hint=f"Name it with --format: {', '.join(known.NAME for known in FORMATS)}.",

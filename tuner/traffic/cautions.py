@@ -1,5 +1,7 @@
 """What to beware of in a trace: one sentence each, with what to do. Pure."""
 
+import numpy as np
+
 from tuner.formats.source import TraceHeader
 from tuner.prompts import reuse_warning
 from tuner.traffic.columns import Columns
@@ -11,6 +13,9 @@ MIN_RATE_RPS = 0.002
 """A rate beyond these is a unit mistaken for another more often than it is traffic."""
 
 EPOCH_S = (1.0e9, 4.0e9)  # 2001 to 2096
+GAP_SHARE = 0.99
+"""One gap that is more of the trace's time than this is a clock's leap, or two traces in one."""
+
 FEW_REQUESTS, SHORT_S = 100, 30.0
 UNIFORM_SPREAD = 0.02
 ENGINE_BLOCK_SIZE = 16
@@ -19,7 +24,7 @@ ENGINE_BLOCK_SIZE = 16
 
 def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[str, ...]:
     found = [
-        _unit(columns, traffic),
+        _gap(columns, traffic) or _unit(columns, traffic),
         _tick(traffic),
         _size(traffic),
         _uniform(columns, traffic),
@@ -52,6 +57,19 @@ def _unit(columns: Columns, traffic: Traffic) -> str | None:
             f"in ms, import with --time-unit ms"
         )
     return None
+
+
+def _gap(columns: Columns, traffic: Traffic) -> str | None:
+    gaps_s = np.diff(columns.arrival_s)
+    if len(gaps_s) < 2 or gaps_s.max() <= GAP_SHARE * traffic.duration_s:
+        return None
+    before = int(gaps_s.argmax()) + 1
+    after = len(columns) - before
+    return (
+        f"{gaps_s[before - 1] / traffic.duration_s:.2%} of the time is one gap, with {before:,} "
+        f"requests before it and {after:,} after: a wrong stamp, or two traces in one; take the "
+        f"part that is traffic with tuner trace cut --window START+LEN"
+    )
 
 
 def _tick(traffic: Traffic) -> str | None:
