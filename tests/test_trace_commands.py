@@ -267,6 +267,11 @@ def test_longer_requests_are_dropped_and_counted(tuner: Run, tmp_path: Path) -> 
         (["cut", "{t}/good", "-o", "{t}/out", "--window", "5"], 2, "--window: cannot read '5'"),
         (["cut", "{t}/good", "-o", "{t}/out", "--window", "0+0"], 2, "'0' is not a positive"),
         (
+            ["cut", "{t}/good", "-o", "{t}/out", "--window", "0+9", "--length", "5"],
+            2,
+            "--window 0+9 has a length, so --length 5 means nothing",
+        ),
+        (
             ["cut", "{t}/good", "-o", "{t}/out", "--window", "9s+9s"],
             3,
             "no request arrives in 9s+9s",

@@ -91,7 +91,9 @@ def cut(  # noqa: PLR0913 - one parameter an option
     window: Annotated[
         str, typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest with --length.")
     ],
-    length: Annotated[str, typer.Option(help="Length of the busiest part.")] = "60s",
+    length: Annotated[
+        str | None, typer.Option(help="Length of the busiest part; default: 60s.")
+    ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Drop and count requests with more tokens than this.")
     ] = None,

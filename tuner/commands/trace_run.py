@@ -22,6 +22,9 @@ from tuner.traffic.routing import Router, assign
 from tuner.traffic.summary import Traffic, describe
 from tuner.window import parse_duration_s
 
+BUSIEST = "60s"
+"""How long the busiest part is, unless the user says it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
@@ -37,7 +40,9 @@ class Part:
     """The part of a trace to keep, as the user writes it."""
 
     window: str
-    length: str
+    length: str | None
+    """Of the busiest part; None: not given."""
+
     max_model_len: int | None
 
 
@@ -103,6 +108,11 @@ def _start_and_length(part: Part) -> tuple[float, float] | None:
         raise UsageError(
             f"--window: cannot read {part.window!r}", hint="Write busiest or START+LEN (120s+60s)."
         )
+    if part.length is not None:
+        raise UsageError(
+            f"--window {part.window} has a length, so --length {part.length} means nothing",
+            hint="Drop --length, or write --window busiest.",
+        )
     zero = start.strip() in {"0", "0s"}
     return (
         0.0 if zero else parse_duration_s(start, option="--window"),
@@ -111,7 +121,7 @@ def _start_and_length(part: Part) -> tuple[float, float] | None:
 
 
 def _busiest(columns: Columns, part: Part) -> tuple[float, float]:
-    length_s = parse_duration_s(part.length, option="--length")
+    length_s = parse_duration_s(part.length or BUSIEST, option="--length")
     start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
     return start_s, length_s
 
