@@ -219,6 +219,7 @@ def test_an_undecided_profile_is_applied_only_when_forced(tuner: Tuner) -> None:
     ("facts", "warning"),
     [
         ({"verdict": "overloaded", "reason": "too much"}, "overloaded: too much"),
+        ({"verdict": "overloaded", "reason": "overloaded: too much"}, "overloaded: too much"),
         ({"engine_": "sim"}, "the profile was measured on a simulated engine"),
     ],
 )

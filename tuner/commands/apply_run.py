@@ -45,7 +45,7 @@ def run(options: ApplyOptions) -> None:
     chosen = profile.load(options.profile)
     if chosen.decision.verdict == "inconclusive" and not options.force:
         raise UndecidedError(
-            f"{options.profile}: inconclusive: {chosen.decision.reason}",
+            f"{options.profile}: {_verdict(chosen)}",
             hint="Sweep with a larger --budget; --force applies max_num_seqs "
             f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
         )
@@ -167,8 +167,14 @@ def _gate(
     if chosen.provenance.engine == "sim":
         warnings.append("the profile was measured on a simulated engine")
     if chosen.decision.verdict in ("overloaded", "inconclusive"):
-        warnings.append(f"{chosen.decision.verdict}: {chosen.decision.reason}")
+        warnings.append(_verdict(chosen))
     return tuple(warnings)
+
+
+def _verdict(chosen: ServingProfile) -> str:
+    """Return verdict and reason; most reasons begin with the verdict already."""
+    verdict, reason = chosen.decision.verdict, chosen.decision.reason
+    return reason if reason.startswith(verdict) else f"{verdict}: {reason}"
 
 
 def _machine() -> rollout.Machine:
