@@ -25,7 +25,7 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
         attainment_bound=0.25,
     )
     book = journal.create(tmp_path / "run", PLAN)
-    event = book.append_replay(result, purpose="ladder", max_num_seqs=4)
+    event = book.append_replay(result, purpose="ladder", max_num_seqs=4, elapsed_s=10.0)
     book.close()
     again = journal.resume(tmp_path / "run", PLAN)
     loaded = again.replay(event)
@@ -85,7 +85,9 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
 
 def test_damaged_measurements_are_refused(tmp_path: Path) -> None:
     book = journal.create(tmp_path, PLAN)
-    event = book.append_replay(replay_of([record()]), purpose="ladder", max_num_seqs=4)
+    event = book.append_replay(
+        replay_of([record()]), purpose="ladder", max_num_seqs=4, elapsed_s=10.0
+    )
     path = tmp_path / event["file"]
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RunError, match="cannot be read back"):

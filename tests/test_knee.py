@@ -1,15 +1,17 @@
 """What to measure next, and what the curve says."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.builders import block, flat, hopeless, measurement
+from tests.builders import block, flat, hopeless, measurement, request
 from tuner.iterations import BatchTime, KvCacheUsage
-from tuner.knee import cut_floor, decide, doubling, littles_bound, next_trial
+from tuner.knee import FASTEST, cut_floor, decide, doubling, littles_bound, next_trial
 from tuner.slo import Slo, Unloaded
+from tuner.trace import TraceRequest
 from tuner.uncertainty import Block, Trial, choose, intervals
 
 
@@ -105,7 +107,10 @@ def test_a_run_that_the_budget_ended_early_is_inconclusive() -> None:
     blocks = [block(measurement(1, e2el_s=flat(4.0))), block(measurement(2, e2el_s=flat(2.0)))]
     verdict = decide(blocks, ceiling=32, complete=False)
     assert (verdict.kind, verdict.max_num_seqs) == ("inconclusive", 2)
-    assert "ended at 2 before the curve turned" in verdict.reason
+    assert "ended the run at 2, before the curve turned" in verdict.reason
+    assert (verdict.interval, verdict.confidence) == ((1, 32), 0.0)
+    cut = decide([block(hopeless(1))], ceiling=32, complete=False)
+    assert (cut.kind, cut.max_num_seqs) == ("inconclusive", 1)
 
 
 def test_a_drifting_machine_is_told_and_lowers_the_confidence() -> None:
@@ -154,11 +159,20 @@ def test_the_floor_of_a_cut_follows_the_best_so_far() -> None:
 def test_littles_law_rules_out_what_no_schedule_can_serve() -> None:
     # Each request holds a slot for 1 s; ten arrive at once; TTFT limit 2.5 s: a slot serves three.
     unloaded = Unloaded(ttft_s=0.0, ttft_s_per_input_token=0.0, tpot_s=0.1)
-    burst = [(0.0, 1, 11)] * 10
-    slo = Slo(ttft_s=2.5)
-    assert littles_bound(burst, unloaded, slo, cap=1) == pytest.approx(0.3)
-    assert littles_bound(burst, unloaded, slo, cap=2) == pytest.approx(0.6)
-    assert littles_bound(burst, unloaded, slo, cap=4) == 1.0
+    burst = [request(row, arrival_s=0.0, output_length=11) for row in range(10)]
+    slo = Slo(ttft_s=FASTEST * 2.5)
+
+    def bound(requests: list[TraceRequest], cap: int, since_s: float = 0.0) -> float:
+        return littles_bound(requests, unloaded, slo, cap=cap, scored_from_s=since_s)
+
+    assert bound(burst, 1) == pytest.approx(0.3)
+    assert bound(burst, 2) == pytest.approx(0.6)
+    assert bound(burst, 4) == 1.0
+    patient = [*burst, *(request(row, arrival_s=0.0, status="aborted") for row in range(10, 20))]
+    assert bound(patient, 1) == pytest.approx(1.3 / 2)
+    late = [*burst, request(10, arrival_s=100.0, output_length=11)]
+    assert bound(late, 1, since_s=50.0) == 1.0
+    assert bound([replace(burst[0], n=4), *burst[1:]], 1) == pytest.approx(0.1)
 
 
 @given(

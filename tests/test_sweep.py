@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from tuner import journal
 from tuner.engines.sim import SimStarter
 from tuner.engines.virtual_time import run
 from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
-from tuner.errors import TraceError, UsageError
+from tuner.errors import RunError, TraceError, UsageError
 from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
@@ -102,11 +103,8 @@ def test_nothing_is_measured_twice_after_an_interruption(tmp_path: Path) -> None
     with pytest.raises(KeyboardInterrupt):
         swept(tmp_path / "cut", notes=notes)
     resumed = swept(tmp_path / "cut", resume=True)
-    events = [
-        json.loads(line) for line in (tmp_path / "cut" / "journal.jsonl").read_text().splitlines()
-    ]
-    trials = [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
-    assert len(trials) == len(set(trials))
+    events = _events(tmp_path / "cut")
+    assert _trials(events) == _trials(_events(tmp_path / "whole"))
     assert sum(event["event"] == "probe" for event in events) == 1
     assert resumed.verdict == whole.verdict
     assert [one.attainment for one in resumed.curve] == [one.attainment for one in whole.curve]
@@ -184,3 +182,35 @@ def test_the_cost_is_told_before_the_ladder(tmp_path: Path) -> None:
     assert 0.5 * expected_s < outcome.replay_s < 1.1 * expected_s
     first = next(text for text in notes.told if text.startswith("ladder 1 "))
     assert notes.told.index(told) < notes.told.index(first)
+
+
+def _events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+
+
+def _trials(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
+
+
+def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
+    notes = Notes()
+    notes.stop_after = 2
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, notes=notes)
+    other = replace(SLOTS_COST_LATE, digest="sha256:another")
+    with pytest.raises(RunError, match="was measured with device digest"):
+        swept(tmp_path, other, resume=True)
+
+
+def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, slo=Slo(ttft_s=0.001), ceiling=2)
+    verdict = swept(tmp_path, settings=settings).verdict
+    assert verdict.kind == "overloaded"
+    assert "no number of replicas can meet it" in verdict.reason
+
+
+def test_a_budget_that_ends_the_ladder_makes_no_verdict_of_it(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, window="all", budget_s=400)
+    verdict = swept(tmp_path, settings=settings).verdict
+    assert (verdict.kind, verdict.interval[1]) == ("inconclusive", 32)
+    assert "were not tried" in verdict.reason

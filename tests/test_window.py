@@ -1,5 +1,7 @@
 """Which part of the trace is replayed, and the plan."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.builders import request
@@ -47,6 +49,13 @@ def test_a_short_trace_is_replayed_whole() -> None:
     assert (window.run_in_s, window.start_s) == (2.0, 2.0)
 
 
+def test_one_request_or_one_burst_is_a_window_too() -> None:
+    for requests in (HOUR[:1], [request(row, arrival_s=5.0) for row in range(9)]):
+        window = choose_window(requests, "busiest", length_s=60, busiest=busiest)
+        assert window.run_in_s == 0
+        assert len(in_window(requests, window)) == len(requests)
+
+
 def test_a_window_without_requests_is_refused_with_the_traces_span() -> None:
     with pytest.raises(TraceError, match="no request arrives there") as caught:
         choose_window(HOUR, "2h+60s", length_s=60, busiest=busiest)
@@ -79,4 +88,7 @@ def test_an_abort_keeps_asking_until_its_client_gave_up() -> None:
     unknown = request(1, status="aborted", output_length=0)
     plan = plan_requests([gone, unknown], Window(0, 10, 0), max_model_len=100, prompt=prompt)
     assert (plan[0].output_length, plan[0].abort_after_s) == (90, 1.5)
+    asked = replace(gone, max_tokens=60)
+    (one,) = plan_requests([asked], Window(0, 10, 0), max_model_len=100, prompt=prompt)
+    assert one.output_length == 60
     assert (plan[1].output_length, plan[1].abort_after_s) == (1, None)

@@ -1,9 +1,11 @@
 """What a run has measured so far, as its journal holds it."""
 
+import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from tuner.engines.seam import EngineFacts
+from tuner.errors import RunError
 from tuner.journal import Event, Journal
 from tuner.measure import Measurement, measure
 from tuner.probe import ProbeResult
@@ -22,6 +24,32 @@ class Evidence:
 
     journal: Journal
     _replays: dict[str, Replay] = field(default_factory=dict)
+
+    def check(self) -> None:
+        """Read all that stands in the journal once. Raises RunError when it makes no sense."""
+        try:
+            self.unloaded(), self.window(), self.starts_s(), self.replay_s(), self.spent_s()
+            if self.starts_s():
+                self.facts()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(
+                f"{self.journal.run_dir}/journal.jsonl: an event makes no sense ({error!r})",
+                hint="Start again in another --run-dir.",
+            ) from error
+
+    def check_machine(self, facts: EngineFacts) -> None:
+        """Raise RunError when an engine is not of the machine and versions of this run's others."""
+        for event in self.journal.of("start"):
+            before = event["facts"]
+            for what, now in (("device", facts.device), ("versions", facts.versions)):
+                for key in sorted(before[what].keys() | now.keys()):
+                    was, is_ = before[what].get(key), now.get(key)
+                    if json.loads(json.dumps(is_)) != was:
+                        raise RunError(
+                            f"{self.journal.run_dir}: was measured with {what} {key}={was}, "
+                            f"here it is {is_}",
+                            hint="Numbers of two machines make no curve: start another --run-dir.",
+                        )
 
     def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
         content: dict[str, Any] = asdict(facts)

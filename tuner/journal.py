@@ -25,6 +25,18 @@ from tuner.records import Replay, RequestRecord
 Event = dict[str, Any]
 FORMAT = 1
 
+_CONTENT = {
+    "plan": {"format", "plan"},
+    "start": {"purpose", "max_num_seqs", "facts"},
+    "probe": {"results"},
+    "window": {"window"},
+    "late": {"what", "why", "elapsed_s"},
+    "replay": {"file", "purpose", "max_num_seqs", "elapsed_s"},
+}
+"""Event → what it must hold."""
+
+_NEVER = {"an event that is not known"}
+
 _INTEGERS = {one.name for one in fields(RequestRecord) if one.type is int}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
 
@@ -35,7 +47,7 @@ class Journal:
 
     run_dir: Path
     events: list[Event] = field(default_factory=list)
-    _file: IO[str] | None = None
+    _file: IO[bytes] | None = None
 
     def append(self, event: str, **content: Any) -> Event:  # noqa: ANN401 - JSON content
         """Write one event; it is on disk when this returns.
@@ -45,8 +57,10 @@ class Journal:
         assert self._file is not None
         line = {"event": event, **content}
         try:
-            self._file.write(json.dumps(line, allow_nan=False) + "\n")
-            self._file.flush()
+            # unbuffered: what could not be written must not be tried again when the file is closed
+            rest = memoryview((json.dumps(line, allow_nan=False) + "\n").encode())
+            while rest:
+                rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _cannot_write(self.run_dir, error) from error
@@ -93,13 +107,13 @@ class Journal:
 def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     """Make a run directory for a new run. Raises RunError when one is there already."""
     path = run_dir / "journal.jsonl"
-    if path.exists():
+    if path.exists() and path.stat().st_size:
         raise RunError(
             f"{run_dir}: holds a run already", hint="Give --resume to go on, or another --run-dir."
         )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
-        file = path.open("a", encoding="utf-8")
+        file = path.open("ab", buffering=0)
     except OSError as error:
         raise _cannot_write(run_dir, error) from error
     _lock(run_dir, file)
@@ -126,7 +140,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
                 hint="Resume with the options of the run, or start another --run-dir.",
             )
     try:
-        file = path.open("r+", encoding="utf-8")
+        file = path.open("r+b", buffering=0)
         _lock(run_dir, file)
         file.truncate(whole_bytes)
         file.seek(0, os.SEEK_END)
@@ -152,7 +166,10 @@ def _read(path: Path) -> tuple[list[Event], int]:
             event = json.loads(line)
         except ValueError:
             event = None
-        if not isinstance(event, dict) or "event" not in event:
+        if (
+            not isinstance(event, dict)
+            or _CONTENT.get(str(event.get("event")), _NEVER) - event.keys()
+        ):
             raise RunError(
                 f"{path}:{number}: not an event", hint="Start again in another --run-dir."
             )
@@ -160,7 +177,7 @@ def _read(path: Path) -> tuple[list[Event], int]:
     return events, len(whole)
 
 
-def _lock(run_dir: Path, file: IO[str]) -> None:
+def _lock(run_dir: Path, file: IO[bytes]) -> None:
     """Hold the run directory for this process; the system lets go when it ends, however it ends."""
     try:
         fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)

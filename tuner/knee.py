@@ -14,8 +14,10 @@ from tuner.reasons import (
     kind_of,
     kv_warnings,
     overloaded,
+    unfinished,
 )
 from tuner.slo import Slo, Unloaded
+from tuner.trace import TraceRequest
 from tuner.uncertainty import (
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,
@@ -39,6 +41,9 @@ DEFENSIBLE = 0.80
 
 MAX_EXTRA_BLOCKS = 2
 DRIFT_LIMIT = 0.10
+FASTEST = 0.8
+"""How long a slot is held at least, of what the probes say: they were few, on a busy machine."""
+
 RULED_OUT_REPLAY_S = 5.0
 """How long a step that arithmetic has ruled out is replayed, for its iterations."""
 
@@ -63,21 +68,35 @@ def cut_floor(blocks: Sequence[Block]) -> float:
 
 
 def littles_bound(
-    requests: Iterable[tuple[float, int, int]], unloaded: Unloaded, slo: Slo, *, cap: int
+    requests: Iterable[TraceRequest],
+    unloaded: Unloaded,
+    slo: Slo,
+    *,
+    cap: int,
+    scored_from_s: float,
 ) -> float:
-    """Return the most of these requests (arrival s, input, output length) that ``cap`` can serve in
-    time if every one holds its slot no longer than on an idle engine.
+    """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on (those
+    before only hold slots) if each holds its slot hardly longer than on an idle engine.
 
-    First come first served over ``cap`` slots: no real schedule starts them earlier.
+    First come first served over ``cap`` slots: no real schedule starts them earlier. Aborted ones
+    take no slot and are all taken for good, which can only raise the bound.
     """
     free = [-math.inf] * cap
-    served = total = 0
-    for arrival_s, input_length, output_length in requests:
-        start_s = max(arrival_s, heapq.heappop(free))
-        heapq.heappush(free, start_s + unloaded.residence_s(input_length, output_length))
-        total += 1
-        served += start_s - arrival_s <= slo.ttft_limit_s(input_length)
-    return served / total if total else 1.0
+    good = total = 0
+    for one in requests:
+        scored = one.arrival_s >= scored_from_s
+        total += scored
+        if one.status != "ok":
+            good += scored
+            continue
+        residence_s = FASTEST * unloaded.residence_s(one.input_length, max(1, one.output_length))
+        starts_s = []
+        for _ in range(one.n):
+            starts_s.append(max(one.arrival_s, heapq.heappop(free)))
+            heapq.heappush(free, starts_s[-1] + residence_s)
+        in_time = min(starts_s) - one.arrival_s <= slo.ttft_limit_s(one.input_length)
+        good += scored and in_time
+    return good / total if total else 1.0
 
 
 def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
@@ -114,16 +133,15 @@ def decide(blocks: Sequence[Block], *, ceiling: int, complete: bool = True) -> V
     """
     curve = points(blocks)
     alive = [point for point in curve if not point.cut]
+    if not complete and not _ladder_is_done(blocks) and curve[-1].cap < ceiling:
+        return unfinished(curve, _best(alive).cap if alive else curve[-1].cap, ceiling)
     if not alive or max(point.attainment for point in alive) < HOPELESS:
         return overloaded(curve)
     best = _best(alive)
     interval, confidence = certainty(blocks, best.cap)
     kind, why = kind_of(best, curve, ceiling)
     warnings = [*_drift_warnings(blocks), *kv_warnings(best)]
-    if not complete and not _ladder_is_done(blocks) and curve[-1].cap < ceiling:
-        kind = "inconclusive"
-        why = f"the run ended at {curve[-1].cap} before the curve turned; this is the best so far"
-    elif confidence < DEFENSIBLE:
+    if confidence < DEFENSIBLE:
         kind = "inconclusive"
         why = (
             f"between {interval[0]} and {interval[1]} the differences are within the noise; "

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.engines.seam import Engine, EngineRequest, Reply
+from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.errors import EngineError
 from tuner.trace import TraceRequest
 
 PROBES = 7
@@ -38,7 +39,13 @@ async def probe(
         tokens = min(max(2, request.output_length), MAX_PROBE_TOKENS)
         tokens = min(tokens, engine.facts.max_model_len - len(token_ids))
         reply, start_s = Reply(), loop.time()
-        await engine.generate(EngineRequest(f"probe-{number}", token_ids, tokens), reply)
+        try:
+            await engine.generate(EngineRequest(f"probe-{number}", token_ids, tokens), reply)
+        except RequestFailedError as failure:
+            raise EngineError(
+                f"the engine refuses a request of {len(token_ids)} + {tokens} tokens: {failure}",
+                hint="Try the engine arguments with vllm serve first.",
+            ) from failure
         assert reply.first_token_s is not None
         outputs = reply.output_s
         tpot_s = (outputs[-1] - outputs[0]) / (tokens - 1) if tokens > 1 else None

@@ -101,6 +101,21 @@ def _hopeless(point: Point) -> str:
     return f"{point.cap} is certain to serve at most {point.last.attainment_bound:.0%} in time"
 
 
+def unfinished(curve: Sequence[Point], best: int, ceiling: int) -> Verdict:
+    """Return what can be said when the budget ended the ladder before the curve turned."""
+    top = curve[-1].cap
+    return Verdict(
+        kind="inconclusive",
+        max_num_seqs=best,
+        interval=(curve[0].cap, ceiling),
+        confidence=0.0,
+        reason=(
+            f"inconclusive, {best} is the best so far: the budget ended the run at {top}, before "
+            f"the curve turned; caps from {2 * top} to {ceiling} were not tried"
+        ),
+    )
+
+
 def overloaded(curve: Sequence[Point]) -> Verdict:
     """No cap meets half of the SLO: the one that serves the most, and what load would fit."""
     best = max(curve, key=lambda point: (point.last.output_tokens_per_s, -point.cap))

@@ -22,6 +22,9 @@ WATCH_S = 0.25
 """How often a running replay is checked for being hopeless, and its progress told."""
 
 
+DRAIN_FACTOR = 2.0
+"""How many times as long as the plan a replay may go on for requests that have missed already."""
+
 EARLY_S = 0.003
 """How long before a request is due its sender wakes up."""
 
@@ -98,6 +101,7 @@ class _Run:
         self.plan, self.engine, self.name = plan, engine, name
         self.cut_rule, self.progress = cut_rule, progress
         self.scored = sum(request.scored for request in plan)
+        self.patience_s = DRAIN_FACTOR * plan[-1].planned_s + WATCH_S if plan else 0.0
         self.flights: dict[int, _Flight] = {}
         self.records: list[RequestRecord] = []
         self.misses = 0
@@ -202,6 +206,9 @@ class _Run:
                 _certain_miss(flight, now_s, self.start_s, rule.slo)
                 for flight in self.flights.values()
             )
+            if lost == len(self.flights) and now_s > self.patience_s:
+                self.cut = "the queue does not drain: all that is left came too late long ago"
+                return
             bound = 1 - (self.misses + lost) / max(1, self.scored)
             if bound < rule.floor:
                 self.cut = f"attainment is certain to stay below {rule.floor:.2f}"
@@ -276,16 +283,18 @@ def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bo
 def _punctual() -> Iterator[None]:
     """Keep what would delay requests that are due away from this thread: garbage collection and,
     where the system lets us, other processes. The engine's own priority stays as it is."""
-    policy, parameters = os.sched_getscheduler(0), os.sched_getparam(0)
+    before: tuple[int, os.sched_param] | None = None
     gc.collect()
     gc.freeze()
     gc.disable()
-    with suppress(OSError):
+    with suppress(OSError, AttributeError):  # not allowed, or not a system that can
+        now = os.sched_getscheduler(0), os.sched_getparam(0)
         os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        before = now
     try:
         yield
     finally:
-        with suppress(OSError):
-            os.sched_setscheduler(0, policy, parameters)
+        if before is not None:
+            os.sched_setscheduler(0, *before)
         gc.enable()
         gc.unfreeze()

@@ -153,6 +153,37 @@ def _chosen(outcome: SweepOutcome) -> Measurement:
     return next(one for one in outcome.curve if one.max_num_seqs == cap)
 
 
+ATTAINMENT_AGREEMENT = 0.05
+AGREEMENT = 0.10
+"""How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
+
+
+def second_thoughts(outcome: SweepOutcome, *, fresh: bool, headroom: float) -> list[str]:
+    """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
+    said = []
+    one = outcome.confirmed
+    if one is None:
+        if not fresh and outcome.verdict.kind != "overloaded":
+            said.append("no fresh engine confirmed the choice: the budget was spent")
+        return said
+    ladder = _chosen(outcome)
+    if one.tpot_s and ladder.tpot_s:
+        ratio = one.tpot_s.p50 / ladder.tpot_s.p50 - 1
+        if abs(ratio) > AGREEMENT:
+            said.append(
+                f"the confirming engine's p50 TPOT was {ratio:+.0%} against the ladder's: "
+                "the machine or the engine's size changed it"
+            )
+    if abs(one.attainment - ladder.attainment) > ATTAINMENT_AGREEMENT:
+        said.append(
+            f"the confirming engine served {one.attainment:.0%} within the SLO, the ladder "
+            f"{ladder.attainment:.0%}: the machine changed in between, measure again"
+        )
+    if headroom > 1 and not holds_with_headroom(outcome):
+        said.append(f"the choice does not hold at {headroom:g} times the load")
+    return said
+
+
 def _promise(one: Measurement, *, confirmed: bool) -> Promise:
     return Promise(
         load=1.0,

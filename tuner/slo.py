@@ -111,6 +111,21 @@ def fit_unloaded(
     return Unloaded(base, slope, float(np.median(tpots_s)) if len(tpots_s) else 0.0)
 
 
+def out_of_reach(slo: Slo, unloaded: Unloaded) -> str | None:
+    """Say which limit even an idle engine breaks, for the shortest prompt; None when none is."""
+    if unloaded.ttft_s > slo.ttft_limit_s(0):
+        limit_ms, needed_ms = slo.ttft_limit_s(0) * 1e3, unloaded.ttft_s * 1e3
+        name = "TTFT"
+    elif slo.tpot_s is not None and unloaded.tpot_s > slo.tpot_s:
+        limit_ms, needed_ms, name = slo.tpot_s * 1e3, unloaded.tpot_s * 1e3, "TPOT"
+    else:
+        return None
+    return (
+        f"an idle engine needs {needed_ms:.3g} ms {name}, the SLO allows {limit_ms:.3g} ms: no cap "
+        "and no number of replicas can meet it; relax the SLO"
+    )
+
+
 def derive_slo(unloaded: Unloaded, lengths: Sequence[tuple[int, int]]) -> Slo:
     """Return the SLO that an idle engine's own speed implies for these (input, output) lengths.
 

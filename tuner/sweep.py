@@ -24,7 +24,7 @@ from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.replay import CutRule, replay
 from tuner.settings import SweepSettings
-from tuner.slo import Slo
+from tuner.slo import Slo, out_of_reach
 from tuner.trace import TraceRequest
 from tuner.traffic import scale_load
 from tuner.window import plan_requests
@@ -62,6 +62,8 @@ async def sweep(
         complete = await run.climb(workload)
         blocks = run.evidence.blocks(workload.slo)
         verdict = decide(blocks, ceiling=settings.ceiling, complete=complete)
+        if verdict.kind == "overloaded" and (why := out_of_reach(workload.slo, workload.unloaded)):
+            verdict = replace(verdict, reason=f"overloaded: {why}")
         confirmed, with_headroom = await run.confirm(workload, verdict)
     finally:
         await run.stop()
@@ -105,6 +107,7 @@ class _Sweep:
             self.watcher.stage(f"starting the engine with max_num_seqs={size}")
             self.engine = await self.starter.start(max_num_seqs=size)
             self.built_for = built_for
+            self.evidence.check_machine(self.engine.facts)
             self.evidence.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
         tokens = self.engine.facts.arguments["max_num_batched_tokens"]
         assert isinstance(tokens, int)
@@ -118,6 +121,7 @@ class _Sweep:
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
+        self.evidence.check()
         unloaded = self.evidence.unloaded()
         if unloaded is None:
             engine = await self.engine_for(
@@ -154,6 +158,10 @@ class _Sweep:
             f"a step replays {workload.window} of the trace after {workload.window.run_in_s:.0f}s "
             f"run-in; expect up to {cost_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
+        if cost_s + starts_s > 1.1 * self.settings.budget_s:
+            self.watcher.warn(
+                "the budget may end the run early: shorten --window or raise --budget"
+            )
         return workload
 
     def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
@@ -176,23 +184,24 @@ class _Sweep:
         ceiling = self.settings.ceiling
         blocks = self.evidence.blocks(workload.slo)
         while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
+            cap = trial.max_num_seqs
             confirming_s = (
                 0.0 if self.settings.fresh else self.evidence.facts().start_s + workload.replay_s
             )
             needed_s = self.evidence.spent_s() + workload.replay_s + confirming_s
             if blocks and needed_s > self.settings.budget_s:
-                if trial.purpose == "again":
-                    return True
-                self.warnings.append("the budget ended the ladder early")
-                return False
-            cap = trial.max_num_seqs
+                if trial.purpose != "again":
+                    self.warnings.append(f"the budget left no room for {trial.purpose} {cap}")
+                return trial.purpose != "ladder"
             bound, floor = workload.bound(cap), cut_floor(blocks)
-            rule = CutRule(workload.slo, floor, RULED_OUT_REPLAY_S if bound < floor else None)
+            # the ceiling is always tried: that nothing helps must be seen and not only computed
+            ruled_out = bound < floor and cap != ceiling
+            rule = CutRule(workload.slo, floor, RULED_OUT_REPLAY_S if ruled_out else None)
             engine = await self.engine_for(cap, "ladder")
             result = await self.replay_once(engine, trial.purpose, cap, workload, rule)
-            bound = min(bound, result.attainment_bound)
-            ruled_out = result.cut is not None and rule.stop_after_s is not None
-            result = replace(result, attainment_bound=bound, ruled_out=ruled_out)
+            if ruled_out:
+                bound = min(bound, result.attainment_bound)
+                result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
             self.keep(result, trial.purpose, workload.slo)
             blocks = self.evidence.blocks(workload.slo)
         return True

@@ -13,8 +13,11 @@ RUN_IN_SHARE = 0.25
 """The run-in is replayed and not scored, so that scoring starts with the engine as full as
 production had it: a quarter of the window, at most 15 s."""
 
+SHORT_S = 1.0
+"""A trace shorter than this has no run-in: all of it is one burst."""
+
 _UNITS_S = {"": 1.0, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
-_DURATION = re.compile(r"(?P<value>[0-9]+(?:\.[0-9]+)?)(?P<unit>ms|s|m|h|)")
+_DURATION = re.compile(r"(?P<value>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>ms|s|m|h|)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +47,23 @@ def parse_duration_s(text: str, *, option: str) -> float:
     return float(found["value"]) * _UNITS_S[found["unit"]]
 
 
+def parse_window(asked: str) -> tuple[float, float] | None:
+    """Return (start, length) in seconds of ``START+LEN``; None for ``busiest`` and ``all``.
+
+    Raises UsageError for anything else.
+    """
+    if asked in {"busiest", "all"}:
+        return None
+    parts = asked.split("+")
+    if len(parts) != 2:
+        raise UsageError(
+            f"--window: cannot read {asked!r}", hint="Write busiest, all or START+LEN (120s+60s)."
+        )
+    zero = parts[0].strip() in {"0", "0s"}
+    start_s = 0.0 if zero else parse_duration_s(parts[0], option="--window")
+    return start_s, parse_duration_s(parts[1], option="--window")
+
+
 def choose_window(
     requests: Sequence[TraceRequest],
     asked: str,
@@ -58,21 +78,17 @@ def choose_window(
     """
     first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
     whole_s = max(last_s - first_s, 1e-3)
+    explicit = parse_window(asked)
     if asked == "all" or (asked == "busiest" and whole_s <= length_s * (1 + RUN_IN_SHARE)):
         run_in_s = min(MAX_RUN_IN_S, whole_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE))
+        if whole_s < SHORT_S:
+            run_in_s = 0.0
         return Window(first_s + run_in_s, whole_s - run_in_s + 1e-3, run_in_s)
-    if asked == "busiest":
+    if explicit is None:
         start_s, end_s = busiest(requests, length_s)
         run_in_s = min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, start_s - first_s)
         return Window(start_s, end_s - start_s, run_in_s)
-    parts = asked.split("+")
-    if len(parts) != 2:
-        raise UsageError(
-            f"--window: cannot read {asked!r}", hint="Write busiest, all or START+LEN (120s+60s)."
-        )
-    zero = parts[0].strip() in {"0", "0s"}
-    start_s = 0.0 if zero else parse_duration_s(parts[0], option="--window")
-    length_s = parse_duration_s(parts[1], option="--window")
+    start_s, length_s = explicit
     window = Window(
         start_s, length_s, min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, max(0.0, start_s - first_s))
     )
@@ -106,8 +122,9 @@ def plan_requests(
 ) -> tuple[PlannedRequest, ...]:
     """Return what to send, with planned times from the start of the run-in.
 
-    An aborted request is asked for as many tokens as its client had asked for and cancelled when
-    its client gave up; where the trace does not know when, it ends after its recorded tokens.
+    An aborted request is asked for as many tokens as its client had asked for, or as fit, and
+    cancelled when its client gave up; where the trace does not know when, it ends after its
+    recorded tokens.
     """
     origin_s = window.start_s - window.run_in_s
     return tuple(
@@ -129,4 +146,5 @@ def _asked_length(request: TraceRequest, max_model_len: int) -> int:
     recorded = max(1, request.output_length)
     if request.status != "aborted" or request.e2e_s is None:
         return recorded
-    return min(max(request.max_tokens or recorded, recorded), max_model_len - request.input_length)
+    room = max_model_len - request.input_length
+    return min(max(request.max_tokens or room, recorded), room)

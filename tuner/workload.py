@@ -32,15 +32,7 @@ class Workload:
     def bound(self, cap: int) -> float:
         """Return the most that ``cap`` can attain of these requests, by Little's law."""
         return littles_bound(
-            (
-                (one.arrival_s, one.input_length, max(1, one.output_length))
-                for one in self.requests
-                for _ in range(one.n)
-                if one.status == "ok"
-            ),
-            self.unloaded,
-            self.slo,
-            cap=cap,
+            self.requests, self.unloaded, self.slo, cap=cap, scored_from_s=self.window.start_s
         )
 
     def cost_s(self, *, ceiling: int, confirming_replays: int) -> float:
@@ -58,7 +50,9 @@ def keep_what_fits(
 
     Nothing is clipped: clipped it would be other traffic. Raises TraceError when nothing is left.
     """
-    kept = [one for one in requests if one.input_length + one.output_length <= max_model_len]
+    kept = [
+        one for one in requests if one.input_length + max(1, one.output_length) <= max_model_len
+    ]
     if not kept:
         raise TraceError(
             f"every request is longer than max_model_len={max_model_len}",

@@ -45,7 +45,8 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         str, typer.Option(help="How requests reach replicas: least, rr, random or session.")
     ] = "least",
     headroom: Annotated[
-        float, typer.Option(min=1.0, help="Load at which the choice is validated, times the trace.")
+        float,
+        typer.Option(min=1.0, max=10.0, help="Load of the validation, times the trace's."),
     ] = 1.25,
     fresh: Annotated[bool, typer.Option(help="A new engine for every step.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,

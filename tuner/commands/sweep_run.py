@@ -1,18 +1,20 @@
 """What ``tuner sweep`` does with its options: everything that may be slow to import."""
 
 import asyncio
+import glob
 import json
+import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, cast
 
-from tuner import journal, models, profile, provenance
+from tuner import files, journal, models, profile, provenance
 from tuner.base import engine_arguments
 from tuner.commands.sweep_view import Progress, render
 from tuner.engines.seam import Starter
@@ -20,20 +22,17 @@ from tuner.engines.vllm import VllmStarter
 from tuner.errors import Interrupted, RunError, TargetError, TraceError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
-from tuner.result import holds_with_headroom, json_object, profile_of
+from tuner.result import json_object, profile_of, second_thoughts
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
 from tuner.sweep import sweep
 from tuner.trace import Trace, TraceRequest, load
+from tuner.traffic import busiest_window
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import ROUTERS, Router, busiest_part, route
 from tuner.traffic.summary import describe
-from tuner.window import parse_duration_s
-
-ATTAINMENT_AGREEMENT = 0.05
-AGREEMENT = 0.10
-"""How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
+from tuner.window import choose_window, parse_duration_s, parse_window
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +71,13 @@ def run(options: SweepOptions) -> None:
     trace = load(options.trace)
     settings = _settings(options, trace)
     requests, warnings = _requests(options, trace)
+    _check_window(options, requests)
     starter, execute = _starter(options, trace)
     plan = _plan(options, trace, starter)
+    exporter = Exporter(options.metrics_port) if options.metrics_port else None
     book = _open(options, plan)
     if isinstance(starter, VllmStarter):
         starter.log = book.run_dir / "vllm.log"
-    exporter = Exporter(options.metrics_port) if options.metrics_port else None
     progress = Progress(settings, exporter)
     for warning in warnings:
         progress.warn(warning)
@@ -97,7 +97,7 @@ def run(options: SweepOptions) -> None:
         *warnings,
         *outcome.warnings,
         *outcome.verdict.warnings,
-        *_confirmation(outcome, options),
+        *second_thoughts(outcome, fresh=options.fresh, headroom=options.headroom),
     ]
     origin = {
         "tuner": version("tuner"),
@@ -159,17 +159,22 @@ def _check_output(options: SweepOptions) -> None:
 
     An older profile may go: its run directory still has it.
     """
-    path = options.output
-    if path.is_dir() or not path.parent.is_dir():
-        raise TargetError(f"{path}: cannot be written there", hint="Choose another -o.")
-    if path.exists() and not options.force:
-        with path.open("rb") as file:
-            ours = b"schema_version:" in file.read(4096)
-        if not ours:
-            raise TargetError(
-                f"{path}: is there already and is no serving profile",
-                hint="Choose another -o, or overwrite it with --force.",
-            )
+    path = files.resolve(options.output)
+    files.check_writable(path)
+    if not os.access(path.parent, os.W_OK):
+        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
+    old = files.content(path)
+    if old is not None and not options.force and b"schema_version:" not in old[:4096]:
+        raise TargetError(
+            f"{options.output}: is there already and is no serving profile",
+            hint="Choose another -o, or overwrite it with --force.",
+        )
+
+
+def _check_window(options: SweepOptions, requests: list[TraceRequest]) -> None:
+    """Refuse a --window that cannot be replayed before an engine is started for it."""
+    if parse_window(options.window) is not None:
+        choose_window(requests, options.window, length_s=1.0, busiest=busiest_window)
 
 
 def _requests(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest], list[str]]:
@@ -197,6 +202,10 @@ def _starter(options: SweepOptions, trace: Trace) -> tuple[Starter, Execute]:
     if options.engine == "sim":
         if options.world is None:
             raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+        if options.overrides or options.base is not None:
+            raise UsageError(
+                "--set and --base are for --engine vllm", hint="Write it into the world file."
+            )
         from tuner.engines import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim import SimStarter  # noqa: PLC0415
         from tuner.engines.world import read_world  # noqa: PLC0415
@@ -243,7 +252,9 @@ def _open(options: SweepOptions, plan: Mapping[str, Any]) -> journal.Journal:
 
 
 def _newest(trace: Path) -> Path:
-    found = sorted(Path("runs").glob(f"{trace.stem}-*/journal.jsonl"))
+    stamp = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
+    pattern = f"{glob.escape(trace.stem)}{stamp}/journal.jsonl"
+    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
     if not found:
         raise RunError(
             f"runs/{trace.stem}-*: there is no run to resume", hint="Name it with --run-dir."
@@ -259,29 +270,3 @@ def _resume_command(options: SweepOptions, run_dir: Path) -> str:
     if options.run_dir is None:
         words += ["--run-dir", str(run_dir)]
     return shlex.join(words)
-
-
-def _confirmation(outcome: SweepOutcome, options: SweepOptions) -> Sequence[str]:
-    """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
-    said = []
-    one = outcome.confirmed
-    if one is None:
-        if not options.fresh and outcome.verdict.kind != "overloaded":
-            said.append("no fresh engine confirmed the choice: the budget was spent")
-        return said
-    ladder = next(m for m in outcome.curve if m.max_num_seqs == one.max_num_seqs)
-    if one.tpot_s and ladder.tpot_s:
-        ratio = one.tpot_s.p50 / ladder.tpot_s.p50 - 1
-        if abs(ratio) > AGREEMENT:
-            said.append(
-                f"the confirming engine's p50 TPOT was {ratio:+.0%} against the ladder's: "
-                "the machine or the engine's size changed it"
-            )
-    if abs(one.attainment - ladder.attainment) > ATTAINMENT_AGREEMENT:
-        said.append(
-            f"the confirming engine served {one.attainment:.0%} within the SLO, the ladder "
-            f"{ladder.attainment:.0%}: the machine changed in between, measure again"
-        )
-    if options.headroom > 1 and not holds_with_headroom(outcome):
-        said.append(f"the choice does not hold at {options.headroom:g} times the load")
-    return said

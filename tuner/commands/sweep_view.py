@@ -19,6 +19,9 @@ from tuner.settings import SweepSettings
 PLAIN_WIDTH = 100
 """Where stdout is no terminal, so that a log has the same lines everywhere."""
 
+TABLE_WIDTH = 88
+"""What the curve needs to show every number whole."""
+
 
 class Progress:
     """Tells on stderr how the run goes: a live line on a terminal, plain lines elsewhere."""
@@ -95,6 +98,8 @@ def render(
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    elif console.width < TABLE_WIDTH:  # a terminal that wraps is better than numbers cut off
+        console = Console(highlight=False, width=TABLE_WIDTH)
     verdict = outcome.verdict
     console.print(curve_table(outcome))
     console.print(f"[bold]{escape(verdict.reason)}[/]")
