@@ -19,10 +19,9 @@ ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "traces" / "translation.jsonl"
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
-noise: {sigma_iter: 0.02}
 engine_start: 30
 """
-"""The article's machine: 8 slots are too few for the sample's busy times, 32 slow everybody."""
+"""The article's machine without noise: 8 slots are too few for the sample's busy times."""
 
 CURVE_KEYS = {
     "max_num_seqs", "attainment", "goodput_rps", "requests_per_s", "output_tokens_per_s",
