@@ -40,6 +40,7 @@ from tuner.twin_law import Segment, fit_law
 
 WINDOW_S = 60.0
 DRAIN_S = 10.0
+SURE = 0.95
 CEILING: Final = CAPS[-1]
 
 
@@ -88,7 +89,7 @@ class Lab:
             e2el_s=np.where(done, requests["last_token_s"] - start_s - traffic.arrival_s, np.nan),
             output_tokens=int(requests["generated"].sum()),
             end_s=self.now_s - start_s,
-            start_s=start_s,
+            iterations=segment.log,
             cut=not done.all(),
         )
 
@@ -166,36 +167,43 @@ class Answer:
 Rule = Callable[[Case, Lab], Answer]
 
 
-def twin_rule(
-    case_: Case, lab: Lab, *, caps: Sequence[int], climb_s: float, use_anchor: bool = False
+def twin_rule(  # noqa: PLR0913 - what the rules differ in
+    case_: Case,
+    lab: Lab,
+    *,
+    caps: Sequence[int],
+    climb_s: float,
+    climbs: int = 1,
+    use_anchor: bool = False,
 ) -> Answer:
-    """Replay the busiest window at some caps, climb, and ask the twin."""
+    """Replay the busiest window at some caps, climb until sure, and ask the twin."""
     begin_s = busiest_s(case_, WINDOW_S)
     replayed = [lab.window(cap, begin_s, WINDOW_S) for cap in caps]
     segments, windows = [one for one, _ in replayed], [one for _, one in replayed]
-    if climb_s:
-        dwell_s = 5 * float(np.median(segments[0].log["duration_s"]))
-        rng = np.random.default_rng(case_.world.seed)
-        segments.append(lab.climb(climb_s, dwell_s, rng))
-    fitted = fit_law(segments, max_num_seqs=CEILING)
-    shape = shape_of(case_.world, known=True)
-    shape = replace(shape, lag_s=lag_s(windows, fitted, shape))
-    found = weigh(
-        case_.traffic,
-        fitted,
-        shape,
-        case_.slo,
-        CAPS,
-        corrections=anchor(windows, fitted, shape, case_.slo, CAPS) if use_anchor else None,
-    )
-    return Answer(found.best, found.confidence, median_error(check(windows, fitted, shape)))
+    dwell_s = 5 * float(np.median(segments[0].log["duration_s"]))
+    rng = np.random.default_rng(case_.world.seed)
+    while True:
+        if climb_s:
+            segments.append(lab.climb(climb_s, dwell_s, rng))
+        fitted = fit_law(segments, max_num_seqs=CEILING)
+        shape = shape_of(case_.world, known=True)
+        shape = replace(shape, lag_s=lag_s(windows, fitted.law, shape))
+        corrections = None
+        if use_anchor:
+            corrections = anchor(windows, fitted.law, shape, case_.slo, CAPS)
+        found = weigh(case_.traffic, fitted, shape, case_.slo, CAPS, corrections=corrections)
+        climbs -= 1
+        if climbs <= 0 or found.confidence >= SURE:
+            break
+    return Answer(found.best, found.confidence, median_error(check(windows, fitted.law, shape)))
 
 
 RULES: Final[dict[str, Rule]] = {
-    "ladder+climb+anchor": partial(twin_rule, caps=CAPS, climb_s=60.0, use_anchor=True),
     "ladder": partial(twin_rule, caps=CAPS, climb_s=0.0),
     "ladder+climb": partial(twin_rule, caps=CAPS, climb_s=60.0),
+    "ladder+climb+anchor": partial(twin_rule, caps=CAPS, climb_s=60.0, use_anchor=True),
     "two+climb": partial(twin_rule, caps=(8, 32), climb_s=60.0),
+    "one+climb until sure": partial(twin_rule, caps=(CEILING,), climb_s=60.0, climbs=4),
 }
 
 
@@ -255,7 +263,7 @@ def main() -> None:
 
 
 def report(results: Sequence[Result]) -> None:
-    sure = [one for one in results if one.answer.confidence >= 0.95]
+    sure = [one for one in results if one.answer.confidence >= SURE]
     right = np.mean([one.is_good for one in sure]) if sure else math.nan
     print(
         f"{results[0].rule:20} {results[0].level:8}"

@@ -1,3 +1,4 @@
+import sys
 from typing import Any
 
 from tuner.jit import compiled
@@ -15,3 +16,10 @@ def test_a_division_by_zero_is_a_number_as_in_numpy() -> None:
         return part / whole
 
     assert compiled(share)(1.0, 0.0) == float("inf")
+
+
+def test_vllm_can_look_at_the_compilers_library() -> None:
+    """It reads the ``__dict__`` of whatever has one; a made-up one stops the engine's start."""
+    handle = sys.modules["llvmlite.binding.ffi"].lib
+    assert not hasattr(handle, "__dict__")
+    assert callable(handle.LLVMPY_GetVersionInfo)

@@ -91,6 +91,18 @@ class StepLaw(NamedTuple):
     prefill_seq_s: float  # p0
     context_token_s: float  # d
 
+    def durations_s(self, log: IterationLog) -> Floats:
+        """Return how long these iterations should have taken."""
+        prefill = log["prefill_tokens"].astype(float)
+        largest = len(self.decode_s) - 1
+        return np.asarray(
+            self.decode_s[np.minimum(log["decode_seqs"], largest)]
+            + self.prefill_token_s * prefill
+            + self.prefill_token_squared_s * prefill**2
+            + self.prefill_seq_s * log["prefill_seqs"]
+            + self.context_token_s * log["context_tokens"]
+        )
+
 
 class Weather(NamedTuple):
     """What makes iterations slower or faster than the law. Arrays of length 0 mean: nothing."""

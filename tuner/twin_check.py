@@ -10,12 +10,15 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.engines.seam import IterationLog
 from tuner.records import Replay, RequestRecord
-from tuner.scheduler_state import Floats
+from tuner.scheduler_state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.twin import EngineShape, Pace, Traffic, TwinReplay, attainment, simulate, tail_s
 from tuner.twin_choice import Values
-from tuner.twin_law import BLOCK_S, FittedLaw
+
+STRETCH_S = 2.5
+"""How finely the machine's speed in a window is followed."""
 
 MAX_ERROR = 0.15
 """Median error above which the twin is not believed."""
@@ -36,8 +39,8 @@ class Observed:
     end_s: float
     """When the last token came, or when the replay was cut."""
 
-    start_s: float
-    """When the replay began, on the clock of the law's segments."""
+    iterations: IterationLog
+    """What the engine did, from which the machine's speed in this window is taken."""
 
     cut: bool
 
@@ -56,7 +59,7 @@ class Errors:
     e2el_p95: float
 
 
-def observed(replay_: Replay, *, start_s: float) -> Observed:
+def observed(replay_: Replay) -> Observed:
     """Return a replay as arrays. Requests that were cancelled or failed count as cut off there."""
     records = sorted(replay_.records, key=lambda one: one.planned_s)
     missing = math.nan
@@ -79,7 +82,7 @@ def observed(replay_: Replay, *, start_s: float) -> Observed:
         e2el_s=np.where(done, column([one.e2el_s for one in records]), missing),
         output_tokens=sum(one.output_tokens for one in records),
         end_s=max((one.end_s for one in records), default=0.0),
-        start_s=start_s,
+        iterations=replay_.iterations,
         cut=replay_.cut is not None,
     )
 
@@ -89,43 +92,50 @@ def _length(record: RequestRecord) -> int:
     return record.output_tokens if record.outcome == "aborted" else record.output_length
 
 
-def driven(window: Observed, fitted: FittedLaw, shape: EngineShape) -> TwinReplay:
+def driven(window: Observed, law: StepLaw, shape: EngineShape) -> TwinReplay:
     """Return the twin's replay of a window at the speed that the machine had then."""
     return simulate(
         window.traffic,
-        fitted.law,
+        law,
         shape,
         max_num_seqs=window.max_num_seqs,
-        pace=pace_of(fitted, window.start_s, window.end_s),
+        pace=pace_of(window.iterations, law),
         until_s=window.end_s,
     )
 
 
-def pace_of(fitted: FittedLaw, start_s: float, end_s: float) -> Pace:
-    """Return the machine's slowness from ``start_s`` on for ``end_s``, as the blocks showed it."""
-    grid_s = BLOCK_S / 2
-    middles_s = start_s + grid_s * (np.arange(max(1, math.ceil(end_s / grid_s))) + 0.5)
-    return Pace(np.interp(middles_s, fitted.block_s, fitted.slowness), 0.0, grid_s)
+def pace_of(log: IterationLog, law: StepLaw) -> Pace | None:
+    """Return how much slower than the law the machine was, stalls included: measured ÷ lawful time
+    of the iterations that began in each stretch of time; None without iterations."""
+    if not len(log):
+        return None
+    stretch = (log["start_s"] // STRETCH_S).astype(np.int64)
+    first = int(stretch[0])
+    measured_s = np.bincount(stretch - first, log["duration_s"])
+    lawful_s = np.bincount(stretch - first, law.durations_s(log))
+    known = np.flatnonzero(lawful_s > 0)
+    factors = np.interp(np.arange(len(lawful_s)), known, measured_s[known] / lawful_s[known])
+    return Pace(factors, begin_s=first * STRETCH_S, grid_s=STRETCH_S)
 
 
-def lag_s(windows: Sequence[Observed], fitted: FittedLaw, shape: EngineShape) -> float:
+def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
     """Return how long a request is under way before the scheduler knows it: the median of measured
     minus predicted TTFT over the requests that did not have to wait."""
     differences = []
     for window in windows:
-        twin = driven(window, fitted, replace(shape, lag_s=0.0))
-        at_once = twin.queue_s <= 2 * fitted.law.decode_s[-1]
+        twin = driven(window, law, replace(shape, lag_s=0.0))
+        at_once = twin.queue_s <= 2 * law.decode_s[-1]
         differences.append((window.ttft_s - twin.ttft_s)[at_once])
     found = np.concatenate([np.zeros(0), *differences])
     found = found[~np.isnan(found)]
     return max(0.0, float(np.median(found))) if len(found) else 0.0
 
 
-def check(windows: Sequence[Observed], fitted: FittedLaw, shape: EngineShape) -> tuple[Errors, ...]:
+def check(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> tuple[Errors, ...]:
     """Return the twin's errors, window by window."""
     found = []
     for window in windows:
-        twin = driven(window, fitted, shape)
+        twin = driven(window, law, shape)
         both = ~np.isnan(window.e2el_s) & ~np.isnan(twin.e2el_s) & window.scored
         found.append(
             Errors(
@@ -149,7 +159,7 @@ def median_error(errors: Sequence[Errors]) -> float:
 
 def anchor(
     windows: Sequence[Observed],
-    fitted: FittedLaw,
+    law: StepLaw,
     shape: EngineShape,
     slo: Slo,
     caps: Sequence[int],
@@ -160,7 +170,7 @@ def anchor(
     for window in windows:
         if window.cut or window.max_num_seqs not in found:
             continue
-        twin = driven(window, fitted, shape)
+        twin = driven(window, law, shape)
         seen = replace(twin, ttft_s=window.ttft_s, tpot_s=window.tpot_s, e2el_s=window.e2el_s)
         share, tail = (
             (attainment(window.traffic, one, slo) for one in (seen, twin)),

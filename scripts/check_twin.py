@@ -1,0 +1,134 @@
+"""The twin against an engine: fitted on some caps, what does it predict of the others?
+
+    python scripts/check_twin.py [--trace traces/translation.jsonl] [--world FILE] [--climb 60]
+
+Starts one engine at 32 slots (a real vLLM, or with --world a simulated one), replays the busiest
+window at caps 1, 4, 16 and then at 2, 8, 32, fits the law to the first three (and to a climb), and
+prints predicted / measured - 1 for all six. Replays that take more than twice as long as the window
+are cut.
+"""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import numpy as np
+
+from tuner.climb import climb
+from tuner.engines import virtual_time
+from tuner.engines.seam import Engine, Starter
+from tuner.engines.sim import SimStarter
+from tuner.engines.vllm import VllmStarter
+from tuner.engines.world import read_world
+from tuner.prompts import prompt_token_ids
+from tuner.replay import CutRule, replay
+from tuner.slo import Slo
+from tuner.trace import Trace, TraceRequest, load
+from tuner.traffic import busiest_window
+from tuner.twin import shape_of
+from tuner.twin_check import Observed, check, lag_s, observed
+from tuner.twin_law import FittedLaw, Segment, fit_law
+from tuner.window import Window, in_window, plan_requests
+
+CEILING = 32
+FITTED, PREDICTED = (1, 4, 16), (2, 8, 32)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trace", type=Path, default=Path("traces/translation.jsonl"))
+    parser.add_argument("--world", type=Path)
+    parser.add_argument("--window", type=float, default=40.0, metavar="SECONDS")
+    parser.add_argument("--climb", type=float, default=0.0, metavar="SECONDS")
+    options = parser.parse_args()
+    trace = load(options.trace)
+    model = trace.header.model or "tuner:tiny"
+    lengths = {"window_s": options.window, "climb_s": options.climb}
+    if options.world is None:
+        asyncio.run(compare(trace, VllmStarter({"model": model}), **lengths))
+    else:
+        virtual_time.run(compare(trace, SimStarter(read_world(options.world)), **lengths))
+
+
+async def compare(trace: Trace, starter: Starter, *, window_s: float, climb_s: float) -> None:
+    engine = await starter.start(max_num_seqs=CEILING)
+    try:
+        segments, windows = [], []
+        if climb_s:
+            segments.append(await climbed(trace, engine, climb_s))
+        for cap in (*FITTED, *PREDICTED):
+            segment, window = await replayed(trace, engine, cap, window_s)
+            windows.append(window)
+            if cap in FITTED:
+                segments.append(segment)
+    finally:
+        await engine.stop()
+    fitted = fit_law(segments, max_num_seqs=CEILING)
+    report(windows, fitted, engine)
+
+
+async def climbed(trace: Trace, engine: Engine, climb_s: float) -> Segment:
+    limits = engine.facts.arguments
+    tokens = int(str(limits["max_num_batched_tokens"]))
+    await engine.set_limits(max_num_seqs=CEILING, max_num_batched_tokens=tokens)
+    log, start_s = await climb(
+        [one for one in trace.requests if one.status == "ok"],
+        engine,
+        ceiling=CEILING,
+        length_s=climb_s,
+        tpot_s=0.01,
+        prompt=lambda one: prompt_of(one, trace, engine),
+    )
+    return Segment(log, start_s, 0)
+
+
+async def replayed(
+    trace: Trace, engine: Engine, cap: int, window_s: float
+) -> tuple[Segment, Observed]:
+    tokens = int(str(engine.facts.arguments["max_num_batched_tokens"]))
+    await engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=tokens)
+    await engine.reset_prefix_cache()
+    begin_s, end_s = busiest_window(trace.requests, window_s)
+    window = Window(begin_s, end_s - begin_s, 0.0)
+    plan = plan_requests(
+        in_window(trace.requests, window),
+        window,
+        max_model_len=engine.facts.max_model_len,
+        prompt=lambda one: prompt_of(one, trace, engine),
+    )
+    start_s = asyncio.get_running_loop().time()
+    never = CutRule(Slo(), floor=0.0, stop_after_s=2 * window_s)
+    found = await replay(
+        plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=window_s, cut_rule=never
+    )
+    return Segment(found.iterations, start_s, 0), observed(found)
+
+
+def prompt_of(request: TraceRequest, trace: Trace, engine: Engine) -> list[int]:
+    return list(
+        prompt_token_ids(
+            request, vocab_size=engine.facts.vocab_size, block_size=trace.header.block_size, seed=0
+        )
+    )
+
+
+def report(windows: list[Observed], fitted: FittedLaw, engine: Engine) -> None:
+    shape = shape_of(engine.facts)
+    shape = shape_of(engine.facts, lag_s=lag_s(windows[: len(FITTED)], fitted.law, shape))
+    print(f"lag {shape.lag_s * 1e3:.1f} ms; noise {fitted.noise_sd:.3f}; law {fitted.law}")
+    errors = check(windows, fitted.law, shape)
+    print("cap        throughput    TPOT  p95 E2EL")
+    for one, window in zip(errors, windows, strict=True):
+        kind = "fitted" if one.max_num_seqs in FITTED else "predicted"
+        print(
+            f"{one.max_num_seqs:3} {kind:9} {one.throughput:+7.1%} {one.tpot:+7.1%}"
+            f" {one.e2el_p95:+7.1%}  {'cut' if window.cut else ''}"
+        )
+    others = [one for one in errors if one.max_num_seqs in PREDICTED]
+    for name in ("throughput", "tpot", "e2el_p95"):
+        sizes = [abs(getattr(one, name)) for one in others]
+        print(f"median error of the predicted, {name}: {np.nanmedian(sizes):.1%}")
+
+
+if __name__ == "__main__":
+    main()
