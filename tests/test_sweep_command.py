@@ -177,7 +177,7 @@ def test_resuming_with_other_options_is_refused(folder: Path) -> None:
         (["--world", "nothing.yaml"], 3, "nothing.yaml"),
         (["-o", "no/such/folder.yaml"], 3, "no/such/folder.yaml"),
         (["-o", "world.yaml"], 3, "world.yaml: is there already and is no serving profile"),
-        (["-o", "."], 3, ".: cannot be written there"),
+        (["-o", "."], 3, ".: is a directory"),
         (["--resume"], 3, "there is no run to resume"),
         (["--resume", "--run-dir", "none"], 3, "no run to resume"),
         (["--engine", "vllm"], 2, "--world is for --engine sim"),
@@ -194,7 +194,7 @@ def test_what_cannot_be_is_said_in_two_lines_and_nothing_is_left(
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
     def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (12_000, 12_000))
 
     done = tune(folder, "--run-dir", "run", preexec_fn=little_room)
     assert "cannot be written" in refused(done, 3)
