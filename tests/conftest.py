@@ -1,6 +1,8 @@
 """Tests skip themselves where what they need is absent, so plain ``pytest`` is green everywhere."""
 
 import importlib.util
+import signal
+from collections.abc import Iterator
 
 import hypothesis
 import pytest
@@ -33,6 +35,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.filterwarnings("default"))
     # Real engines last: what is wrong without them shows early.
     items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
+
+
+@pytest.fixture(autouse=True)
+def _signals_as_they_were() -> Iterator[None]:
+    """``cli.main`` decides on signals for the rest of the process, which here is not its own."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    were = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, was in zip(numbers, were, strict=True):
+        signal.signal(number, was)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import typer.main
 
 import tuner
-from tuner.cli import app
+from tuner.commands.root import app
 
 ROOT = Path(tuner.__file__).parent.parent
 

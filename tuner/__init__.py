@@ -87,7 +87,8 @@ What is rolled out
     backup                   writes that can be taken back
 
 At the edges
-    cli                      the typer app and the one error boundary
+    cli                      the entry and the one error boundary
+    commands.root            the typer app: all commands
     commands.sweep           `tuner sweep`: its options
     commands.sweep_run       what it does
     commands.sweep_view      how it looks

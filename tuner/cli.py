@@ -1,62 +1,115 @@
-"""The typer app and the one error boundary: parse, call, render happen in ``commands``."""
+"""The program's entry and its one error boundary.
 
+It imports next to nothing before ``main`` runs: Ctrl-C during the imports is a Ctrl-C like others.
+"""
+
+import contextlib
+import io
+import os
 import signal
 import sys
-from types import FrameType
-from typing import NoReturn
 
-import typer
-
-from tuner.commands import apply, sweep, trace
-from tuner.errors import Interrupted, TunerError
-
-app = typer.Typer(
-    name="tuner",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
+INTERRUPTED = 130
+SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
 
-@app.callback()
-def root() -> None:
-    """Find the right max_num_seqs for a vLLM server from the traffic that it really gets."""
-
-
-app.command("sweep")(sweep.sweep)
-app.command("apply")(apply.apply)
-app.add_typer(trace.app, name="trace")
-
-
-def main() -> NoReturn:
+def main() -> None:
     """Run the command; turn what went wrong into two lines on stderr and an exit code."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _as_interrupt)
     try:
-        app()
-    except TunerError as error:
-        _report(error)
+        code = _run()
     except KeyboardInterrupt:
-        _report(Interrupted("interrupted", hint="Nothing half-written was left behind."))
-    except BrokenPipeError:
-        # Whoever reads our output has seen enough; at exit Python would complain once more.
-        sys.stderr.close()
-        sys.exit(1)
-    sys.exit(0)
+        _report("Interrupted: nothing half-written was left behind", "Run the command again.")
+        code = INTERRUPTED
+    except BrokenPipeError:  # whoever reads our output has seen enough
+        _discard_output()
+        code = 1
+    sys.exit(code)
 
 
-def _as_interrupt(_number: int, _frame: FrameType | None) -> None:
+def _run() -> int:
+    for number in SIGNALS:
+        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has switched it off otherwise
+            signal.signal(number, _as_interrupt)
+    _mend_streams()
+    from tuner.commands.root import app  # noqa: PLC0415 - see above
+    from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
+
+    code = 0
+    try:
+        try:
+            app()
+        except SystemExit as ended:  # typer ends in no other way
+            code = int(ended.code or 0)
+        finally:
+            sys.stdout.flush()
+    except TunerError as error:
+        message = str(error)
+        label = "Error"
+        if isinstance(error, Interrupted):
+            label, message = "Interrupted", message.removeprefix("interrupted; ")
+        _report(f"{label}: {message}", error.hint)
+        return error.exit_code
+    if code == INTERRUPTED:  # typer has made an exit code of a KeyboardInterrupt
+        raise KeyboardInterrupt
+    return code
+
+
+def _as_interrupt(_number: int, _frame: object) -> None:
     """End like Ctrl-C: whatever is open is closed on the way out."""
     raise KeyboardInterrupt
 
 
-def _report(error: TunerError) -> NoReturn:
-    label = "Interrupted" if isinstance(error, Interrupted) else "Error"
-    sys.stderr.write(f"{label}: {_one_line(str(error))}\n{_one_line(error.hint)}\n")
-    sys.exit(error.exit_code)
+def _report(message: str, cure: str) -> None:
+    """Print the last two lines; from here on another Ctrl-C changes nothing."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f"{_one_line(message)}\n{_one_line(cure)}\n")
 
 
 def _one_line(text: str) -> str:
     """A message may quote what a file holds: nothing of it may move the cursor or add a line."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+class _Output(io.FileIO):
+    """Stdout that says so when it cannot be written: an OSError does not tell whose it is."""
+
+    def write(self, data: bytes, /) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise
+        except OSError as problem:
+            from tuner.errors import TargetError  # noqa: PLC0415 - see above
+
+            _discard_output()
+            raise TargetError(
+                f"stdout: cannot be written: {(problem.strerror or str(problem)).lower()}",
+                hint="Free some space, or send the output elsewhere.",
+            ) from None
+
+
+def _mend_streams() -> None:
+    """Write what the locale cannot spell as escapes, and nothing to a stream that is closed."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+    if sys.stdout is sys.__stdout__ and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_Output(sys.stdout.fileno(), "w", closefd=False)),
+            encoding=sys.stdout.encoding,
+            errors=sys.stdout.errors,
+            line_buffering=sys.stdout.line_buffering,
+            write_through=sys.stdout.write_through,
+        )
+
+
+def _discard_output() -> None:
+    """Let what is still buffered go nowhere: at exit Python would complain once more."""
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout is not sys.__stdout__:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,43 @@
+"""The typer app: all commands, and what ``tuner`` says of itself."""
+
+from typing import Annotated
+
+import typer
+
+from tuner.commands import apply, sweep, trace
+
+app = typer.Typer(
+    name="tuner",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if not asked:
+        return
+    from importlib.metadata import version  # noqa: PLC0415 - keeps --help light
+
+    typer.echo(f"tuner {version('tuner')}")
+    raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version."
+        ),
+    ] = False,
+) -> None:
+    """Find the right max_num_seqs for a vLLM server from the traffic that it really gets."""
+    del version  # its callback has ended the program
+
+
+app.command("sweep")(sweep.sweep)
+app.command("apply")(apply.apply)
+app.add_typer(trace.app, name="trace")
