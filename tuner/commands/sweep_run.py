@@ -86,7 +86,7 @@ def run(options: SweepOptions) -> None:
             outcome = execute(sweep(requests, starter, settings, book, progress))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted(
-            f"interrupted; {len(list(book.of('replay')))} replays are kept in {book.run_dir}",
+            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
             hint=f"Go on with: {_resume_command(options, book.run_dir)}",
         ) from None
     finally:
