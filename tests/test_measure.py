@@ -9,11 +9,13 @@ from tests.builders import iterations, record, replay_of
 from tuner.errors import GeneratorLateError
 from tuner.iterations import batch_times, weighted_quantile
 from tuner.measure import (
+    DeviceUse,
     check_generator,
     in_flight_peak,
     measure,
     spread,
 )
+from tuner.records import DEVICE
 from tuner.slo import Slo
 
 LAX = Slo(ttft_s=100.0)
@@ -146,3 +148,17 @@ def test_a_generator_that_was_late_is_refused() -> None:
 def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:
     one = measure([replay_of([])], LAX)
     assert (one.ttft_s, one.requests_per_s, one.batch_times) == (None, 0.0, ())
+
+
+def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> None:
+    rows = [(0.0, np.nan, 100.0, 0.0), (1.0, np.nan, 300.0, 0.5)]
+    one = measure([replay_of([record()], device=np.array(rows, DEVICE))], LAX)
+    assert one.device == DeviceUse(
+        utilisation_mean=0.5,
+        utilisation_sd=0.5,
+        idle_share=0.5,
+        memory_peak_bytes=None,
+        power_mean_w=200.0,
+        others_mean=0.25,
+    )
+    assert measure([replay_of([record()])], LAX).device is None

@@ -54,6 +54,7 @@ What serves it
 
 From replay to verdict
     records                  what is sent, and what became of it
+    readings                 what the device does meanwhile
     replay                   the trace, sent again: open loop
     probe                    what an idle engine does
     climb                    iterations at every batch size, up and down

@@ -1,8 +1,9 @@
 """The hardware: what it is, and how busy it and its neighbours are."""
 
+import math
 import os
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,6 +94,37 @@ class CpuMeter:
         return CpuSample(
             busy=busy, ours=ours, others=busy - ours, steal=(now.steal - before.steal) / total
         )
+
+
+class DeviceMeter:
+    """Reads what the engine runs on: the GPUs where there are some, the cores elsewhere."""
+
+    def __init__(self) -> None:
+        self._cpu = CpuMeter()
+
+    def read(self) -> tuple[float, float, float, float] | None:
+        """Return (utilisation, memory in bytes, power in W, share of the cores that others took)
+        since the last call; NaN where unknown, None when no time has passed."""
+        cpu, gpus = self._cpu.sample(), sample_gpus()
+        others = math.nan if cpu is None else cpu.others + cpu.steal
+        if not gpus:
+            return None if cpu is None else (cpu.busy, math.nan, math.nan, others)
+        return (
+            _mean(gpu.utilisation for gpu in gpus),
+            _total(gpu.memory_used_bytes for gpu in gpus),
+            _total(gpu.power_w for gpu in gpus),
+            others,
+        )
+
+
+def _mean(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else math.nan
+
+
+def _total(values: Iterable[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return float(sum(known)) if known else math.nan
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.seam import ITERATION
 from tuner.errors import RunError
-from tuner.records import Replay, RequestRecord
+from tuner.records import DEVICE, Replay, RequestRecord
 
 Event = dict[str, Any]
 FORMAT = 1
@@ -214,7 +214,10 @@ def _pack(result: Replay) -> dict[str, NDArray[Any]]:
     texts = [[record.outcome, record.error or ""] for record in records]
     arrays["texts"] = np.array(texts, np.str_).reshape(-1, 2)
     arrays["iterations"] = result.iterations
-    names = (one.name for one in fields(result) if one.name not in {"records", "iterations"})
+    arrays["device"] = result.device
+    names = (
+        one.name for one in fields(result) if one.name not in {"records", "iterations", "device"}
+    )
     arrays["rest"] = np.array(json.dumps({name: getattr(result, name) for name in names}))
     return arrays
 
@@ -235,7 +238,8 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
         )
     rest = json.loads(str(data["rest"]))
     iterations = np.asarray(data["iterations"], ITERATION)
-    return Replay(records=tuple(records), iterations=iterations, **rest)
+    device = np.asarray(data["device"], DEVICE)
+    return Replay(records=tuple(records), iterations=iterations, device=device, **rest)
 
 
 def _typed(values: Mapping[str, float]) -> dict[str, Any]:

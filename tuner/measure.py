@@ -1,9 +1,11 @@
 """Records and iterations → what one or more replays cost. Pure. Definitions: docs/measuring.md."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
 from tuner.errors import GeneratorLateError
@@ -16,11 +18,12 @@ from tuner.iterations import (
     time_mean,
     waiting_share,
 )
-from tuner.records import Replay, RequestRecord
+from tuner.records import DEVICE, DeviceLog, Replay, RequestRecord
 from tuner.slo import Slo
 
 MIN_LAG_LIMIT_S = 0.005
 LAG_SHARE_OF_ITL = 0.10
+IDLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +35,23 @@ class Spread:
     p90: float
     p95: float
     p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What readings of the device say, one a second; None where it does not tell."""
+
+    utilisation_mean: float | None
+    """Share of time busy: of the GPUs, or of all CPU cores."""
+
+    utilisation_sd: float | None
+    idle_share: float | None
+    """Share of the readings in which it was less than 5 % busy."""
+
+    memory_peak_bytes: float | None
+    power_mean_w: float | None
+    others_mean: float | None
+    """Share of the CPU cores that other processes took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +107,7 @@ class Measurement:
     """Outputs that we read too late to time singly / all outputs."""
 
     cut: str | None
+    device: DeviceUse | None
     ruled_out: bool
     """Whether arithmetic alone ruled the cap out, so that no luck of the machine is in it."""
 
@@ -157,7 +178,28 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         lag_p99_s=_lag_p99_s(blocks),
         merged_share=sum(record.merged_outputs for record in seen) / max(1, outputs),
         cut=next((block.cut for block in blocks if block.cut), None),
+        device=device_use([block.device for block in blocks]),
         ruled_out=all(block.ruled_out for block in blocks),
+    )
+
+
+def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
+    """Return what the readings of several replays say together; None without readings."""
+    log = np.concatenate(list(logs))
+    if not len(log):
+        return None
+    known = {name: log[name][~np.isnan(log[name])] for name in DEVICE.names or ()}
+
+    def over(name: str, statistic: Callable[[NDArray[np.float64]], Any]) -> float | None:
+        return float(statistic(known[name])) if len(known[name]) else None
+
+    return DeviceUse(
+        utilisation_mean=over("utilisation", np.mean),
+        utilisation_sd=over("utilisation", np.std),
+        idle_share=over("utilisation", lambda busy: np.mean(busy < IDLE)),
+        memory_peak_bytes=over("memory_bytes", np.max),
+        power_mean_w=over("power_w", np.mean),
+        others_mean=over("others", np.mean),
     )
 
 

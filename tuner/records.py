@@ -4,11 +4,27 @@ Times are seconds from the start of the replay on the event loop's clock, unless
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
 from tuner.slo import Slo
+
+DEVICE = np.dtype(
+    [
+        ("utilisation", "f8"),  # share of time busy: mean of the GPUs, or of all CPU cores
+        ("memory_bytes", "f8"),  # in use on all GPUs together
+        ("power_w", "f8"),  # of all GPUs together
+        ("others", "f8"),  # share of the CPU cores that other processes took
+    ]
+)
+"""One reading of the device, over the time since the one before; NaN where it does not tell."""
+
+DeviceLog = NDArray[np.void]
+"""A one-dimensional array of DEVICE, in order of time; empty where there is no device."""
 
 Outcome = Literal["ok", "aborted", "failed", "cut"]
 
@@ -98,6 +114,7 @@ class Replay:
     """Times from the start of the replay, like the records'."""
 
     kv_blocks: int
+    device: DeviceLog = field(default_factory=lambda: np.zeros(0, DEVICE))
     cut: str | None = None
     """Why the rest was not replayed; None when it was."""
 

@@ -153,6 +153,7 @@ def _chosen(outcome: SweepOutcome) -> Measurement:
     return next(one for one in outcome.curve if one.max_num_seqs == cap)
 
 
+OTHERS_LIMIT = 0.10
 ATTAINMENT_AGREEMENT = 0.05
 AGREEMENT = 0.10
 """How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
@@ -178,6 +179,12 @@ def second_thoughts(outcome: SweepOutcome, *, fresh: bool, headroom: float) -> l
         said.append(
             f"the confirming engine served {one.attainment:.0%} within the SLO, the ladder "
             f"{ladder.attainment:.0%}: the machine changed in between, measure again"
+        )
+    others = max((m.device.others_mean or 0.0 for m in outcome.curve if m.device), default=0.0)
+    if others > OTHERS_LIMIT:
+        said.append(
+            f"other processes took up to {others:.0%} of the CPU cores during a step: "
+            "the curve is theirs too"
         )
     if headroom > 1 and not holds_with_headroom(outcome):
         said.append(f"the choice does not hold at {headroom:g} times the load")

@@ -20,6 +20,7 @@ from tuner.measure import Measurement, check_generator, measure
 from tuner.outcome import SweepOutcome
 from tuner.probe import probe
 from tuner.prompts import prompt_token_ids
+from tuner.readings import Read, while_reading
 from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.replay import CutRule, replay
@@ -44,12 +45,14 @@ class Watcher(Protocol):
     def warn(self, text: str) -> None: ...
 
 
-async def sweep(
+async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     requests: Sequence[TraceRequest],
     starter: Starter,
     settings: SweepSettings,
     journal: Journal,
     watcher: Watcher,
+    *,
+    read_device: Read | None = None,
 ) -> SweepOutcome:
     """Tune ``max_num_seqs`` for these requests (in order of arrival) on the starter's engine.
 
@@ -57,6 +60,7 @@ async def sweep(
     UsageError when the budget is too small.
     """
     run = _Sweep(starter, settings, Evidence(journal), watcher)
+    run.read_device = read_device
     try:
         workload = await run.prepare(requests)
         complete = await run.climb(workload)
@@ -93,6 +97,7 @@ class _Sweep:
         self.evidence, self.watcher = evidence, watcher
         self.engine: Engine | None = None
         self.built_for = ""
+        self.read_device: Read | None = None
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
 
@@ -261,7 +266,7 @@ class _Sweep:
         while True:
             self.watcher.trial(what, workload.replay_s)
             await engine.reset_prefix_cache()
-            result = await replay(
+            replaying = replay(
                 plan,
                 engine,
                 max_num_seqs=cap,
@@ -271,6 +276,8 @@ class _Sweep:
                 progress=self.watcher.live,
                 name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
             )
+            result, device = await while_reading(replaying, self.read_device)
+            result = replace(result, device=device)
             try:
                 if rule.stop_after_s is None:  # else only its iterations count
                     check_generator([result])

@@ -17,6 +17,7 @@ from typing import Any, cast
 from tuner import files, journal, models, profile, provenance
 from tuner.base import engine_arguments
 from tuner.commands.sweep_view import Progress, render
+from tuner.devices import DeviceMeter
 from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import Interrupted, RunError, TargetError, TraceError, UndecidedError, UsageError
@@ -76,14 +77,18 @@ def run(options: SweepOptions) -> None:
     plan = _plan(options, trace, starter)
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     book = _open(options, plan)
+    read_device = None
     if isinstance(starter, VllmStarter):
         starter.log = book.run_dir / "vllm.log"
+        read_device = DeviceMeter().read
     progress = Progress(settings, exporter)
     for warning in warnings:
         progress.warn(warning)
     try:
         with progress:
-            outcome = execute(sweep(requests, starter, settings, book, progress))
+            outcome = execute(
+                sweep(requests, starter, settings, book, progress, read_device=read_device)
+            )
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted(
             f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",

@@ -1,0 +1,38 @@
+"""Readings of the device go on while something else does, and end with it."""
+
+import asyncio
+
+import numpy as np
+import pytest
+
+from tuner.engines.virtual_time import run
+from tuner.readings import while_reading
+
+
+def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:
+    calls = iter(range(100))
+
+    def read() -> tuple[float, float, float, float]:
+        return (float(next(calls)), np.nan, np.nan, 0.0)
+
+    result, log = run(while_reading(asyncio.sleep(3.5, "done"), read))
+    assert result == "done"
+    assert log["utilisation"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_without_a_device_there_is_nothing_to_read() -> None:
+    result, log = run(while_reading(asyncio.sleep(3.5, "done"), None))
+    assert (result, len(log)) == ("done", 0)
+
+
+def test_work_that_fails_ends_the_readings_with_its_error() -> None:
+    async def fails() -> None:
+        await asyncio.sleep(2)
+        raise ValueError("no")
+
+    async def go() -> int:
+        with pytest.raises(ValueError, match="no"):
+            await while_reading(fails(), lambda: None)
+        return len(asyncio.all_tasks())
+
+    assert run(go()) == 1

@@ -1,0 +1,40 @@
+"""Readings of the device while something else goes on."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import numpy as np
+
+from tuner.records import DEVICE, DeviceLog
+
+EVERY_S = 1.0
+
+Result = TypeVar("Result")
+Read = Callable[[], tuple[float, float, float, float] | None]
+"""Returns the four fields of DEVICE since its last call; None when no time has passed."""
+
+
+async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Result, DeviceLog]:
+    """Await ``work`` and read the device every second meanwhile, in a thread: a driver may be slow.
+
+    Without ``read`` there is no device, and the log is empty.
+    """
+    rows: list[tuple[float, float, float, float]] = []
+
+    async def go_on(read: Read) -> None:
+        await asyncio.to_thread(read)  # the first says nothing of this work
+        while True:
+            await asyncio.sleep(EVERY_S)
+            row = await asyncio.to_thread(read)
+            if row is not None:
+                rows.append(row)
+
+    reading = asyncio.ensure_future(go_on(read)) if read is not None else None
+    try:
+        result = await work
+    finally:
+        if reading is not None:
+            reading.cancel()
+            await asyncio.wait([reading])
+    return result, np.array(rows, DEVICE)
