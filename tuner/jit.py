@@ -21,11 +21,11 @@ def compiled(function: Function) -> Function:
     process compiles anew.
     """
     elsewhere = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(_cache_dir())
     try:
+        numba.config.CACHE_DIR = str(_cache_dir())
         kept = numba.njit(cache=True, error_model="numpy")(function)
         _compile_even_if_it_cannot_be_kept(kept)
-    except (RuntimeError, OSError):  # no directory that it may write to
+    except (RuntimeError, OSError):  # no home, or no directory that it may write to
         kept = numba.njit(error_model="numpy")(function)
     finally:
         numba.config.CACHE_DIR = elsewhere
@@ -34,13 +34,16 @@ def compiled(function: Function) -> Function:
 
 def _compile_even_if_it_cannot_be_kept(kept: Any) -> None:  # noqa: ANN401 - of numba
     """Let a full disk cost time and not the run: numba 0.65 raises what its cache raises."""
-    save = kept._cache.save_overload  # noqa: SLF001 - numba has no other way
+    cache_ = getattr(kept, "_cache", None)
+    if cache_ is None:  # NUMBA_DISABLE_JIT
+        return
+    save = cache_.save_overload
 
     def save_if_possible(signature: object, data: object) -> None:
         with suppress(OSError):
             save(signature, data)
 
-    kept._cache.save_overload = save_if_possible  # noqa: SLF001
+    cache_.save_overload = save_if_possible
 
 
 @cache
