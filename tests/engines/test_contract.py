@@ -72,8 +72,8 @@ def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(roomy
     assert (log["decode_seqs"] + log["prefill_seqs"]).max() == 3
     assert log["waiting"].max() == 4
     waits = [reply.queue_s for reply in replies if reply.queue_s is not None]
-    step_s = float(np.median(log["duration_s"]))
-    assert sum(wait > 10 * step_s for wait in waits) == 4
+    # Nobody leaves before the 20th iteration, so four wait longer than the first ten take.
+    assert sum(wait > log["duration_s"][:10].sum() for wait in waits) == 4
 
 
 def test_the_cap_moves_live_and_back(roomy: Rig) -> None:
