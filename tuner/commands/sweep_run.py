@@ -7,7 +7,7 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -65,7 +65,7 @@ class SweepOptions:
 
 
 def run(options: SweepOptions) -> None:
-    """Run the whole sweep and print its result. Raises TunerError."""
+    """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     began_s = time.monotonic()
     _check_output(options)
     _check_router(options)
@@ -89,6 +89,14 @@ def run(options: SweepOptions) -> None:
             outcome = execute(
                 sweep(requests, starter, settings, book, progress, read_device=read_device)
             )
+        _conclude(
+            options,
+            outcome,
+            warnings,
+            run_dir=book.run_dir,
+            trace_digest=trace.digest,
+            wall_s=time.monotonic() - began_s,
+        )
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted(
             f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
@@ -98,6 +106,18 @@ def run(options: SweepOptions) -> None:
         book.close()
         if exporter is not None:
             exporter.close()
+
+
+def _conclude(  # noqa: PLR0913 - what was asked, what was found, and where it is kept
+    options: SweepOptions,
+    outcome: SweepOutcome,
+    warnings: Sequence[str],
+    *,
+    run_dir: Path,
+    trace_digest: str,
+    wall_s: float,
+) -> None:
+    """Write the profile, into the run directory first, and print the result."""
     said = [
         *warnings,
         *outcome.warnings,
@@ -108,22 +128,21 @@ def run(options: SweepOptions) -> None:
         "tuner": version("tuner"),
         "seed": options.seed,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": time.monotonic() - began_s,
+        "wall_s": wall_s,
         "warnings": said,
         "model_digest": _model_digest(outcome),
     }
-    found = profile_of(outcome, headroom=options.headroom, trace_digest=trace.digest, origin=origin)
-    kept = book.run_dir / "profile.yaml"
-    profile.save(found, kept)
+    found = profile_of(outcome, headroom=options.headroom, trace_digest=trace_digest, origin=origin)
+    profile.save(found, run_dir / "profile.yaml")
     _check_output(options)
     profile.save(found, options.output)
     if options.json:
         result = json_object(
-            outcome, run_dir=str(book.run_dir), profile=str(options.output), warnings=said
+            outcome, run_dir=str(run_dir), profile=str(options.output), warnings=said
         )
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        render(outcome, profile_path=options.output, run_dir=book.run_dir, warnings=said)
+        render(outcome, profile_path=options.output, run_dir=run_dir, warnings=said)
     if outcome.verdict.kind == "inconclusive":
         raise UndecidedError(
             outcome.verdict.reason,
