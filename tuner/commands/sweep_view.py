@@ -19,7 +19,7 @@ from tuner.settings import SweepSettings
 PLAIN_WIDTH = 100
 """Where stdout is no terminal, so that a log has the same lines everywhere."""
 
-TABLE_WIDTH = 88
+TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
 
 
@@ -102,6 +102,7 @@ def render(
         console = Console(highlight=False, width=TABLE_WIDTH)
     verdict = outcome.verdict
     console.print(curve_table(outcome))
+    console.print()
     console.print(f"[bold]{escape(verdict.reason)}[/]")
     console.print(f"confidence {verdict.confidence:.2f}; SLO {escape(str(outcome.slo))}")
     for title, one in (
@@ -126,10 +127,10 @@ def render(
 
 def curve_table(outcome: SweepOutcome) -> Table:
     """Return the curve as a table, the chosen step marked."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
     for heading in (
         "max_num_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", "TTFT\np99 ms",
-        "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "preemp-\ntions",
+        "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "pre-\nempted",
     ):  # fmt: skip
         table.add_column(heading, justify="right", no_wrap=True)
     for one in outcome.curve:
