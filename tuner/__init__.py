@@ -10,7 +10,10 @@ What production saw
     formats.azure2023        Azure's LLM inference traces of 2023
     formats.record           one request as it stands in a file
     formats.source           what a trace file says of itself, and its rows
-    formats.lines            the lines of a file of any size
+    formats.json_rows        rows from JSON objects, for every format that is written so
+    formats.json_values      JSON values in an array, or over several lines each
+    formats.lines            the rows of a file of any size, as bytes
+    formats.refused          files that look like traces and can be none
     stream                   trace files too large for memory: looked through, imported, cut
 
 What it says, before anything is run

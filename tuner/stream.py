@@ -41,9 +41,15 @@ class Input:
     path: Path
     format_name: str | None = None
     time_unit: TimeUnit | None = None
+    allow_text: bool = False
 
     def open(self) -> tuple[Source, Tally]:
-        return open_trace(self.path, format_name=self.format_name, time_unit=self.time_unit)
+        return open_trace(
+            self.path,
+            format_name=self.format_name,
+            time_unit=self.time_unit,
+            allow_text=self.allow_text,
+        )
 
 
 @dataclass(frozen=True, slots=True)

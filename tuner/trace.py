@@ -240,6 +240,7 @@ def counted(header: TraceHeader, tally: Tally, *, origin_ms: float | None) -> Tr
         rows_read=tally.rows_kept + sum(dropped.values()),
         rows_kept=tally.rows_kept,
         dropped=dropped,
+        notes=(*header.notes, *(text for text in tally.notes if text not in header.notes)),
     )
 
 

@@ -68,6 +68,10 @@ def import_(  # noqa: PLR0913 - one parameter an option
         ),
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of --spread-ticks.")] = 0,
+    allow_text: Annotated[
+        bool,
+        typer.Option("--allow-text", help="Read a file that holds text, and leave the text out."),
+    ] = False,
     force: Force = False,
 ) -> None:
     """Write a trace of any known format in tuner's own."""
@@ -75,7 +79,7 @@ def import_(  # noqa: PLR0913 - one parameter an option
     from tuner.commands import trace_run  # noqa: PLC0415
 
     trace_run.import_(
-        stream.Input(file, format_name, time_unit),
+        stream.Input(file, format_name, time_unit, allow_text),
         output,
         model=model,
         spread_seed=seed if spread_ticks else None,

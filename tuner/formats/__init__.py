@@ -2,6 +2,7 @@
 
 A format is a module with ``NAME``, ``DESCRIPTION``, ``sniff(head)`` and ``read(lines, time_unit)``.
 To add one, write its file and name it in FORMATS, before any format whose rows look like its own.
+Files that look like a trace and can be none are in ``refused``.
 """
 
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from tuner.errors import TraceError, UsageError
 from tuner.formats import azure2023, canonical, mooncake
 from tuner.formats.lines import MAX_LINE_BYTES, Lines
 from tuner.formats.record import Row, Tally
+from tuner.formats.refused import REFUSED
 from tuner.formats.source import Source, TimeUnit
 
 
@@ -46,17 +48,22 @@ SIGNATURES = {
 
 
 def open_trace(
-    path: Path, *, format_name: str | None = None, time_unit: TimeUnit | None = None
+    path: Path,
+    *,
+    format_name: str | None = None,
+    time_unit: TimeUnit | None = None,
+    allow_text: bool = False,
 ) -> tuple[Source, Tally]:
     """Open a trace for one pass in bounded memory; detect the format unless it is named.
 
+    A file that holds text is refused, or with ``allow_text`` read without it.
     The tally is complete when the source's rows are exhausted; a trace without one usable row ends
     in TraceError.
     """
     head = _head(path)
     chosen = _named(format_name) if format_name else _detect(path, head)
     tally = Tally(str(path), bytes_total=path.stat().st_size)
-    source = chosen.read(Lines(path, tally), time_unit=time_unit)
+    source = chosen.read(Lines(path, tally, allow_text=allow_text), time_unit=time_unit)
     return Source(source.header, _at_least_one(source.rows, tally), source.absolute), tally
 
 
@@ -113,6 +120,9 @@ def _detect(path: Path, head: bytes) -> Format:
     for known in FORMATS:
         if known.sniff(head):
             return known
+    for refused in REFUSED:
+        if refused.sniff(head):
+            raise TraceError(f"{path}: {refused.what}", hint=refused.hint)
     if len(head.partition(b"\n")[0]) > MAX_LINE_BYTES:
         raise TraceError(
             f"{path}:1: longer than {MAX_LINE_BYTES >> 20} MiB: no row of a trace is",

@@ -8,7 +8,8 @@ from typing import Any
 import msgspec
 
 from tuner.errors import TraceError, UsageError
-from tuner.formats.lines import BOM, Lines
+from tuner.formats.json_rows import TEXT_KEYS, check_text, opening
+from tuner.formats.lines import Lines
 from tuner.formats.record import (
     FIELDS,
     Row,
@@ -34,7 +35,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 def sniff(head: bytes) -> bool:
-    return "tuner_trace" in first_object(head)
+    return "tuner_trace" in opening(head)
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
@@ -85,6 +86,8 @@ def rows(
             if len(shapes) < MAX_SHAPES:
                 shapes[shape] = unknown
         if unknown:
+            if unknown & TEXT_KEYS:
+                check_text(parsed, number, lines)
             _count_unknown(unknown, tally)
         if time_unit != "ms":
             row = _in_ms(row, time_unit, lines, number)
@@ -103,15 +106,6 @@ def header_line(header: TraceHeader) -> bytes:
 
 def row_line(row: Row) -> bytes:
     return _encode(row) + b"\n"
-
-
-def first_object(head: bytes) -> dict[str, object]:
-    """Return the first line's JSON object; an empty one if it is none."""
-    try:
-        parsed = _decode(head.removeprefix(BOM).strip().partition(b"\n")[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return {}
-    return parsed if isinstance(parsed, dict) else {}
 
 
 def _header(line: bytes, lines: Lines) -> TraceHeader:

@@ -1,54 +1,114 @@
-"""Lines of a file of any size, in bounded memory."""
+"""The rows of a file of any size as bytes, in bounded memory: a line each, or a JSON value each."""
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import BinaryIO
 
+from tuner.errors import TraceError
+from tuner.formats.json_values import spans_lines, values
 from tuner.formats.record import Tally
 
 MAX_LINE_BYTES = 4 * 2**20
+MAX_DOCUMENT_BYTES = 256 * 2**20
 CHUNK_BYTES = 2**20
+HEAD_BYTES = 2**16
 BOM = b"\xef\xbb\xbf"
 
 
 class Lines:
-    """Iterate over ``(line number, line)``; without line ends, blank lines and a UTF-8 BOM.
+    """Iterate over ``(line number, row)``; without line ends, blank lines and a UTF-8 BOM.
 
-    A line above MAX_LINE_BYTES is counted in the tally and skipped, never held in memory.
+    A row is a line. In a file that is one JSON array of objects, or objects that span lines each,
+    it is one object, and its number is that of the line where it begins. A row above MAX_LINE_BYTES
+    is counted in the tally and skipped, never held in memory.
     """
 
-    def __init__(self, path: Path, tally: Tally) -> None:
+    def __init__(self, path: Path, tally: Tally, *, allow_text: bool = False) -> None:
         self.path = path
         self.tally = tally
+        self.allow_text = allow_text
         self.unterminated: int | None = None
-        """The number of the last line, once it is reached, if no line end follows it."""
+        """The number of the last row, once it is reached, if its end is not in the file."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
+        with self.path.open("rb") as file:
+            start = self._start(file)
+            head = file.read(HEAD_BYTES)
+            file.seek(start)
+            if spans_lines(head):
+                yield from self._values(file, array=head.lstrip().startswith(b"["))
+            else:
+                yield from self._lines(file)
+
+    def document(self) -> bytes:
+        """Return the whole file. Raises TraceError above MAX_DOCUMENT_BYTES."""
+        with self.path.open("rb") as file:
+            self._start(file)
+            text = file.read(MAX_DOCUMENT_BYTES + 1)
+        if len(text) > MAX_DOCUMENT_BYTES:
+            raise TraceError(
+                f"{self.path}: one JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB",
+                hint="Write one request a line, or split it.",
+            )
+        self.tally.bytes_read += len(text)
+        return text
+
+    def again(self) -> "Lines":
+        """Return the same rows for another look, which counts nothing in the tally of this one."""
+        return Lines(self.path, Tally(self.tally.place), allow_text=self.allow_text)
+
+    def refuse_text(self, number: int, key: str) -> None:
+        """Raise TraceError for a row that holds text, unless the user said that it may."""
+        if not self.allow_text:
+            raise TraceError(
+                f"{self.path}:{number}: holds text ({key})",
+                hint="tuner trace import --allow-text reads the rest; no text is ever written.",
+            )
+
+    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number, rest = 0, b""
         skipping = False  # inside a line that is too long
-        with self.path.open("rb") as file:
-            if file.read(len(BOM)) != BOM:
-                file.seek(0)
-            while chunk := file.read(CHUNK_BYTES):
-                self.tally.bytes_read += len(chunk)
-                if skipping:
-                    _, end, chunk = chunk.partition(b"\n")
-                    skipping = not end
-                *whole, rest = (rest + chunk).split(b"\n")
-                for line in whole:
-                    number += 1
-                    if len(line) > MAX_LINE_BYTES:
-                        self._too_long(number)
-                    elif line := line.strip():
-                        yield number, line
-                if len(rest) > MAX_LINE_BYTES:
-                    number += 1
+        for chunk in self._chunks(file):
+            if skipping:
+                _, end, chunk = chunk.partition(b"\n")  # noqa: PLW2901 - what is left of it
+                skipping = not end
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                number += 1
+                if len(line) > MAX_LINE_BYTES:
                     self._too_long(number)
-                    rest = b""
-                    skipping = True
+                elif line := line.strip():
+                    yield number, line
+            if len(rest) > MAX_LINE_BYTES:
+                number += 1
+                self._too_long(number)
+                rest = b""
+                skipping = True
         if rest := rest.strip():
             self.unterminated = number + 1
             yield number + 1, rest
 
+    def _values(self, file: BinaryIO, *, array: bool) -> Iterator[tuple[int, bytes]]:
+        found = values(self._chunks(file), array=array, longest=MAX_LINE_BYTES)
+        for number, value, whole in found:
+            if not whole:
+                self.unterminated = number
+            if value is None:
+                self._too_long(number)
+            else:
+                yield number, value
+
+    def _chunks(self, file: BinaryIO) -> Iterator[bytes]:
+        while chunk := file.read(CHUNK_BYTES):
+            self.tally.bytes_read += len(chunk)
+            yield chunk
+
     def _too_long(self, number: int) -> None:
         self.tally.rows_read += 1
         self.tally.drop("line_too_long", number)
+
+    @staticmethod
+    def _start(file: BinaryIO) -> int:
+        """Move behind a byte order mark; return the position."""
+        start = len(BOM) if file.read(len(BOM)) == BOM else 0
+        return file.seek(start)

@@ -5,6 +5,7 @@ either unit, so these must name theirs.
 """
 
 from tuner.formats import canonical
+from tuner.formats.json_rows import opening
 from tuner.formats.lines import Lines
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
@@ -15,7 +16,7 @@ BLOCK_SIZE = 512
 
 
 def sniff(head: bytes) -> bool:
-    return {"timestamp", "input_length", "output_length"} <= canonical.first_object(head).keys()
+    return {"timestamp", "input_length", "output_length"} <= opening(head).keys()
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:

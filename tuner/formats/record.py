@@ -110,6 +110,12 @@ class Tally:
     dropped: dict[Reason, int] = field(default_factory=dict)
     first_line: dict[Reason, int] = field(default_factory=dict)
     unknown_keys: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    """What the reading assumed, for the header of whatever is written from it."""
+
+    def note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes.append(text)
 
     def drop(self, reason: Reason, line: int) -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
@@ -142,10 +148,16 @@ def problem(row: Row, block_size: int) -> Reason | None:
 
 def diagnose(line: bytes) -> Reason:
     """Return why a line is not a ``Row``; slow, and only for lines that failed."""
+    if reason := unreadable(line):
+        return reason
+    parsed = json.loads(line)
+    return diagnose_object(parsed) if isinstance(parsed, dict) else "malformed"
+
+
+def unreadable(line: bytes) -> Reason | None:
+    """Return why a line is no strict JSON; None if it is."""
     try:
-        parsed = json.loads(
-            line.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant
-        )
+        json.loads(line.decode(), object_pairs_hook=_unique, parse_constant=_refuse_constant)
     except UnicodeDecodeError:
         return "encoding"
     except _DuplicateKeyError:
@@ -154,10 +166,11 @@ def diagnose(line: bytes) -> Reason:
         return "not_finite"
     except (ValueError, RecursionError):
         return "malformed"
-    return _diagnose_object(parsed) if isinstance(parsed, dict) else "malformed"
+    return None
 
 
-def _diagnose_object(parsed: dict[str, object]) -> Reason:
+def diagnose_object(parsed: dict[str, object]) -> Reason:
+    """Return why an object by canonical names is not a ``Row``."""
     if reason := _bad_stamp(parsed.get("timestamp")):
         return reason
     for key in ("input_length", "output_length"):
@@ -196,6 +209,8 @@ def has_duplicate_key(line: bytes) -> bool:
         json.loads(line, object_pairs_hook=_unique)
     except _DuplicateKeyError:
         return True
+    except (ValueError, RecursionError):  # nested deeper than this reader can follow
+        return False
     return False
 
 

@@ -1,0 +1,144 @@
+"""Rows from JSON objects, for every format that is written so."""
+
+import json
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+from tuner.formats.lines import BOM, Lines
+from tuner.formats.record import (
+    Reason,
+    Row,
+    diagnose_object,
+    has_duplicate_key,
+    problem,
+    unreadable,
+)
+
+Object = dict[str, Any]
+Fields = dict[str, Any]
+"""A row by the names of the canonical format, in its units; None is absent."""
+
+TEXT_KEYS = frozenset(
+    {
+        *("text_input", "text", "texts", "prompt", "prompts", "messages", "content"),
+        *("input", "output", "inputs", "outputs", "completion", "response"),
+        *("generated_text", "generated_texts", "prompt_token_ids", "output_token_ids"),
+        *("system_message", "user_context_message", "payload"),
+    }
+)
+"""Keys under which other tools keep what was said."""
+
+NO_TEXT = ("", "{}", "[]", "null", "None")
+
+_decode = msgspec.json.Decoder().decode
+
+
+@lru_cache(maxsize=1)
+def opening(head: bytes) -> Object:
+    """Return the first JSON object of a file, as far as its head shows it; else an empty one."""
+    text = head.removeprefix(BOM).strip()
+    try:
+        parsed = _decode(text.partition(b"\n")[0])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _salvage(text.decode(errors="replace"))
+    if isinstance(parsed, list) and parsed:
+        parsed = parsed[0]
+    return parsed if isinstance(parsed, dict) else {}
+
+
+def rows(
+    lines: Lines, convert: Callable[[Object], Iterable[Fields | Reason]], *, block_size: int
+) -> Iterator[Row]:
+    """Yield the rows that ``convert`` makes of each object, if they can be used; count the others.
+
+    An object may hold no request, one or several. Raises TraceError for one that holds text, unless
+    that was allowed.
+    """
+    tally = lines.tally
+    for number, line in lines:
+        try:
+            parsed = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            parsed = None
+        if not isinstance(parsed, dict):
+            tally.rows_read += 1
+            tally.drop(broken(line, number, lines), number)
+            continue
+        if line.count(b":") != len(parsed) and has_duplicate_key(line):
+            tally.rows_read += 1
+            tally.drop("duplicate_key", number)
+            continue
+        check_text(parsed, number, lines)
+        for fields in convert(parsed):
+            tally.rows_read += 1
+            row = checked(fields, block_size)
+            if isinstance(row, Row):
+                tally.rows_kept += 1
+                yield row
+            else:
+                tally.drop(row, number)
+
+
+def checked(fields: Fields | Reason, block_size: int) -> Row | Reason:
+    """Return the row, or why it cannot be used."""
+    if isinstance(fields, str):
+        return fields
+    known = {key: value for key, value in fields.items() if value is not None}
+    try:
+        row = msgspec.convert(known, Row)
+    except msgspec.ValidationError:
+        return diagnose_object(known)
+    return problem(row, block_size) or row
+
+
+def broken(line: bytes, number: int, lines: Lines) -> Reason:
+    """Return why what should be a JSON object is none."""
+    reason = unreadable(line) or "malformed"
+    if number == lines.unterminated and reason in ("malformed", "encoding"):
+        return "truncated"
+    return reason
+
+
+def check_text(parsed: Object, number: int, lines: Lines) -> None:
+    """Raise TraceError for an object that holds text, unless that was allowed."""
+    for key in TEXT_KEYS & parsed.keys():
+        if is_text(parsed[key]):
+            lines.refuse_text(number, key)
+
+
+def is_text(value: object) -> bool:
+    """Whether a value under one of the keys for text says anything."""
+    if isinstance(value, str):
+        return value not in NO_TEXT
+    if isinstance(value, list | dict):
+        return any(map(is_text, value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def _salvage(text: str) -> Object:
+    """Return the whole members that an object begins with, whose end may be missing."""
+    decoder = json.JSONDecoder()
+    found: Object = {}
+    at = _behind(text, 0, "[{")
+    try:
+        while text[at : at + 1] == '"':
+            key, at = decoder.raw_decode(text, at)
+            at = _behind(text, at, ":")
+            found[key], at = decoder.raw_decode(text, at)
+            at = _behind(text, at, ",")
+    except (ValueError, RecursionError):
+        pass
+    return found
+
+
+def _behind(text: str, at: int, marks: str) -> int:
+    """Return the position behind white space and each of the marks, once and in their order."""
+    for mark in ("", *marks):
+        if text[at : at + 1] == mark:
+            at += 1
+        while text[at : at + 1].isspace():
+            at += 1
+    return at

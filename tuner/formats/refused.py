@@ -1,0 +1,60 @@
+"""Files that look like traces and cannot be any: what they are, and what to do instead."""
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tuner.formats.json_rows import opening
+from tuner.formats.lines import BOM
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A kind of file that is recognised only to be refused."""
+
+    sniff: Callable[[bytes], bool]
+    what: str
+    hint: str
+
+
+def _first_line(head: bytes) -> bytes:
+    return head.removeprefix(BOM).lstrip().partition(b"\n")[0].strip()
+
+
+def _is_servegen(head: bytes) -> bool:
+    row = rb"\d+(?:\.\d+)?,(?:[\d.eE+-]+,){2}(?:Gamma|Weibull|Exponential|Poisson|Lognorm\w*)?,.*"
+    return re.fullmatch(row, _first_line(head), re.IGNORECASE) is not None
+
+
+def _is_servegen_dataset(head: bytes) -> bool:
+    window = next(iter(opening(head).values()), None)
+    return isinstance(window, dict) and {"input_tokens", "output_tokens"} <= window.keys()
+
+
+def _is_concurrency_schedule(head: bytes) -> bool:
+    columns = {cell.strip() for cell in _first_line(head).lower().split(b",")}
+    return {b"time_sec", b"concurrency"} <= columns or {
+        "time_sec",
+        "concurrency",
+    } <= opening(head).keys()
+
+
+REFUSED: tuple[Refused, ...] = (
+    Refused(
+        _is_servegen,
+        "a ServeGen rate file: a rate and a shape a window, not requests",
+        "Let ServeGen draw requests from it, write them as JSON lines (see docs/traces.md), "
+        "import those.",
+    ),
+    Refused(
+        _is_servegen_dataset,
+        "a ServeGen length distribution, not requests",
+        "Let ServeGen draw requests from it, write them as JSON lines (see docs/traces.md), "
+        "import those.",
+    ),
+    Refused(
+        _is_concurrency_schedule,
+        "a concurrency schedule: how many at a time, not when they came nor how long they were",
+        "Use the trace that it was made from, or capture one; its peak is a guide for --ceiling.",
+    ),
+)
