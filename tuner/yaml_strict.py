@@ -3,9 +3,10 @@
 PyYAML reads it, because vLLM does: both then agree that ``on`` is a boolean and ``1e5`` is text.
 """
 
+import contextlib
 import re
 import stat
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import yaml
@@ -59,9 +60,8 @@ class _BoundedLoader(yaml.SafeLoader):
             _refuse_indirection(event)
         self._aliases += isinstance(event, yaml.AliasEvent)
         if self._aliases > _MAX_ALIASES:
-            raise _RefusedError(
-                f"more than {_MAX_ALIASES} aliases", _line(event), hint="Write the values out."
-            )
+            hint = "Write the values out."
+            raise _RefusedError(f"more than {_MAX_ALIASES} aliases", _line(event), hint=hint)
         self._depth += 1
         if self._depth > _MAX_DEPTH:
             raise _RefusedError(
@@ -88,9 +88,8 @@ def _refuse_indirection(event: yaml.Event) -> None:
         )
     tag = getattr(event, "tag", None)
     if tag is not None:
-        raise _RefusedError(
-            f"tag {tag!r}", _line(event), hint="Remove the tag: this file takes none."
-        )
+        hint = "Remove the tag: this file takes none."
+        raise _RefusedError(f"tag {tag!r}", _line(event), hint=hint)
 
 
 def _refuse_tag(node: yaml.Node) -> None:
@@ -121,9 +120,8 @@ def _refuse_duplicates(node: yaml.MappingNode) -> None:
     seen: dict[str, int] = {}
     for key, _ in node.value:
         if not isinstance(key, yaml.ScalarNode):
-            raise _RefusedError(
-                "a key that is not text", key.start_mark.line, hint="Use plain keys."
-            )
+            line, hint = key.start_mark.line, "Use plain keys."
+            raise _RefusedError("a key that is not text", line, hint=hint)
         line = key.start_mark.line + 1
         if key.value in seen:
             raise _RefusedError(
@@ -179,27 +177,37 @@ def compose(
     ``plain`` refuses what a file written by a program never has: anchors, aliases, tags, dates,
     numbers in an odd spelling. Raises ``error`` with the place.
     """
+    with _explained(text, source=source, error=error):
+        node = _BoundedLoader(text, plain=plain).get_single_node()
+    if node is not None and not isinstance(node, yaml.MappingNode):
+        place = f"{source}:{node.start_mark.line + 1}"
+        raise error(f"{place}: not a mapping of keys to values", hint="Is this the right file?")
+    return node
+
+
+def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml.Node]:
+    """Return the documents of the text, those without content left out. Raises ``error``."""
+    nodes: list[yaml.Node] = []
+    with _explained(text, source=source, error=error):
+        loader = _BoundedLoader(text, plain=False)
+        while loader.check_node() and (node := loader.get_node()):
+            nodes += [node] if node.tag != "tag:yaml.org,2002:null" else []
+    return nodes
+
+
+@contextlib.contextmanager
+def _explained(text: str, *, source: str, error: type[InputError]) -> Iterator[None]:
     try:
-        loader = _BoundedLoader(text, plain=plain)
-        node = loader.get_single_node()
+        yield
     except _RefusedError as problem:
         raise error(f"{source}:{problem.line + 1}: {problem}", hint=problem.hint) from None
     except yaml.MarkedYAMLError as problem:
-        raise error(
-            _at(source, problem), hint="Check the YAML there: indentation, quotes, a cut file."
-        ) from None
+        hint = "Check the YAML there: indentation, quotes, a cut file."
+        raise error(_at(source, problem), hint=hint) from None
     except yaml.reader.ReaderError as problem:
         line = text.count("\n", 0, problem.position) + 1
-        raise error(
-            f"{source}:{line}: a character that YAML does not allow (#x{problem.character:04x})",
-            hint="Check that this is a text file.",
-        ) from None
-    if node is not None and not isinstance(node, yaml.MappingNode):
-        raise error(
-            f"{source}:{node.start_mark.line + 1}: not a mapping of keys to values",
-            hint="Check that this is the right file.",
-        )
-    return node
+        what = f"a character that YAML does not allow (#x{problem.character:04x})"
+        raise error(f"{source}:{line}: {what}", hint="Check that this is a text file.") from None
 
 
 def _at(source: str, problem: yaml.MarkedYAMLError) -> str:
@@ -216,9 +224,8 @@ def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> objec
     except ConstructorError as problem:
         raise error(_at(source, problem), hint="Use plain YAML values.") from None
     except ValueError as problem:
-        raise error(
-            f"{source}:{node.start_mark.line + 1}: {problem}", hint="Use plain YAML values."
-        ) from None
+        place = f"{source}:{node.start_mark.line + 1}"
+        raise error(f"{place}: {problem}", hint="Use plain YAML values.") from None
 
 
 class _Dumper(yaml.SafeDumper):
@@ -286,7 +293,7 @@ def find(root: yaml.Node, path: NodePath) -> tuple[yaml.Node, tuple[str | int, .
         if isinstance(node, yaml.MappingNode):
             child = next((value for key, value in node.value if key.value == part), None)
         elif isinstance(node, yaml.SequenceNode) and isinstance(part, int):
-            child = node.value[part] if part < len(node.value) else None
+            child = next(iter(node.value[part : part + 1]), None)
         if child is not None:
             node = child
             found.append(part)
