@@ -14,6 +14,8 @@ What production saw
     formats.json_values      JSON values in an array, or over several lines each
     formats.lines            the rows of a file of any size, as bytes
     formats.refused          files that look like traces and can be none
+    formats.scalars          counts, times and flags as other programs write them
+    formats.same_request     rows that are one request: n > 1, spans above spans, retries
     stream                   trace files too large for memory: looked through, imported, cut
 
 What it says, before anything is run

@@ -27,6 +27,7 @@ TEXT_KEYS = frozenset(
         *("input", "output", "inputs", "outputs", "completion", "response"),
         *("generated_text", "generated_texts", "prompt_token_ids", "output_token_ids"),
         *("system_message", "user_context_message", "payload"),
+        *("proxy_server_request", "request_body", "response_body"),
     }
 )
 """Keys under which other tools keep what was said."""
@@ -58,20 +59,7 @@ def rows(
     that was allowed.
     """
     tally = lines.tally
-    for number, line in lines:
-        try:
-            parsed = _decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-            parsed = None
-        if not isinstance(parsed, dict):
-            tally.rows_read += 1
-            tally.drop(broken(line, number, lines), number)
-            continue
-        if line.count(b":") != len(parsed) and has_duplicate_key(line):
-            tally.rows_read += 1
-            tally.drop("duplicate_key", number)
-            continue
-        check_text(parsed, number, lines)
+    for number, parsed in objects(lines):
         for fields in convert(parsed):
             tally.rows_read += 1
             row = checked(fields, block_size)
@@ -80,6 +68,29 @@ def rows(
                 yield row
             else:
                 tally.drop(row, number)
+
+
+def objects(lines: Lines) -> Iterator[tuple[int, Object]]:
+    """Yield ``(line number, object)``; count what is no object as a row that was dropped.
+
+    Raises TraceError for an object that holds text, unless that was allowed.
+    """
+    for number, line in lines:
+        try:
+            parsed = _decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            parsed = None
+        reason: Reason | None = None
+        if not isinstance(parsed, dict):
+            reason = broken(line, number, lines)
+        elif line.count(b":") != len(parsed) and has_duplicate_key(line):
+            reason = "duplicate_key"
+        if reason is None:
+            check_text(parsed, number, lines)
+            yield number, parsed
+        else:
+            lines.tally.rows_read += 1
+            lines.tally.drop(reason, number)
 
 
 def checked(fields: Fields | Reason, block_size: int) -> Row | Reason:

@@ -19,7 +19,7 @@ class Lines:
     """Iterate over ``(line number, row)``; without line ends, blank lines and a UTF-8 BOM.
 
     A row is a line. In a file that is one JSON array of objects, or objects that span lines each,
-    it is one object, and its number is that of the line where it begins. A row above MAX_LINE_BYTES
+    it is one object, and its number is that of the line where it begins. A row above ``longest``
     is counted in the tally and skipped, never held in memory.
     """
 
@@ -27,6 +27,9 @@ class Lines:
         self.path = path
         self.tally = tally
         self.allow_text = allow_text
+        self.longest = MAX_LINE_BYTES
+        """A format whose rows come in batches may set it higher before the first line is read."""
+
         self.unterminated: int | None = None
         """The number of the last row, once it is reached, if its end is not in the file."""
 
@@ -75,11 +78,11 @@ class Lines:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
                 number += 1
-                if len(line) > MAX_LINE_BYTES:
+                if len(line) > self.longest:
                     self._too_long(number)
                 elif line := line.strip():
                     yield number, line
-            if len(rest) > MAX_LINE_BYTES:
+            if len(rest) > self.longest:
                 number += 1
                 self._too_long(number)
                 rest = b""
@@ -89,7 +92,7 @@ class Lines:
             yield number + 1, rest
 
     def _values(self, file: BinaryIO, *, array: bool) -> Iterator[tuple[int, bytes]]:
-        found = values(self._chunks(file), array=array, longest=MAX_LINE_BYTES)
+        found = values(self._chunks(file), array=array, longest=self.longest)
         for number, value, whole in found:
             if not whole:
                 self.unterminated = number

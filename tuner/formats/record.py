@@ -31,6 +31,10 @@ Reason = Literal[
     "out_of_range",
     "bad_hash_ids",
     "bad_field",
+    "same_request",
+    "retried",
+    "cache_hit",
+    "not_generation",
 ]
 
 REASONS: dict[Reason, str] = {
@@ -50,6 +54,10 @@ REASONS: dict[Reason, str] = {
     "out_of_range": "a number is too large to be true",
     "bad_hash_ids": "hash_ids are not whole numbers ≥ 0, or more than the prompt has blocks",
     "bad_field": "an optional field has a value of the wrong kind",
+    "same_request": "it is part of a request that another row stands for",
+    "retried": "an attempt that failed before another one of the same request was served",
+    "cache_hit": "it was answered from a gateway's cache and reached no server",
+    "not_generation": "it generates no tokens: an embedding, a tool call, a link in a chain",
 }
 """Why a row is not used. docs/traces.md says what to do about each."""
 

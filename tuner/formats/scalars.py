@@ -1,0 +1,181 @@
+"""Counts, times and flags as gateways and observability tools write them. Pure.
+
+What cannot be read is returned as it is, so that whoever checks the row can say why.
+"""
+
+import math
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+
+from tuner.formats.record import Status
+
+ABSENT = frozenset({"", "-", "null", "none", "undefined"})
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+EPOCH_S = (1.0e9, 4.0e9)
+"""2001 to 2096: a number in this range can only be seconds since 1970."""
+
+REJECTED, ABORTED = (429, 503), 499
+"""Refused for load; 499 is nginx's code, and others', for a client that went away."""
+
+NO_GENERATION = (
+    *("/embeddings", "/pooling", "/classify", "/score", "/rerank", "/tokenize", "/detokenize"),
+    *("/models", "/health", "/healthz", "/ping", "/metrics", "/version", "/load", "/ready"),
+    *("/livez", "/readyz", "/docs", "/openapi.json", "/favicon.ico"),
+)
+
+
+def first(found: Mapping[str, Any], keys: Iterable[str]) -> Any:  # noqa: ANN401 - whatever is there
+    """Return what stands under the first of the keys that says anything."""
+    for key in keys:
+        if not is_absent(value := found.get(key)):
+            return value
+    return None
+
+
+def is_absent(value: object) -> bool:
+    return value is None or (isinstance(value, str) and value.strip().lower() in ABSENT)
+
+
+def tokens(value: Any) -> Any:  # noqa: ANN401 - what is no count stays what it is
+    """Return a count that may be written as text or as 15.0; None where there is none."""
+    if is_absent(value):
+        return None
+    if isinstance(value, str):
+        value = value.strip()
+        return int(value) if len(value) < 20 and value.lstrip("-").isdecimal() else value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    return value
+
+
+def failed_tokens(value: Any) -> int | None:  # noqa: ANN401
+    """Return the count of a request that failed; what cannot be one, such as -1, is unknown."""
+    count = tokens(value)
+    return count if isinstance(count, int) and 0 <= count < 2**31 else None
+
+
+def epoch_ms(stamp: Any) -> Any:  # noqa: ANN401 - what is no time stays what it is
+    """Return ms since 1970 of a date, or of seconds since 1970; a date without a zone is UTC."""
+    if is_absent(stamp):
+        return None
+    if isinstance(stamp, str):
+        number = real(stamp)
+        if not isinstance(number, float):
+            return _date_ms(stamp.strip())
+        stamp = number
+    if isinstance(stamp, int | float) and not isinstance(stamp, bool):
+        return stamp * 1000 if EPOCH_S[0] <= stamp <= EPOCH_S[1] else str(stamp)
+    return stamp
+
+
+def real(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
+    """Return a finite number that may be written as text; None where there is none."""
+    if is_absent(value):
+        return None
+    if isinstance(value, str):
+        try:
+            number = float(value)
+        except ValueError:
+            return value
+        return number if math.isfinite(number) else value
+    return value
+
+
+def between_ms(start_ms: object, end_ms: object) -> float | None:
+    """Return the time from one to the other; None where one of them is unknown."""
+    if isinstance(start_ms, int | float) and isinstance(end_ms, int | float):
+        return round(end_ms - start_ms, 3)
+    return None
+
+
+def flag(value: object) -> bool | None:
+    if isinstance(value, bool):
+        return value
+    return {"true": True, "false": False, "1": True, "0": False}.get(str(value).strip().lower())
+
+
+def inner(value: object) -> dict[str, Any]:
+    """Return an object that may be written as JSON text inside JSON; else an empty one."""
+    if isinstance(value, str) and value.lstrip().startswith("{"):
+        try:
+            value = msgspec.json.decode(value)
+        except (msgspec.DecodeError, UnicodeError, RecursionError):
+            return {}
+    return value if isinstance(value, dict) else {}
+
+
+def sequences(n: object, output: object) -> dict[str, Any]:
+    """Return the fields of a request of ``n`` sequences, of whose outputs only the sum is known.
+
+    The sum is split evenly: no sequence is known by itself.
+    """
+    n, output = tokens(n), tokens(output)
+    if not (isinstance(n, int) and isinstance(output, int) and 1 < n <= min(output, 16_384)):
+        return {"output_length": output}
+    each, more = divmod(output, n)
+    lengths = (*(each + 1 for _ in range(more)), *(each for _ in range(n - more)))
+    return {"n": n, "output_length": lengths[0], "output_lengths": lengths}
+
+
+def status_of(code: int | None) -> Status:
+    """Return what a status code of HTTP means for a request; None is taken for success."""
+    if code is None or 100 <= code < 400:
+        return "ok"
+    if code == ABORTED:
+        return "aborted"
+    return "rejected" if code in REJECTED else "error"
+
+
+def may_generate(path: object) -> bool:
+    """Whether a request to this path can be one that generates tokens; an unknown one may."""
+    if not isinstance(path, str):
+        return True
+    bare = path.partition("?")[0].rstrip("/").lower()
+    return bool(bare) and not bare.endswith(NO_GENERATION)
+
+
+class Numbers:
+    """Numbers names by first sight: 0, 1, … The names themselves are never written.
+
+    Names not seen for the last ``most`` different ones are forgotten, and would get a new number.
+    """
+
+    def __init__(self, most: int = 2**20) -> None:
+        self._most = most
+        self._known: OrderedDict[str, int] = OrderedDict()
+        self._next = 0
+
+    def of(self, name: object) -> int | None:
+        """Return the number of a name; None where there is none."""
+        if is_absent(name):
+            return None
+        name = str(name)
+        if name in self._known:
+            self._known.move_to_end(name)
+            return self._known[name]
+        if len(self._known) >= self._most:
+            self._known.popitem(last=False)
+        self._known[name] = self._next
+        self._next += 1
+        return self._next - 1
+
+    def named(self, letter: str, name: object) -> str | None:
+        """Return a pseudonym such as ``s12``."""
+        number = self.of(name)
+        return None if number is None else f"{letter}{number}"
+
+
+def _date_ms(text: str) -> float | str:
+    try:
+        date = datetime.fromisoformat(text.removesuffix(" UTC"))
+    except ValueError:
+        return text
+    if "-" not in text or ":" not in text:
+        return text
+    if date.tzinfo is None:
+        date = date.replace(tzinfo=UTC)
+    return (date - EPOCH) / timedelta(milliseconds=1)
