@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from tuner.errors import TraceError
 from tuner.formats.lines import BOM, Lines
 from tuner.formats.record import (
     Reason,
@@ -31,6 +32,9 @@ TEXT_KEYS = frozenset(
     }
 )
 """Keys under which other tools keep what was said."""
+
+MAX_PAGE_BYTES = 64 * 2**20
+"""Of one answer of an API, in a format whose rows come in pages."""
 
 NO_TEXT = ("", "{}", "[]", "null", "None")
 
@@ -91,6 +95,29 @@ def objects(lines: Lines) -> Iterator[tuple[int, Object]]:
         else:
             lines.tally.rows_read += 1
             lines.tally.drop(reason, number)
+
+
+def page_of(found: Object) -> Iterable[object]:
+    """Return the objects of a page, as APIs answer (``{"data": [...]}``), or the object itself."""
+    page = found.get("data")
+    return page if isinstance(page, list) else (found,)
+
+
+def first_of_page(head: bytes) -> Object:
+    """Return the first object of a file, or of the page that it begins with."""
+    first = next(iter(page_of(opening(head))), None)
+    return first if isinstance(first, dict) else {}
+
+
+def with_tokens(found: Iterable[Row], lines: Lines, what: str, hint: str) -> Iterator[Row]:
+    """Yield the rows. Raises TraceError, at the end, if all that is wrong is that none has tokens.
+
+    What the user writes into a log format is the user's to change.
+    """
+    yield from found
+    tally = lines.tally
+    if not tally.rows_kept and "no_tokens" in tally.dropped:
+        raise TraceError(f"{lines.path}:{tally.first_line['no_tokens']}: {what}", hint=hint)
 
 
 def checked(fields: Fields | Reason, block_size: int) -> Row | Reason:

@@ -12,6 +12,9 @@ import msgspec
 from tuner.formats.record import SERVED, Row, Tally
 
 WINDOW = 2**17
+RETRY_MS = 60_000
+"""Clients wait less than a minute before they try again; a later turn of a session is another's."""
+
 MAX_SEQUENCES = 16_384
 """vLLM's own limit on n."""
 
@@ -84,14 +87,14 @@ def innermost(spans: Iterable[Span], tally: Tally) -> Iterator[Found]:
 
 
 def final_attempts(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
-    """Yield the rows without failures after which the same key was served; count them all."""
+    """Yield the rows without failures soon after which the same key was served; count them all."""
     failures: dict[Hashable, list[Found]] = {}
     served: dict[Hashable, float] = {}
     held = 0
     for one in found:
         gone: list[Found] = [one]  # for which there is nothing to wait any more
         if one.key is not None and one.row.status in SERVED:
-            served[one.key] = max(one.row.timestamp, served.get(one.key, 0))
+            served[one.key] = one.row.timestamp
             gone += failures.pop(one.key, ())
             held -= len(gone) - 1
         elif one.key is not None and one.key not in served:
@@ -105,7 +108,7 @@ def final_attempts(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
         if len(served) > WINDOW:
             served.pop(next(iter(served)))
         for each in gone:
-            if each.row.status not in SERVED and served.get(each.key, -1) >= each.row.timestamp:
+            if each.row.status not in SERVED and _again(each.row, served.get(each.key)):
                 tally.drop("retried", each.line)
             else:
                 tally.rows_kept += 1
@@ -113,6 +116,13 @@ def final_attempts(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
     for each in (one for some in failures.values() for one in some):
         tally.rows_kept += 1
         yield each.row
+
+
+def _again(failed: Row, served_ms: float | None) -> bool:
+    """Whether what was served so late can be a further attempt at what failed."""
+    if served_ms is None:
+        return False
+    return 0 <= served_ms - failed.timestamp <= (failed.e2e_ms or 0) + RETRY_MS
 
 
 def _together(one: Row, other: Row) -> Row:

@@ -85,6 +85,14 @@ def real(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it i
     return value
 
 
+def seconds_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
+    """Return ms, to the microsecond, of a duration in seconds."""
+    number = real(value)
+    if isinstance(number, int | float) and not isinstance(number, bool):
+        return round(number * 1000, 3)
+    return number
+
+
 def between_ms(start_ms: object, end_ms: object) -> float | None:
     """Return the time from one to the other; None where one of them is unknown."""
     if isinstance(start_ms, int | float) and isinstance(end_ms, int | float):
@@ -136,6 +144,10 @@ def may_generate(path: object) -> bool:
         return True
     bare = path.partition("?")[0].rstrip("/").lower()
     return bool(bare) and not bare.endswith(NO_GENERATION)
+
+
+SPLIT = "outputs of requests with n > 1 are split evenly: only their sum is known"
+"""What to note where ``sequences`` found more than one."""
 
 
 class Numbers:

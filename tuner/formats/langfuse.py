@@ -1,0 +1,156 @@
+"""Langfuse: observations as its API gives them (camelCase) and as its exports have them.
+
+Dates without a zone are UTC. Of a generation above another only the lower one is a request.
+"""
+
+import re
+from collections.abc import Iterator
+
+from tuner.errors import UsageError
+from tuner.formats.json_rows import (
+    MAX_PAGE_BYTES,
+    Fields,
+    Object,
+    check_text,
+    checked,
+    first_of_page,
+    objects,
+    page_of,
+)
+from tuner.formats.lines import Lines
+from tuner.formats.otlp import Names
+from tuner.formats.record import Row
+from tuner.formats.same_request import Found, Span, innermost, merged
+from tuner.formats.scalars import (
+    SPLIT,
+    between_ms,
+    epoch_ms,
+    failed_tokens,
+    first,
+    flag,
+    inner,
+    sequences,
+    status_of,
+    tokens,
+)
+from tuner.formats.source import Source, TimeUnit, TraceHeader
+
+NAME = "langfuse"
+DESCRIPTION = "Langfuse's observations, from its API or its exports"
+
+API = {"id", "traceId", "type", "startTime"}
+EXPORT = {"id", "trace_id", "type", "start_time"}
+
+START, END = ("startTime", "start_time"), ("endTime", "end_time")
+FIRST_TOKEN = ("completionStartTime", "completion_start_time")
+CODE = re.compile(r"\b(4\d\d|5\d\d)\b")
+
+
+def sniff(head: bytes) -> bool:
+    keys = first_of_page(head).keys()
+    return keys >= API or keys >= EXPORT
+
+
+def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    if time_unit is not None:
+        raise UsageError(f"{lines.path}: the stamps are dates", hint="Leave out --time-unit.")
+    lines.longest = MAX_PAGE_BYTES
+    header = TraceHeader(source=NAME, missing=("prefixes", "queue"))
+    found = innermost(_spans(lines), lines.tally)
+    return Source(header, merged(found, lines.tally), absolute=True)
+
+
+def _spans(lines: Lines) -> Iterator[Span]:
+    names = Names()
+    for number, found in objects(lines):
+        for entry in page_of(found):
+            lines.tally.rows_read += 1
+            if not isinstance(entry, dict):
+                lines.tally.drop("malformed", number)
+                continue
+            check_text(entry, number, lines)
+            yield Span(
+                str(first(entry, ("traceId", "trace_id")) or ""),
+                str(entry.get("id") or ""),
+                str(first(entry, ("parentObservationId", "parent_observation_id")) or ""),
+                _generation(entry, number, names, lines),
+            )
+
+
+def _generation(entry: Object, number: int, names: Names, lines: Lines) -> Found | None:
+    if entry.get("type") != "GENERATION":
+        lines.tally.drop("not_generation", number)
+        return None
+    row = checked(_fields(entry, names), block_size=1)
+    if isinstance(row, Row):
+        if row.output_lengths:
+            lines.tally.note(SPLIT)
+        return Found(row, number)
+    lines.tally.drop(row, number)
+    return None
+
+
+def _fields(entry: Object, names: Names) -> Fields:
+    start_ms, end_ms, first_ms = (
+        epoch_ms(first(entry, keys)) for keys in (START, END, FIRST_TOKEN)
+    )
+    parameters = inner(first(entry, ("modelParameters", "model_parameters")))
+    usage = inner(first(entry, ("usageDetails", "usage_details")))
+    old = inner(entry.get("usage"))
+    if not usage and str(old.get("unit") or "TOKENS") == "TOKENS":
+        usage = old
+    prompt, output = _sum(usage, "input"), _sum(usage, "output")
+    if prompt is None and output is None:
+        prompt = tokens(first(usage, ("promptTokens", "prompt_tokens")))
+        output = tokens(first(usage, ("completionTokens", "completion_tokens")))
+    status = _status(entry)
+    if status != "ok":
+        prompt, output = failed_tokens(prompt), failed_tokens(output)
+    return {
+        "timestamp": start_ms,
+        "input_length": prompt,
+        **sequences(parameters.get("n"), output),
+        "status": status,
+        "e2e_ms": between_ms(start_ms, end_ms),
+        "ttft_ms": between_ms(start_ms, first_ms),
+        "max_tokens": tokens(
+            first(parameters, ("max_tokens", "maxTokens", "max_completion_tokens"))
+        ),
+        "cached_tokens": _sum(usage, "input", "cache", "creation"),
+        "stream": flag(parameters.get("stream")),
+        "session_id": names.session.named("s", first(entry, ("sessionId", "session_id"))),
+        "model": names.model.named(
+            "m", first(entry, ("model", "providedModelName", "provided_model_name"))
+        ),
+    }
+
+
+def _sum(usage: Object, word: str, also: str = "", never: str = "\n") -> object:
+    """Return the sum of the counts whose key has the word: Langfuse's own rule; None without any.
+
+    Cached input stands under a key of its own beside the rest.
+    """
+    counts = [
+        tokens(value)
+        for key, value in usage.items()
+        if word in key.lower()
+        and also in key.lower()
+        and never not in key.lower()
+        and "cost" not in key.lower()
+    ]
+    known = [count for count in counts if count is not None]
+    wrong = [count for count in known if isinstance(count, bool) or not isinstance(count, int)] or [
+        count for count in known if count < 0
+    ]
+    if wrong:
+        return wrong[0]
+    return sum(known) if known else None
+
+
+def _status(entry: Object) -> str:
+    if entry.get("level") != "ERROR":
+        return "ok"
+    said = first(entry, ("statusMessage", "status_message"))
+    code = CODE.search(said[:1000]) if isinstance(said, str) else None
+    found = status_of(int(code[0])) if code else "error"
+    return "error" if found == "ok" else found

@@ -1,0 +1,100 @@
+"""Spans of calls to language models in OpenTelemetry's gen_ai conventions, and their like.
+
+OpenLLMetry's and OpenInference's spellings too. A client's span above a server's, a chain's above
+a client's: of spans above one another only the lowest is a request.
+"""
+
+from collections.abc import Iterator
+from typing import Literal
+
+from tuner.errors import TraceError, UsageError
+from tuner.formats.json_rows import checked
+from tuner.formats.lines import Lines
+from tuner.formats.otlp import (
+    INSTANCE,
+    OUTPUT,
+    PROMPT,
+    REQUEST_NAME,
+    Names,
+    RawSpan,
+    is_otlp,
+    raw_spans,
+    request_of,
+)
+from tuner.formats.record import Row
+from tuner.formats.same_request import Found, Span, innermost, merged
+from tuner.formats.scalars import SPLIT, first
+from tuner.formats.source import Source, TimeUnit, TraceHeader
+
+NAME = "otel-genai"
+DESCRIPTION = "gen_ai spans of OpenTelemetry, OpenLLMetry and OpenInference, OTLP/JSON"
+
+GENERATING = frozenset({"chat", "text_completion", "generate_content", "completion", "llm"})
+OTHER_CALLS = frozenset({"embeddings", "embedding", "rerank", "reranker"})
+CLIENTS = "times are the clients': with the network, and with what they tried again"
+
+Kind = Literal["request", "other call", "link"]
+
+
+def sniff(head: bytes) -> bool:
+    return is_otlp(head)
+
+
+def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    if time_unit is not None:
+        raise UsageError(f"{lines.path}: spans are in ns", hint="Leave out --time-unit.")
+    header = TraceHeader(source=NAME, time_resolution_ms=0.001, missing=("prefixes",))
+    found = innermost(_spans(lines), lines.tally)
+    return Source(header, merged(found, lines.tally), absolute=True)
+
+
+def kind_of(span: RawSpan) -> Kind:
+    """Return whether a span is a request, or a call that generates nothing, or neither."""
+    says = first(
+        span.attributes, ("gen_ai.operation.name", "openinference.span.kind", "llm.request.type")
+    )
+    what = str(says).lower()
+    if what in OTHER_CALLS:
+        return "other call"
+    if what in GENERATING or span.name == REQUEST_NAME:
+        return "request"
+    # Agents, chains and tools sum up what the requests beneath them used.
+    counts = says is None and first(span.attributes, (*PROMPT, *OUTPUT)) is not None
+    return "request" if counts else "link"
+
+
+def _spans(lines: Lines) -> Iterator[Span]:
+    names, spans = Names(), 0
+    for span in raw_spans(lines):
+        spans += 1
+        kind = kind_of(span)
+        found = None
+        if kind != "link":
+            lines.tally.rows_read += 1
+        if kind == "request":
+            found = _request(span, names, lines)
+        elif kind == "other call":
+            lines.tally.drop("not_generation", span.line)
+        yield Span(
+            span.id("traceId"), span.id("spanId"), span.id("parentSpanId"), found, span.is_server
+        )
+    if not lines.tally.rows_read:
+        raise TraceError(
+            f"{lines.path}: {spans:,} spans, and none is a request to a language model",
+            hint="docs/traces.md lists the attributes by which one is known.",
+        )
+
+
+def _request(span: RawSpan, names: Names, lines: Lines) -> Found | None:
+    row = checked(request_of(span, names), block_size=1)
+    if not isinstance(row, Row):
+        lines.tally.drop(row, span.line)
+        return None
+    if not span.is_server:
+        lines.tally.note(CLIENTS)
+    if row.output_lengths:
+        lines.tally.note(SPLIT)
+    request = span.attributes.get("gen_ai.request.id")
+    if request is None:
+        return Found(row, span.line)
+    return Found(row, span.line, (str(request), str(first(span.resource, INSTANCE)), row.timestamp))
