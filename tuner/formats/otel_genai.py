@@ -80,7 +80,7 @@ def _spans(lines: Lines) -> Iterator[Span]:
         )
     if not lines.tally.rows_read:
         raise TraceError(
-            f"{lines.path}: {spans:,} spans, and none is a request to a language model",
+            f"{lines.path}: none of its {spans:,} spans is a request to a language model",
             hint="docs/traces.md lists the attributes by which one is known.",
         )
 

@@ -39,7 +39,45 @@ def _is_concurrency_schedule(head: bytes) -> bool:
     } <= opening(head).keys()
 
 
+VLLM_LINE = re.compile(
+    rb"^(?:\([\w ]+ pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) "
+    rb"\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\]",
+    re.MULTILINE,
+)
+UVICORN_LINE = re.compile(rb'^INFO: +[\da-fA-F.:\[\]]+ - "[A-Z]+ /\S* HTTP/', re.MULTILINE)
+LOG_BYTES = 2**18
+"""A server's banner may stand above its first line of log."""
+
+INSTEAD = (
+    "Start vllm serve with --middleware tuner.capture.TraceRecorder, or capture its spans: "
+    "--otlp-traces-endpoint."
+)
+
+
+def _is_vllm_log(head: bytes) -> bool:
+    first = opening(head)
+    if {"levelname", "message"} <= first.keys():
+        return "vllm_process_name" in first or str(first.get("name")).startswith("vllm")
+    start = head[:LOG_BYTES]
+    return bool(VLLM_LINE.search(start) or UVICORN_LINE.search(start))
+
+
+def _is_vllm_debug_log(head: bytes) -> bool:
+    return b"prompt_token_ids: [" in head and _is_vllm_log(head)
+
+
 REFUSED: tuple[Refused, ...] = (
+    Refused(
+        _is_vllm_debug_log,
+        "a vLLM log with prompts in it: --max-log-len cuts their token ids without a word, and "
+        "completions have no output, so lengths cannot be told from it",
+        INSTEAD,
+    ),
+    Refused(
+        _is_vllm_log,
+        "a vLLM log without debugging: it says when requests came, not how long they were",
+        INSTEAD,
+    ),
     Refused(
         _is_servegen,
         "a ServeGen rate file: a rate and a shape a window, not requests",

@@ -53,6 +53,6 @@ def _found(lines: Lines) -> Iterator[Found]:
         yield Found(row, span.line, key)
     if not lines.tally.rows_read:
         raise TraceError(
-            f"{lines.path}: {spans:,} spans, and none is a request's",
+            f"{lines.path}: none of its {spans:,} spans is a request's",
             hint="vLLM sends one a request with --otlp-traces-endpoint; is it sampled away?",
         )
