@@ -31,6 +31,7 @@ beside what reads and writes them."""
 
 HOMES = {
     "vllm": {
+        "capture.stat_logger",
         *("engines.live_scheduler", "engines.vllm_arguments"),
         *("engines.vllm_config", "engines.vllm_engine", "engines.vllm_llm"),
     },
@@ -51,8 +52,12 @@ WORLD = {
     *(HOMES.keys() - {"prometheus_client"}),  # a part of which only parses
 }
 
-CATCH_ALL = {"engines.vllm_config", "engines.vllm_engine"}
-"""vLLM refuses and fails with whatever its depths raise; nothing else is caught unnamed."""
+CATCH_ALL = {
+    *("capture.engine_tap", "capture.guard", "capture.spool"),
+    *("engines.vllm_config", "engines.vllm_engine"),
+}
+"""vLLM refuses and fails with whatever its depths raise, and what records inside a server may not
+fail it; nothing else is caught unnamed."""
 
 HEAVY = {"msgspec", "numba", "numpy", "optuna", "plotly", "pydantic", "ray", "torch", "vllm"}
 """What ``tuner --help`` has no time for."""

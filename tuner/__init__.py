@@ -8,15 +8,33 @@ What production saw
     formats.canonical        tuner's own: JSON lines, a superset of Mooncake's
     formats.mooncake         Mooncake's traces and their like
     formats.azure2023        Azure's LLM inference traces of 2023
+    formats.vllm_otlp        vLLM's own spans
+    formats.otel_genai       spans of OpenTelemetry, OpenLLMetry and OpenInference
+    formats.litellm          LiteLLM's spend logs and logging payloads
+    formats.langfuse         Langfuse's observations
+    formats.envoy            Envoy AI gateway's access logs
+    formats.nginx            nginx's access logs
     formats.record           one request as it stands in a file
     formats.source           what a trace file says of itself, and its rows
     formats.json_rows        rows from JSON objects, for every format that is written so
     formats.json_values      JSON values in an array, or over several lines each
     formats.lines            the rows of a file of any size, as bytes
     formats.refused          files that look like traces and can be none
+    formats.otlp             spans as OTLP/JSON, and the requests in them
     formats.scalars          counts, times and flags as other programs write them
     formats.same_request     rows that are one request: n > 1, spans above spans, retries
     stream                   trace files too large for memory: looked through, imported, cut
+    capture                  what a server loads to record its traffic
+    capture.recorder         the ASGI middleware
+    capture.engine_tap       what goes into the server's engine and comes out of it
+    capture.exchange         one HTTP request and its calls to the engine
+    capture.call             one call to the engine, and the row it becomes
+    capture.usage            lengths as a server tells its clients
+    capture.prefix_ids       which prompts begin alike, and nothing of what they say
+    capture.stat_logger      the engine's own view, as a plug-in of vLLM
+    capture.spool            a recording's files, off the event loop
+    capture.environment      what the environment says of a recording
+    capture.guard            no request fails of being recorded
 
 What it says, before anything is run
     traffic                  how many, how bursty, how long, how many at a time

@@ -1,0 +1,20 @@
+"""Whatever goes wrong while recording is reported, and never reaches the request."""
+
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Returned = TypeVar("Returned")
+
+Report = Callable[[Exception], None]
+
+
+def guarded(
+    report: Report, step: Callable[Given, Returned], *args: Given.args, **kwargs: Given.kwargs
+) -> Returned | None:
+    """Return what ``step`` returns; None after a failure, which ``report`` gets."""
+    try:
+        return step(*args, **kwargs)
+    except Exception as problem:  # noqa: BLE001 - whatever it is
+        report(problem)
+        return None

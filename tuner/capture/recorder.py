@@ -1,0 +1,193 @@
+"""The middleware that records a server's traffic: ``vllm serve --middleware
+tuner.capture.TraceRecorder``.
+
+It hands on every message untouched. What goes wrong in here is logged once and ends the recording;
+no request fails of it.
+"""
+
+# ruff: noqa: ANN401 - ASGI's messages and vLLM's objects have no types of their own
+
+import atexit
+import os
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from tuner.capture.call import Call, row_of
+from tuner.capture.engine_tap import attach
+from tuner.capture.environment import TRACE_OUT, Recording, recording
+from tuner.capture.exchange import CURRENT, NOT_TRAFFIC, REFUSED, Exchange
+from tuner.capture.guard import guarded
+from tuner.capture.spool import Spool, log
+from tuner.capture.usage import Overheard
+from tuner.errors import TunerError
+from tuner.formats.source import TraceHeader
+
+Scope = MutableMapping[str, Any]
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+DEFAULT_OUT = "tuner-trace"
+"""Under the server's working directory."""
+
+GENERATES = (
+    *("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"),
+    *("/inference/v1/generate", "/generate"),
+)
+"""How the paths end at which an engine is asked to generate."""
+
+
+class TraceRecorder:
+    """Pure ASGI middleware; docs/capture.md says what it records and how it is set up."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self._spool: Spool[Call] | None = None
+        self._settings: Recording | None = None
+        self._engine: Any = None
+        self._watching: bool | None = None
+        """Whether the engine's own calls are seen; None until the first request."""
+
+        try:
+            self._settings = recording(os.environ, out=TRACE_OUT, default=DEFAULT_OUT)
+            if self._settings is not None:
+                self._spool = self._new_spool(self._settings)
+                atexit.register(self._spool.close)
+        except TunerError as problem:
+            log.warning("tuner: nothing is recorded: %s; %s", problem, problem.hint)
+        except OSError as problem:
+            log.warning("tuner: nothing is recorded: %s", problem)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if self._spool is None or self._spool.failed:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "lifespan":
+            try:
+                await self._app(scope, receive, send)
+            finally:
+                self._spool.close()
+        elif scope["type"] == "http" and scope["method"] == "POST":
+            await self._record(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
+        exchange = Exchange(str(scope.get("path", "")), self._emit)
+        if self._watching is None:
+            guarded(self._stop, self._watch, scope)
+        heard = None
+        if not self._watching and exchange.path.endswith(GENERATES):
+            heard = Overheard()
+
+        async def receiving() -> Message:
+            message = await receive()
+            guarded(self._stop, _received, message, exchange, heard)
+            return message
+
+        async def sending(message: Message) -> None:
+            guarded(self._stop, _sends, message, exchange, heard)
+            try:
+                await send(message)
+            except OSError:
+                guarded(self._stop, exchange.disconnected)
+                raise
+            if message["type"] == "http.response.body" and not message.get("more_body"):
+                exchange.answered = True
+
+        token = CURRENT.set(exchange)
+        failed = True
+        try:
+            await self._app(scope, receiving, sending)
+            failed = False
+        finally:
+            CURRENT.reset(token)
+            guarded(self._stop, self._ended, exchange, heard, scope, failed)
+
+    def _ended(
+        self, exchange: Exchange, heard: Overheard | None, scope: Scope, failed: bool
+    ) -> None:
+        exchange.ended(failed=failed)
+        if exchange.called or not exchange.path.endswith(GENERATES):
+            return
+        status = exchange.http_status
+        if status in NOT_TRAFFIC:
+            return
+        call = Call(exchange.arrival_s, overheard=heard or Overheard())
+        metadata = scope.get("state", {}).get("request_metadata")
+        if call.overheard is not None:
+            call.overheard.usage = getattr(metadata, "final_usage_info", None)
+        call.first_token_s = exchange.first_chunk_s
+        if exchange.gone:
+            call.ends("aborted", "abort")
+        elif status in REFUSED:
+            call.ends("rejected", f"http_{status}")
+        elif failed or status is None or status >= 400:
+            call.ends("error", f"http_{status}" if status else "error")
+        else:
+            call.ends("ok")
+        self._emit(call)
+
+    def _emit(self, call: Call) -> None:
+        if self._spool is None:
+            return
+        size = len(call.token_ids or ()) + (call.overheard.size if call.overheard else 0)
+        if call.token_ids is not None and not self._spool.has_room_for(size):
+            call.token_ids, size = None, 0
+        self._spool.put(call, tokens=size)
+
+    def _watch(self, scope: Scope) -> None:
+        """Look for the engine behind the application; the server has it by its first request."""
+        self._watching = False
+        state = getattr(scope.get("app"), "state", None)
+        engine = getattr(state, "engine_client", None)
+        if engine is not None and self._settings is not None:
+            self._engine = engine
+            keep = self._settings.prefix_ids
+            self._watching = attach(engine, self._stop, keep_tokens=keep)
+
+    def _new_spool(self, settings: Recording) -> Spool[Call]:
+        def row(call: Call) -> Any:
+            return row_of(call, spool.origin_s, settings)
+
+        spool: Spool[Call] = Spool(settings, name="trace", header=self._header, row_of=row)
+        return spool
+
+    def _header(self) -> TraceHeader:
+        missing: tuple[str, ...] = ()
+        if not self._watching:
+            missing = ("output_lengths", "queue_ms", "session_id", "lora")
+        if self._settings is not None and not self._settings.prefix_ids:
+            missing = (*missing, "hash_ids")
+        model = getattr(getattr(self._engine, "model_config", None), "model", None)
+        return TraceHeader(
+            source="vllm-middleware" if self._watching else "http-middleware",
+            model=model if isinstance(model, str) else None,
+            missing=missing,
+        )
+
+    def _stop(self, problem: Exception) -> None:
+        if self._spool is None:
+            return
+        log.warning("tuner: recording stopped: %s: %s", type(problem).__name__, problem)
+        spool, self._spool = self._spool, None
+        spool.close(wait=False)
+
+
+def _received(message: Message, exchange: Exchange, heard: Overheard | None) -> None:
+    if message["type"] == "http.disconnect":
+        exchange.disconnected()
+    elif heard is not None and message["type"] == "http.request":
+        heard.hear_request(message.get("body", b""))
+
+
+def _sends(message: Message, exchange: Exchange, heard: Overheard | None) -> None:
+    if message["type"] == "http.response.start":
+        exchange.http_status = message["status"]
+        if heard is not None:
+            heard.streamed = any(
+                name.lower() == b"content-type" and value.startswith(b"text/event-stream")
+                for name, value in message.get("headers", ())
+            )
+    elif heard is not None and heard.hear_answer(message.get("body", b"")):
+        exchange.saw_chunk()

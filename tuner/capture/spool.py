@@ -1,0 +1,234 @@
+"""A recording's files, written by a thread of their own: whoever records never waits for a disk.
+
+Memory is bounded: what the thread cannot keep up with is counted and not kept.
+"""
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from tuner.capture.environment import Recording
+from tuner.formats.canonical import header_line, row_line
+from tuner.formats.record import Row
+from tuner.formats.source import TraceHeader
+
+# A child of vLLM's logger: it speaks where the server's own lines go, in their form.
+log = logging.getLogger("vllm.tuner")
+
+Item = TypeVar("Item")
+
+MAX_PENDING = 20_000
+"""Requests that may wait to be written."""
+
+MAX_PENDING_TOKENS = 2**20
+"""Prompt tokens that may wait to be hashed."""
+
+HEADER_BYTES = 1024
+"""Kept free for the header, so that the counts can be entered at the end."""
+
+WRITE_S = 0.2
+SYNC_S = 5.0
+"""How long a request may wait before the system has it, and before the disk has it."""
+
+SLICE, SLICE_BYTES = 32, 2**16
+BREATH_S = 0.0001
+"""After so many rows, or bytes, the thread sleeps: really, so that the event loop gets the GIL."""
+
+
+def breathe() -> None:
+    time.sleep(BREATH_S)
+
+
+class Spool(Generic[Item]):
+    """Takes items from the event loop, and writes them as rows from its own thread."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        *,
+        name: str,
+        header: Callable[[], TraceHeader],
+        row_of: Callable[[Item], Row],
+    ) -> None:
+        """Raise OSError where the folder cannot be written."""
+        self.recording = recording
+        self.origin_s = time.monotonic()
+        """What the stamps count from, on the monotonic clock."""
+
+        self.began = datetime.now(UTC)
+        """The same moment on the wall clock."""
+
+        self._header, self._row_of = header, row_of
+        self._stem = f"{name}-{self.began:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        self._pending: deque[tuple[Item, int]] = deque()
+        self._tokens_in = self._tokens_out = 0  # each is changed by one thread only
+        self._lost = self._unhashed = 0
+        self._wake = threading.Event()
+        self._closing = False
+        self._failed = False
+        self._thread: threading.Thread | None = None
+        self._parts: list[_Part] = []
+        recording.folder.mkdir(parents=True, exist_ok=True)
+        if not os.access(recording.folder, os.W_OK | os.X_OK):
+            raise PermissionError(13, "permission denied", str(recording.folder))
+
+    @property
+    def failed(self) -> bool:
+        return self._failed
+
+    @property
+    def waiting(self) -> int:
+        """How many items the thread has not taken yet."""
+        return len(self._pending)
+
+    def path(self, number: int) -> Path:
+        return self.recording.folder / f"{self._stem}-{number:04d}.jsonl"
+
+    def has_room_for(self, tokens: int) -> bool:
+        """Whether so many prompt tokens can be kept until they are hashed; counts a no."""
+        if self._tokens_in - self._tokens_out + tokens <= MAX_PENDING_TOKENS:
+            return True
+        self._unhashed += 1
+        return False
+
+    def put(self, item: Item, *, tokens: int = 0) -> None:
+        """Hand over an item, of which ``tokens`` prompt tokens are kept. Never waits."""
+        if self._failed or self._closing:
+            return
+        if len(self._pending) >= MAX_PENDING:
+            self._lost += 1
+            return
+        self._tokens_in += tokens
+        self._pending.append((item, tokens))
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="tuner-trace", daemon=True)
+            self._thread.start()
+
+    def close(self, *, wait: bool = True) -> None:
+        """Write what is left, and wait for it. Does nothing the second time."""
+        self._closing = True
+        self._wake.set()
+        if wait and self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        try:
+            while not self._closing:
+                self._wake.wait(WRITE_S)
+                self._drain()
+            self._drain()
+            if self._parts:
+                self._finish(self._parts[-1])
+        except Exception as problem:  # noqa: BLE001 - a recording may stop, the server may not
+            self._failed = True
+            self._pending.clear()
+            log.warning("tuner: recording stopped: %s", problem)
+
+    def _drain(self) -> None:
+        while self._pending:
+            lines = bytearray()
+            rows = 0
+            while self._pending and rows < SLICE and len(lines) < SLICE_BYTES:
+                item, tokens = self._pending.popleft()
+                self._tokens_out += tokens
+                lines += row_line(self._row_of(item))
+                rows += 1
+            self._part(len(lines)).write(lines, rows)
+            breathe()
+        if self._parts:
+            self._parts[-1].sync(every_s=SYNC_S)
+
+    def _part(self, coming: int) -> "_Part":
+        """Return the file to write to: the next one where the last is full."""
+        last = self._parts[-1] if self._parts else None
+        if last is not None and last.size + coming <= self.recording.max_bytes:
+            return last
+        if last is not None:
+            self._finish(last)
+        if len(self._parts) == self.recording.max_files:
+            self._parts.pop(0).path.unlink(missing_ok=True)
+        number = 0 if last is None else last.number + 1
+        part = _Part(self.path(number), number, self._full_header())
+        self._parts.append(part)
+        log.info("tuner: recording to %s", part.path)
+        return part
+
+    def _finish(self, part: "_Part") -> None:
+        """Enter the counts into the header and let go of the file."""
+        header = self._full_header()
+        dropped = {"writer_behind": self._lost} if self._lost else {}
+        self._lost = 0
+        notes = header.notes
+        if self._unhashed:
+            notes = (*notes, f"{self._unhashed} requests without hash_ids: the writer was behind")
+            self._unhashed = 0
+        part.finish(
+            replace(
+                header,
+                rows_read=part.rows + sum(dropped.values()),
+                rows_kept=part.rows,
+                dropped=dropped,
+                notes=notes,
+            )
+        )
+
+    def _full_header(self) -> TraceHeader:
+        return replace(
+            self._header(),
+            time_origin=self.began.isoformat(timespec="microseconds"),
+            time_resolution_ms=0.001,
+            block_size=self.recording.block_size,
+        )
+
+
+class _Part:
+    """One file of a recording, which is only appended to until its header gets the counts."""
+
+    def __init__(self, path: Path, number: int, header: TraceHeader) -> None:
+        self.path, self.number = path, number
+        self.rows = 0
+        self.size = HEADER_BYTES
+        # Only for its owner: lengths and times tell more than they seem to.
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
+        self._synced_s = time.monotonic()
+        self._dirty = True
+        self._append(_padded(header))
+
+    def write(self, lines: bytes | bytearray, rows: int) -> None:
+        self._append(lines)
+        self.rows += rows
+        self.size += len(lines)
+        self._dirty = True
+
+    def sync(self, *, every_s: float) -> None:
+        if self._dirty and time.monotonic() - self._synced_s >= every_s:
+            os.fsync(self._file)
+            self._synced_s = time.monotonic()
+            self._dirty = False
+
+    def finish(self, header: TraceHeader) -> None:
+        self.sync(every_s=0)
+        os.close(self._file)
+        with self.path.open("r+b") as file:
+            file.write(_padded(header))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def _append(self, data: bytes | bytearray) -> None:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(self._file, left) :]
+
+
+def _padded(header: TraceHeader) -> bytes:
+    line = header_line(header)
+    if len(line) > HEADER_BYTES:  # a model's name may be a long path
+        line = header_line(replace(header, model=None))
+    return line[:-1].ljust(HEADER_BYTES - 1) + b"\n"
