@@ -66,7 +66,7 @@ class Spool(Generic[Item]):
         """The same moment on the wall clock."""
 
         self._header, self._row_of = header, row_of
-        self._stem = f"{name}-{self.began:%Y%m%dT%H%M%SZ}-{os.getpid()}"
+        self._stem = f"{name}-{self.began:%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._pending: deque[tuple[Item, int]] = deque()
         self._tokens_in = self._tokens_out = 0  # each is changed by one thread only
         self._lost = self._unhashed = 0
