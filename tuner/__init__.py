@@ -8,6 +8,18 @@ What production saw
     formats.canonical        tuner's own: JSON lines, a superset of Mooncake's
     formats.mooncake         Mooncake's traces and their like
     formats.azure2023        Azure's LLM inference traces of 2023
+    formats.azure2024        those of 2024
+    formats.azure_lmm2025    those of 2025, with images
+    formats.burstgpt         BurstGPT's traces
+    formats.bailian          Alibaba's Qwen-Bailian traces
+    formats.aiperf           aiperf's sessions
+    formats.guidellm         GuideLLM's replay files
+    formats.timed_trace      input of vLLM's timed_trace benchmark
+    formats.weka             WEKA's traces of coding agents
+    formats.swissai          SwissAI's serving trace
+    formats.tracelab         TraceLab's rounds of coding agents
+    formats.llmservingsim    LLMServingSim's benchmark records of vLLM
+    formats.vllm_bench       detailed results of `vllm bench serve`
     formats.vllm_otlp        vLLM's own spans
     formats.otel_genai       spans of OpenTelemetry, OpenLLMetry and OpenInference
     formats.litellm          LiteLLM's spend logs and logging payloads
@@ -16,6 +28,9 @@ What production saw
     formats.nginx            nginx's access logs
     formats.record           one request as it stands in a file
     formats.source           what a trace file says of itself, and its rows
+    formats.csv_rows         rows from lines of cells, likewise
+    formats.azure            rows of Azure's traces, whatever their columns
+    formats.recent           what was said of the last so many requests
     formats.json_rows        rows from JSON objects, for every format that is written so
     formats.json_values      JSON values in an array, or over several lines each
     formats.lines            the rows of a file of any size, as bytes

@@ -80,7 +80,8 @@ def scan(file: Input, tell: Tell) -> Scan:
         block_size=source.header.block_size,
         absolute=source.absolute,
     )
-    header = counted(source.header, tally, origin_ms=origin_ms if source.absolute else None)
+    dated = source.absolute and not source.undated
+    header = counted(source.header, tally, origin_ms=origin_ms if dated else None)
     return Scan(header, columns, origin_ms, reading_warnings(source.header, tally))
 
 

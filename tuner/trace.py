@@ -83,7 +83,7 @@ def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | No
     requests = tuple(
         request_of(row, position, origin_ms=origin_ms or 0) for position, row in enumerate(rows)
     )
-    header = counted(source.header, tally, origin_ms=origin_ms)
+    header = counted(source.header, tally, origin_ms=None if source.undated else origin_ms)
     warnings = reading_warnings(source.header, tally)
     return Trace(header, requests, digest(requests, header.block_size), warnings)
 
@@ -246,7 +246,7 @@ def counted(header: TraceHeader, tally: Tally, *, origin_ms: float | None) -> Tr
 
 def reading_warnings(header: TraceHeader, tally: Tally) -> tuple[str, ...]:
     """Return what a reader should know of how the file was read."""
-    found = tally.warnings()
+    found = [*tally.warnings(), *tally.notes]
     if header.rows_kept and header.rows_kept != tally.rows_read:
         found.append(
             f"the header counts {header.rows_kept:,} rows, the file has {tally.rows_read:,}: "

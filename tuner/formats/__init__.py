@@ -6,11 +6,34 @@ Files that look like a trace and can be none are in ``refused``.
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
 from tuner.errors import TraceError, UsageError
-from tuner.formats import azure2023, canonical, mooncake
+from tuner.formats import (
+    aiperf,
+    azure2023,
+    azure2024,
+    azure_lmm2025,
+    bailian,
+    burstgpt,
+    canonical,
+    envoy,
+    guidellm,
+    langfuse,
+    litellm,
+    llmservingsim,
+    mooncake,
+    nginx,
+    otel_genai,
+    swissai,
+    timed_trace,
+    tracelab,
+    vllm_bench,
+    vllm_otlp,
+    weka,
+)
 from tuner.formats.lines import MAX_LINE_BYTES, Lines
 from tuner.formats.record import Row, Tally
 from tuner.formats.refused import REFUSED
@@ -32,7 +55,29 @@ class Format(Protocol):
         ...
 
 
-FORMATS: tuple[Format, ...] = (canonical, azure2023, mooncake)
+FORMATS: tuple[Format, ...] = (
+    canonical,
+    azure2023,
+    azure2024,
+    azure_lmm2025,
+    burstgpt,
+    bailian,
+    aiperf,
+    mooncake,
+    guidellm,
+    timed_trace,
+    weka,
+    swissai,
+    tracelab,
+    llmservingsim,
+    vllm_bench,
+    vllm_otlp,
+    otel_genai,
+    litellm,
+    langfuse,
+    envoy,
+    nginx,
+)
 
 HEAD_BYTES = MAX_LINE_BYTES + 2
 """The longest first line there may be, whole, with its end, and one byte more."""
@@ -64,7 +109,7 @@ def open_trace(
     chosen = _named(format_name) if format_name else _detect(path, head)
     tally = Tally(str(path), bytes_total=path.stat().st_size)
     source = chosen.read(Lines(path, tally, allow_text=allow_text), time_unit=time_unit)
-    return Source(source.header, _at_least_one(source.rows, tally), source.absolute), tally
+    return replace(source, rows=_at_least_one(source.rows, tally)), tally
 
 
 def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
@@ -110,10 +155,11 @@ def _unreadable(place: str, error: OSError) -> TraceError:
 
 
 def _named(name: str) -> Format:
-    by_name = {known.NAME: known for known in FORMATS}
-    if name not in by_name:
-        raise UsageError(f"no trace format {name!r}", hint=f"Known: {', '.join(by_name)}.")
-    return by_name[name]
+    for known in FORMATS:
+        if known.NAME.replace("-", "_") == name.lower().replace("-", "_"):
+            return known
+    names = ", ".join(known.NAME for known in FORMATS)
+    raise UsageError(f"no trace format {name!r}", hint=f"Known: {names}.")
 
 
 def _detect(path: Path, head: bytes) -> Format:

@@ -169,6 +169,6 @@ def _in_ms(row: Row, time_unit: TimeUnit | None, lines: Lines, number: int) -> R
     if isinstance(row.timestamp, float):
         raise TraceError(
             f"{lines.path}:{number}: timestamp {row.timestamp} may be s or ms",
-            hint="Say --time-unit s or --time-unit ms.",
+            hint="Say --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
         )
     return row

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -35,6 +35,9 @@ TEXT_KEYS = frozenset(
 
 MAX_PAGE_BYTES = 64 * 2**20
 """Of one answer of an API, in a format whose rows come in pages."""
+
+BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
+ROWS_FOR_BLOCK_SIZE = 1000
 
 NO_TEXT = ("", "{}", "[]", "null", "None")
 
@@ -145,6 +148,36 @@ def check_text(parsed: Object, number: int, lines: Lines) -> None:
     for key in TEXT_KEYS & parsed.keys():
         if is_text(parsed[key]):
             lines.refuse_text(number, key)
+
+
+def seconds_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
+    """Return s as ms, to the nanosecond: no stamp is known better."""
+    return round(value * 1000, 6) if is_number(value) else value
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def block_size(lines: Lines, usual: int) -> int:
+    """Return how many tokens one of ``hash_ids`` stands for, as the first rows of a file show.
+
+    Tools of one format use ids for 16 to 512 tokens, and say so nowhere in the file. Where the
+    first rows fit the usual size, or no other, it is that one.
+    """
+    fitting = set(BLOCK_SIZES) | {usual}
+    for number, line in lines.again():
+        found = opening(line)
+        tokens, ids = found.get("input_length"), found.get("hash_ids")
+        if ids and isinstance(ids, list) and isinstance(tokens, int):
+            fitting = {size for size in fitting if len(ids) in (tokens // size, -(-tokens // size))}
+        if number > ROWS_FOR_BLOCK_SIZE or not fitting:
+            break
+    if usual in fitting or len(fitting) != 1:
+        return usual
+    (found_size,) = fitting
+    lines.tally.note(f"hash_ids are taken for {found_size} tokens each, by their number")
+    return found_size
 
 
 def is_text(value: object) -> bool:

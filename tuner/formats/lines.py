@@ -28,6 +28,7 @@ class Lines:
         self.tally = tally
         self.allow_text = allow_text
         self.longest = MAX_LINE_BYTES
+        self.longest = MAX_LINE_BYTES
         """A format whose rows come in batches may set it higher before the first line is read."""
 
         self.unterminated: int | None = None
@@ -58,7 +59,9 @@ class Lines:
 
     def again(self) -> "Lines":
         """Return the same rows for another look, which counts nothing in the tally of this one."""
-        return Lines(self.path, Tally(self.tally.place), allow_text=self.allow_text)
+        other = Lines(self.path, Tally(self.tally.place), allow_text=self.allow_text)
+        other.longest = self.longest
+        return other
 
     def refuse_text(self, number: int, key: str) -> None:
         """Raise TraceError for a row that holds text, unless the user said that it may."""

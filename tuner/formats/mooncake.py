@@ -4,7 +4,7 @@ Whole-number stamps are ms. The same keys with fractional stamps are written by 
 either unit, so these must name theirs.
 """
 
-from tuner.formats import canonical
+from tuner.formats import canonical, json_rows
 from tuner.formats.json_rows import opening
 from tuner.formats.lines import Lines
 from tuner.formats.source import Source, TimeUnit, TraceHeader
@@ -20,7 +20,8 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    header = TraceHeader(source=NAME, block_size=BLOCK_SIZE, missing=("aborts", "errors", "ends"))
+    block_size = json_rows.block_size(lines, BLOCK_SIZE)
+    header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
     return Source(
-        header, canonical.rows(iter(lines), lines, block_size=BLOCK_SIZE, time_unit=time_unit)
+        header, canonical.rows(iter(lines), lines, block_size=block_size, time_unit=time_unit)
     )

@@ -39,6 +39,13 @@ def _is_concurrency_schedule(head: bytes) -> bool:
     } <= opening(head).keys()
 
 
+def _is_prompts(head: bytes) -> bool:
+    keys = opening(head).keys()
+    return "timestamp" not in keys and (
+        {"prompt", "output_tokens"} <= keys or "conversations" in keys
+    )
+
+
 VLLM_LINE = re.compile(
     rb"^(?:\([\w ]+ pid=\d+\) )?(?:DEBUG|INFO|WARNING|ERROR) "
     rb"\d\d-\d\d \d\d:\d\d:\d\d \[?[\w./]+\.py:\d+\]",
@@ -89,6 +96,11 @@ REFUSED: tuple[Refused, ...] = (
         "a ServeGen length distribution, not requests",
         "Let ServeGen draw requests from it, write them as JSON lines (see docs/traces.md), "
         "import those.",
+    ),
+    Refused(
+        _is_prompts,
+        "prompts without arrival times, for a benchmark that makes up its own",
+        "Capture what the server really gets: when requests come matters as much as their length.",
     ),
     Refused(
         _is_concurrency_schedule,

@@ -47,3 +47,6 @@ class Source:
 
     absolute: bool = False
     """Stamps are ms since 1970, without a zone, and not ms from the trace's origin."""
+
+    undated: bool = False
+    """Absolute stamps count from some zero that is no date, such as the start of a machine."""

@@ -1,0 +1,55 @@
+from pathlib import Path
+
+import pytest
+
+from tests.format_examples import EXAMPLES, read
+from tuner.errors import UsageError
+from tuner.formats.record import Row
+
+COLUMNS_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+COLUMNS_LMM = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"
+
+
+def test_2024_has_a_zone_and_some_rows_no_fraction(tmp_path: Path) -> None:
+    text = COLUMNS_2024 + (
+        "1970-01-01 00:01:00.001163+00:00,1452,3\n"
+        "1970-01-01 00:01:01+00:00,10,5\n"
+        "1970-01-01 02:01:02.5+02:00,7,1\n"
+    )
+    rows, tally = read(tmp_path / "t", text, None)
+    assert rows == [Row(60_001.163, 1452, 3), Row(61_000, 10, 5), Row(62_500, 7, 1)]
+    assert tally.dropped == {}
+
+
+def test_images_are_counted_beside_the_tokens(tmp_path: Path) -> None:
+    text = COLUMNS_LMM + "1970-01-01T00:01:00.269Z,2,1452,30\n1970-01-01T00:01:01.000Z,0,10,5\n"
+    rows, _ = read(tmp_path / "t", text, None)
+    assert rows == [Row(60_269, 1452, 30, num_images=2), Row(61_000, 10, 5, num_images=0)]
+
+
+@pytest.mark.parametrize(
+    ("columns", "line", "reason"),
+    [
+        (COLUMNS_2024, "1970-01-01 00:01:00.0,10,5", "bad_timestamp"),
+        (COLUMNS_2024, "1970-01-01 00:01:00.0+99:00,10,5", "bad_timestamp"),
+        (COLUMNS_2024, "1970-01-01 00:01:00.0+00:00,10,0", "zero_tokens"),
+        (COLUMNS_LMM, "1970-01-01T00:01:00.269Z,,10,5", "bad_field"),
+        (COLUMNS_LMM, "1970-01-01T00:01:00.269Z,-1,10,5", "bad_field"),
+        (COLUMNS_LMM, "1970-01-01T00:01:00.269Z,10,5", "malformed"),
+        (COLUMNS_LMM, "1970-01-01T00:01:00.269Z,1,,5", "no_tokens"),
+    ],
+)
+def test_a_row_that_cannot_be_used_is_counted_under_its_reason(
+    tmp_path: Path, columns: str, line: str, reason: str
+) -> None:
+    good = EXAMPLES["azure2024" if columns == COLUMNS_2024 else "azure_lmm2025"].splitlines()[1]
+    rows, tally = read(tmp_path / "t", f"{columns}{good}\n{line}\n{good}\n", None)
+    assert len(rows) == 2
+    assert tally.dropped == {reason: 1}
+    assert tally.first_line == {reason: 3}
+
+
+@pytest.mark.parametrize("name", ["azure2024", "azure_lmm2025"])
+def test_dates_have_no_unit(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="the stamps are dates"):
+        read(tmp_path / "t", EXAMPLES[name], name, time_unit="s")

@@ -1,0 +1,89 @@
+"""BurstGPT's traces (Wang et al., KDD 2025), CSV, in both layouts.
+
+The first two releases have ``5,ChatGPT,472,18,490,Conversation log``; the third has two columns
+more, in between: ``19440110.0,1722ac82-…,43,GPT-4,906,446,1352,Conversation log``. So cells are
+found by their headings. Stamps are s since the midnight before the first day. A response of no
+tokens is a request that failed, says the source.
+"""
+
+import math
+
+from tuner.formats import csv_rows
+from tuner.formats.lines import Lines
+from tuner.formats.record import MAX_MS, Reason, Row
+from tuner.formats.scalars import Numbers
+from tuner.formats.source import Source, TimeUnit, TraceHeader
+
+NAME = "burstgpt"
+DESCRIPTION = "BurstGPT's traces, releases 1 to 3, CSV"
+
+STAMP, PROMPT, OUTPUT = b"Timestamp", b"Request tokens", b"Response tokens"
+SESSION, ELAPSED, MODEL = b"Session ID", b"Elapsed time", b"Model"
+
+
+def sniff(head: bytes) -> bool:
+    return {STAMP, MODEL, PROMPT, OUTPUT} <= set(csv_rows.first_lines(head)[0].split(b","))
+
+
+def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    csv_rows.refuse_unit(lines, time_unit, the_stamps_are="in s")
+    _, columns = next(iter(lines.again()), (1, b""))
+    missing = ["aborts", "prefixes"]
+    missing += [] if ELAPSED in columns else ["ends", "sessions"]
+    header = TraceHeader(source=NAME, time_resolution_ms=1000, missing=tuple(missing))
+    found = csv_rows.rows(lines, columns, _Parser(columns).row)
+    return Source(header, found, absolute=True, undated=True)
+
+
+class _Parser:
+    """Knows which heading stands where."""
+
+    def __init__(self, columns: bytes) -> None:
+        self.places = {heading.strip(): at for at, heading in enumerate(columns.split(b","))}
+        self.sessions = Numbers()
+
+    def row(self, line: bytes) -> Row | Reason:
+        cells = [cell.strip() for cell in line.split(b",")]
+        if len(cells) != len(self.places):
+            return "malformed"
+        try:
+            return self._row({heading: cells[at] for heading, at in self.places.items()})
+        except UnicodeDecodeError:
+            return "encoding"
+
+    def _row(self, cell: dict[bytes, bytes]) -> Row | Reason:
+        stamp_ms = _ms(cell.get(STAMP, b""))
+        if not isinstance(stamp_ms, float):
+            return stamp_ms
+        counts = (cell.get(PROMPT, b""), cell.get(OUTPUT, b""))
+        if bad := [count for count in counts if not (count.isdigit() and len(count) < 10)]:
+            return csv_rows.bad_count(bad)
+        e2e_ms = _ms(elapsed) if (elapsed := cell.get(ELAPSED)) else None
+        if isinstance(e2e_ms, str):
+            return "bad_field"
+        prompt_tokens, output_tokens = map(int, counts)
+        if output_tokens and not prompt_tokens:
+            return "zero_tokens"
+        return Row(
+            stamp_ms,
+            prompt_tokens,
+            output_tokens,
+            status="ok" if output_tokens else "error",
+            e2e_ms=e2e_ms,
+            session_id=self.sessions.named("s", cell.get(SESSION, b"").decode()),
+            model=cell.get(MODEL, b"").decode() or None,
+        )
+
+
+def _ms(cell: bytes) -> float | Reason:
+    if not cell:
+        return "no_timestamp"
+    try:
+        ms = float(cell) * 1000
+    except ValueError:
+        return "bad_timestamp"
+    if not math.isfinite(ms):
+        return "not_finite"
+    if ms < 0:
+        return "before_origin"
+    return ms if ms <= MAX_MS else "out_of_range"
