@@ -10,8 +10,10 @@ from tuner.trace import Trace, TraceHeader, TraceRequest, digest
 
 SAMPLES = Path(__file__).parents[1] / "traces"
 SLICES = Path(__file__).parents[2] / "shared" / "traces"
+LOGS = SLICES.with_name("logs")
 
 needs_slices = pytest.mark.skipif(not SLICES.is_dir(), reason="the public slices are not here")
+needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the real logs are not here")
 
 HEADER = {"tuner_trace": 1, "time_unit": "ms"}
 

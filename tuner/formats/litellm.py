@@ -156,14 +156,10 @@ def _csv_objects(lines: Lines) -> Iterator[tuple[int, Object]]:
             yield line.decode(errors="replace") + "\n"
 
     reader = csv.reader(texts())
-    columns = [column.strip() for column in next(reader, ())]
+    columns = [column.strip() for column in _cells(reader) or ()]
     while True:
         number = last + 1
-        try:
-            cells = next(reader, None)
-        except csv.Error:  # a quote that nothing closes
-            cells = []
-        if cells is None:
+        if (cells := _cells(reader)) is None:
             return
         if len(cells) != len(columns):
             lines.tally.rows_read += 1
@@ -172,3 +168,11 @@ def _csv_objects(lines: Lines) -> Iterator[tuple[int, Object]]:
         entry = dict(zip(columns, cells, strict=True))
         check_text(entry, number, lines)
         yield number, entry
+
+
+def _cells(reader: Iterator[list[str]]) -> list[str] | None:
+    """Return the next row; none of its cells where it is broken, None at the end."""
+    try:
+        return next(reader, None)
+    except csv.Error:  # a quote that nothing closes, a line end in the middle of a line
+        return []

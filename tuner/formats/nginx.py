@@ -71,11 +71,9 @@ def _fields(entry: Object, models: Numbers, replicas: Numbers) -> Fields | Reaso
     code = tokens(entry.get("status"))
     status = status_of(code if isinstance(code, int) else None)
     count = tokens if status in ("ok", "aborted") else failed_tokens
-    lasted_ms = seconds_ms(entry.get("request_time"))
-    end_ms = _end_ms(entry)
-    known = isinstance(end_ms, float) and isinstance(lasted_ms, int | float)
+    lasted_ms, end_ms = seconds_ms(entry.get("request_time")), _end_ms(entry)
     return {
-        "timestamp": between_ms(lasted_ms, end_ms) if known else end_ms and lasted_ms,
+        "timestamp": between_ms(lasted_ms, end_ms) if isinstance(end_ms, float) else end_ms,
         "input_length": count(first(entry, PROMPT)),
         "output_length": count(first(entry, OUTPUT)),
         "status": status,
