@@ -4,13 +4,13 @@ What cannot be read is returned as it is, so that whoever checks the row can say
 """
 
 import math
-from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
 
+from tuner.formats.recent import MOST, Recent
 from tuner.formats.record import Status
 
 ABSENT = frozenset({"", "-", "null", "none", "undefined"})
@@ -153,12 +153,11 @@ SPLIT = "outputs of requests with n > 1 are split evenly: only their sum is know
 class Numbers:
     """Numbers names by first sight: 0, 1, … The names themselves are never written.
 
-    Names not seen for the last ``most`` different ones are forgotten, and would get a new number.
+    Of too many names the oldest are forgotten, and would get a new number.
     """
 
-    def __init__(self, most: int = 2**20) -> None:
-        self._most = most
-        self._known: OrderedDict[str, int] = OrderedDict()
+    def __init__(self, most: int = MOST) -> None:
+        self._known: Recent[int] = Recent(most)
         self._next = 0
 
     def of(self, name: object) -> int | None:
@@ -166,14 +165,10 @@ class Numbers:
         if is_absent(name):
             return None
         name = str(name)
-        if name in self._known:
-            self._known.move_to_end(name)
-            return self._known[name]
-        if len(self._known) >= self._most:
-            self._known.popitem(last=False)
-        self._known[name] = self._next
-        self._next += 1
-        return self._next - 1
+        number = self._known.get(name, self._next)
+        self._next = max(self._next, number + 1)
+        self._known.put(name, number)
+        return number
 
     def named(self, letter: str, name: object) -> str | None:
         """Return a pseudonym such as ``s12``."""
