@@ -29,6 +29,7 @@ sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to p
 	$(BIN)/tuner sweep --trace $(TRACE) -o $(PROFILE) $(SWEEP_ARGS)
 
 test: static  ## Everything a change must pass, real engine included; .ci/run calls this
+	@scripts/get_prometheus.sh
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: static  ## The same without the tests that need vLLM

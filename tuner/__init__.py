@@ -28,6 +28,7 @@ What production saw
     formats.nginx            nginx's access logs
     formats.record           one request as it stands in a file
     formats.source           what a trace file says of itself, and its rows
+    formats.replayable       a trace as the plain rows that other tools replay
     formats.csv_rows         rows from lines of cells, likewise
     formats.azure            rows of Azure's traces, whatever their columns
     formats.recent           what was said of the last so many requests
@@ -50,6 +51,10 @@ What production saw
     capture.spool            a recording's files, off the event loop
     capture.environment      what the environment says of a recording
     capture.guard            no request fails of being recorded
+    capture.prometheus_api   samples out of a Prometheus
+    capture.history          what it remembers of vLLM's engines
+    capture.synthetic        requests that fit what was scraped
+    capture.joined           one trace out of a recording's files
 
 What it says, before anything is run
     traffic                  how many, how bursty, how long, how many at a time
@@ -134,6 +139,8 @@ At the edges
     commands.trace           `tuner trace`: its options
     commands.trace_run       what it does
     commands.trace_view      how it looks
+    commands.capture         `tuner capture`: its options
+    commands.capture_run     what it does
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
     commands.apply_view      how it looks

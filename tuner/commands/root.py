@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, sweep, trace
+from tuner.commands import apply, capture, sweep, trace
 
 app = typer.Typer(
     name="tuner",
@@ -41,3 +41,4 @@ def root(
 app.command("sweep")(sweep.sweep)
 app.command("apply")(apply.apply)
 app.add_typer(trace.app, name="trace")
+app.add_typer(capture.app, name="capture")

@@ -1,0 +1,175 @@
+"""What Prometheus remembers of vLLM's engines, scrape by scrape. Pure."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.errors import InputError
+
+Floats = NDArray[np.float64]
+Labels = tuple[tuple[str, str], ...]
+Samples = Mapping[str, Mapping[Labels, Mapping[float, float]]]
+"""Metric without prefix → label set → seconds since 1970 → value."""
+
+RUNNING, WAITING = "num_requests_running", "num_requests_waiting"
+SWAPPED = "num_requests_swapped"
+"""Requests of vLLM's first engine that had left the device: in flight, but not running."""
+
+SUCCESS = "request_success_total"
+INPUT_LENGTH, OUTPUT_LENGTH = "request_prompt_tokens", "request_generation_tokens"
+HISTOGRAMS = (INPUT_LENGTH, OUTPUT_LENGTH)
+METRICS = (
+    *(RUNNING, WAITING, SWAPPED, SUCCESS),
+    *(f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum")),
+)
+"""All that is asked for; today's vLLM and its first engine have the same names for these."""
+
+NOT_OF_THE_ENGINE = frozenset({"le", "finished_reason"})
+
+GAP = 5
+"""So many scrapes in a row may be missing before what lies between is called unknown."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A histogram at every scrape, since the server's start."""
+
+    bounds: tuple[float, ...]
+    counts: Floats
+    """Scrapes by bounds: values up to each bound."""
+
+    sums: Floats
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """One engine; all arrays have one entry a scrape."""
+
+    labels: Mapping[str, str]
+    times_s: Floats
+    running: Floats
+    waiting: Floats
+    finished: Mapping[str, Floats]
+    """Finish reason → requests since the server's start."""
+
+    input_length: Lengths
+    output_length: Lengths
+
+    @property
+    def scrape_s(self) -> float:
+        """The usual time from one scrape to the next."""
+        return float(np.median(np.diff(self.times_s))) if len(self.times_s) > 1 else 0.0
+
+
+def engines(samples: Samples, *, place: str) -> tuple[Engine, ...]:
+    """Return every engine in what was scraped. Raises InputError where there is none to use."""
+    found: defaultdict[Labels, dict[str, list[tuple[Labels, Mapping[float, float]]]]]
+    found = defaultdict(dict)
+    for name, series in samples.items():
+        for labels, values in series.items():
+            engine = tuple(one for one in labels if one[0] not in NOT_OF_THE_ENGINE)
+            found[engine].setdefault(name, []).append((labels, values))
+    known = {labels: series for labels, series in sorted(found.items()) if RUNNING in series}
+    if not known:
+        raise InputError(
+            f"{place}: no vllm:{RUNNING} in that time",
+            hint="Check --from, --to and --selector, and that /metrics of the server is scraped.",
+        )
+    models = sorted({dict(labels).get("model_name", "") for labels in known})
+    if len(models) > 1:
+        raise InputError(
+            f"{place}: {len(models)} models: {', '.join(models)}",
+            hint=f"Choose one: --selector 'model_name=\"{models[0]}\"'",
+        )
+    return tuple(_engine(labels, series, place) for labels, series in known.items())
+
+
+def _engine(
+    labels: Labels, series: Mapping[str, list[tuple[Labels, Mapping[float, float]]]], place: str
+) -> Engine:
+    needed = [RUNNING, WAITING, SUCCESS]
+    needed += [f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum")]
+    for name in needed:
+        if name not in series:
+            instance = dict(labels).get("instance", "the engine")
+            raise InputError(
+                f"{place}: {instance} has no vllm:{name}",
+                hint="Scrape all of /metrics: a relabelling rule may drop it.",
+            )
+    times = sorted(
+        set.intersection(*(set(values) for name in needed for _, values in series[name]))
+    )
+    if len(times) < 2:
+        raise InputError(
+            f"{place}: fewer than two scrapes in that time", hint="Widen --from and --to."
+        )
+
+    def added(found: Iterable[Mapping[float, float]]) -> Floats:
+        total = np.zeros(len(times))
+        for values in found:
+            total += [values.get(time, 0.0) for time in times]
+        return total
+
+    def by(name: str, label: str) -> dict[str, Floats]:
+        parts: defaultdict[str, list[Mapping[float, float]]] = defaultdict(list)
+        for of, values in series[name]:
+            parts[dict(of).get(label, "")].append(values)
+        return {key: added(found) for key, found in parts.items()}
+
+    def lengths(name: str) -> Lengths:
+        counts = {float(le): values for le, values in by(f"{name}_bucket", "le").items()}
+        bounds = tuple(sorted(counts))
+        sums = added(values for _, values in series[f"{name}_sum"])
+        return Lengths(bounds, np.stack([counts[bound] for bound in bounds], axis=1), sums)
+
+    def gauge(*names: str) -> Floats:
+        return added(values for name in names for _, values in series.get(name, ()))
+
+    return Engine(
+        labels=dict(labels),
+        times_s=np.array(times),
+        running=gauge(RUNNING),
+        waiting=gauge(WAITING, SWAPPED),
+        finished=by(SUCCESS, "finished_reason"),
+        input_length=lengths(INPUT_LENGTH),
+        output_length=lengths(OUTPUT_LENGTH),
+    )
+
+
+def increases(counter: Floats) -> Floats:
+    """Return what came between a scrape and the one before; after a restart it counts from 0."""
+    grown = np.diff(counter)
+    return np.where(grown < 0, counter[1:], grown)
+
+
+def restarted(engine: Engine) -> NDArray[np.bool_]:
+    """Return whether the server restarted between a scrape and the one before."""
+    fell = np.diff(engine.input_length.counts[:, -1]) < 0
+    for counter in (*engine.finished.values(), engine.output_length.counts[:, -1]):
+        fell |= np.diff(counter) < 0
+    return fell
+
+
+def check_whole(engine: Engine, *, place: str) -> None:
+    """Raise InputError where scrapes are missing while the server ran; a restart explains a gap."""
+    spacing_s = np.diff(engine.times_s)
+    gaps = np.flatnonzero((spacing_s > GAP * engine.scrape_s) & ~restarted(engine))
+    if not len(gaps):
+        return
+    edges = [0, *(int(gap) + 1 for gap in gaps), len(engine.times_s)]
+    longest = max(
+        pairwise(edges),
+        key=lambda part: engine.times_s[part[1] - 1] - engine.times_s[part[0]],
+    )
+    instance = engine.labels.get("instance", "the engine")
+    worst = int(gaps[np.argmax(spacing_s[gaps])])
+    raise InputError(
+        f"{place}: no scrapes of {instance} for {spacing_s[worst]:.0f} s from "
+        f"{engine.times_s[worst]:.0f}",
+        hint="Take a part without gaps: "
+        f"--from {engine.times_s[longest[0]]:.0f} --to {engine.times_s[longest[1] - 1]:.0f}",
+    )

@@ -1,0 +1,130 @@
+"""Samples out of a Prometheus, or what speaks like one, as they were scraped."""
+
+import http.client
+import math
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from tuner.errors import InputError, UsageError
+
+CHUNK_S = 3600.0
+TIMEOUT_S = 60.0
+MAX_ANSWER_BYTES = 512 * 2**20
+
+PREFIX = "vllm[:_]"
+"""Some pipelines turn the colon of vLLM's names into an underscore."""
+
+_PREFIX_LENGTH = len("vllm:")
+
+Labels = tuple[tuple[str, str], ...]
+
+Samples = dict[str, dict[Labels, dict[float, float]]]
+"""Metric without prefix → label set → seconds since 1970 → value."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where to ask, and for which time, in seconds since 1970."""
+
+    url: str
+    from_s: float
+    to_s: float
+    selector: str = ""
+    """Label matchers, as between braces: ``job="vllm",model_name="m"``."""
+
+    token: str | None = None
+
+
+class _Series(msgspec.Struct):
+    metric: dict[str, str]
+    values: list[tuple[float, str]] = []
+
+
+class _Data(msgspec.Struct):
+    result: list[_Series] = []
+
+
+class _Answer(msgspec.Struct):
+    status: str
+    data: _Data | None = None
+    error: str = ""
+
+
+_decode = msgspec.json.Decoder(_Answer).decode
+
+
+def samples(place: Place, names: Sequence[str]) -> Samples:
+    """Return all finite samples of these metrics, asked for by the hour.
+
+    A range selector is used: the grid of a range query would skip and repeat scrapes, and hide
+    restarts. Raises InputError where there is no Prometheus, UsageError for a bad selector.
+    """
+    if not place.url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"--url {place.url}: neither http:// nor https://",
+            hint="Give the address of the Prometheus: --url http://prometheus:9090",
+        )
+    matchers = f'__name__=~"{PREFIX}(?:{"|".join(names)})"'
+    if place.selector:
+        matchers += f",{place.selector}"
+    found: defaultdict[str, dict[Labels, dict[float, float]]] = defaultdict(dict)
+    end_s = place.to_s
+    while end_s > place.from_s:
+        length_s = min(CHUNK_S, end_s - place.from_s)
+        for series in _ask(place, f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]", end_s):
+            name = series.metric.pop("__name__", "")[_PREFIX_LENGTH:]
+            values = found[name].setdefault(tuple(sorted(series.metric.items())), {})
+            for time_s, text in series.values:
+                value = float(text)
+                if math.isfinite(value) and place.from_s <= time_s <= place.to_s:
+                    values[time_s] = value
+        end_s -= length_s
+    return dict(found)
+
+
+def _ask(place: Place, query: str, time_s: float) -> list[_Series]:
+    form = urllib.parse.urlencode({"query": query, "time": f"{time_s:.3f}"}).encode()
+    headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+    address = f"{place.url.rstrip('/')}/api/v1/query"
+    try:
+        request = urllib.request.Request(address, data=form, headers=headers)  # noqa: S310 - checked
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked
+                text = answer.read(MAX_ANSWER_BYTES)
+        except urllib.error.HTTPError as refused:
+            with refused:
+                text = refused.read(2**16)
+            if refused.code in {401, 403}:
+                raise InputError(
+                    f"{place.url}: refused ({refused.code})",
+                    hint="Put a bearer token into TUNER_PROMETHEUS_TOKEN.",
+                ) from None
+    except (OSError, http.client.HTTPException, ValueError) as problem:
+        reason = getattr(problem, "reason", problem)
+        raise InputError(
+            f"{place.url}: cannot be reached: {getattr(reason, 'strerror', None) or reason}",
+            hint="Check --url, and that Prometheus runs there.",
+        ) from None
+    return _result(place, text)
+
+
+def _result(place: Place, text: bytes) -> list[_Series]:
+    try:
+        answer = _decode(text)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        raise InputError(
+            f"{place.url}: not a Prometheus: its /api/v1/query gives something else",
+            hint="Give the address of the Prometheus, not of the server that it scrapes.",
+        ) from None
+    if answer.data is None or answer.status != "success":
+        says = f"{place.url}: Prometheus says: {answer.error[:200]}"
+        if place.selector and "parse error" in answer.error:
+            raise UsageError(says, hint="Write --selector as label matchers: 'job=\"vllm\"'.")
+        raise InputError(says, hint="Ask for less at a time with --from and --to.")
+    return answer.data.result
