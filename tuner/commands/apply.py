@@ -14,7 +14,21 @@ def apply(  # noqa: PLR0913 - one parameter an option
     file: Annotated[
         Path | None, typer.Argument(help="File to edit in place; default: serve.yaml.")
     ] = None,
-    to: Annotated[str, typer.Option(help="Kind of file: vllm-config.")] = "vllm-config",
+    to: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="Kind of FILE; default: found out. One of vllm-config, compose, kubernetes, "
+            "kustomize, kserve, helm-production-stack, helm-llm-d, systemd, env.",
+        ),
+    ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="Which container, service, model or variable of FILE, where several may be meant.",
+        ),
+    ] = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Write the result there; FILE stays as it is."),
@@ -39,7 +53,8 @@ def apply(  # noqa: PLR0913 - one parameter an option
     force: Annotated[
         bool,
         typer.Option(
-            "--force", help="Apply what was measured elsewhere or is undecided; lose later edits."
+            "--force",
+            help="Apply what was measured elsewhere or is undecided, on record; lose later edits.",
         ),
     ] = False,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -48,13 +63,15 @@ def apply(  # noqa: PLR0913 - one parameter an option
 
     Only the engine arguments of the profile are touched; comments, order and everything else stay.
     """
-    from tuner.commands.apply_run import ApplyOptions, run  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.apply_plan import ApplyOptions  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.apply_run import run  # noqa: PLC0415
 
     run(
         ApplyOptions(
             profile=profile,
             file=file,
             to=to,
+            container=container,
             output=output,
             dry_run=dry_run,
             exec=exec_,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner.backup import RolledBack
+from tuner.backup import Override, RolledBack
 from tuner.engines.seam import ArgumentValue
 
 
@@ -32,6 +32,11 @@ class Edit:
 
     after: Mapping[str, ArgumentValue]
     warnings: tuple[str, ...]
+    start: str
+    """The command that starts the server with the file, with ``{file}`` for its name."""
+
+    override: Override | None
+    """What speaks against it, and who wrote it all the same."""
 
     @property
     def is_needed(self) -> bool:
@@ -63,7 +68,7 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
     if copy is not None:
         say(f"backup: {copy}\n")
     if not to_stderr:
-        say(f"start: vllm serve --config {name}\nundo: tuner apply --rollback {name}\n")
+        say(f"start: {edit.start.format(file=name)}\nundo: tuner apply --rollback {name}\n")
 
 
 def show_dry_run(edit: Edit, *, as_json: bool) -> None:
@@ -116,6 +121,7 @@ def _print_json(edit: Edit, *, dry_run: bool, copy: Path | None) -> None:
         "changes": edit.changes,
         "backup": None if copy is None else str(copy),
         "warnings": list(edit.warnings),
+        "override": None if edit.override is None else edit.override.model_dump(),
     }
     if dry_run:
         document["diff"] = diff(edit)

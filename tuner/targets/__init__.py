@@ -5,10 +5,30 @@ it in TARGETS; the first is the default.
 """
 
 from tuner.errors import UsageError
-from tuner.targets import vllm_config
+from tuner.targets import (
+    compose,
+    env,
+    helm_llm_d,
+    helm_production_stack,
+    kserve,
+    kubernetes,
+    kustomize,
+    systemd,
+    vllm_config,
+)
 from tuner.targets.seam import Target
 
-TARGETS: tuple[Target, ...] = (vllm_config,)
+TARGETS: tuple[Target, ...] = (
+    vllm_config,
+    compose,
+    kubernetes,
+    kustomize,
+    kserve,
+    helm_production_stack,
+    helm_llm_d,
+    systemd,
+    env,
+)
 
 
 def named(name: str) -> Target:

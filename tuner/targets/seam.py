@@ -15,30 +15,61 @@ class Stated:
     line: int
 
 
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """What a file says of where the server will run; None where it says nothing."""
+
+    vllm: Stated | None = None
+    """Version, as in the tag of an image."""
+
+    gpu: Stated | None = None
+    """Product name, as in a node selector."""
+
+
 class Target(Protocol):
     """One kind of deployment file. Pure: text in, text out.
 
-    The arguments of ``write`` are by vLLM's names; None means: leave it to vLLM, so nothing may
-    state it.
+    ``container`` says which of several servers in the file is meant. The arguments of ``write`` are
+    by vLLM's names; None means: leave it to vLLM, so nothing may state it.
     """
 
     NAME: str
     """As in ``--to``."""
 
     DEFAULT_FILE: str
-    """Written when no file is named."""
+    """Written when no file is named; empty where there must be one to edit."""
 
     SUFFIXES: tuple[str, ...]
     """What the file's name must end in; empty for anything."""
 
-    def read(self, text: str, *, source: str) -> Mapping[str, Stated]:
-        """Return the arguments that the text states. Raises TargetError."""
+    START: str
+    """The command that starts the server with the file, with ``{file}`` for its name."""
+
+    ON_THIS_MACHINE: bool
+    """The server runs where the file is, not in an image or elsewhere."""
+
+    def read(self, text: str, *, source: str, container: str | None = None) -> Mapping[str, Stated]:
+        """Return the arguments that the text states.
+
+        Raises TargetError, and UsageError when there are several servers and none is chosen.
+        """
         ...
 
-    def write(self, text: str, arguments: Mapping[str, ArgumentValue], *, source: str) -> str:
+    def platform(self, text: str, *, source: str, container: str | None = None) -> Platform:
+        """Return where the server will run. Raises like ``read``."""
+        ...
+
+    def write(
+        self,
+        text: str,
+        arguments: Mapping[str, ArgumentValue],
+        *,
+        source: str,
+        container: str | None = None,
+    ) -> str:
         """Return the text with these arguments set and everything else as it was, byte for byte.
 
-        A new file begins as an empty text. Raises TargetError for a text that cannot be edited
-        safely, and for a value that the file cannot carry.
+        A new file begins as an empty text. Raises like ``read``, and TargetError for a text that
+        cannot be edited safely, and for a value that the file cannot carry.
         """
         ...

@@ -16,11 +16,13 @@ from tuner import yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.targets import yaml_edit
-from tuner.targets.seam import Stated
+from tuner.targets.seam import Platform, Stated
 
 NAME = "vllm-config"
 DEFAULT_FILE = "serve.yaml"
 SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
+START = "vllm serve --config {file}"
+ON_THIS_MACHINE = True
 
 ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
 """Second names that vLLM's parser takes."""
@@ -57,11 +59,12 @@ class _Entry:
         return self.node.name
 
 
-def read(text: str, *, source: str) -> dict[str, Stated]:
+def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
     """Return the arguments that the file states, by vLLM's names; the last one counts.
 
     A value that vLLM drops (``false``, null, an empty list) states nothing.
     """
+    del container  # the file is one server's
     stated: dict[str, Stated] = {}
     for entry in map(_entry, _document(text, source=source).entries):
         value = yaml_strict.construct(entry.node.value, source=source, error=TargetError)
@@ -74,8 +77,21 @@ def read(text: str, *, source: str) -> dict[str, Stated]:
     return stated
 
 
-def write(text: str, arguments: Mapping[str, ArgumentValue], *, source: str) -> str:
+def platform(text: str, *, source: str, container: str | None = None) -> Platform:
+    """Return nothing: the file does not say where it is used."""
+    del text, source, container
+    return Platform()
+
+
+def write(
+    text: str,
+    arguments: Mapping[str, ArgumentValue],
+    *,
+    source: str,
+    container: str | None = None,
+) -> str:
     """Return the text with the arguments set, and everything else as it was, byte for byte."""
+    del container
     document = _document(text or _HEAD, source=source)
     present: dict[str, _Entry] = {}
     for entry in map(_entry, document.entries):

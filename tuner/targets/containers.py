@@ -1,0 +1,153 @@
+"""Containers in YAML, whose command lines vLLM's arguments are part of. Pure."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import yaml
+
+from tuner.errors import TargetError, UsageError
+from tuner.targets.command_line import VLLM_IMAGE, Part, TextPart
+from tuner.targets.dialects import COMPOSE
+from tuner.targets.flags import Token, find
+from tuner.targets.seam import Stated
+from tuner.targets.view import View
+from tuner.targets.words import UnreadableError, Word, split
+from tuner.targets.yaml_file import Escape, ListPart, YamlFile
+from tuner.targets.yaml_nodes import get, text_at
+
+_SIGNS = {"gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs"}
+"""Flags that are hardly anybody else's."""
+
+
+def _kubernetes_reads(word: str) -> tuple[str, bool]:
+    plain = re.sub(r"\$\$\(", "", word)
+    known = not re.search(r"\$\([A-Za-z_.-][\w.-]*\)", plain) and "{{" not in word
+    return word.replace("$$(", "$("), known
+
+
+def _compose_reads(word: str) -> tuple[str, bool]:
+    return word.replace("$$", "$"), "$" not in word.replace("$$", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Spelling:
+    """How a kind of file writes a container down."""
+
+    command: str
+    args: str
+    environment: str
+    escape: Escape
+    splits_text: bool
+    """A command may be one text, and is then split."""
+
+    def with_keys(self, *, command: str, args: str, environment: str) -> "Spelling":
+        """Return the same in another place; an empty key is not there."""
+        return replace(self, command=command, args=args, environment=environment)
+
+
+KUBERNETES = Spelling(
+    "command", "args", "env",
+    Escape(_kubernetes_reads, lambda word: word.replace("$(", "$$(")),
+    splits_text=False,
+)  # fmt: skip
+COMPOSE_FILE = Spelling(
+    "entrypoint", "command", "environment",
+    Escape(_compose_reads, lambda word: word.replace("$", "$$")),
+    splits_text=True,
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Container:
+    """One server that a file describes."""
+
+    workload: str
+    name: str
+    node: yaml.MappingNode
+    pod: yaml.Node | None = None
+    """What the node selector stands in."""
+
+    spelling: Spelling = KUBERNETES
+    variable: str = ""
+    """Where the launcher takes more flags from, whatever the file says of its command."""
+
+    elsewhere: Mapping[str, Stated] = field(default_factory=dict)
+    """Arguments that the file states outside the command line; they stay as they are."""
+
+    is_vllm: bool = False
+    """Known from the kind of document."""
+
+    replaces: bool = False
+    """What is not stated here is stated in another file, and a list here would replace that."""
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.workload}/{self.name}" if self.workload else self.name
+
+    def is_called(self, name: str) -> bool:
+        return name in {self.full_name, self.name, self.workload}
+
+
+FindContainers = Callable[[YamlFile], Iterator[Container]]
+
+
+def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Container:
+    """Return the server that is meant. Raises TargetError, or UsageError: which one?"""
+    all_of_them = list(found(file))
+    names = ", ".join(sorted({one.full_name for one in all_of_them}))
+    if not all_of_them:
+        raise TargetError(
+            f"{file.source}: there is no container in it",
+            hint="Name the file with the server's command, or another kind with --to.",
+        )
+    if wanted is not None:
+        chosen = [one for one in all_of_them if one.is_called(wanted)]
+        problem = f"{len(chosen) or 'no'} containers are called {wanted!r}"
+    else:
+        chosen = [one for one in all_of_them if looks_like_vllm(file, one)]
+        names = ", ".join(sorted({one.full_name for one in chosen})) or names
+        problem = "which container?"
+    if len(chosen) == 1:
+        return chosen[0]
+    if not chosen and wanted is None:
+        raise TargetError(
+            f"{file.source}: no container in it is seen to run vLLM",
+            hint=f"If one does: --container NAME, of {names}.",
+        )
+    raise UsageError(f"{file.source}: {problem}", hint=f"--container NAME, of {names}.")
+
+
+def looks_like_vllm(file: YamlFile, one: Container) -> bool:
+    """Whether image, command or flags are vLLM's."""
+    if one.is_vllm or VLLM_IMAGE.search(text_at(one.node, "image") or ""):
+        return True
+    texts = [text for part in lists(file, one) for text in (t.text for t in part.tokens)]
+    if any(re.search(r"\bvllm\b", text) for text in texts):
+        return True
+    words = [Token(text, "", 0) for text in texts]
+    return any(flag.argument in _SIGNS for flag in find(words))
+
+
+def lists(file: YamlFile, one: Container) -> list[Part]:
+    found: list[Part] = []
+    for key in (one.spelling.command, one.spelling.args):
+        node = get(one.node, key)
+        if isinstance(node, yaml.SequenceNode):
+            found.append(ListPart(file, node, one.spelling.escape))
+        elif isinstance(node, yaml.ScalarNode) and one.spelling.splits_text:
+            view = file.view(node)
+            found.append(TextPart(view, _only(view, file, node), COMPOSE, file.edits))
+        elif node is not None:
+            raise file.refuse(node, f"{key} is no list", hint="Write it as a list of texts.")
+    return found
+
+
+def _only(view: View, file: YamlFile, node: yaml.Node) -> list[Word]:
+    try:
+        commands = split(view, COMPOSE)
+    except UnreadableError as problem:
+        raise file.refuse(
+            node, f"cannot be understood: {problem}", hint="Write it as a list of texts."
+        ) from None
+    return commands[0] if commands else []

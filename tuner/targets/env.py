@@ -1,0 +1,140 @@
+"""A file of environment variables, one of which holds vLLM's flags: ``VLLM_ARGS="--flag value"``.
+
+For ``vllm serve $VLLM_ARGS`` in a unit with EnvironmentFile=, a Compose service with env_file, or a
+script that reads the file. Whoever splits the value at blanks may or may not honour quotes in it:
+what would need them is not written. Pure.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import TargetError, UsageError
+from tuner.targets import container_target, flags
+from tuner.targets.command_line import CommandLine, TextPart, check_plain
+from tuner.targets.dialects import VARIABLE
+from tuner.targets.seam import Platform, Stated
+from tuner.targets.view import Edits, View
+from tuner.targets.words import UnreadableError, split
+
+NAME = "env"
+DEFAULT_FILE = "vllm.env"
+SUFFIXES: tuple[str, ...] = ()
+START = "set -a; . ./{file}; vllm serve $VLLM_ARGS"
+ON_THIS_MACHINE = True
+
+VARIABLE_NAME = "VLLM_ARGS"
+_HEAD = "# Flags for `vllm serve $VLLM_ARGS`, set by `tuner apply`.\n"
+_LINE = re.compile(
+    r"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE
+)
+_OURS = re.compile(r"VLLM_([A-Z]+_)*ARGS")
+
+
+@dataclass(frozen=True, slots=True)
+class _Entry:
+    name: str
+    start: int
+    end: int
+    """Of the value, without its quotes."""
+
+    quotes: str
+
+
+def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
+    entry = _chosen(text, source=source, container=container)
+    return {} if entry is None else _line(Edits(text, source), entry).stated()
+
+
+def platform(text: str, *, source: str, container: str | None = None) -> Platform:
+    """Return nothing: a file of variables does not say who reads it."""
+    del text, source, container
+    return Platform()
+
+
+def write(
+    text: str,
+    arguments: Mapping[str, ArgumentValue],
+    *,
+    source: str,
+    container: str | None = None,
+) -> str:
+    """Return the text with the variable set; a new one also names the model."""
+    entry = _chosen(text, source=source, container=container)
+    if entry is None:
+        return _with_new(text, arguments, container or VARIABLE_NAME, source=source)
+    edits = Edits(text, source)
+    line = _line(edits, entry)
+    before = line.stated()
+    line.write(arguments)
+    result = edits.result()
+    after = _chosen(result, source=source, container=entry.name)
+    if after is None:
+        raise container_target.unsafe(source, f"{entry.name} would be gone")
+    found = _line(Edits(result, source), after).stated()
+    faults = container_target.differences(before, found, arguments)
+    kept = result[: after.start], result[after.end :]
+    if faults or kept != (text[: entry.start], text[entry.end :]):
+        raise container_target.unsafe(source, ", ".join(faults) or "something else would change")
+    return result
+
+
+def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, source: str) -> str:
+    for match in _LINE.finditer(text):
+        plain = match[1].lower().removeprefix("vllm_")
+        if plain in arguments:
+            raise TargetError(
+                f"{source}:{Edits(text, source).line(match.start())}: {match[1]} looks like "
+                f"{plain}, in a way that tuner does not know",
+                hint=f"Move it into {name}, as a flag; then apply the profile.",
+            )
+    model = arguments.get("model")
+    rest = {key: value for key, value in arguments.items() if key != "model"}
+    words = [str(model)] if model is not None and not text else []
+    words += [word for group in flags.added((), rest, source=source) for word in group]
+    for word in words:
+        check_plain(word, source=source)
+    newline = "\r\n" if "\r\n" in text else "\n"
+    begin = _HEAD if not text else text if text.endswith("\n") else text + newline
+    return f'{begin}{name}="{" ".join(words)}"{newline}'
+
+
+def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
+    """Return the variable of flags; None where there is none yet."""
+    found = {}
+    for match in _LINE.finditer(text):
+        name, value = match[1], match[2]
+        if name != container and (container is not None or not _OURS.fullmatch(name)):
+            continue
+        place = f"{source}:{Edits(text, source).line(match.start())}"
+        if name in found:
+            raise TargetError(f"{place}: {name} is set a second time", hint="Remove one.")
+        quotes = value[:1] if value[:1] in ("'", '"') else ""
+        if quotes and (len(value) < 2 or value[-1] != quotes or quotes in value[1:-1]):
+            raise TargetError(
+                f"{place}: the value of {name} cannot be understood",
+                hint="Write it on one line, in one pair of quotes.",
+            )
+        found[name] = _Entry(name, match.start(2) + len(quotes), match.end(2) - len(quotes), quotes)
+    if len(found) > 1:
+        raise UsageError(
+            f"{source}: which variable?", hint=f"--container NAME, of {', '.join(found)}."
+        )
+    return next(iter(found.values()), None)
+
+
+def _line(edits: Edits, entry: _Entry) -> CommandLine:
+    text = edits.text[entry.start : entry.end]
+    spans = [(at, at + 1) for at in range(entry.start, entry.end)]
+    view = View(text, spans, str, entry.start)
+    try:
+        commands = split(view, VARIABLE)
+    except UnreadableError as problem:
+        raise TargetError(
+            f"{edits.source}:{edits.line(entry.start)}: {entry.name} cannot be understood: "
+            f"{problem}",
+            hint="Mend the quotes there.",
+        ) from None
+    part = TextPart(view, commands[0] if commands else [], VARIABLE, edits)
+    return CommandLine([part], 0, part, None, edits)

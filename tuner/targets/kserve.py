@@ -1,0 +1,103 @@
+"""KServe: InferenceService, LLMInferenceService and the runtimes that they name. Pure.
+
+How traffic is split between an old and a new revision is left as it is: canaryTrafficPercent of an
+InferenceService, group and weight of an LLMInferenceService.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import yaml
+
+from tuner.engines.seam import ArgumentValue
+from tuner.targets import container_target
+from tuner.targets.containers import Container
+from tuner.targets.kubernetes import of_pod
+from tuner.targets.seam import Platform, Stated
+from tuner.targets.yaml_file import YamlFile
+from tuner.targets.yaml_nodes import get, text_at
+
+NAME = "kserve"
+DEFAULT_FILE = ""
+SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
+START = "kubectl apply -f {file}"
+ON_THIS_MACHINE = False
+
+MODEL_SERVICES = frozenset({"LLMInferenceService", "LLMInferenceServiceConfig"})
+KINDS = MODEL_SERVICES | {"ClusterServingRuntime", "InferenceService", "ServingRuntime"}
+_VARIABLE = "VLLM_ADDITIONAL_ARGS"
+"""The runtime's own command ends in it; a list of arguments would replace that command's."""
+
+_FORMATS = frozenset({"huggingface", "vllm"})
+
+
+def containers(file: YamlFile) -> Iterator[Container]:
+    for document in file.roots:
+        kind, spec = text_at(document, "kind"), get(document, "spec")
+        name = text_at(document, "metadata", "name") or kind or ""
+        if kind == "InferenceService":
+            predictor = get(spec, "predictor")
+            yield from _of_model(predictor, name)
+            yield from of_pod(predictor, name)
+        elif kind in MODEL_SERVICES:
+            yield from _of_llm(spec, name)
+        elif kind in KINDS:
+            yield from of_pod(spec, name)
+
+
+def _of_model(predictor: yaml.Node | None, workload: str) -> Iterator[Container]:
+    """Yield the model that a runtime serves: its arguments are put behind the runtime's."""
+    model = get(predictor, "model")
+    if isinstance(model, yaml.MappingNode):
+        served = (text_at(model, "modelFormat", "name") or "").lower()
+        runtime = text_at(model, "runtime") or ""
+        yield Container(
+            workload,
+            "model",
+            model,
+            predictor,
+            elsewhere=_model_of(get(model, "storageUri")),
+            is_vllm=served in _FORMATS or "vllm" in runtime.lower(),
+        )
+
+
+def _of_llm(spec: yaml.Node | None, workload: str) -> Iterator[Container]:
+    model = _model_of(get(spec, "model", "uri"))
+    for path in (("template",), ("worker",), ("prefill", "template"), ("prefill", "worker")):
+        for one in of_pod(get(spec, *path), workload):
+            name = one.name if path == ("template",) else f"{'-'.join(path)}-{one.name}"
+            is_server = one.name == "main"
+            yield replace(
+                one,
+                name=name,
+                variable=_VARIABLE if is_server else "",
+                elsewhere=model,
+                is_vllm=is_server,
+            )
+
+
+def _model_of(uri: yaml.Node | None) -> dict[str, Stated]:
+    if not isinstance(uri, yaml.ScalarNode):
+        return {}
+    return {"model": Stated(uri.value.removeprefix("hf://"), uri.start_mark.line + 1)}
+
+
+def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
+    found = container_target.read(text, containers, source=source, container=container)
+    if "model_id" in found:  # what the runtime for Hugging Face's models calls it
+        found.setdefault("model", found.pop("model_id"))
+    return found
+
+
+def platform(text: str, *, source: str, container: str | None = None) -> Platform:
+    return container_target.platform(text, containers, source=source, container=container)
+
+
+def write(
+    text: str,
+    arguments: Mapping[str, ArgumentValue],
+    *,
+    source: str,
+    container: str | None = None,
+) -> str:
+    return container_target.write(text, arguments, containers, source=source, container=container)
