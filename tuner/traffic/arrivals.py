@@ -11,6 +11,8 @@ from tuner.traffic.columns import Floats, columns_of
 MIN_TICKS = 10
 """Fewer distinct times say nothing of a grid: any two are on one."""
 
+MIN_BINS = 10
+
 ON_GRID = 0.95
 """Share of the distinct times that must be on the grid; clocks jitter and jump."""
 
@@ -60,6 +62,26 @@ def tick_ms(arrival_s: Floats) -> float | None:
         if np.mean(beside_us <= min(JITTER_US, tick * 50)) >= ON_GRID:
             return tick
     return None
+
+
+def dispersion(arrival_s: Floats, bin_s: float) -> float | None:
+    """Return variance ÷ mean of the arrivals in each ``bin_s`` seconds: 1 for Poisson arrivals.
+
+    Unlike the CV of the gaps it says at which time scale traffic is bursty. None for a trace of
+    fewer than MIN_BINS whole bins.
+    """
+    bins = ((arrival_s - arrival_s[0]) / bin_s).astype(np.int64)
+    whole = int(bins[-1])
+    if whole < MIN_BINS:
+        return None
+    _, counts = np.unique(bins[bins < whole], return_counts=True)  # the empty ones need no memory
+    mean = float(counts.sum()) / whole
+    return float((counts.astype(np.float64) ** 2).sum() / whole - mean**2) / mean
+
+
+def same_time_share(arrival_s: Floats) -> float:
+    """Return the share of the requests that arrive at the very time of the one before."""
+    return float((np.diff(arrival_s) == 0).sum() / len(arrival_s))
 
 
 def peak_arrivals(arrival_s: Floats, window_s: float) -> int:

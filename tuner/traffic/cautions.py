@@ -18,6 +18,9 @@ GAP_SHARE = 0.99
 
 FEW_REQUESTS, SHORT_S = 100, 30.0
 UNIFORM_SPREAD = 0.02
+FLAT = 0.9
+"""Where the median of what ran is so near its highest, something held it down."""
+
 ENGINE_BLOCK_SIZE = 16
 """vLLM's default block_size."""
 
@@ -31,6 +34,7 @@ def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[s
         _not_served(traffic),
         _ends(traffic),
         _little(traffic),
+        _old_limit(traffic),
         _grain(traffic),
         _missing(header),
         _prefixes(traffic, header),
@@ -127,6 +131,18 @@ def _little(traffic: Traffic) -> str | None:
     return (
         f"mean concurrency {mean:,.1f} is far from arrival rate x mean duration {expected:,.1f}: "
         f"the load changes a lot, or stamps and durations are of different clocks or units"
+    )
+
+
+def _old_limit(traffic: Traffic) -> str | None:
+    running, in_flight = traffic.running, traffic.recorded
+    if running is None or in_flight is None:
+        return None
+    if running.p50 < FLAT * running.p99 or in_flight.p95 <= running.p95 / FLAT:
+        return None
+    return (
+        f"half of the time {running.p50:,} or more ran and never many more, while up to "
+        f"{in_flight.max:,} were there: the old server's limit shows, not what the traffic needs"
     )
 
 

@@ -7,15 +7,24 @@ from numpy.typing import NDArray
 
 from tuner.traffic.arrivals import (
     arrival_rate_rps,
+    dispersion,
     duration_s,
     interarrival_cv,
     peak_arrivals,
+    same_time_share,
     tick_ms,
 )
 from tuner.traffic.columns import Columns, Floats
-from tuner.traffic.concurrency import BAND_S_PER_TOKEN, Levels, modelled_levels, recorded_levels
+from tuner.traffic.concurrency import (
+    BAND_S_PER_TOKEN,
+    Levels,
+    modelled_levels,
+    recorded_levels,
+    running_levels,
+)
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
+DISPERSION_BINS_S = (1.0, 10.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,7 @@ class Lengths:
 
     mean: float
     p50: float
+    p90: float
     p95: float
     p99: float
     max: int
@@ -52,7 +62,11 @@ class Traffic:
     """None, as the two below, where all requests arrive at one time."""
 
     interarrival_cv: float | None
+    dispersion: dict[float, float]
+    """Seconds → variance ÷ mean of the arrivals in so many seconds; none for a short trace."""
+
     tick_ms: float | None
+    same_time_share: float
     peak_arrivals: dict[float, int]
     """Seconds → most arrivals in so many seconds."""
 
@@ -66,6 +80,9 @@ class Traffic:
 
     levels: Levels | None
     """What ``recorded`` sums up."""
+
+    running: Concurrency | None
+    """Of these the ones that were being served; None where their waits are unknown."""
 
     littles_mean: float | None
     """Arrival rate times mean recorded duration: what the mean concurrency should be."""
@@ -87,6 +104,7 @@ def describe(columns: Columns) -> Traffic:
     rate = arrival_rate_rps(arrival_s)
     grain_s = _grain_s(columns.e2e_s)
     levels = recorded_levels(columns, grain_s=grain_s or 0.0)
+    spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
     recorded = concurrency(levels)
     band = {
         speed: at_speed
@@ -103,13 +121,16 @@ def describe(columns: Columns) -> Traffic:
         duration_s=lasted_s,
         arrival_rate_rps=rate,
         interarrival_cv=interarrival_cv(arrival_s),
+        dispersion={bin_s: found for bin_s, found in spread.items() if found is not None},
         tick_ms=tick_ms(arrival_s),
+        same_time_share=same_time_share(arrival_s),
         peak_arrivals={window_s: peak_arrivals(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
         input_tokens=_lengths(columns.input_length[served]),
         output_tokens=_lengths(columns.output_length[served]),
         output_tokens_per_s=tokens / lasted_s if lasted_s else None,
         recorded=recorded,
         levels=levels,
+        running=concurrency(running_levels(columns)),
         littles_mean=float((columns.e2e_s * columns.n)[ends].sum()) / lasted_s
         if recorded and lasted_s
         else None,
@@ -131,8 +152,8 @@ def concurrency(levels: Levels | None) -> Concurrency | None:
 def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
     if not len(tokens):
         return None
-    p50, p95, p99 = np.quantile(tokens, (0.50, 0.95, 0.99)).tolist()
-    return Lengths(float(tokens.mean()), p50, p95, p99, int(tokens.max()))
+    p50, p90, p95, p99 = np.quantile(tokens, (0.50, 0.90, 0.95, 0.99)).tolist()
+    return Lengths(float(tokens.mean()), p50, p90, p95, p99, int(tokens.max()))
 
 
 def _grain_s(e2e_s: Floats) -> float | None:

@@ -1,0 +1,89 @@
+"""How a part of a trace compares with the whole: what a replay of it stands for. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.traffic.columns import Columns, Ints
+
+MIN_PARTS = 2.0
+"""A part longer than the trace divided by this is hardly a part."""
+
+UNLIKE = 0.15
+"""Two samples whose distributions lie so far apart anywhere are of different lengths."""
+
+
+@dataclass(frozen=True, slots=True)
+class Likeness:
+    """A part held against the whole trace."""
+
+    start_s: float
+    length_s: float
+    requests: int
+    load: float
+    """Tokens asked for a second ÷ those of the whole."""
+
+    rank: float
+    """Share of all parts of this length in which fewer tokens are asked for, 0 to 1."""
+
+    input_distance: float
+    """Largest gap between the distributions of prompt lengths (Kolmogorov and Smirnov): 0 to 1."""
+
+    output_distance: float
+    distance_by_chance: float
+    """What a random draw of as many requests stays below 95 times in 100."""
+
+    @property
+    def is_like(self) -> bool:
+        """Whether its requests are like the whole's, however many there are of them."""
+        return max(self.input_distance, self.output_distance) <= max(
+            UNLIKE, self.distance_by_chance
+        )
+
+
+def likeness(columns: Columns, *, start_s: float, length_s: float) -> Likeness | None:
+    """Return how [start_s, start_s + length_s) compares; None without a served request in it."""
+    arrival_s, served = columns.arrival_s, columns.served
+    inside = (arrival_s >= start_s) & (arrival_s < start_s + length_s)
+    mine = inside & served
+    whole_s = float(arrival_s[-1] - arrival_s[0])
+    tokens = columns.tokens()
+    if not mine.any() or not whole_s:
+        return None
+    size, of = int(mine.sum()), int(served.sum())
+    return Likeness(
+        start_s=start_s,
+        length_s=length_s,
+        requests=int(inside.sum()),
+        load=float(tokens[inside].sum()) / length_s / (float(tokens.sum()) / whole_s),
+        rank=_rank(columns, tokens, int(tokens[inside].sum()), length_s),
+        input_distance=_distance(columns.input_length[mine], columns.input_length[served]),
+        output_distance=_distance(columns.output_length[mine], columns.output_length[served]),
+        # Of a sample from a finite whole; 1.36 is the 95 % point of Kolmogorov's distribution.
+        distance_by_chance=1.36 * float(np.sqrt((of - size) / (of * size))),
+    )
+
+
+def _rank(columns: Columns, tokens: Ints, asked: int, length_s: float) -> float:
+    """Hold a part against those that begin at every twentieth of its length."""
+    arrival_s = columns.arrival_s
+    before = np.concatenate([[0], np.cumsum(tokens)])
+    count = min(100_000, max(1, int((arrival_s[-1] - arrival_s[0] - length_s) / length_s * 20)))
+    starts_s = np.linspace(arrival_s[0], max(arrival_s[0], arrival_s[-1] - length_s), count)
+    ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
+    begins = np.searchsorted(arrival_s, starts_s, side="left")
+    return float(np.mean(before[ends] - before[begins] < asked))
+
+
+def _distance(part: NDArray[np.int32], whole: NDArray[np.int32]) -> float:
+    part, whole = np.sort(part), np.sort(whole)
+    values = np.unique(part)
+    gaps = [
+        np.abs(
+            np.searchsorted(part, values, side=side) / len(part)
+            - np.searchsorted(whole, values, side=side) / len(whole)
+        ).max()
+        for side in ("left", "right")
+    ]
+    return float(max(gaps))
