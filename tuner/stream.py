@@ -76,7 +76,7 @@ def scan(file: Input, tell: Tell) -> Scan:
     """Read all rows once. Raises TraceError for a file that cannot be read as a trace."""
     source, tally = file.open()
     columns, origin_ms = columns_of_rows(
-        _telling(source.rows, tally, tell),
+        telling(source.rows, tally, tell),
         block_size=source.header.block_size,
         absolute=source.absolute,
     )
@@ -94,7 +94,7 @@ def convert(
         note = f"spread evenly within ticks of {spread.tick_ms:g} ms, seed {spread.seed}"
         header = replace(header, notes=(*header.notes, note))
     source, tally = file.open()
-    rows = _telling(source.rows, tally, tell)
+    rows = telling(source.rows, tally, tell)
     if source.absolute or spread is not None:
         rows = _moved(rows, scanned.origin_ms, spread)
     out.write(canonical.header_line(header))
@@ -111,7 +111,7 @@ def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s:
     first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
     arrivals_us = array("q")
     inside: list[tuple[int, TraceRequest]] = []
-    for index, row in enumerate(_telling(source.rows, tally, tell)):
+    for index, row in enumerate(telling(source.rows, tally, tell)):
         arrivals_us.append(round((row.timestamp - scanned.origin_ms) * 1000))
         if first_us <= arrivals_us[-1] < end_us:
             inside.append((index, request_of(row, UNKNOWN_ROW, origin_ms=scanned.origin_ms)))
@@ -141,7 +141,8 @@ def _moved(rows: Iterable[Row], origin_ms: float, spread: Spread | None) -> Iter
         yield msgspec.structs.replace(row, timestamp=whole_ms(stamp_ms))
 
 
-def _telling(rows: Iterable[Row], tally: Tally, tell: Tell) -> Iterator[Row]:
+def telling(rows: Iterable[Row], tally: Tally, tell: Tell) -> Iterator[Row]:
+    """Yield the rows, and tell how much of the file was read by then."""
     iterator = iter(rows)
     while batch := tuple(islice(iterator, ROWS_A_TELL)):
         yield from batch

@@ -1,11 +1,11 @@
-"""``tuner trace``: look at a trace, bring it into tuner's format, cut a part out of it."""
+"""``tuner trace``: look at a trace, bring it into tuner's format or another, cut a part out."""
 
 from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
 
-app = typer.Typer(no_args_is_help=True, help="Look at, import and cut traces.")
+app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
 
 
 File = Annotated[Path, typer.Argument(help="Trace in any format that tuner knows.")]
@@ -85,6 +85,23 @@ def import_(  # noqa: PLR0913 - one parameter an option
         spread_seed=seed if spread_ticks else None,
         force=force,
     )
+
+
+@app.command("export")
+def export(
+    trace: Annotated[Path, typer.Argument(help="Trace in any format that tuner finds out.")],
+    *,
+    format_name: Annotated[
+        Literal["mooncake", "aiperf", "guidellm", "timed_trace"],
+        typer.Option("--format", help="Tool whose input to write."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the tool's input goes.")],
+    force: Force = False,
+) -> None:
+    """Write a trace as the input of a tool that replays it."""
+    from tuner.commands import trace_run  # noqa: PLC0415 - keeps --help light
+
+    trace_run.export(trace, format_name, output, force=force)
 
 
 @app.command("cut")

@@ -1,5 +1,6 @@
 """What ``tuner trace`` does, once its options are read."""
 
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,11 +11,13 @@ from rich.console import Console
 from rich.progress import Progress
 
 from tuner.commands import trace_view
-from tuner.errors import UsageError
+from tuner.errors import TraceError, UsageError
 from tuner.files import whole_file
-from tuner.stream import Input, Spread, Tell, convert, excerpt, scan
+from tuner.formats import exporter_named, open_trace
+from tuner.formats.replayable import replayable
+from tuner.stream import Input, Spread, Tell, convert, excerpt, scan, telling
 from tuner.trace import cut as cut_out
-from tuner.trace import drop_longer, lines_of
+from tuner.trace import drop_longer, lines_of, reading_warnings
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import Columns, columns_of
@@ -79,6 +82,26 @@ def import_(
             convert(file, scanned, out, tell, spread=spread)
     warnings += cautions(scanned.columns, traffic, scanned.header)
     trace_view.print_written(output, traffic, scanned.header, warnings)
+
+
+def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
+    exporter = exporter_named(format_name)
+    with whole_file(output, force=force) as out:
+        source, tally = open_trace(trace)
+        with _telling(f"reading {trace.name}") as tell:
+            found = replayable(
+                telling(source.rows, tally, tell),
+                block_size=source.header.block_size,
+                wanted=exporter.EXPORTED_BLOCK_SIZE,
+            )
+        if not found.requests:
+            raise TraceError(
+                f"{trace}: no request was served", hint="There is nothing to replay in it."
+            )
+        out.writelines(exporter.export(found))
+    warnings = (*reading_warnings(source.header, tally), *found.notes)
+    usage = exporter.usage(shlex.quote(output.name), found)
+    trace_view.print_exported(output, found, usage, warnings)
 
 
 def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:

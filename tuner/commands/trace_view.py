@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tuner.formats.replayable import Replayable
 from tuner.formats.source import TraceHeader
 from tuner.traffic.concurrency import Levels
 from tuner.traffic.summary import Concurrency, Lengths, Traffic
@@ -90,6 +91,19 @@ def print_written(
     console.print(f"{_plain(str(path))}: {headline(traffic)}", soft_wrap=True)
     console.print(_rows_line(header))
     _print_warnings(console, warnings)
+
+
+def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable[str]) -> None:
+    console = console_for()
+    lasted_s = found.requests[-1].arrival_ms / 1000
+    left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
+    console.print(
+        f"{plain(str(path))}: {len(found.requests):,} requests over {lasted_s:,.1f}s, "
+        f"block ids of {found.block_size} tokens" + (f"; left out: {left_out}" if left_out else ""),
+        soft_wrap=True,
+    )
+    console.print(f"Replay it: {plain(usage)}", soft_wrap=True)
+    print_warnings(console, warnings)
 
 
 def headline(traffic: Traffic) -> str:

@@ -1,6 +1,7 @@
 """Trace formats: one module each, and this registry.
 
 A format is a module with ``NAME``, ``DESCRIPTION``, ``sniff(head)`` and ``read(lines, time_unit)``.
+Some can also be written, for the tools that replay them: EXPORTERS.
 To add one, write its file and name it in FORMATS, before any format whose rows look like its own.
 Files that look like a trace and can be none are in ``refused``.
 """
@@ -37,6 +38,7 @@ from tuner.formats import (
 from tuner.formats.lines import MAX_LINE_BYTES, Lines
 from tuner.formats.record import Row, Tally
 from tuner.formats.refused import REFUSED
+from tuner.formats.replayable import Replayable
 from tuner.formats.source import Source, TimeUnit
 
 
@@ -78,6 +80,25 @@ FORMATS: tuple[Format, ...] = (
     envoy,
     nginx,
 )
+
+
+class Exporter(Protocol):
+    """What a format's module offers if traces can be written for its tool too."""
+
+    NAME: str
+    EXPORTED_BLOCK_SIZE: int | None
+    """Tokens that the tool takes an id for; None where it can be told."""
+
+    def export(self, found: Replayable) -> Iterator[bytes]:
+        """Yield the lines of the tool's own input."""
+        ...
+
+    def usage(self, name: str, found: Replayable) -> str:
+        """Return the command that replays the file of this name."""
+        ...
+
+
+EXPORTERS: tuple[Exporter, ...] = (mooncake, aiperf, guidellm, timed_trace)
 
 HEAD_BYTES = MAX_LINE_BYTES + 2
 """The longest first line there may be, whole, with its end, and one byte more."""
@@ -154,12 +175,18 @@ def _unreadable(place: str, error: OSError) -> TraceError:
     )
 
 
+def exporter_named(name: str) -> Exporter:
+    """Return the exporter of this name, which the command line has checked."""
+    return {known.NAME: known for known in EXPORTERS}[name]
+
+
 def _named(name: str) -> Format:
-    for known in FORMATS:
-        if known.NAME.replace("-", "_") == name.lower().replace("-", "_"):
-            return known
-    names = ", ".join(known.NAME for known in FORMATS)
-    raise UsageError(f"no trace format {name!r}", hint=f"Known: {names}.")
+    by_name = {known.NAME.replace("-", "_"): known for known in FORMATS}
+    found = by_name.get(name.lower().replace("-", "_"))
+    if found is None:
+        names = ", ".join(known.NAME for known in FORMATS)
+        raise UsageError(f"no trace format {name!r}", hint=f"Known: {names}.")
+    return found
 
 
 def _detect(path: Path, head: bytes) -> Format:

@@ -9,11 +9,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.formats import json_rows
+from tuner.formats import json_rows, mooncake
 from tuner.formats.json_rows import Fields, Object, is_number, opening
 from tuner.formats.lines import Lines
 from tuner.formats.recent import Recent
 from tuner.formats.record import Tally
+from tuner.formats.replayable import Replayable
 from tuner.formats.scalars import Numbers
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
@@ -22,6 +23,7 @@ DESCRIPTION = "aiperf's mooncake_trace with sessions and delays, JSON lines, in 
 
 OWN_KEYS = {"session_id", "delay", "text_input", "messages", "payload", "extra", "tools"}
 BLOCK_SIZE = 512
+EXPORTED_BLOCK_SIZE: int | None = None
 DELAYED = (
     "turns without a stamp are placed a delay after the stamp of the turn before: too early by the "
     "time that its answer took"
@@ -44,6 +46,16 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
     sessions = _Sessions(lines.tally, factor=1000 if time_unit == "s" else 1)
     return Source(header, json_rows.rows(lines, sessions.fields, block_size=block_size))
+
+
+export = mooncake.export
+
+
+def usage(name: str, found: Replayable) -> str:
+    return (
+        f"aiperf profile --input-file {name} --custom-dataset-type mooncake_trace "
+        f"--fixed-schedule --isl-block-size {found.block_size}"
+    )
 
 
 @dataclass(frozen=True, slots=True)

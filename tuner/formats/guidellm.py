@@ -2,15 +2,19 @@
 
 from collections.abc import Iterator
 
+import msgspec
+
 from tuner.formats import json_rows
 from tuner.formats.json_rows import Fields, Object, seconds_ms
 from tuner.formats.lines import Lines
+from tuner.formats.replayable import Replayable
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "guidellm"
 DESCRIPTION = "GuideLLM's trace_synthetic and mooncake replay files, JSON lines, in s"
 
 BLOCK_SIZE = 512
+EXPORTED_BLOCK_SIZE: int | None = None
 
 
 def sniff(head: bytes) -> bool:
@@ -21,6 +25,29 @@ def sniff(head: bytes) -> bool:
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return in_seconds(lines, time_unit, source=NAME, usual_block_size=BLOCK_SIZE)
+
+
+def export(found: Replayable) -> Iterator[bytes]:
+    """Yield rows with s, to the microsecond."""
+    for one in found.requests:
+        yield (
+            msgspec.json.encode(
+                {
+                    "timestamp": round(one.arrival_ms / 1000, 6),
+                    "input_length": one.input_length,
+                    "output_length": one.output_length,
+                    "hash_ids": one.hash_ids,
+                }
+            )
+            + b"\n"
+        )
+
+
+def usage(name: str, found: Replayable) -> str:
+    return (
+        f"guidellm run --profile kind=replay --data kind=mooncake,"
+        f"hash_id_block_size={found.block_size},source.kind=json_file,source.path={name}"
+    )
 
 
 def in_seconds(

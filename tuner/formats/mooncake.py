@@ -4,15 +4,21 @@ Whole-number stamps are ms. The same keys with fractional stamps are written by 
 either unit, so these must name theirs.
 """
 
+from collections.abc import Iterator
+
+import msgspec
+
 from tuner.formats import canonical, json_rows
 from tuner.formats.json_rows import opening
 from tuner.formats.lines import Lines
+from tuner.formats.replayable import Replayable
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "mooncake"
 DESCRIPTION = "JSON lines with timestamp, input_length, output_length, hash_ids of 512 tokens"
 
 BLOCK_SIZE = 512
+EXPORTED_BLOCK_SIZE: int | None = BLOCK_SIZE
 
 
 def sniff(head: bytes) -> bool:
@@ -24,4 +30,28 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
     return Source(
         header, canonical.rows(iter(lines), lines, block_size=block_size, time_unit=time_unit)
+    )
+
+
+def export(found: Replayable) -> Iterator[bytes]:
+    """Yield rows with whole ms, as Mooncake's own."""
+    for one in found.requests:
+        yield (
+            msgspec.json.encode(
+                {
+                    "timestamp": round(one.arrival_ms),
+                    "input_length": one.input_length,
+                    "output_length": one.output_length,
+                    "hash_ids": one.hash_ids,
+                }
+            )
+            + b"\n"
+        )
+
+
+def usage(name: str, found: Replayable) -> str:
+    return (
+        f"PYTHONHASHSEED=0 vllm bench serve --dataset-name timed_trace --dataset-path {name} "
+        f"--timed-trace-sec-multiplier 0.001 --timed-trace-chunk-hash-size {found.block_size} "
+        f"--num-prompts {len(found.requests)}"
     )

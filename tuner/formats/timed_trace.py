@@ -6,15 +6,25 @@ In s unless ``--timed-trace-sec-multiplier`` says otherwise, ids of 16 tokens un
 
 from tuner.formats import guidellm
 from tuner.formats.lines import Lines
+from tuner.formats.replayable import Replayable
 from tuner.formats.source import Source, TimeUnit
 
 NAME = "timed_trace"
 DESCRIPTION = "vLLM's timed_trace benchmark input, JSON lines, in s"
 
 BLOCK_SIZE = 16
+EXPORTED_BLOCK_SIZE: int | None = None
 
 sniff = guidellm.sniff
+export = guidellm.export
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return guidellm.in_seconds(lines, time_unit, source=NAME, usual_block_size=BLOCK_SIZE)
+
+
+def usage(name: str, found: Replayable) -> str:
+    return (
+        f"PYTHONHASHSEED=0 vllm bench serve --dataset-name timed_trace --dataset-path {name} "
+        f"--timed-trace-chunk-hash-size {found.block_size} --num-prompts {len(found.requests)}"
+    )
