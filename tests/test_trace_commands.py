@@ -30,6 +30,15 @@ CONTRACT = [
     "prefix_share",
     "warnings",
 ]
+BESIDES = [
+    "dispersion",
+    "same_time_share",
+    "peak_arrivals",
+    "in_flight",
+    "running",
+    "littles_mean",
+    "window",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ def test_show_prints_the_contracts_object_and_nothing_else(tuner: Run) -> None:
     ended = tuner("trace", "show", SAMPLE, "--json")
     found = json.loads(ended.out)
     assert (ended.code, ended.err) == (0, "")
-    assert list(found) == CONTRACT
+    assert list(found) == [*CONTRACT, *BESIDES]
     assert list(found["input_tokens"]) == ["mean", "p50", "p95", "p99", "max"]
     assert list(found["concurrency"]) == ["basis", "mean", "p50", "p95", "p99", "max"]
     assert found["concurrency"]["basis"] == "recorded"
@@ -112,7 +121,7 @@ def test_the_report_holds_lengths_concurrency_and_time_above(tuner: Run) -> None
     for text in (
         "input tokens",
         "output tokens",
-        "concurrency (recorded)",
+        "in flight (recorded)",
         "more than",
         "tuner:tiny",
     ):
@@ -122,7 +131,7 @@ def test_the_report_holds_lengths_concurrency_and_time_above(tuner: Run) -> None
 def test_replicas_are_shown_by_the_busiest(tuner: Run) -> None:
     ended = tuner("trace", "show", SAMPLE, "--replicas", 2, "--router", "rr", "--json")
     found = json.loads(ended.out)
-    assert list(found) == [*CONTRACT, "per_replica"]
+    assert list(found) == [*CONTRACT, *BESIDES, "per_replica"]
     assert sum(found["per_replica"]["requests"]) == found["requests"]
     half = found["per_replica"]["busiest_concurrency"]["mean"]
     assert half == pytest.approx(found["concurrency"]["mean"] / 2, rel=0.1)

@@ -63,6 +63,7 @@ What it says, before anything is run
     traffic.concurrency      how many requests at a time
     traffic.routing          which replica gets which request
     traffic.scaling          more or less load from the same traffic
+    traffic.part             how a part of a trace compares with the whole
     traffic.summary          all of it at once
     traffic.cautions         what to beware of
     prompts                  token ids with the trace's lengths and shared prefixes
@@ -159,7 +160,9 @@ At the edges
     commands.sweep_view      how it looks
     commands.trace           `tuner trace`: its options
     commands.trace_run       what it does
-    commands.trace_view      how it looks
+    commands.trace_report    how `tuner trace show` looks
+    commands.trace_plot      its bars over time
+    commands.trace_view      how the others look
     commands.capture         `tuner capture`: its options
     commands.capture_run     what it does
     commands.apply           `tuner apply`: its options

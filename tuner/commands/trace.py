@@ -34,12 +34,19 @@ def show(  # noqa: PLR0913 - one parameter an option
         typer.Option(help="How requests reach replicas."),
     ] = "least",
     seed: Annotated[int, typer.Option(min=0, help="Of the routing.")] = 0,
+    window: Annotated[
+        str, typer.Option(help="Part to hold against the whole: busiest, or START+LEN (120s+60s).")
+    ] = "busiest",
+    length: Annotated[
+        str | None, typer.Option(help="Length of the busiest part; default: 60s.")
+    ] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Say what a trace says, before anything is run.
 
     How many requests, how long, how bursty, which lengths, how many at a time, how much of the
-    prompts is shared; what is missing, and whether the trace can carry a tuning.
+    prompts is shared; how its busiest part compares with the whole; what is missing, and whether
+    the trace can carry a tuning.
     """
     from tuner import stream  # noqa: PLC0415 - keeps --help light
     from tuner.commands import trace_run  # noqa: PLC0415
@@ -47,6 +54,7 @@ def show(  # noqa: PLR0913 - one parameter an option
     trace_run.show(
         stream.Input(file, format_name, time_unit),
         trace_run.Replicas(replicas, router, seed),
+        trace_run.Part(window, length, max_model_len=None),
         as_json=json_,
     )
 

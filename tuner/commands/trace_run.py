@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console
 from rich.progress import Progress
 
-from tuner.commands import trace_view
+from tuner.commands import trace_report, trace_view
 from tuner.errors import TraceError, UsageError
 from tuner.files import whole_file
 from tuner.formats import exporter_named, open_trace
@@ -21,12 +21,16 @@ from tuner.trace import drop_longer, lines_of, reading_warnings
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import Columns, columns_of
+from tuner.traffic.part import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import Router, assign
 from tuner.traffic.summary import Traffic, describe
 from tuner.window import parse_duration_s
 
 BUSIEST = "60s"
 """How long the busiest part is, unless the user says it."""
+
+UNKNOWN_REPLICAS = 0.05
+"""Share of the served requests that may lack a replica where the others have one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +53,27 @@ class Part:
     max_model_len: int | None
 
 
-def show(file: Input, replicas: Replicas, *, as_json: bool) -> None:
+def show(file: Input, replicas: Replicas, part: Part, *, as_json: bool) -> None:
+    asked = _start_and_length(part)
     with _telling(f"reading {file.path.name}") as tell:
         scanned = scan(file, tell)
-    traffic = describe(scanned.columns)
-    warnings = (*scanned.warnings, *cautions(scanned.columns, traffic, scanned.header))
-    shares = _shares(scanned.columns, replicas) if replicas.count > 1 else None
-    report = trace_view.Report(file.path, scanned.header, traffic, warnings, shares)
+    columns = scanned.columns
+    traffic = describe(columns)
+    report = trace_report.Report(
+        path=file.path,
+        header=scanned.header,
+        traffic=traffic,
+        arrival_s=columns.arrival_s,
+        part=_likeness(columns, asked or _busiest(columns, part), file.path)
+        if asked is not None or part.length is not None or _has_parts(traffic)
+        else None,
+        warnings=(*scanned.warnings, *cautions(columns, traffic, scanned.header)),
+        shares=_shares(columns, replicas),
+    )
     if as_json:
-        trace_view.print_json(report)
+        trace_report.print_json(report)
     else:
-        trace_view.print_report(report)
+        trace_report.print_report(report)
 
 
 def import_(
@@ -143,19 +157,53 @@ def _start_and_length(part: Part) -> tuple[float, float] | None:
     )
 
 
+def _has_parts(traffic: Traffic) -> bool:
+    """Whether the busiest part, unless the user says its length, is no more than one of some."""
+    least_s = MIN_PARTS * parse_duration_s(BUSIEST, option="--length")
+    return traffic.served > 0 and traffic.duration_s >= least_s
+
+
+def _likeness(columns: Columns, start_and_length: tuple[float, float], path: Path) -> Likeness:
+    start_s, length_s = start_and_length
+    found = likeness(columns, start_s=start_s, length_s=length_s)
+    if found is None:
+        first_s, last_s = columns.arrival_s[[0, -1]]
+        raise TraceError(
+            f"{path}: no request was served in {start_s:g}s+{length_s:g}s",
+            hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+        )
+    return found
+
+
 def _busiest(columns: Columns, part: Part) -> tuple[float, float]:
     length_s = parse_duration_s(part.length or BUSIEST, option="--length")
     start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
     return start_s, length_s
 
 
-def _shares(columns: Columns, replicas: Replicas) -> trace_view.Shares:
-    """Return what the replicas get, and the traffic of the one that is asked for most tokens."""
-    chosen = assign(columns, replicas=replicas.count, router=replicas.router, seed=replicas.seed)
-    requests = np.bincount(chosen, minlength=replicas.count)
-    tokens = np.bincount(chosen, weights=columns.tokens(), minlength=replicas.count)
+def _shares(columns: Columns, replicas: Replicas) -> trace_report.Shares | None:
+    """Return what the replicas get, and the traffic of the one that is asked for most tokens.
+
+    Where the trace knows its replicas, and none are asked for, its own; None for a single one.
+    """
+    if replicas.count > 1:
+        chosen = assign(
+            columns, replicas=replicas.count, router=replicas.router, seed=replicas.seed
+        )
+        router: str = replicas.router
+        count = replicas.count
+    else:
+        unknown = int((columns.served & (columns.replica < 0)).sum())
+        if columns.replica.max() < 0 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
+            return None
+        names, chosen = np.unique(columns.replica, return_inverse=True)
+        if len(names) == 1:
+            return None
+        router, count = "as recorded", len(names)
+    requests = np.bincount(chosen, minlength=count)
+    tokens = np.bincount(chosen, weights=columns.tokens(), minlength=count)
     busiest_one: Traffic = describe(columns.take(chosen == tokens.argmax()))
-    return trace_view.Shares(replicas.router, tuple(requests.tolist()), busiest_one)
+    return trace_report.Shares(router, tuple(requests.tolist()), busiest_one)
 
 
 @contextmanager

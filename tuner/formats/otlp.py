@@ -6,6 +6,7 @@ Whole numbers of 64 bits are text there, or numbers; ids are taken as they are.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -197,16 +198,21 @@ def _check_text(
     attributes: dict[str, Any], number: int, lines: Lines, *, event: bool = False
 ) -> None:
     for key, value in attributes.items():
-        is_one = key in TEXT or key.startswith(LISTED) or (event and key in ("content", "body"))
+        is_one = _names_text(key) or (event and key in ("content", "body"))
         if is_one and isinstance(value, str | list | dict) and is_text(value):
             lines.refuse_text(number, key)
+
+
+@lru_cache(maxsize=4096)
+def _names_text(key: str) -> bool:
+    return key in TEXT or key.startswith(LISTED)
 
 
 def _attributes(pairs: object) -> dict[str, Any]:
     found = {}
     for pair in pairs if isinstance(pairs, list) else ():
-        if isinstance(pair, dict) and isinstance(pair.get("key"), str):
-            found[pair["key"]] = _value(pair.get("value"))
+        if isinstance(pair, dict) and isinstance(key := pair.get("key"), str):
+            found[key] = _value(pair.get("value"))
     return found
 
 

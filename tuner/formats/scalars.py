@@ -14,6 +14,9 @@ from tuner.formats.recent import MOST, Recent
 from tuner.formats.record import Status
 
 ABSENT = frozenset({"", "-", "null", "none", "undefined"})
+LONG = 20
+"""So long is no word for nothing."""
+
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_S = (1.0e9, 4.0e9)
 """2001 to 2096: a number in this range can only be seconds since 1970."""
@@ -31,17 +34,22 @@ NO_GENERATION = (
 def first(found: Mapping[str, Any], keys: Iterable[str]) -> Any:  # noqa: ANN401 - whatever is there
     """Return what stands under the first of the keys that says anything."""
     for key in keys:
-        if not is_absent(value := found.get(key)):
+        value = found.get(key)
+        if value is not None and not is_absent(value):
             return value
     return None
 
 
 def is_absent(value: object) -> bool:
-    return value is None or (isinstance(value, str) and value.strip().lower() in ABSENT)
+    if isinstance(value, str):
+        return len(value) < LONG and value.strip().lower() in ABSENT
+    return value is None
 
 
 def tokens(value: Any) -> Any:  # noqa: ANN401 - what is no count stays what it is
     """Return a count that may be written as text or as 15.0; None where there is none."""
+    if type(value) is int:
+        return value
     if is_absent(value):
         return None
     if isinstance(value, str):
@@ -63,9 +71,11 @@ def epoch_ms(stamp: Any) -> Any:  # noqa: ANN401 - what is no time stays what it
     if is_absent(stamp):
         return None
     if isinstance(stamp, str):
+        if stamp[4:5] == "-":
+            return _date_ms(stamp)
         number = real(stamp)
         if not isinstance(number, float):
-            return _date_ms(stamp.strip())
+            return _date_ms(stamp)
         stamp = number
     if isinstance(stamp, int | float) and not isinstance(stamp, bool):
         return stamp * 1000 if EPOCH_S[0] <= stamp <= EPOCH_S[1] else str(stamp)
@@ -177,6 +187,7 @@ class Numbers:
 
 
 def _date_ms(text: str) -> float | str:
+    text = text.strip()
     try:
         date = datetime.fromisoformat(text.removesuffix(" UTC"))
     except ValueError:
