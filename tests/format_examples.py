@@ -3,6 +3,7 @@
 import json
 from pathlib import Path
 
+from tests.spans import export, request, span
 from tuner.errors import TraceError
 from tuner.formats import open_trace
 from tuner.formats.record import REASONS, Row, Tally
@@ -199,6 +200,82 @@ EXAMPLES: dict[str, str] = {
             "errors": ["", "Bad Gateway"],
         }
     ),
+    "vllm-otlp": jsonl(
+        export(span(attributes=request())),
+        export(span("Load model", start_s=0.5), span(start_s=1, attributes=request("r-2"))),
+    ),
+    "otel-genai": jsonl(
+        export(
+            span(
+                "chat m",
+                kind=3,
+                attributes={
+                    "gen_ai.operation.name": "chat",
+                    "gen_ai.request.model": "m",
+                    "gen_ai.usage.input_tokens": 10,
+                    "gen_ai.usage.output_tokens": 4,
+                    "gen_ai.response.finish_reasons": ["stop"],
+                },
+            ),
+            scope="opentelemetry.instrumentation.openai",
+        )
+    ),
+    "litellm": jsonl(
+        {
+            "request_id": "chatcmpl-1",
+            "session_id": "1",
+            "call_type": "acompletion",
+            "cache_hit": "None",
+            "startTime": "2025-01-24 09:20:46.847371",
+            "endTime": "2025-01-24 09:20:48.851954",
+            "completionStartTime": "2025-01-24 09:20:47.000000",
+            "model": "m",
+            "total_tokens": 30,
+            "prompt_tokens": 10,
+            "completion_tokens": 20,
+            "api_base": "http://a",
+            "messages": "{}",
+            "status": "success",
+        }
+    ),
+    "langfuse": jsonl(
+        {
+            "id": "o1",
+            "traceId": "t1",
+            "type": "GENERATION",
+            "startTime": "2024-05-29T13:46:19.963Z",
+            "endTime": "2024-05-29T13:46:21.963Z",
+            "completionStartTime": "2024-05-29T13:46:20.213Z",
+            "model": "m",
+            "usageDetails": {"input": 100, "input_cached_tokens": 5, "output": 20, "total": 125},
+            "level": "DEFAULT",
+        }
+    ),
+    "envoy": json.dumps(
+        {
+            "start_time": "2025-08-30T16:51:37.894Z",
+            "duration": 1526,
+            "response_code": 200,
+            "response_flags": "-",
+            "gen_ai.request.model": "m",
+            "gen_ai.usage.input_tokens": 15,
+            "gen_ai.usage.output_tokens": 7,
+            "upstream_host": "10.0.0.1:8000",
+            "x-request-id": "83b6",
+        },
+        indent=2,
+    ),
+    "nginx": jsonl(
+        {
+            "msec": "1795255273.500",
+            "request_time": "1.500",
+            "status": "200",
+            "uri": "/v1/chat/completions",
+            "upstream_addr": "10.0.0.1:8000",
+            "prompt_tokens": "100",
+            "completion_tokens": "20",
+        }
+    ),
 }
 
 
@@ -218,7 +295,7 @@ def read(
     return list(source.rows), tally
 
 
-def check_reconciled(path: Path, content: bytes, format_name: str) -> tuple[int, int] | None:
+def check_reconciled(path: Path, content: bytes, format_name: str | None) -> tuple[int, int] | None:
     """Read whatever this is; return (rows read, rows kept) if it is a trace, None if it is none.
 
     Raises AssertionError where counts do not reconcile, and whatever else is a bug.

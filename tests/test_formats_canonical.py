@@ -105,6 +105,10 @@ def test_null_is_absent(tmp_path: Path) -> None:
         (row(1, output_length=0), "zero_tokens"),
         (row(1, input_length=2**31), "out_of_range"),
         (row(1, hash_ids=[1, 2]), "bad_hash_ids"),
+        (
+            '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": "\\ud800"}',
+            "encoding",
+        ),
         (row(1, hash_ids=[-1]), "bad_hash_ids"),
         (row(1, hash_ids=[1.5]), "bad_hash_ids"),
         (row(1, hash_ids=[2**63]), "bad_hash_ids"),

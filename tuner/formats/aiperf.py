@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.formats import json_rows, mooncake
-from tuner.formats.json_rows import Fields, Object, is_number, opening
+from tuner.formats.json_rows import Fields, Object, opening
 from tuner.formats.lines import Lines
 from tuner.formats.recent import Recent
 from tuner.formats.record import Tally
 from tuner.formats.replayable import Replayable
-from tuner.formats.scalars import Numbers
+from tuner.formats.scalars import Numbers, is_number
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "aiperf"

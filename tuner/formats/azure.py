@@ -71,7 +71,10 @@ class Layout:
 
 
 def _ms(minute: bytes) -> float:
+    """Return ms since 1970. Raises ValueError for what is no date, or an earlier one."""
     moment = datetime.fromisoformat(minute.decode())
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=UTC)
+    if moment.timestamp() < 0:
+        raise ValueError(minute)
     return moment.timestamp() * 1000

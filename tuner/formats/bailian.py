@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from tuner.formats import json_rows
 from tuner.formats.csv_rows import refuse_unit
-from tuner.formats.json_rows import Fields, Object, opening, seconds_ms
+from tuner.formats.json_rows import Fields, Object, as_ms, opening
 from tuner.formats.lines import Lines
 from tuner.formats.recent import Recent
 from tuner.formats.source import Source, TimeUnit, TraceHeader
@@ -41,7 +41,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
         if isinstance(chat, int) and isinstance(session, int):
             roots.put(chat, session)
         yield {
-            "timestamp": seconds_ms(parsed.get("timestamp")),
+            "timestamp": as_ms(parsed.get("timestamp")),
             "input_length": parsed.get("input_length"),
             "output_length": parsed.get("output_length"),
             "hash_ids": parsed.get("hash_ids"),

@@ -39,12 +39,14 @@ class _Parser:
     """Knows which heading stands where."""
 
     def __init__(self, columns: bytes) -> None:
-        self.places = {heading.strip(): at for at, heading in enumerate(columns.split(b","))}
+        headings = columns.split(b",")
+        self.width = len(headings)
+        self.places = {heading.strip(): at for at, heading in enumerate(headings)}
         self.sessions = Numbers()
 
     def row(self, line: bytes) -> Row | Reason:
         cells = [cell.strip() for cell in line.split(b",")]
-        if len(cells) != len(self.places):
+        if len(cells) != self.width:
             return "malformed"
         try:
             return self._row({heading: cells[at] for heading, at in self.places.items()})

@@ -117,9 +117,10 @@ def _header(line: bytes, lines: Lines) -> TraceHeader:
         raise TraceError(f"{lines.path}:1: header: {error}", hint=hint) from error
     if has_duplicate_key(line):
         raise TraceError(f"{lines.path}:1: header: a key stands twice", hint=hint)
-    if parsed["tuner_trace"] != VERSION:
+    version = parsed.get("tuner_trace")
+    if version != VERSION:
         raise TraceError(
-            f"{lines.path}:1: tuner_trace is {parsed['tuner_trace']!r}, this tuner reads {VERSION}",
+            f"{lines.path}:1: tuner_trace is {version!r}, this tuner reads {VERSION}",
             hint="Write the trace with this version of tuner, or use a newer tuner.",
         )
     if parsed.get("time_unit", "ms") != "ms":

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import msgspec
 
 from tuner.formats import json_rows
-from tuner.formats.json_rows import Fields, Object, seconds_ms
+from tuner.formats.json_rows import Fields, Object, as_ms
 from tuner.formats.lines import Lines
 from tuner.formats.replayable import Replayable
 from tuner.formats.source import Source, TimeUnit, TraceHeader
@@ -58,11 +58,11 @@ def in_seconds(
     def convert(parsed: Object) -> Iterator[Fields]:
         stamp = parsed.get("timestamp")
         yield {
-            "timestamp": stamp if time_unit == "ms" else seconds_ms(stamp),
+            "timestamp": stamp if time_unit == "ms" else as_ms(stamp),
             "input_length": parsed.get("input_length"),
             "output_length": parsed.get("output_length"),
             "hash_ids": parsed.get("hash_ids"),
-            "e2e_ms": seconds_ms(parsed.get("duration")),
+            "e2e_ms": as_ms(parsed.get("duration")),
         }
 
     block_size = json_rows.block_size(lines, usual_block_size)

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 
@@ -17,6 +17,7 @@ from tuner.formats.record import (
     problem,
     unreadable,
 )
+from tuner.formats.scalars import is_number
 
 Object = dict[str, Any]
 Fields = dict[str, Any]
@@ -150,13 +151,9 @@ def check_text(parsed: Object, number: int, lines: Lines) -> None:
             lines.refuse_text(number, key)
 
 
-def seconds_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
+def as_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
     """Return s as ms, to the nanosecond: no stamp is known better."""
     return round(value * 1000, 6) if is_number(value) else value
-
-
-def is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def block_size(lines: Lines, usual: int) -> int:

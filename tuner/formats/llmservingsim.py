@@ -11,8 +11,9 @@ import msgspec
 
 from tuner.formats import json_rows
 from tuner.formats.csv_rows import refuse_unit
-from tuner.formats.json_rows import Fields, Object, is_number, opening, seconds_ms
+from tuner.formats.json_rows import Fields, Object, as_ms, opening
 from tuner.formats.lines import Lines
+from tuner.formats.scalars import is_number
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "llmservingsim"
@@ -42,7 +43,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
         )
         arrived_s = arrival_s + ahead_s if is_number(arrival_s) else None
         yield {
-            "timestamp": seconds_ms(arrival_s),
+            "timestamp": as_ms(arrival_s),
             "input_length": parsed.get("input_toks"),
             "output_length": parsed.get("output_toks"),
             "request_id": parsed.get("request_id"),

@@ -21,6 +21,7 @@ from tuner.formats.scalars import (
     flag,
     inner,
     is_absent,
+    is_number,
     seconds_ms,
     sequences,
     status_of,
@@ -233,7 +234,7 @@ def _ms(nanoseconds: Any) -> Any:  # noqa: ANN401 - what is no time stays what i
     if nanoseconds in _UNSET:
         return None
     whole = tokens(nanoseconds)
-    return round(whole // 1000 / 1000, 3) if isinstance(whole, int) else nanoseconds
+    return round(whole // 1000 / 1000, 3) if is_number(whole) else nanoseconds
 
 
 def _status(found: RawSpan) -> str:

@@ -159,7 +159,10 @@ def diagnose(line: bytes) -> Reason:
     if reason := unreadable(line):
         return reason
     parsed = json.loads(line)
-    return diagnose_object(parsed) if isinstance(parsed, dict) else "malformed"
+    try:
+        return diagnose_object(parsed) if isinstance(parsed, dict) else "malformed"
+    except UnicodeEncodeError:  # half of a surrogate pair, which only this reader lets through
+        return "encoding"
 
 
 def unreadable(line: bytes) -> Reason | None:

@@ -6,7 +6,7 @@ What cannot be read is returned as it is, so that whoever checks the row can say
 import math
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 
@@ -20,6 +20,9 @@ LONG = 20
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 EPOCH_S = (1.0e9, 4.0e9)
 """2001 to 2096: a number in this range can only be seconds since 1970."""
+
+LARGEST = 1e30
+"""No count, time or length is larger; what is cannot be calculated with."""
 
 REJECTED, ABORTED = (429, 503), 499
 """Refused for load; 499 is nginx's code, and others', for a client that went away."""
@@ -105,9 +108,16 @@ def seconds_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays wha
 
 def between_ms(start_ms: object, end_ms: object) -> float | None:
     """Return the time from one to the other; None where one of them is unknown."""
-    if isinstance(start_ms, int | float) and isinstance(end_ms, int | float):
+    if is_number(start_ms) and is_number(end_ms):
         return round(end_ms - start_ms, 3)
     return None
+
+
+def is_number(value: object) -> TypeGuard[float]:
+    """Whether this is a number to calculate with; larger ones are left to whoever checks rows."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) <= LARGEST
 
 
 def flag(value: object) -> bool | None:

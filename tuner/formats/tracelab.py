@@ -33,8 +33,8 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
         events = (
             [one for one in events if isinstance(one, dict)] if isinstance(events, list) else []
         )
-        inputs = _stamps_ms(one for one in events if one.get("event_type") in INPUTS)
-        outputs = _stamps_ms(one for one in events if one.get("event_type") not in INPUTS)
+        inputs = _stamps_ms(one for one in events if str(one.get("event_type")) in INPUTS)
+        outputs = _stamps_ms(one for one in events if str(one.get("event_type")) not in INPUTS)
         arrival_ms = max(inputs, default=min(outputs, default=None))
         yield {
             "timestamp": arrival_ms,

@@ -12,9 +12,10 @@ import msgspec
 
 from tuner.errors import TraceError
 from tuner.formats.csv_rows import refuse_unit
-from tuner.formats.json_rows import Fields, checked, is_number, opening, seconds_ms
+from tuner.formats.json_rows import Fields, as_ms, checked, opening
 from tuner.formats.lines import Lines
 from tuner.formats.record import Row
+from tuner.formats.scalars import is_number
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "vllm_bench"
@@ -109,12 +110,12 @@ def _fields(result: _Result, index: int) -> Fields:
     ttft_s = result.ttfts[index] if result.ttfts else None
     lasted_s = None if failed else _lasted_s(result, index)
     return {
-        "timestamp": seconds_ms(_sum(start_s, _negative(queue_s))),
+        "timestamp": as_ms(_sum(start_s, _negative(queue_s))),
         "input_length": prompt,
         "output_length": output,
         "status": "error" if failed else "ok",
-        "e2e_ms": seconds_ms(_sum(lasted_s, queue_s)),
-        "ttft_ms": None if failed else seconds_ms(_sum(ttft_s, queue_s)),
+        "e2e_ms": as_ms(_sum(lasted_s, queue_s)),
+        "ttft_ms": None if failed else as_ms(_sum(ttft_s, queue_s)),
     }
 
 

@@ -9,9 +9,10 @@ from typing import Any
 
 from tuner.formats import json_rows
 from tuner.formats.csv_rows import refuse_unit
-from tuner.formats.json_rows import Fields, Object, is_number, opening, seconds_ms
+from tuner.formats.json_rows import Fields, Object, as_ms, opening
 from tuner.formats.lines import Lines
 from tuner.formats.record import Reason, Tally
+from tuner.formats.scalars import is_number
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
 NAME = "weka"
@@ -122,15 +123,15 @@ class _Conversation:
         turn = self.turns
         self.turns += 1
         return {
-            "timestamp": seconds_ms(at_s),
+            "timestamp": as_ms(at_s),
             "input_length": request.get("in"),
             "output_length": request.get("out"),
             "hash_ids": self._own(request.get("hash_ids")) if self.has_ids else None,
             "request_id": f"{self.session}:{turn}",
             "session_id": self.session,
             "turn": turn,
-            "e2e_ms": seconds_ms(request.get("api_time")),
-            "ttft_ms": seconds_ms(request.get("ttft")),
+            "e2e_ms": as_ms(request.get("api_time")),
+            "ttft_ms": as_ms(request.get("ttft")),
             "model": request.get("model"),
             "stream": {"s": True, "n": False}.get(str(request.get("type"))),
         }

@@ -1,0 +1,58 @@
+"""Any damage to a file of any format: one clear refusal, or rows and counts that reconcile."""
+
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.format_examples import EXAMPLES, check_reconciled
+from tests.mutations import mutated
+from tuner.formats import FORMATS
+
+NAMES = [known.NAME for known in FORMATS]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("fuzz") / "t"
+
+
+def test_every_format_has_an_example() -> None:
+    assert sorted(EXAMPLES) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_read_whole_and_found_out(path: Path, name: str) -> None:
+    found = check_reconciled(path, EXAMPLES[name].encode(), name)
+    assert found is not None
+    rows_read, rows_kept = found
+    assert rows_read == rows_kept > 0
+    claims = [known.NAME for known in FORMATS if known.sniff(EXAMPLES[name].encode())]
+    assert claims[:1] == ([] if name in ("guidellm", "timed_trace") else [name]) or (
+        name in ("guidellm", "timed_trace") and claims == ["mooncake"]
+    )
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_to_a_file_the_counts_reconcile(path: Path, name: str, seed: int) -> None:
+    content = mutated(EXAMPLES[name].encode(), random.Random(seed))
+    check_reconciled(path, content, name)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
+@given(seed=st.integers(0, 2**32))
+def test_a_damaged_file_is_found_out_or_refused(path: Path, name: str, seed: int) -> None:
+    content = mutated(EXAMPLES[name].encode(), random.Random(seed))
+    check_reconciled(path, content, None)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@settings(max_examples=25)
+@given(content=st.binary(max_size=200))
+def test_any_bytes_at_all_are_refused_or_counted(path: Path, name: str, content: bytes) -> None:
+    check_reconciled(path, content, name)
