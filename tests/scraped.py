@@ -17,9 +17,17 @@ BUCKETS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000)
 """vLLM's own, for a model of 2048 tokens."""
 
 
+def _find(name: str) -> str | None:
+    return shutil.which(name, path=str(FETCHED)) or shutil.which(name)
+
+
+def can_scrape() -> bool:
+    return _find("prometheus") is not None
+
+
 def binary(name: str) -> str:
     """Return the path of ``prometheus`` or ``promtool``; skip the test where it is not."""
-    found = shutil.which(name, path=str(FETCHED)) or shutil.which(name)
+    found = _find(name)
     if found is None:
         pytest.skip(f"no {name}: scripts/get_prometheus.sh fetches it")
     return found
