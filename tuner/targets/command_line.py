@@ -13,8 +13,8 @@ from typing import Protocol
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.targets import flags
-from tuner.targets.dialects import VARIABLE, Dialect, is_plain
-from tuner.targets.flags import Append, Remove, Replace, Token
+from tuner.targets.dialects import SHELL, VARIABLE, Dialect, is_plain, shell_quote_within
+from tuner.targets.flags import Append, Remove, Replace, Token, is_template
 from tuner.targets.seam import Stated
 from tuner.targets.view import Edits, View
 from tuner.targets.words import Word
@@ -54,7 +54,7 @@ class TextPart:
                 word.text,
                 self._place(word),
                 self._line(word),
-                known=word.known and "{{" not in word.text,
+                known=word.known and not is_template(word.text),
                 splits=word.splits,
             )
             for word in self.words
@@ -99,6 +99,8 @@ class TextPart:
     def _spelt(self, text: str) -> str:
         if self.dialect is VARIABLE:
             check_plain(text, source=self.edits.source)
+        if self.dialect is SHELL:
+            return self.view.encode(shell_quote_within(text, self.view.inside))
         return self.view.encode(self.dialect.write(text))
 
     def _line(self, word: Word) -> int:

@@ -9,7 +9,7 @@ import yaml
 from tuner.errors import TargetError, UsageError
 from tuner.targets.command_line import VLLM_IMAGE, Part, TextPart
 from tuner.targets.dialects import COMPOSE
-from tuner.targets.flags import Token, find
+from tuner.targets.flags import Token, find, is_template
 from tuner.targets.seam import Stated
 from tuner.targets.view import View
 from tuner.targets.words import UnreadableError, Word, split
@@ -22,7 +22,7 @@ _SIGNS = {"gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "
 
 def _kubernetes_reads(word: str) -> tuple[str, bool]:
     plain = re.sub(r"\$\$\(", "", word)
-    known = not re.search(r"\$\([A-Za-z_.-][\w.-]*\)", plain) and "{{" not in word
+    known = not re.search(r"\$\([A-Za-z_.-][\w.-]*\)", plain) and not is_template(word)
     return word.replace("$$(", "$("), known
 
 
@@ -105,7 +105,8 @@ def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Contain
         chosen = [one for one in all_of_them if one.is_called(wanted)]
         problem = f"{len(chosen) or 'no'} containers are called {wanted!r}"
     else:
-        chosen = [one for one in all_of_them if looks_like_vllm(file, one)]
+        chosen = [one for one in all_of_them if is_named_vllm(file, one)]
+        chosen = chosen or [one for one in all_of_them if _has_signs(file, one)]
         names = ", ".join(sorted({one.full_name for one in chosen})) or names
         problem = "which container?"
     if len(chosen) == 1:
@@ -118,15 +119,19 @@ def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Contain
     raise UsageError(f"{file.source}: {problem}", hint=f"--container NAME, of {names}.")
 
 
-def looks_like_vllm(file: YamlFile, one: Container) -> bool:
-    """Whether image, command or flags are vLLM's."""
+def is_named_vllm(file: YamlFile, one: Container) -> bool:
+    """Whether image or command say so."""
     if one.is_vllm or VLLM_IMAGE.search(text_at(one.node, "image") or ""):
         return True
-    texts = [text for part in lists(file, one) for text in (t.text for t in part.tokens)]
-    if any(re.search(r"\bvllm\b", text) for text in texts):
-        return True
-    words = [Token(text, "", 0) for text in texts]
-    return any(flag.argument in _SIGNS for flag in find(words))
+    return any(re.search(r"\bvllm\b", token.text) for token in _tokens(file, one))
+
+
+def _has_signs(file: YamlFile, one: Container) -> bool:
+    return any(flag.argument in _SIGNS for flag in find(_tokens(file, one)))
+
+
+def _tokens(file: YamlFile, one: Container) -> list[Token]:
+    return [token for part in lists(file, one) for token in part.tokens]
 
 
 def lists(file: YamlFile, one: Container) -> list[Part]:

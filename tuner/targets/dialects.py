@@ -57,6 +57,15 @@ def _shell_quote(word: str) -> str:
     return word if _SAFE.fullmatch(word) else shlex.quote(word)
 
 
+def shell_quote_within(word: str, quotes: str) -> str:
+    """Return a shell's spelling of a word for a script that stands in quotes of this kind."""
+    if quotes != "'":
+        return SHELL.write(word)
+    return _each_value(
+        lambda one: one if _SAFE.fullmatch(one) else f'"{_shell_within(one, chr(34))}"'
+    )(word)
+
+
 def _shell_within(part: str, quotes: str) -> str:
     if quotes == "'":
         return part.replace("'", "'\\''")

@@ -70,6 +70,11 @@ class Append:
 Change = Replace | Remove | Append
 
 
+def is_template(text: str) -> bool:
+    """Whether something is put in before anybody reads it, as in ``{{ .Values.seqs }}``."""
+    return re.search(r"\{\{.*?\}\}", text) is not None
+
+
 def find(tokens: Sequence[Token]) -> list[Flag]:
     """Return the flags among vLLM's words, in order."""
     found: list[Flag] = []

@@ -6,7 +6,7 @@ these, written as every layer asks for.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tuner.errors import TargetError
 
@@ -25,6 +25,9 @@ class View:
     origin: int
     """Where an empty text would begin in the file."""
 
+    inside: str = ""
+    """The quotes that it stands in, where they cannot be part of it."""
+
     def place(self, start: int, end: int) -> Span:
         """Return where a part of the text stands in the file."""
         if start < end:
@@ -35,9 +38,11 @@ class View:
     def after(self, start: int) -> "View":
         """Return the text from there on."""
         at, _ = self.place(start, start)
-        return View(self.text[start:], self.spans[start:], self.encode, at)
+        return replace(self, text=self.text[start:], spans=self.spans[start:], origin=at)
 
-    def with_layer(self, text: str, taken: Sequence[Span], encode: Callable[[str], str]) -> "View":
+    def with_layer(
+        self, text: str, taken: Sequence[Span], encode: Callable[[str], str], inside: str = ""
+    ) -> "View":
         """Return a text read from this one; ``taken[i]`` is what its character ``i`` is made of."""
         outer = self.encode
         return View(
@@ -45,6 +50,7 @@ class View:
             [self.place(*one) for one in taken],
             lambda part: outer(encode(part)),
             self.place(taken[0][0], taken[0][0])[0] if taken else self.origin,
+            inside,
         )
 
 

@@ -114,7 +114,7 @@ class _Scanner:
         if len(pieces) == len(quoted) == 1:
             within, quotes = self.dialect.within, quoted[0]
             spans = [span for piece, span in texts for _ in piece]
-            inner = self.view.with_layer(text, spans, lambda part: within(part, quotes))
+            inner = self.view.with_layer(text, spans, lambda part: within(part, quotes), quotes)
         return Word(
             text,
             start,

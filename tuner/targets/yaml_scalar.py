@@ -92,18 +92,18 @@ def _single(text: str, start: int, end: int) -> Iterator[Piece]:
 
 
 def _double(text: str, start: int, end: int) -> Iterator[Piece]:
-    at = start
+    at = joined = start
     while at < end:
         if text[at] == "\\":
             piece, after = _escape(text, at)
-            yield piece, (at, after)
-            at = after
         elif fold := _FOLD.match(text, at, end):
-            yield _folded(fold)
-            at = fold.end()
+            (piece, (_, after)) = _folded(fold)
         else:
-            yield text[at], (at, at + 1)
-            at += 1
+            piece, after = text[at], at + 1
+        at = after
+        if piece:  # an escaped line break goes with what follows
+            yield piece, (joined, after)
+            joined = after
 
 
 def _escape(text: str, at: int) -> tuple[str, int]:
