@@ -13,7 +13,8 @@ from tuner.trace import load
 from tuner.traffic.arrivals import dispersion, same_time_share
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import Columns, columns_of
-from tuner.traffic.concurrency import levels, running_levels
+from tuner.traffic.concurrency import levels, recorded_running
+from tuner.traffic.levels import count_levels
 from tuner.traffic.summary import describe
 
 
@@ -50,15 +51,15 @@ def test_running_is_unknown_where_waits_are_not_recorded() -> None:
             block_size=16,
         )
 
-    assert running_levels(table(6)) is None
-    assert running_levels(table(5)) is not None
+    assert recorded_running(table(6)) is None
+    assert recorded_running(table(5)) is not None
 
 
 def test_a_wait_beyond_the_end_ran_for_no_time() -> None:
     table = columns_of(
         [request(i, float(i), e2e_s=1.0, queue_s=2.0) for i in range(9)], block_size=1
     )
-    found = running_levels(table)
+    found = recorded_running(table)
     assert found is not None
     assert found.max() == 0
 
@@ -82,15 +83,15 @@ def test_intervals_reproduce_what_a_real_engine_counted(name: str, within: float
     table = columns_of(trace.requests, block_size=16)
     with (SLICES / f"vllmbench_{name}_timeseries.csv").open() as file:
         gauges = [(float(one["t"]), int(one["running"])) for one in csv.DictReader(file)]
-    found = levels(
-        table,
-        table.e2e_s - table.queue_s,
+    found = count_levels(
+        table.arrival_s + table.queue_s,
+        table.arrival_s + table.e2e_s,
+        None,
         start_s=0.0,
         end_s=gauges[-1][0] + 1,
-        begins_s=table.arrival_s + table.queue_s,
     )
     assert found is not None
-    edges_s = np.cumsum(found.duration_s)
+    edges_s = np.cumsum(found.duration_s.astype(np.float64))
 
     def error(shift_s: float) -> float:
         """Return the mean difference if the gauges began so long before the first arrival."""

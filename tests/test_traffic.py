@@ -15,7 +15,8 @@ from tuner.traffic import busiest_window
 from tuner.traffic.arrivals import arrival_rate_rps, interarrival_cv, peak_arrivals, tick_ms
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import NO_AFFINITY, Columns, columns_of, columns_of_rows
-from tuner.traffic.concurrency import Levels, levels, recorded_levels
+from tuner.traffic.concurrency import levels, recorded_levels
+from tuner.traffic.levels import Levels
 from tuner.traffic.summary import describe
 
 

@@ -60,7 +60,8 @@ What it says, before anything is run
     traffic                  how many, how bursty, how long, how many at a time
     traffic.columns          a trace as columns, 40 bytes a request
     traffic.arrivals         rate, burstiness, the clock's grid, the busiest time
-    traffic.concurrency      how many requests at a time
+    traffic.concurrency      how many requests at a time, in flight and running
+    traffic.levels           how many of some intervals hold at each time
     traffic.routing          which replica gets which request
     traffic.scaling          more or less load from the same traffic
     traffic.part             how a part of a trace compares with the whole

@@ -15,7 +15,7 @@ from tuner.commands import trace_plot
 from tuner.commands.trace_view import console_for, headline, plain, print_warnings, rows_line
 from tuner.formats.source import TraceHeader
 from tuner.traffic.columns import Floats
-from tuner.traffic.concurrency import Levels
+from tuner.traffic.levels import Levels
 from tuner.traffic.part import UNLIKE, Likeness
 from tuner.traffic.summary import Concurrency, Lengths, Traffic
 
@@ -167,11 +167,12 @@ def _time_above_table(levels: Levels) -> Table:
 
 
 def _time_above(levels: Levels) -> list[dict[str, Any]]:
+    held = levels.held()
     found = []
     level = 1
-    while level < 2 * levels.max():
-        share, longest_s = levels.share_above(level), levels.longest_above_s(level)
-        found.append({"level": level, "share": share, "longest_s": longest_s})
+    while level < 2 * held.max():
+        longest_s = levels.longest_above_s(level)
+        found.append({"level": level, "share": held.share_above(level), "longest_s": longest_s})
         level *= 2
     return found
 

@@ -94,15 +94,16 @@ def columns_of_rows(
 def _collect(
     requests: Iterable[Any], block_size: int, *, arrival: str, e2e: str, queue: str
 ) -> Columns:
-    parts: list[dict[str, NDArray[Any]]] = []
+    parts: dict[str, list[NDArray[Any]]] = {}
     blocks = _Blocks()
     iterator = iter(requests)
     trunk: frozenset[int] | None = None
     while batch := tuple(islice(iterator, BATCH_ROWS)):
         if trunk is None:
             trunk = _trunk(batch[:TRUNK_ROWS])
-        parts.append(_arrays(batch, arrival=arrival, e2e=e2e, queue=queue))
-        parts[-1]["affinity"] = _affinities(batch, trunk)
+        found = _arrays(batch, arrival=arrival, e2e=e2e, queue=queue)
+        for name, array in (found | {"affinity": _affinities(batch, trunk)}).items():
+            parts.setdefault(name, []).append(array)
         blocks.add(
             chain.from_iterable(
                 one.hash_ids[: (one.input_length or 0) // block_size]
@@ -111,10 +112,12 @@ def _collect(
             )
         )
     assert parts, "a trace has at least one request"
-    arrays = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    # One column after the other, so that there is never a second copy of all of them.
+    arrays = {name: np.concatenate(parts.pop(name)) for name in list(parts)}
     if np.any(np.diff(arrays["arrival_s"]) < 0):
         order = np.argsort(arrays["arrival_s"], kind="stable")
-        arrays = {name: array[order] for name, array in arrays.items()}
+        for name in arrays:
+            arrays[name] = arrays[name][order]
     repeats = blocks.repeats()
     return Columns(**arrays, reused_tokens=None if repeats is None else repeats * block_size)
 

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.traffic.arrivals import (
+    SAMPLE,
     arrival_rate_rps,
     dispersion,
     duration_s,
@@ -17,11 +18,11 @@ from tuner.traffic.arrivals import (
 from tuner.traffic.columns import Columns, Floats
 from tuner.traffic.concurrency import (
     BAND_S_PER_TOKEN,
-    Levels,
-    modelled_levels,
+    modelled,
     recorded_levels,
-    running_levels,
+    recorded_running,
 )
+from tuner.traffic.levels import Held, Levels
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
 DISPERSION_BINS_S = (1.0, 10.0)
@@ -101,25 +102,24 @@ def describe(columns: Columns) -> Traffic:
     """Return what the trace says; ``columns`` has at least one request."""
     arrival_s, served = columns.arrival_s, columns.served
     lasted_s = duration_s(arrival_s)
-    rate = arrival_rate_rps(arrival_s)
+    spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
+    tokens = int((columns.output_length * columns.n.astype(np.int64))[served].sum())
+    ends = served & ~np.isnan(columns.e2e_s)
+    waited_s = float((columns.e2e_s * columns.n)[ends].sum())
+    prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     grain_s = _grain_s(columns.e2e_s)
     levels = recorded_levels(columns, grain_s=grain_s or 0.0)
-    spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
-    recorded = concurrency(levels)
+    recorded = concurrency(None if levels is None else levels.held())
     band = {
         speed: at_speed
         for speed in BAND_S_PER_TOKEN
-        if recorded is None
-        and (at_speed := concurrency(modelled_levels(columns, s_per_token=speed)))
+        if recorded is None and (at_speed := concurrency(modelled(columns, s_per_token=speed)))
     }
-    tokens = int((columns.output_length * columns.n.astype(np.int64))[served].sum())
-    ends = served & ~np.isnan(columns.e2e_s)
-    prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     return Traffic(
         requests=len(columns),
         served=int(served.sum()),
         duration_s=lasted_s,
-        arrival_rate_rps=rate,
+        arrival_rate_rps=arrival_rate_rps(arrival_s),
         interarrival_cv=interarrival_cv(arrival_s),
         dispersion={bin_s: found for bin_s, found in spread.items() if found is not None},
         tick_ms=tick_ms(arrival_s),
@@ -130,10 +130,8 @@ def describe(columns: Columns) -> Traffic:
         output_tokens_per_s=tokens / lasted_s if lasted_s else None,
         recorded=recorded,
         levels=levels,
-        running=concurrency(running_levels(columns)),
-        littles_mean=float((columns.e2e_s * columns.n)[ends].sum()) / lasted_s
-        if recorded and lasted_s
-        else None,
+        running=concurrency(recorded_running(columns)),
+        littles_mean=waited_s / lasted_s if recorded and lasted_s else None,
         band=band,
         prefix_share=None
         if columns.reused_tokens is None or not prompt_tokens
@@ -142,11 +140,11 @@ def describe(columns: Columns) -> Traffic:
     )
 
 
-def concurrency(levels: Levels | None) -> Concurrency | None:
-    if levels is None:
+def concurrency(held: Held | None) -> Concurrency | None:
+    if held is None:
         return None
-    p50, p90, p95, p99 = levels.quantiles(0.50, 0.90, 0.95, 0.99)
-    return Concurrency(levels.mean(), p50, p90, p95, p99, levels.max())
+    p50, p90, p95, p99 = held.quantiles(0.50, 0.90, 0.95, 0.99)
+    return Concurrency(held.mean(), p50, p90, p95, p99, held.max())
 
 
 def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
@@ -158,10 +156,10 @@ def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
 
 def _grain_s(e2e_s: Floats) -> float | None:
     """Return the grain of a clock that counts whole seconds or tenths; None for a finer one."""
-    known_ms = np.round(e2e_s[~np.isnan(e2e_s)] * 1000).astype(np.int64)
-    if len(known_ms) < 10:
-        return None
-    for grain_ms in (1000, 100):
-        if not (known_ms % grain_ms).any():
-            return grain_ms / 1000
-    return None
+    grains_ms, known = [1000, 100], 0
+    for begin in range(0, len(e2e_s), SAMPLE):
+        part_s = e2e_s[begin : begin + SAMPLE]
+        part_ms = np.round(part_s[~np.isnan(part_s)] * 1000).astype(np.int64)
+        known += len(part_ms)
+        grains_ms = [grain for grain in grains_ms if not (part_ms % grain).any()]
+    return grains_ms[0] / 1000 if grains_ms and known >= 10 else None

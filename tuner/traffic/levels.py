@@ -1,0 +1,197 @@
+"""How many of some intervals hold at each time, counted a part at a time: ten million fit. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.traffic.columns import Floats, Ints
+
+CHUNK = 2**18
+DENSE = 2**22
+"""Up to so many levels are counted in a table; more are hostile, and are sorted."""
+
+Counts = NDArray[Any]
+"""Whole numbers, of 32 bits where they suffice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """How long each level held, in order of the levels; those that never did are left out."""
+
+    level: Ints
+    seconds: Floats
+
+    def mean(self) -> float:
+        return float(self.level @ self.seconds / self.seconds.sum())
+
+    def quantiles(self, *shares: float) -> tuple[int, ...]:
+        """Return for each share of the time the least level that held for so much of it."""
+        time_s = np.cumsum(self.seconds)
+        at = np.searchsorted(time_s, np.array(shares) * time_s[-1] * (1 - 1e-12))
+        return tuple(self.level[at].tolist())
+
+    def max(self) -> int:
+        return int(self.level[-1])
+
+    def share_above(self, level: int) -> float:
+        return float(self.seconds[self.level > level].sum() / self.seconds.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Levels:
+    """How many requests were in flight, one entry for each stretch of time, in order."""
+
+    level: Counts
+    duration_s: NDArray[np.float32]
+    start_s: float
+    """When the first of them begins."""
+
+    def held(self) -> Held:
+        found = _Sum()
+        for level, duration_s, _ in self._parts():
+            found.add(level, duration_s)
+        return found.held()
+
+    def mean(self) -> float:
+        return self.held().mean()
+
+    def quantiles(self, *shares: float) -> tuple[int, ...]:
+        return self.held().quantiles(*shares)
+
+    def max(self) -> int:
+        return int(self.level.max())
+
+    def share_above(self, level: int) -> float:
+        return self.held().share_above(level)
+
+    def longest_above_s(self, level: int) -> float:
+        """Return the longest time without a break with more than ``level`` in flight."""
+        longest_s = lasting_s = 0.0
+        for part, duration_s, _ in self._parts():
+            above = part > level
+            begins = np.flatnonzero(np.diff(above, prepend=not above[0]))
+            runs_s = np.add.reduceat(duration_s, begins)
+            if above[0]:
+                runs_s[0] += lasting_s
+            longest_s = max(longest_s, float(np.max(runs_s, where=above[begins], initial=0.0)))
+            lasting_s = float(runs_s[-1]) if above[-1] else 0.0
+        return longest_s
+
+    def highest_in(self, edges_s: Floats) -> list[int | None]:
+        """Return the most in flight between each two edges; None where nothing is known."""
+        ended = np.zeros(len(edges_s), np.int64)  # stretches that end at or before each edge
+        begun = np.where(edges_s > self.start_s, 1, 0)  # and those that begin before it
+        for _, _, ends_s in self._parts():
+            ended += np.searchsorted(ends_s, edges_s, side="right")
+            begun += np.searchsorted(ends_s, edges_s, side="left")
+        begun = np.minimum(begun, len(self.level))
+        return [
+            int(self.level[first:last].max()) if first < last else None
+            for first, last in zip(ended[:-1].tolist(), begun[1:].tolist(), strict=True)
+        ]
+
+    def _parts(self) -> Iterator[tuple[Counts, Floats, Floats]]:
+        """Yield levels, durations and ends, some at a time."""
+        at_s = self.start_s
+        for begin in range(0, len(self.level), CHUNK):
+            duration_s = self.duration_s[begin : begin + CHUNK].astype(np.float64)
+            ends_s = at_s + np.cumsum(duration_s)
+            yield self.level[begin : begin + CHUNK], duration_s, ends_s
+            at_s = float(ends_s[-1])
+
+
+def count_levels(
+    begins_s: Floats, ends_s: Floats, weight: Counts | None, *, start_s: float, end_s: float
+) -> Levels | None:
+    """Return how many of the intervals hold at each time in [start_s, end_s); None for no time.
+
+    Each counts as often as ``weight`` says, None for once. The arrays are the caller's no more.
+    """
+    most = len(begins_s) if weight is None else int(weight.sum(dtype=np.int64))
+    level = np.empty(2 * len(begins_s) + 1, np.int32 if most < 2**31 else np.int64)
+    duration_s = np.empty(len(level), np.float32)
+    filled = 0
+    for held, lasted_s in _stretches(begins_s, ends_s, weight, start_s, end_s):
+        level[filled : filled + len(held)] = held
+        duration_s[filled : filled + len(held)] = lasted_s
+        filled += len(held)
+    return Levels(level[:filled], duration_s[:filled], start_s) if filled else None
+
+
+def count_held(
+    begins_s: Floats, ends_s: Floats, weight: Counts | None, *, start_s: float, end_s: float
+) -> Held | None:
+    """``count_levels`` without the order of things, in less memory."""
+    found = _Sum()
+    for held, lasted_s in _stretches(begins_s, ends_s, weight, start_s, end_s):
+        found.add(held, lasted_s)
+    return found.held() if found.seconds else None
+
+
+class _Sum:
+    """Adds up how long each level held."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[int, float] = {}
+
+    def add(self, level: Counts, duration_s: Floats) -> None:
+        if not len(level):
+            return
+        least = int(level.min())
+        if int(level.max()) - least > DENSE:
+            there, of = np.unique(level, return_inverse=True)
+            seconds = np.bincount(of, weights=duration_s)
+        else:
+            seconds = np.bincount(level - least, weights=duration_s)
+            there = np.flatnonzero(seconds)
+            there, seconds = there + least, seconds[there]
+        for one, lasted_s in zip(there.tolist(), seconds.tolist(), strict=True):
+            self.seconds[one] = self.seconds.get(one, 0.0) + lasted_s
+
+    def held(self) -> Held:
+        level = sorted(self.seconds)
+        return Held(np.array(level, np.int64), np.array([self.seconds[one] for one in level]))
+
+
+def _stretches(
+    begins_s: Floats, ends_s: Floats, weight: Counts | None, start_s: float, end_s: float
+) -> Iterator[tuple[Ints, Floats]]:
+    """Yield (how many hold, for how long), in order of time, many at a time."""
+    begun, ended = _sort(begins_s, ends_s, weight)
+    done = now = 0
+    at_s = start_s
+    for first in range(0, len(begins_s) + 1, CHUNK):
+        last = min(first + CHUNK, len(begins_s))
+        upto = len(ends_s)
+        if last < len(begins_s):
+            upto = max(done, int(np.searchsorted(ends_s, begins_s[last])))
+        times_s = np.concatenate([begins_s[first:last], ends_s[done:upto], [at_s]])
+        changes = np.zeros(len(times_s), np.int64)
+        changes[: last - first] = 1 if begun is None else begun[first:last]
+        changes[last - first : -1] = -1 if ended is None else -ended[done:upto]
+        in_order = np.argsort(times_s, kind="stable")
+        edges_s = np.clip(times_s[in_order], start_s, end_s)
+        after = now + np.cumsum(changes[in_order])
+        if upto == len(ends_s):
+            edges_s = np.append(edges_s, end_s)
+        lasted_s, held = np.diff(edges_s), after[: len(edges_s) - 1]
+        lasting = lasted_s > 0  # nothing is in flight for no time: ends come before starts
+        yield held[lasting], lasted_s[lasting]
+        now, at_s, done = int(after[-1]), float(edges_s[-1]), upto
+
+
+def _sort(
+    begins_s: Floats, ends_s: Floats, weight: Counts | None
+) -> tuple[Counts | None, Counts | None]:
+    """Put both in order, in place; return the weights in the order of either."""
+    if weight is None:
+        if (begins_s[1:] < begins_s[:-1]).any():
+            begins_s.sort()
+        ends_s.sort()
+        return None, None
+    by_begin, by_end = (np.argsort(times_s, kind="stable") for times_s in (begins_s, ends_s))
+    begins_s[:], ends_s[:] = begins_s[by_begin], ends_s[by_end]
+    return weight[by_begin].astype(np.int64), weight[by_end].astype(np.int64)
