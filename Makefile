@@ -30,6 +30,7 @@ sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to p
 
 test: static  ## Everything a change must pass, real engine included; .ci/run calls this
 	@scripts/get_prometheus.sh
+	@$(BIN)/python scripts/tools.py
 	$(BIN)/python -m pytest $(PYTEST_ARGS)
 
 check: static  ## The same without the tests that need vLLM
