@@ -125,6 +125,7 @@ def _write(
 ) -> None:
     in_args = {} if values.line is None else values.line.stated()
     rest: dict[str, ArgumentValue] = {}
+    keys: dict[str, ArgumentValue] = {}
     for name, value in arguments.items():
         key = KEYS.get(name, "")
         node = get(config, key)
@@ -137,7 +138,7 @@ def _write(
         elif node is not None:
             _set(values.file, node, value)
         elif name not in in_args and _fits(name, value):
-            values.file.add_key(config, key, value)
+            keys[key] = value
         else:
             rest[name] = value
     if arguments.get("enable_prefix_caching", True) is None:
@@ -146,6 +147,8 @@ def _write(
         )
     if rest and values.line is not None:
         values.line.write(rest)
+    for key, value in keys.items():  # behind the list, which may be what the mapping ends in
+        values.file.add_key(config, key, value)
 
 
 def _fits(name: str, value: ArgumentValue) -> bool:
