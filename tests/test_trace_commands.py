@@ -184,6 +184,20 @@ def test_dates_out_of_order_count_from_the_first(tuner: Run, tmp_path: Path) -> 
     assert load(tmp_path / "out").digest == load(path).digest
 
 
+def test_rows_that_come_after_later_ones_keep_their_place(tuner: Run, tmp_path: Path) -> None:
+    """So many that the first are put down before the earliest is met."""
+    path = tmp_path / "t.csv"
+    rows = [f"2023-11-16 00:{at // 60:02}:{at % 60:02}.0,{at + 1},1\n" for at in range(3600)]
+    late = rows[:1] * 5000
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows[1:] + late))
+    tuner("trace", "import", path, "-o", tmp_path / "out")
+    lines = (tmp_path / "out").read_text().splitlines()[1:]
+    assert [json.loads(line)["timestamp"] for line in lines] == [
+        *range(1000, 3_600_000, 1000), *[0] * 5000,
+    ]  # fmt: skip
+    assert load(tmp_path / "out").digest == load(path).digest
+
+
 def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", *(row(i // 10 * 3000) for i in range(1000)))
     for name in ("a", "b"):

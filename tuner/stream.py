@@ -1,10 +1,12 @@
 """Trace files of any size: looked through, imported, cut, without holding them in memory."""
 
 import random
+import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -16,6 +18,7 @@ from tuner.formats import canonical, open_trace
 from tuner.formats.record import Row, Tally
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 from tuner.trace import (
+    DECIMALS_MS,
     Trace,
     TraceRequest,
     counted,
@@ -28,6 +31,8 @@ from tuner.trace import (
 from tuner.traffic.columns import Columns, columns_of_rows
 
 ROWS_A_TELL = 2**16
+ROWS_A_BATCH = 2**12
+COPY_BYTES = 2**20
 UNKNOWN_ROW = -1
 
 Tell = Callable[[float], None]
@@ -72,11 +77,54 @@ class Scan:
     warnings: tuple[str, ...]
 
 
-def scan(file: Input, tell: Tell) -> Scan:
+class Draft:
+    """The rows in canonical form, put down while they are first read: one reading less.
+
+    It holds unless a row that comes later turns out to be the first arrival.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._origin_ms = 0.0
+        self._begun = False
+        self._holds = True
+
+    def through(self, rows: Iterable[Row], *, absolute: bool) -> Iterator[Row]:
+        """Yield the rows, and put them down."""
+        iterator = iter(rows)
+        while batch := list(islice(iterator, ROWS_A_BATCH)):
+            if self._holds:
+                self._add(batch, absolute=absolute)
+            yield from batch
+
+    def copy(self, out: BinaryIO, *, origin_ms: float) -> bool:
+        """Write the rows, if they count from this origin."""
+        if not self._holds or self._origin_ms != origin_ms:
+            return False
+        self._file.seek(0)
+        shutil.copyfileobj(self._file, out, COPY_BYTES)
+        return True
+
+    def _add(self, batch: list[Row], *, absolute: bool) -> None:
+        if absolute:
+            if not self._begun:
+                self._origin_ms, self._begun = batch[0].timestamp, True
+            stamps_ms = np.fromiter(map(attrgetter("timestamp"), batch), np.float64, len(batch))
+            since_ms = np.round(stamps_ms - self._origin_ms, DECIMALS_MS)
+            self._holds = bool(since_ms.min() >= 0)
+            batch = [
+                msgspec.structs.replace(row, timestamp=int(ms) if ms.is_integer() else ms)
+                for row, ms in zip(batch, since_ms.tolist(), strict=True)
+            ]
+        self._file.write(canonical.row_lines(batch))
+
+
+def scan(file: Input, tell: Tell, *, draft: Draft | None = None) -> Scan:
     """Read all rows once. Raises TraceError for a file that cannot be read as a trace."""
     source, tally = file.open()
+    rows = telling(source.rows, tally, tell)
     columns, origin_ms = columns_of_rows(
-        telling(source.rows, tally, tell),
+        rows if draft is None else draft.through(rows, absolute=source.absolute),
         block_size=source.header.block_size,
         absolute=source.absolute,
     )
@@ -85,20 +133,23 @@ def scan(file: Input, tell: Tell) -> Scan:
     return Scan(header, columns, origin_ms, reading_warnings(source.header, tally))
 
 
-def convert(
-    file: Input, scanned: Scan, out: BinaryIO, tell: Tell, *, spread: Spread | None
+def convert(  # noqa: PLR0913 - what was read, where to, and how
+    file: Input, scanned: Scan, out: BinaryIO, tell: Tell, *, spread: Spread | None, draft: Draft
 ) -> None:
     """Write a scanned file in canonical form, its rows in its own order."""
     header = scanned.header
     if spread is not None:
         note = f"spread evenly within ticks of {spread.tick_ms:g} ms, seed {spread.seed}"
         header = replace(header, notes=(*header.notes, note))
+    out.write(canonical.header_line(header))
+    if spread is None and draft.copy(out, origin_ms=scanned.origin_ms):
+        return
     source, tally = file.open()
     rows = telling(source.rows, tally, tell)
     if source.absolute or spread is not None:
         rows = _moved(rows, scanned.origin_ms, spread)
-    out.write(canonical.header_line(header))
-    out.writelines(map(canonical.row_line, rows))
+    while batch := list(islice(rows, ROWS_A_BATCH)):
+        out.write(canonical.row_lines(batch))
     _check_unchanged(file.path, scanned, tally)
 
 

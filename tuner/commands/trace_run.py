@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 
 import numpy as np
 from rich.console import Console
@@ -15,7 +16,7 @@ from tuner.errors import TraceError, UsageError
 from tuner.files import whole_file
 from tuner.formats import exporter_named, open_trace
 from tuner.formats.replayable import replayable
-from tuner.stream import Input, Spread, Tell, convert, excerpt, scan, telling
+from tuner.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
 from tuner.trace import cut as cut_out
 from tuner.trace import drop_longer, lines_of, reading_warnings
 from tuner.traffic.arrivals import busiest
@@ -79,9 +80,13 @@ def show(file: Input, replicas: Replicas, part: Part, *, as_json: bool) -> None:
 def import_(
     file: Input, output: Path, *, model: str | None, spread_seed: int | None, force: bool
 ) -> None:
-    with whole_file(output, force=force) as out:
+    with (
+        whole_file(output, force=force) as out,
+        TemporaryFile(dir=Path(out.name).parent) as beside,
+    ):
+        draft = Draft(beside)
         with _telling(f"reading {file.path.name}") as tell:
-            scanned = scan(file, tell)
+            scanned = scan(file, tell, draft=draft)
         if model is not None:
             scanned = replace(scanned, header=replace(scanned.header, model=model))
         traffic = describe(scanned.columns)
@@ -93,7 +98,7 @@ def import_(
             spread = Spread(traffic.tick_ms, spread_seed)
             traffic = replace(traffic, tick_ms=None)
         with _telling(f"writing {output.name}") as tell:
-            convert(file, scanned, out, tell, spread=spread)
+            convert(file, scanned, out, tell, spread=spread, draft=draft)
     warnings += cautions(scanned.columns, traffic, scanned.header)
     trace_view.print_written(output, traffic, scanned.header, warnings)
 

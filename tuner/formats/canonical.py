@@ -1,7 +1,7 @@
 """tuner's own format: a header line, then one row a line; a superset of Mooncake's rows."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
 
@@ -32,6 +32,7 @@ MAX_SHAPES = 1000
 
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
+_lines = msgspec.json.Encoder().encode_lines
 
 
 def sniff(head: bytes) -> bool:
@@ -102,6 +103,10 @@ def header_line(header: TraceHeader) -> bytes:
         if value is not None and value != ()
     }
     return _encode({"tuner_trace": VERSION, "time_unit": "ms", **fields}) + b"\n"
+
+
+def row_lines(rows: Sequence[Row]) -> bytes:
+    return _lines(rows)
 
 
 def row_line(row: Row) -> bytes:

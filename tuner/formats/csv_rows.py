@@ -24,21 +24,36 @@ def first_lines(head: bytes) -> tuple[bytes, bytes]:
     return columns.strip(), rest.partition(b"\n")[0].strip()
 
 
-def rows(lines: Lines, columns: bytes, parse: Callable[[bytes], Row | Reason]) -> Iterator[Row]:
-    """Yield the rows that can be used; count the others. ``columns`` is the line of headings."""
+def rows(
+    lines: Lines,
+    columns: bytes,
+    parse: Callable[[bytes], Row | Reason],
+    parse_all: Callable[[bytes], list[Row] | None] = lambda _: None,
+) -> Iterator[Row]:
+    """Yield the rows that can be used; count the others. ``columns`` is the line of headings.
+
+    ``parse_all`` may read many lines at once; None where they need a look one by one.
+    """
     tally = lines.tally
-    for number, line in lines:
-        if line == columns:
+    for first, block in lines.blocks():
+        found = parse_all(block)
+        if found is not None:
+            tally.rows_read += len(found)
+            tally.rows_kept += len(found)
+            yield from found
             continue
-        tally.rows_read += 1
-        row = parse(line)
-        if isinstance(row, Row):
-            tally.rows_kept += 1
-            yield row
-        elif row == "malformed" and number == lines.unterminated:
-            tally.drop("truncated", number)
-        else:
-            tally.drop(row, number)
+        for number, line in lines.split(first, block):
+            if line == columns:
+                continue
+            tally.rows_read += 1
+            row = parse(line)
+            if isinstance(row, Row):
+                tally.rows_kept += 1
+                yield row
+            elif row == "malformed" and number == lines.unterminated:
+                tally.drop("truncated", number)
+            else:
+                tally.drop(row, number)
 
 
 def bad_count(cells: Iterable[bytes]) -> Reason:

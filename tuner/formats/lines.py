@@ -42,7 +42,8 @@ class Lines:
             if spans_lines(head):
                 yield from self._values(file, array=head.lstrip().startswith(b"["))
             else:
-                yield from self._lines(file)
+                for number, block in self._blocks(file):
+                    yield from self.split(number, block)
 
     def document(self) -> bytes:
         """Return the whole file. Raises TraceError above MAX_DOCUMENT_BYTES."""
@@ -71,28 +72,43 @@ class Lines:
                 hint="tuner trace import --allow-text reads the rest; no text is ever written.",
             )
 
-    def _lines(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
-        number, rest = 0, b""
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield ``(number of the first line, whole lines)``, about CHUNK_BYTES at a time.
+
+        For formats of one row a line that can read many at once. A line above ``longest`` bytes may
+        still be among them.
+        """
+        with self.path.open("rb") as file:
+            self._start(file)
+            yield from self._blocks(file)
+
+    def split(self, first: int, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of a block, as iterating over all would."""
+        for number, line in enumerate(block.split(b"\n"), start=first):
+            if len(line) > self.longest:
+                self._too_long(number)
+            elif line := line.strip():
+                yield number, line
+
+    def _blocks(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+        number, rest = 1, b""
         skipping = False  # inside a line that is too long
         for chunk in self._chunks(file):
             if skipping:
                 _, end, chunk = chunk.partition(b"\n")  # noqa: PLW2901 - what is left of it
                 skipping = not end
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                number += 1
-                if len(line) > self.longest:
-                    self._too_long(number)
-                elif line := line.strip():
-                    yield number, line
+            whole, end, rest = (rest + chunk).rpartition(b"\n")
+            if end:
+                yield number, whole
+                number += whole.count(b"\n") + 1
             if len(rest) > self.longest:
-                number += 1
                 self._too_long(number)
+                number += 1
                 rest = b""
                 skipping = True
-        if rest := rest.strip():
-            self.unterminated = number + 1
-            yield number + 1, rest
+        if rest.strip():
+            self.unterminated = number
+            yield number, rest
 
     def _values(self, file: BinaryIO, *, array: bool) -> Iterator[tuple[int, bytes]]:
         found = values(self._chunks(file), array=array, longest=self.longest)
