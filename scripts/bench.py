@@ -20,7 +20,7 @@ from typing import Any
 from tuner.engines import virtual_time
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.vllm import VllmStarter
-from tuner.knee import doubling
+from tuner.ladder import doubling
 from tuner.measure import measure
 from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest, Replay

@@ -59,7 +59,7 @@ class Lab:
         """Start a fresh engine."""
         self.now_s += self.case.world.engine_start
         self.starts += 1
-        self.weather = EngineWeather(self.machine)
+        self.weather = EngineWeather(self.machine, number=self.starts)
         self.known = self.weather.until(self.now_s)
         self.jitter = 0
 

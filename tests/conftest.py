@@ -1,5 +1,9 @@
 """Tests skip themselves where what they need is absent, so plain ``pytest`` is green everywhere."""
 
+import os
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as tuner.cli does, before numpy is imported
+
 import importlib.util
 import signal
 from collections.abc import Iterator

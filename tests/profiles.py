@@ -1,14 +1,17 @@
 """Serving profiles for tests: one written out, and a strategy for any other."""
 
 from collections.abc import Mapping
+from typing import Any
 
 from hypothesis import strategies as st
 
 from tuner.profile import (
+    Change,
     CurveStep,
     Decision,
     EngineSeconds,
     KvCacheUsage,
+    Measured,
     Promise,
     Provenance,
     ServingProfile,
@@ -33,26 +36,34 @@ ENGINE = {
 
 
 def step(max_num_seqs: int, *, goodput_rps: float = 8.0) -> CurveStep:
+    numbers = _numbers(max_num_seqs, goodput_rps)
     return CurveStep(
         max_num_seqs=max_num_seqs,
-        attainment=0.995,
-        goodput_rps=goodput_rps,
-        requests_per_s=goodput_rps,
-        output_tokens_per_s=800.0,
-        ttft_ms=SPREAD,
-        tpot_ms=SPREAD,
-        itl_ms=SPREAD,
-        e2el_ms=SPREAD,
-        queue_ms=None,
-        kv_cache_usage=USAGE,
-        preemptions=0,
-        recomputed_tokens=0,
+        **numbers,
         cut=False,
-        source="measured",
-        blocks=3,
-        running_peak=max_num_seqs,
+        source="both",
         intervals={"goodput_rps": (7.5, 8.5)},
+        changes={"e2el_p99_ms": Change(value=-0.5, low=-0.6, high=-0.4)},
+        measured=Measured(**numbers, cut=False, blocks=3, device=None),
     )
+
+
+def _numbers(running_peak: int, goodput_rps: float) -> dict[str, Any]:
+    return {
+        "attainment": 0.995,
+        "goodput_rps": goodput_rps,
+        "requests_per_s": goodput_rps,
+        "output_tokens_per_s": 800.0,
+        "ttft_ms": SPREAD,
+        "tpot_ms": SPREAD,
+        "itl_ms": SPREAD,
+        "e2el_ms": SPREAD,
+        "queue_ms": None,
+        "kv_cache_usage": USAGE,
+        "preemptions": 0,
+        "recomputed_tokens": 0,
+        "running_peak": running_peak,
+    }
 
 
 def profile(
@@ -112,17 +123,24 @@ def profile(
             e2el_ms=SPREAD,
             kv_cache_usage=USAGE,
             preemptions=0,
+            goodput_rps=8.0,
+            queue_ms=None,
+            recomputed_tokens=0,
+            running_peak=14,
             source="confirming run",
+            predicted=[],
         ),
         validity=Validity(
             peak_concurrency=14,
             validated_load=1.25,
             trace_digest="sha256:" + "0" * 64,
-            window="all",
+            window="0.000s+600.000s",
+            windows=["20.000s+60.000s"],
             arrival_rate_rps=8.0,
             retune_when=["the peak concurrency exceeds 20"],
         ),
         provenance=Provenance.model_validate(facts | provenance),
+        twin=None,
     )
 
 

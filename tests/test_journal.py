@@ -9,6 +9,14 @@ from tests.builders import iterations, record, replay_of
 from tuner import journal
 from tuner.errors import RunError
 
+EVENT = {
+    "purpose": "ladder",
+    "max_num_seqs": 4,
+    "elapsed_s": 10.0,
+    "window": 0,
+    "trial": 0,
+    "at_s": 12.5,
+}
 PLAN = {"trace_digest": "sha256:1", "seed": 0}
 
 
@@ -25,7 +33,7 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
         attainment_bound=0.25,
     )
     book = journal.create(tmp_path / "run", PLAN)
-    event = book.append_replay(result, purpose="ladder", max_num_seqs=4, elapsed_s=10.0)
+    event = book.append_replay(result, **EVENT)
     book.close()
     again = journal.resume(tmp_path / "run", PLAN)
     loaded = again.replay(event)
@@ -38,17 +46,18 @@ def test_what_was_measured_reads_back_as_it_was(tmp_path: Path) -> None:
 
 def test_a_line_that_a_crash_cut_off_is_dropped_and_written_over(tmp_path: Path) -> None:
     book = journal.create(tmp_path, PLAN)
-    book.append("probe", results=[])
+    book.append("probe", results=[], at_s=1.0)
     book.close()
     path = tmp_path / "journal.jsonl"
     path.write_bytes(path.read_bytes() + b'{"event": "repl')
     again = journal.resume(tmp_path, PLAN)
-    again.append("window", window={})
+    assert again.clock_s == 1.0
+    again.append("trial", purpose="climb", max_num_seqs=32, at_s=2.0)
     again.close()
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [
         "plan",
         "probe",
-        "window",
+        "trial",
     ]
 
 
@@ -85,9 +94,7 @@ def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
 
 def test_damaged_measurements_are_refused(tmp_path: Path) -> None:
     book = journal.create(tmp_path, PLAN)
-    event = book.append_replay(
-        replay_of([record()]), purpose="ladder", max_num_seqs=4, elapsed_s=10.0
-    )
+    event = book.append_replay(replay_of([record()]), **EVENT)
     path = tmp_path / event["file"]
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(RunError, match="cannot be read back"):

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from tests.builders import iterations, record, replay_of
+from tuner.device_use import DeviceUse
 from tuner.errors import GeneratorLateError
 from tuner.iterations import batch_times, weighted_quantile
 from tuner.measure import (
-    DeviceUse,
-    check_generator,
     in_flight_peak,
     measure,
     spread,
 )
+from tuner.punctuality import check_generator
 from tuner.records import DEVICE
 from tuner.slo import Slo
 

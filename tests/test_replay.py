@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
-from tuner.engines.sim import SimEngine, SimStarter
+from tuner.engines.sim import SimStarter
+from tuner.engines.sim_engine import SimEngine
 from tuner.engines.virtual_time import run
 from tuner.engines.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError

@@ -6,7 +6,7 @@ import pytest
 from tuner.scheduler_state import StepLaw
 from tuner.slo import Slo
 from tuner.twin import EngineShape, Traffic, simulate
-from tuner.twin_choice import corrected, good_caps, plausible, predict, weigh
+from tuner.twin_choice import corrected, good_caps, plausible, value_of, weigh
 from tuner.twin_law import FittedLaw, Segment, fit_law
 
 CAPS = (1, 2, 4, 8, 16)
@@ -45,12 +45,19 @@ def test_the_cap_at_the_knee_is_chosen_and_surely() -> None:
     assert found.rightness[8] == found.confidence
 
 
-def test_every_cap_has_its_prediction_and_candidates_an_interval_around_it() -> None:
+def test_every_cap_has_its_prediction_and_samples_lie_around_it() -> None:
+    found = weigh(traffic(), fitted(noise=0.02), SHAPE, SLO, CAPS, everywhere=True)
+    assert tuple(found.values) == tuple(found.samples) == CAPS
+    for cap, samples in found.samples.items():
+        shares = [one.attainment for one in samples]
+        tails = [one.log_tail for one in samples]
+        assert min(shares) - 0.02 <= found.values[cap][0] <= max(shares) + 0.02
+        assert min(tails) - 0.1 <= found.values[cap][1] <= max(tails) + 0.1
+
+
+def test_only_caps_that_may_be_chosen_are_sampled_unless_all_are_asked_for() -> None:
     found = weigh(traffic(), fitted(noise=0.02), SHAPE, SLO, CAPS)
-    assert tuple(found.values) == CAPS
-    for cap, (shares, tails) in found.spread.items():
-        assert shares[0] - 0.02 <= found.values[cap][0] <= shares[1] + 0.02
-        assert tails[0] - 0.1 <= found.values[cap][1] <= tails[1] + 0.1
+    assert tuple(found.samples) == tuple(found.rightness)
 
 
 def test_few_noisy_iterations_make_it_less_sure() -> None:
@@ -89,11 +96,11 @@ def test_a_corrected_attainment_stays_a_share() -> None:
     assert corrected(values, {1: (0.5, 0.5), 2: (-0.5, 0.0)}) == {1: (1.0, 0.5), 2: (0.0, 1.0)}
 
 
-def test_a_prediction_is_that_of_the_replay() -> None:
-    values = predict(traffic(), KNEE_AT_8, SHAPE, Slo(e2el_s=1e6), (16,))
+def test_a_value_is_that_of_the_replay() -> None:
     replay = simulate(traffic(), KNEE_AT_8, SHAPE, max_num_seqs=16)
-    assert values[16][0] == 1
-    assert values[16][1] == pytest.approx(math.log(np.quantile(replay.e2el_s, 0.99)))
+    share, log_tail = value_of(traffic(), replay, Slo(e2el_s=1e6))
+    assert share == 1
+    assert log_tail == pytest.approx(math.log(np.quantile(replay.e2el_s, 0.99)))
 
 
 def test_candidates_are_those_near_in_attainment_and_the_neighbours_of_the_best() -> None:

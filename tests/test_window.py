@@ -7,7 +7,7 @@ import pytest
 from tests.builders import request
 from tuner.errors import TraceError, UsageError
 from tuner.trace import TraceRequest
-from tuner.window import Window, choose_window, in_window, parse_duration_s, plan_requests
+from tuner.window import Part, Window, choose_part, in_window, parse_duration_s, plan_requests
 
 HOUR = [request(row) for row in range(3600)]
 
@@ -27,44 +27,40 @@ def test_what_is_no_duration_is_refused(text: str) -> None:
         parse_duration_s(text, option="--budget")
 
 
-def test_the_busiest_window_has_a_run_in_before_it() -> None:
-    window = choose_window(HOUR, "busiest", length_s=60, busiest=busiest)
-    assert window == Window(start_s=100.0, length_s=60.0, run_in_s=15.0)
+def part(requests: list[TraceRequest], asked: str, length_s: float = 60.0) -> Part:
+    return choose_part(requests, asked, length_s=length_s, busiest=busiest)
 
 
-def test_a_window_at_the_start_has_only_the_run_in_that_there_is() -> None:
-    window = choose_window(HOUR, "5s+60s", length_s=1, busiest=busiest)
-    assert window == Window(5.0, 60.0, 5.0)
+def test_all_is_the_whole_trace_with_its_last_request() -> None:
+    whole = part(HOUR, "all")
+    assert whole.begin_s == 0.0
+    assert 3599.0 < whole.end_s < 3599.01
 
 
-def test_all_is_the_whole_trace_with_its_first_part_as_run_in() -> None:
-    window = choose_window(HOUR, "all", length_s=60, busiest=busiest)
-    assert (window.start_s, window.run_in_s) == (15.0, 15.0)
-    assert window.start_s + window.length_s == pytest.approx(3599, abs=0.01)
-    assert len(in_window(HOUR, window)) == 3600
+def test_the_busiest_part_is_as_long_as_a_step_or_the_whole_trace() -> None:
+    assert part(HOUR, "busiest") == Part(100.0, 160.0)
+    assert part(HOUR[:11], "busiest") == part(HOUR[:11], "all")
 
 
-def test_a_short_trace_is_replayed_whole() -> None:
-    window = choose_window(HOUR[:11], "busiest", length_s=60, busiest=busiest)
-    assert (window.run_in_s, window.start_s) == (2.0, 2.0)
+def test_a_part_can_be_named_by_its_start_and_length() -> None:
+    assert part(HOUR, "2m+60s") == Part(120.0, 180.0)
 
 
-def test_one_request_or_one_burst_is_a_window_too() -> None:
+def test_one_request_or_one_burst_is_a_part_too() -> None:
     for requests in (HOUR[:1], [request(row, arrival_s=5.0) for row in range(9)]):
-        window = choose_window(requests, "busiest", length_s=60, busiest=busiest)
-        assert window.run_in_s == 0
-        assert len(in_window(requests, window)) == len(requests)
+        found = part(requests, "all")
+        assert all(found.begin_s <= one.arrival_s < found.end_s for one in requests)
 
 
-def test_a_window_without_requests_is_refused_with_the_traces_span() -> None:
+def test_a_part_without_requests_is_refused_with_the_traces_span() -> None:
     with pytest.raises(TraceError, match="no request arrives there") as caught:
-        choose_window(HOUR, "2h+60s", length_s=60, busiest=busiest)
+        part(HOUR, "2h+60s")
     assert "0.0s to 3599.0s" in caught.value.hint
 
 
-def test_a_window_that_cannot_be_read_is_refused() -> None:
+def test_a_part_that_cannot_be_read_is_refused() -> None:
     with pytest.raises(UsageError, match="cannot read 'noon'"):
-        choose_window(HOUR, "noon", length_s=60, busiest=busiest)
+        part(HOUR, "noon")
 
 
 def prompt(one: TraceRequest) -> list[int]:

@@ -69,8 +69,9 @@ What it says, before anything is run
     traffic.cautions         what to beware of
     prompts                  token ids with the trace's lengths and shared prefixes
     slo                      the objective that one request must meet
-    window                   which part of the trace is replayed, and the plan
-    workload                 what a sweep replays: requests, SLO, window
+    window                   which part of the trace is tuned for, and the plan that sends it
+    sampling                 which windows stand for a part too long to be replayed
+    workload                 what a sweep tunes for: requests, SLO, windows
 
 What serves it
     engines.seam             what every engine offers; types only
@@ -84,7 +85,8 @@ What serves it
     engines.core_process     the child process that EngineCore lives in
     engines.vllm_failure     what vLLM's failures mean
     engines.vllm_log         where vLLM speaks to
-    engines.sim              the simulated engine
+    engines.sim              how simulated engines come into being
+    engines.sim_engine       a running one
     engines.world            the file that describes the simulated machine
     engines.weather          noise, drift, stalls and bad neighbours of that machine
     engines.virtual_time     an event loop on which time is free
@@ -100,10 +102,12 @@ What serves it
 From replay to verdict
     records                  what is sent, and what became of it
     readings                 what the device does meanwhile
+    device_use               what those readings say
     replay                   the trace, sent again: open loop
     probe                    what an idle engine does
     climb                    iterations at every batch size, up and down
     iterations               what the log of an engine's iterations says
+    punctuality              whether our own requests left in time
     measure                  records and iterations to what a replay cost
     uncertainty              how sure the numbers are
     twin                     the scheduler model in the engine's place
@@ -111,19 +115,26 @@ From replay to verdict
     twin_choice              what it would choose, and how surely
     twin_check               the twin held against what was measured
     nnls                     least squares with coefficients of 0 or more
-    knee                     what to measure next, and where the knee is
+    forecast                 what the twin says of every cap, and how surely
+    knee                     where the knee is, and why
+    ladder                   what to measure next, and for how long
     reasons                  a verdict, and the sentence that says why
     journal                  everything measured, on disk the moment it exists
     evidence                 what a run has measured so far
     settings                 what the user asked of a sweep
+    conclusion               what everything measured comes to, without an engine
+    rig                      the engine under test: started, replayed on, climbed on
     sweep                    the run, from engine to verdict
     outcome                  what a sweep found
+    rescore                  a stored run judged anew
     exporter                 tuner's own Prometheus metrics
 
 What is rolled out
     provenance               what a number rests on
     result                   what a sweep found, as sections of a profile
+    profile_numbers          its numbers, and the twin's section
     profile_schema           the sections of a serving profile
+    twin_store               the twin as a profile keeps it, and back
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
     targets                  the registry of rollout targets, one module each
@@ -157,6 +168,7 @@ At the edges
     cli                      the entry and the one error boundary
     commands.root            the typer app: all commands
     commands.sweep           `tuner sweep`: its options
+    commands.sweep_setup     what they mean
     commands.sweep_run       what it does
     commands.sweep_view      how it looks
     commands.trace           `tuner trace`: its options

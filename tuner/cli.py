@@ -12,6 +12,9 @@ import sys
 INTERRUPTED = 130
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+"""The twin's matrices are small: on a busy machine threads cost several times what they save."""
+
 
 def main() -> None:
     """Run the command; turn what went wrong into two lines on stderr and an exit code."""

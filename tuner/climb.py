@@ -57,7 +57,7 @@ async def climb(  # noqa: PLR0913 - what is sent where, how high and how long
     dwell_s = dict.fromkeys(sizes, DWELL * tpot_s)
     logs: list[IterationLog] = []
     try:
-        for size in cycle([*sizes, *sizes[-2:0:-1]]):
+        for size in cycle([*sizes, *sizes[:0:-1]]):  # at the top for two dwells, as elsewhere
             clients.become(size)
             await clients.live(dwell_s[size])
             if loop.time() - begin_s >= length_s:

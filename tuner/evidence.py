@@ -1,6 +1,8 @@
 """What a run has measured so far, as its journal holds it."""
 
+import asyncio
 import json
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -11,11 +13,25 @@ from tuner.measure import Measurement, measure
 from tuner.probe import ProbeResult
 from tuner.records import Replay
 from tuner.slo import Slo, Unloaded, fit_unloaded
-from tuner.uncertainty import Block, Trial
-from tuner.window import Window
+from tuner.twin_check import Observed, observed
+from tuner.twin_law import Segment
+from tuner.uncertainty import Block, Purpose, Trial
+from tuner.window import Part, Window
 
 CONFIRMING = ("confirm", "headroom")
 """Purposes of replays that are no part of the curve."""
+
+RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "bracket", "again")
+"""Purposes of trials whose windows were replayed whole, or cut because they had lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen to be replayed, as the journal keeps it."""
+
+    part: Part
+    windows: tuple[Window, ...]
+    step_s: float
 
 
 @dataclass(slots=True)
@@ -28,7 +44,8 @@ class Evidence:
     def check(self) -> None:
         """Read all that stands in the journal once. Raises RunError when it makes no sense."""
         try:
-            self.unloaded(), self.window(), self.starts_s(), self.replay_s(), self.spent_s()
+            self.unloaded(), self.choice(), self.starts_s(), self.replay_s(), self.spent_s()
+            self.under_way()
             if self.starts_s():
                 self.facts()
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -52,27 +69,41 @@ class Evidence:
                         )
 
     def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
-        content: dict[str, Any] = asdict(facts)
-        self.journal.append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=content)
+        self._append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=asdict(facts))
 
     def add_probes(self, results: list[ProbeResult]) -> None:
-        self.journal.append("probe", results=[asdict(one) for one in results])
+        self._append("probe", results=[asdict(one) for one in results])
 
-    def add_window(self, window: Window) -> None:
-        self.journal.append("window", window=asdict(window))
+    def add_choice(self, choice: Choice) -> None:
+        self._append("choice", **asdict(choice))
 
     def add_late(self, what: str, why: str, elapsed_s: float) -> None:
         """Note a replay that was thrown away because our own sending was late."""
-        self.journal.append("late", what=what, why=why, elapsed_s=elapsed_s)
+        self._append("late", what=what, why=why, elapsed_s=elapsed_s)
 
-    def add_replay(self, result: Replay, purpose: str) -> None:
+    def add_replay(self, result: Replay, purpose: str, *, window: int = 0) -> None:
+        """Keep a replay, or a climb, of the trial under way."""
         event = self.journal.append_replay(
             result,
             purpose=purpose,
             max_num_seqs=result.max_num_seqs,
             elapsed_s=result.elapsed_s,
+            window=window,
+            trial=len(self.trials()),
+            at_s=_now_s(),
         )
         self._replays[event["file"]] = result
+
+    def begin(self, trial: Trial) -> None:
+        """Note what is measured from here on, so that an interrupted run goes on with it."""
+        self._append("trial", purpose=trial.purpose, max_num_seqs=trial.max_num_seqs)
+
+    def end(self) -> None:
+        """Note that everything of the trial under way has been measured."""
+        self._append("measured")
+
+    def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
+        self.journal.append(event, **content, at_s=_now_s())
 
     def facts(self) -> EngineFacts:
         """Return what the newest engine said of itself."""
@@ -89,40 +120,114 @@ class Evidence:
             )
         return None
 
-    def window(self) -> Window | None:
-        """Return the window that this run replays, None before it was chosen."""
-        return next((Window(**event["window"]) for event in self.journal.of("window")), None)
+    def choice(self) -> Choice | None:
+        """Return what this run replays, None before it was chosen."""
+        for event in self.journal.of("choice"):
+            return Choice(
+                Part(**event["part"]),
+                tuple(Window(**window) for window in event["windows"]),
+                event["step_s"],
+            )
+        return None
+
+    def trials(self) -> list[Trial]:
+        """Return what has been measured whole, in order."""
+        return self._begun()[: sum(1 for _ in self.journal.of("measured"))]
+
+    def under_way(self) -> Trial | None:
+        """Return the trial that was begun and not ended: this run's or an interrupted one's."""
+        return next(iter(self._begun()[len(self.trials()) :]), None)
+
+    def _begun(self) -> list[Trial]:
+        return [Trial(one["max_num_seqs"], one["purpose"]) for one in self.journal.of("trial")]
+
+    def replayed(self) -> dict[int, Replay]:
+        """Return number of window → its replay, of the trial under way."""
+        events = self._of_trial(len(self.trials()))
+        return {event["window"]: self._load(event) for event in events}
 
     def blocks(self, slo: Slo) -> list[Block]:
-        """Return the curve's replays in the order they were made, each measured under ``slo``."""
+        """Return the rungs of the ladder and their repeats as measured, in order."""
         return [
-            Block(Trial(event["max_num_seqs"], event["purpose"]), measure([self._load(event)], slo))
-            for event in self._curve()
+            Block(trial, measure([self._load(event) for event in self._of_trial(number)], slo))
+            for number, trial in enumerate(self.trials())
+            if trial.purpose in RUNGS
         ]
 
-    def curve(self, slo: Slo) -> tuple[Measurement, ...]:
-        """Return one measurement a cap: its whole replays pooled, or its cut ones."""
+    def measured(self, slo: Slo) -> dict[int, Measurement]:
+        """Return cap → its whole replays pooled, or its cut ones."""
         by_cap: dict[int, list[Replay]] = {}
-        for event in self._curve():
-            by_cap.setdefault(event["max_num_seqs"], []).append(self._load(event))
-        return tuple(
-            measure([one for one in replays if not one.cut] or replays, slo)
-            for _, replays in sorted(by_cap.items())
-        )
+        for number, trial in enumerate(self.trials()):
+            if trial.purpose in RUNGS:
+                replays = [self._load(event) for event in self._of_trial(number)]
+                by_cap.setdefault(trial.max_num_seqs, []).extend(replays)
+        return {
+            cap: measure([one for one in replays if not one.cut] or replays, slo)
+            for cap, replays in sorted(by_cap.items())
+        }
 
-    def confirming(self, purpose: str, max_num_seqs: int, slo: Slo) -> Measurement | None:
-        found = [
+    def segments(self) -> list[Segment]:
+        """Return the iterations of everything but the confirming engine, on one clock."""
+        found, free_s = list[Segment](), 0.0
+        engine, engines = 0, dict[object, int]()
+        for number, event in enumerate(self.journal.events):
+            if event["event"] == "start":
+                # a simulated engine that an interruption made start again is the same one
+                simulated = event["facts"]["engine"] == "sim"
+                which = (event["purpose"], event["max_num_seqs"]) if simulated else number
+                engine = engines.setdefault(which, len(engines))
+            if event["event"] != "replay" or event["purpose"] in CONFIRMING:
+                continue
+            replay = self._load(event)
+            start_s = max(free_s, replay.start_s)  # another boot's clock may stand lower
+            free_s = start_s + replay.elapsed_s
+            if len(replay.iterations):
+                found.append(Segment(replay.iterations, start_s, engine))
+        return found
+
+    def observed(self, *, confirming: bool = False) -> list[Observed]:
+        """Return the windows that were replayed, those that arithmetic had ruled out left out; with
+        ``confirming`` only that of the confirming engine."""
+        purposes = ("confirm",) if confirming else RUNGS
+        replays = (
+            self._load(event) for event in self.journal.of("replay") if event["purpose"] in purposes
+        )
+        return [observed(one) for one in replays if not one.ruled_out]
+
+    def whole_windows(self) -> Iterator[tuple[int, Replay]]:
+        """Yield (number of its window, replay) of every rung that was not cut."""
+        for event in self.journal.of("replay"):
+            if event["purpose"] in RUNGS and (replay := self._load(event)).cut is None:
+                yield event["window"], replay
+
+    def confirming(self, purpose: str, max_num_seqs: int) -> list[Replay]:
+        """Return the replays on the confirming engine, in the order of their windows."""
+        return [
             self._load(event)
             for event in self.journal.of("replay")
             if (event["purpose"], event["max_num_seqs"]) == (purpose, max_num_seqs)
         ]
-        return measure(found, slo) if found else None
+
+    def engines(self) -> list[int]:
+        """Return the sizes of the engines that were started, in order; one that was started again
+        because its run was interrupted counts once."""
+        starts = {(one["purpose"], one["max_num_seqs"]): None for one in self.journal.of("start")}
+        return [size for _, size in starts]
 
     def starts_s(self) -> tuple[float, ...]:
         return tuple(event["facts"]["start_s"] for event in self.journal.of("start"))
 
     def replay_s(self) -> float:
         return float(sum(one["elapsed_s"] for one in self.journal.events if "elapsed_s" in one))
+
+    def rung_s(self) -> float | None:
+        """Return how long a rung takes that is not cut short; None before there was one."""
+        found = []
+        for number, trial in enumerate(self.trials()):
+            replays = [self._load(event) for event in self._of_trial(number)]
+            if trial.purpose in RUNGS and not any(one.cut for one in replays):
+                found.append(sum(one.elapsed_s for one in replays))
+        return max(found, default=None)
 
     def spent_s(self) -> float:
         """Return what counts against the budget: a start that only an interruption made necessary
@@ -133,10 +238,26 @@ class Evidence:
         }
         return self.replay_s() + sum(starts.values())
 
-    def _curve(self) -> list[Event]:
-        return [one for one in self.journal.of("replay") if one["purpose"] not in CONFIRMING]
+    def best_attainments(self, slo: Slo) -> dict[int, float]:
+        """Return number of a window → the most that a rung attained in it."""
+        best: dict[int, float] = {}
+        for number, replay in self.whole_windows():
+            attained = measure([replay], slo).attainment
+            best[number] = max(attained, best.get(number, 0.0))
+        return best
+
+    def _of_trial(self, number: int) -> Sequence[Event]:
+        return [
+            one
+            for one in self.journal.of("replay")
+            if one["trial"] == number and one["purpose"] not in CONFIRMING
+        ]
 
     def _load(self, event: Event) -> Replay:
         if event["file"] not in self._replays:
             self._replays[event["file"]] = self.journal.replay(event)
         return self._replays[event["file"]]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -23,15 +23,17 @@ from tuner.errors import RunError
 from tuner.records import DEVICE, Replay, RequestRecord
 
 Event = dict[str, Any]
-FORMAT = 1
+FORMAT = 2
 
 _CONTENT = {
     "plan": {"format", "plan"},
-    "start": {"purpose", "max_num_seqs", "facts"},
-    "probe": {"results"},
-    "window": {"window"},
-    "late": {"what", "why", "elapsed_s"},
-    "replay": {"file", "purpose", "max_num_seqs", "elapsed_s"},
+    "start": {"purpose", "max_num_seqs", "facts", "at_s"},
+    "probe": {"results", "at_s"},
+    "choice": {"part", "windows", "step_s", "at_s"},
+    "late": {"what", "why", "elapsed_s", "at_s"},
+    "replay": {"file", "purpose", "max_num_seqs", "elapsed_s", "window", "trial", "at_s"},
+    "trial": {"purpose", "max_num_seqs", "at_s"},
+    "measured": {"at_s"},
 }
 """Event → what it must hold."""
 
@@ -95,6 +97,11 @@ class Journal:
                 f"{path}: cannot be read back ({error})", hint="Start again in another --run-dir."
             ) from error
 
+    @property
+    def clock_s(self) -> float:
+        """When the newest event was written, on the clock of the event loop of its session."""
+        return float(self.events[-1].get("at_s", 0.0)) if self.events else 0.0
+
     def of(self, event: str) -> Iterator[Event]:
         return (one for one in self.events if one["event"] == event)
 
@@ -122,6 +129,11 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     return journal
 
 
+def read(run_dir: Path) -> Journal:
+    """Read a run directory without going on with it. Raises RunError when there is no run."""
+    return Journal(run_dir, _events(run_dir)[0])
+
+
 def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     """Open a run directory to go on with the same plan.
 
@@ -129,9 +141,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     the journal is damaged, or when the plan differs in something that was measured under it.
     """
     path = run_dir / "journal.jsonl"
-    events, whole_bytes = _read(path)
-    if not events or events[0].get("event") != "plan" or events[0].get("format") != FORMAT:
-        raise RunError(f"{path}:1: no plan", hint="Start again in another --run-dir.")
+    events, whole_bytes = _events(run_dir)
     before, now = events[0]["plan"], json.loads(json.dumps(dict(plan)))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
@@ -147,6 +157,14 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     except OSError as error:
         raise _cannot_write(path, error) from error
     return Journal(run_dir, events, file)
+
+
+def _events(run_dir: Path) -> tuple[list[Event], int]:
+    path = run_dir / "journal.jsonl"
+    events, whole_bytes = _read(path)
+    if not events or events[0].get("event") != "plan" or events[0].get("format") != FORMAT:
+        raise RunError(f"{path}:1: no plan", hint="Start again in another --run-dir.")
+    return events, whole_bytes
 
 
 def _read(path: Path) -> tuple[list[Event], int]:

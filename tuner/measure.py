@@ -2,13 +2,11 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tuner.device_use import DeviceUse, device_use
 from tuner.engines.seam import IterationLog
-from tuner.errors import GeneratorLateError
 from tuner.iterations import (
     BatchTime,
     KvCacheUsage,
@@ -18,12 +16,9 @@ from tuner.iterations import (
     time_mean,
     waiting_share,
 )
-from tuner.records import DEVICE, DeviceLog, Replay, RequestRecord
+from tuner.punctuality import lag_p99_s
+from tuner.records import Replay, RequestRecord
 from tuner.slo import Slo
-
-MIN_LAG_LIMIT_S = 0.005
-LAG_SHARE_OF_ITL = 0.10
-IDLE = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,23 +30,6 @@ class Spread:
     p90: float
     p95: float
     p99: float
-
-
-@dataclass(frozen=True, slots=True)
-class DeviceUse:
-    """What readings of the device say, one a second; None where it does not tell."""
-
-    utilisation_mean: float | None
-    """Share of time busy: of the GPUs, or of all CPU cores."""
-
-    utilisation_sd: float | None
-    idle_share: float | None
-    """Share of the readings in which it was less than 5 % busy."""
-
-    memory_peak_bytes: float | None
-    power_mean_w: float | None
-    others_mean: float | None
-    """Share of the CPU cores that other processes took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +90,11 @@ class Measurement:
     """Whether arithmetic alone ruled the cap out, so that no luck of the machine is in it."""
 
 
-def spread(values: Iterable[float]) -> Spread | None:
+def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> Spread | None:
     """Return the five numbers, or None of nothing.
+
+    Weighted percentiles interpolate between the shares of weight below each value and below the
+    largest one, which with equal weights is the usual linear interpolation.
 
     >>> spread([1.0, 3.0]).p50
     2.0
@@ -121,86 +102,124 @@ def spread(values: Iterable[float]) -> Spread | None:
     array = np.fromiter(values, float)
     if not array.size:
         return None
-    return Spread(float(array.mean()), *(float(q) for q in np.percentile(array, (50, 90, 95, 99))))
+    heavy = np.ones(array.size) if weights is None else np.fromiter(weights, float)
+    order = np.argsort(array, kind="stable")
+    array, heavy = array[order], heavy[order]
+    below = np.cumsum(heavy) - heavy
+    places = below / below[-1] if below[-1] > 0 else below
+    percentiles = np.interp((0.50, 0.90, 0.95, 0.99), places, array)
+    return Spread(float(np.average(array, weights=heavy)), *(float(q) for q in percentiles))
 
 
 def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
-    """Return what these replays of one cap cost, pooled: percentiles over all their requests."""
+    """Return what these replays of one cap cost, pooled.
+
+    A replay's requests and seconds count as often as its weight says, so that a few windows speak
+    for the whole trace. Totals, such as preemptions, are what was counted.
+    """
     assert blocks
-    scored = [record for block in blocks for record in block.records if record.scored]
+    counts = [_Counts.of(block, slo) for block in blocks]
+    weights = [block.weight for block in blocks]
+
+    def total(name: str) -> float:
+        values = (getattr(one, name) for one in counts)
+        return float(sum(w * value for w, value in zip(weights, values, strict=True)))
+
+    def over(
+        value_of: Callable[[RequestRecord], float | None], *, only_done: bool = False
+    ) -> Spread | None:
+        found = [
+            (value, block.weight)
+            for block in blocks
+            for record in _seen(block)
+            if (record.outcome == "ok" or not only_done) and (value := value_of(record)) is not None
+        ]
+        return spread((value for value, _ in found), (weight for _, weight in found))
+
     seen = [record for block in blocks for record in _seen(block)]
     done = [record for record in seen if record.outcome == "ok"]
-    unsent = sum(block.unsent for block in blocks)
-    total = max(1, len(scored) + unsent)
-    good = sum(record.meets(slo) for record in scored)
-    undecided = unsent + sum(_undecided(record, slo) for record in scored)
-    window_s = sum(block.window_s for block in blocks)
-    span_s = sum(end_s - begin_s for begin_s, end_s in map(_span, blocks)) or 1e-9
+    gaps = [(gap, b.weight) for b in blocks for one in _seen(b) for gap in one.itl_s]
+    scored = total("scored")
     work = joined(block.iterations for block in blocks)
     scored_work = joined(_scored_iterations(block) for block in blocks)
-    outputs = sum(len(record.itl_s) + 1 for record in seen if record.output_tokens)
-    tokens = sum(_tokens(block) for block in blocks)
-    prompts = sum(record.input_length for record in done)
+    cap = blocks[0].max_num_seqs
     return Measurement(
-        max_num_seqs=blocks[0].max_num_seqs,
+        max_num_seqs=cap,
         blocks=len(blocks),
-        requests=total,
+        requests=sum(one.scored for one in counts),
         completed=len(done),
         aborted=sum(record.outcome == "aborted" for record in seen),
         failed=sum(record.outcome == "failed" for record in seen),
-        attainment=good / total,
-        attainment_bound=max(
-            good / total,
-            min((good + undecided) / total, *(block.attainment_bound for block in blocks)),
-        ),
-        arrival_rate_rps=total / window_s,
-        goodput_rps=good / window_s,
-        offered_tokens_per_s=total / window_s * _mean_output(seen),
-        requests_per_s=sum(_ended(block) for block in blocks) / span_s,
-        output_tokens_per_s=tokens / span_s,
-        total_tokens_per_s=(tokens + int(scored_work["prefill_tokens"].sum())) / span_s,
-        ttft_s=spread(record.ttft_s for record in seen if record.ttft_s is not None),
-        tpot_s=spread(record.tpot_s for record in done if record.tpot_s is not None),
-        itl_s=spread(gap for record in seen for gap in record.itl_s),
-        e2el_s=spread(record.e2el_s for record in done if record.e2el_s is not None),
-        queue_s=spread(record.queue_s for record in seen if record.queue_s is not None),
+        attainment=total("good") / scored,
+        attainment_bound=max(total("good"), total("possible")) / scored,
+        arrival_rate_rps=scored / total("window_s"),
+        goodput_rps=total("good") / total("window_s"),
+        offered_tokens_per_s=scored / total("window_s") * _mean_output(seen),
+        requests_per_s=total("ended") / total("span_s"),
+        output_tokens_per_s=total("tokens") / total("span_s"),
+        total_tokens_per_s=(total("tokens") + total("prompt_tokens")) / total("span_s"),
+        ttft_s=over(lambda one: one.ttft_s),
+        tpot_s=over(lambda one: one.tpot_s, only_done=True),
+        itl_s=spread((gap for gap, _ in gaps), (weight for _, weight in gaps)),
+        e2el_s=over(lambda one: one.e2el_s, only_done=True),
+        queue_s=over(lambda one: one.queue_s),
         batch_times=batch_times(work),
         kv_cache_usage=kv_cache_usage(scored_work, blocks[0].kv_blocks),
         preemptions=int(work["preemptions"].sum()),
         recomputed_tokens=int(work["recomputed_tokens"].sum()),
-        prefix_cache_hit_rate=sum(record.cached_tokens for record in done) / max(1, prompts),
+        prefix_cache_hit_rate=(
+            sum(record.cached_tokens for record in done)
+            / max(1, sum(record.input_length for record in done))
+        ),
         running_mean=time_mean(scored_work, "running"),
         running_peak=int(scored_work["running"].max(initial=0)),
         waiting_peak=int(scored_work["waiting"].max(initial=0)),
-        cap_bound_share=waiting_share(scored_work, blocks[0].max_num_seqs, full=True),
-        kv_bound_share=waiting_share(scored_work, blocks[0].max_num_seqs, full=False),
+        cap_bound_share=waiting_share(scored_work, cap, full=True),
+        kv_bound_share=waiting_share(scored_work, cap, full=False),
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
-        lag_p99_s=_lag_p99_s(blocks),
-        merged_share=sum(record.merged_outputs for record in seen) / max(1, outputs),
+        lag_p99_s=lag_p99_s(blocks),
+        merged_share=sum(record.merged_outputs for record in seen)
+        / max(1, sum(len(record.itl_s) + 1 for record in seen if record.output_tokens)),
         cut=next((block.cut for block in blocks if block.cut), None),
         device=device_use([block.device for block in blocks]),
         ruled_out=all(block.ruled_out for block in blocks),
     )
 
 
-def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
-    """Return what the readings of several replays say together; None without readings."""
-    log = np.concatenate(list(logs))
-    if not len(log):
-        return None
-    known = {name: log[name][~np.isnan(log[name])] for name in DEVICE.names or ()}
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What is counted in one replay."""
 
-    def over(name: str, statistic: Callable[[NDArray[np.float64]], Any]) -> float | None:
-        return float(statistic(known[name])) if len(known[name]) else None
+    scored: int
+    """Requests, sent or not; at least one, so that shares are defined."""
 
-    return DeviceUse(
-        utilisation_mean=over("utilisation", np.mean),
-        utilisation_sd=over("utilisation", np.std),
-        idle_share=over("utilisation", lambda busy: np.mean(busy < IDLE)),
-        memory_peak_bytes=over("memory_bytes", np.max),
-        power_mean_w=over("power_w", np.mean),
-        others_mean=over("others", np.mean),
-    )
+    good: int
+    possible: float
+    """The most that could have been good."""
+
+    ended: int
+    tokens: int
+    prompt_tokens: int
+    window_s: float
+    span_s: float
+
+    @classmethod
+    def of(cls, block: Replay, slo: Slo) -> "_Counts":
+        records = [record for record in block.records if record.scored]
+        good = sum(record.meets(slo) for record in records)
+        scored = max(1, len(records) + block.unsent)
+        undecided = block.unsent + sum(_undecided(record, slo) for record in records)
+        begin_s, end_s = _span(block)
+        return cls(
+            scored=scored,
+            good=good,
+            possible=min(good + undecided, block.attainment_bound * scored),
+            ended=_ended(block),
+            tokens=_tokens(block),
+            prompt_tokens=int(_scored_iterations(block)["prefill_tokens"].sum()),
+            window_s=block.window_s,
+            span_s=(end_s - begin_s) or 1e-9,
+        )
 
 
 def in_flight_peak(records: Iterable[RequestRecord]) -> int:
@@ -213,22 +232,6 @@ def in_flight_peak(records: Iterable[RequestRecord]) -> int:
         count += change
         peak = max(peak, count)
     return peak
-
-
-def check_generator(blocks: Sequence[Replay]) -> None:
-    """Refuse replays whose requests left late: their numbers describe us and not the engine.
-
-    Raises GeneratorLateError when the p99 lag exceeds max(5 ms, 10 % of the median ITL).
-    """
-    gaps = [gap for block in blocks for record in block.records for gap in record.itl_s]
-    limit_s = max(MIN_LAG_LIMIT_S, LAG_SHARE_OF_ITL * float(np.median(gaps)) if gaps else 0.0)
-    p99_s = _lag_p99_s(blocks)
-    if p99_s > limit_s:
-        raise GeneratorLateError(
-            f"max_num_seqs={blocks[0].max_num_seqs}: requests left late "
-            f"(p99 lag {p99_s * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms)",
-            hint="Give tuner a core of its own, or stop what else runs here; then --resume.",
-        )
 
 
 def _undecided(record: RequestRecord, slo: Slo) -> bool:
@@ -285,8 +288,3 @@ def _scored_iterations(block: Replay) -> IterationLog:
     begin_s, end_s = _span(block)
     starts = block.iterations["start_s"]
     return block.iterations[(starts >= begin_s) & (starts < end_s)]
-
-
-def _lag_p99_s(blocks: Sequence[Replay]) -> float:
-    lags = [record.lag_s for block in blocks for record in block.records]
-    return float(np.percentile(lags, 99)) if lags else 0.0

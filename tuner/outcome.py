@@ -2,31 +2,78 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from tuner.engines.seam import EngineFacts
+from tuner.forecast import Change, Forecast, Range
 from tuner.measure import Measurement
 from tuner.reasons import Verdict
 from tuner.slo import Slo
-from tuner.uncertainty import Block
-from tuner.window import Window
+from tuner.window import Part, Window
+
+Source = Literal["measured", "twin", "both"]
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One cap of the curve."""
+
+    numbers: Measurement
+    """By the twin over the whole part; as measured in the windows where it is not believed."""
+
+    measured: Measurement | None
+    """As measured in the windows; None where none were replayed."""
+
+    source: Source
+    intervals: Mapping[str, Range]
+    changes: Mapping[str, Change]
+    """What it gives more than the step below; empty for the first, and where it was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What the measurements of a run say."""
+
+    verdict: Verdict
+    curve: tuple[Step, ...]
+    view: Forecast | None
+    """The twin; None when the budget ended the run before it was made."""
+
+    by_twin: bool
+    """Whether the twin decided, and not the windows alone."""
+
+    def step(self, cap: int) -> Step:
+        return next(one for one in self.curve if one.numbers.max_num_seqs == cap)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """What the twin says of the chosen cap at one load, with 95 % intervals."""
+
+    load: float
+    numbers: Measurement
+    intervals: Mapping[str, Range]
 
 
 @dataclass(frozen=True, slots=True)
 class SweepOutcome:
     """Everything a run found."""
 
-    verdict: Verdict
+    conclusion: Conclusion
     slo: Slo
-    window: Window
-    curve: tuple[Measurement, ...]
-    """One a cap, its blocks pooled."""
+    part: Part
+    windows: tuple[Window, ...]
+    arrival_rate_rps: float
+    """Of the part."""
 
-    blocks: tuple[Block, ...]
     confirmed: Measurement | None
     """The chosen cap on its own fresh engine at the captured load."""
 
     with_headroom: Measurement | None
     """The same at ``headroom`` times the load."""
+
+    predictions: tuple[Prediction, ...]
+    """At the captured load and with headroom; none where the twin is not believed."""
 
     facts: EngineFacts
     """Of the confirming engine where there was one, else of the ladder's."""
@@ -35,3 +82,15 @@ class SweepOutcome:
     replay_s: float
     dropped: Mapping[str, int]
     warnings: tuple[str, ...]
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.conclusion.verdict
+
+    @property
+    def curve(self) -> tuple[Step, ...]:
+        return self.conclusion.curve
+
+    @property
+    def chosen(self) -> Step:
+        return self.conclusion.step(self.verdict.max_num_seqs)

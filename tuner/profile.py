@@ -11,31 +11,31 @@ from pydantic import ValidationError
 from tuner import files, yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError
+from tuner.profile_numbers import Change, CurveStep, KvCacheUsage, Measured, Promise, Spread, Twin
 from tuner.profile_schema import (
-    CurveStep,
     Decision,
     EngineSeconds,
-    KvCacheUsage,
-    Promise,
     Provenance,
     ServingProfile,
     SloSection,
-    Spread,
     Validity,
     Verdict,
     contradictions,
 )
 
 __all__ = [
+    "Change",
     "CurveStep",
     "Decision",
     "EngineSeconds",
     "KvCacheUsage",
+    "Measured",
     "Promise",
     "Provenance",
     "ServingProfile",
     "SloSection",
     "Spread",
+    "Twin",
     "Validity",
     "Verdict",
     "dump",
@@ -61,6 +61,7 @@ def seal(  # noqa: PLR0913 - one argument a section
     promise: Promise,
     validity: Validity,
     provenance: Provenance,
+    twin: Twin | None,
 ) -> ServingProfile:
     """Put the sections together under their digest. Raises ProfileError if they contradict."""
     profile = ServingProfile.model_validate(
@@ -72,6 +73,7 @@ def seal(  # noqa: PLR0913 - one argument a section
             "promise": promise,
             "validity": validity,
             "provenance": provenance,
+            "twin": twin,
             "digest": "",
         }
     )

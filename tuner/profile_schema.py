@@ -6,80 +6,27 @@
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Annotated, Literal
+from typing import Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue, Strict
+from pydantic import JsonValue
+
+from tuner.profile_numbers import (
+    Count,
+    CurveStep,
+    Fraction,
+    Limit,
+    Number,
+    Promise,
+    Section,
+    Seqs,
+    SeqsRange,
+    Twin,
+)
 
 Verdict = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
 
-def _six_digits(value: float) -> float:
-    """No measurement earns more digits, and fewer are easier to read."""
-    return float(f"{value:.6g}")
-
-
-Number = Annotated[float, Field(ge=0), AfterValidator(_six_digits)]
-Fraction = Annotated[float, Field(ge=0, le=1), AfterValidator(_six_digits)]
-Count = Annotated[int, Field(ge=0)]
-Seqs = Annotated[int, Field(ge=1)]
-Limit = Annotated[float, Field(gt=0), AfterValidator(_six_digits)]
-Range = Annotated[tuple[Number, Number], Strict(strict=False)]
-SeqsRange = Annotated[tuple[Seqs, Seqs], Strict(strict=False)]
-
-
-class _Section(BaseModel):
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
-    )
-
-
-class Spread(_Section):
-    """How a latency is spread over the requests, in milliseconds."""
-
-    mean: Number
-    p50: Number
-    p90: Number
-    p95: Number
-    p99: Number
-
-
-class KvCacheUsage(_Section):
-    """Used share of the KV-cache blocks; the mean is over time."""
-
-    mean: Fraction
-    p99: Fraction
-    peak: Fraction
-
-
-class CurveStep(_Section):
-    """What one value of ``max_num_seqs`` showed. A latency is None where no request has one."""
-
-    max_num_seqs: Seqs
-    attainment: Fraction
-    goodput_rps: Number
-    requests_per_s: Number
-    output_tokens_per_s: Number
-    ttft_ms: Spread | None
-    tpot_ms: Spread | None
-    itl_ms: Spread | None
-    e2el_ms: Spread | None
-    queue_ms: Spread | None
-    kv_cache_usage: KvCacheUsage | None
-    preemptions: Count
-    recomputed_tokens: Count
-    cut: bool
-    """Cut short, because the queue grew without bound."""
-
-    source: Literal["measured", "twin", "both"]
-    blocks: Count
-    """How often the trace was replayed at this step."""
-
-    running_peak: Count
-    intervals: dict[str, Range]
-    """Name of a number, such as ``goodput_rps`` or ``tpot_p95_ms`` → its 95 % interval."""
-
-
-class SloSection(_Section):
+class SloSection(Section):
     """The limits one request must meet; None is no limit."""
 
     ttft_ms: Limit | None
@@ -90,7 +37,7 @@ class SloSection(_Section):
     """From the trace's own unloaded latencies, not given by the user."""
 
 
-class Decision(_Section):
+class Decision(Section):
     verdict: Verdict
     max_num_seqs: Seqs
     interval: SeqsRange
@@ -100,23 +47,7 @@ class Decision(_Section):
     slo: SloSection
 
 
-class Promise(_Section):
-    """What production should see at ``load`` times the trace's rate."""
-
-    load: Limit
-    attainment: Fraction
-    requests_per_s: Number
-    output_tokens_per_s: Number
-    ttft_ms: Spread | None
-    tpot_ms: Spread | None
-    itl_ms: Spread | None
-    e2el_ms: Spread | None
-    kv_cache_usage: KvCacheUsage | None
-    preemptions: Count
-    source: Literal["confirming run", "ladder"]
-
-
-class Validity(_Section):
+class Validity(Section):
     """For which traffic the profile holds."""
 
     peak_concurrency: Count | None
@@ -125,16 +56,21 @@ class Validity(_Section):
     validated_load: Limit
     trace_digest: str
     window: str
+    """The part of the trace that was tuned for, START+LENGTH."""
+
+    windows: list[str]
+    """What was replayed of it."""
+
     arrival_rate_rps: Number
     retune_when: list[str]
 
 
-class EngineSeconds(_Section):
+class EngineSeconds(Section):
     starts: Number
     replay: Number
 
 
-class Provenance(_Section):
+class Provenance(Section):
     """What the numbers rest on."""
 
     engine: Literal["vllm", "sim"]
@@ -151,10 +87,11 @@ class Provenance(_Section):
     engine_starts: Count
     engine_seconds: EngineSeconds
     warnings: list[str]
-    twin_error: dict[str, JsonValue] | None
+    twin_error: Number | None
+    """Median of the twin's errors over the windows that were replayed; None without any."""
 
 
-class ServingProfile(_Section):
+class ServingProfile(Section):
     schema_version: Literal[1]
     engine: dict[str, JsonValue]
     """vLLM's argument names → values, all meant for production."""
@@ -164,6 +101,9 @@ class ServingProfile(_Section):
     promise: Promise
     validity: Validity
     provenance: Provenance
+    twin: Twin | None
+    """None where the windows alone decided."""
+
     digest: str
     """``sha256:…`` over the canonical JSON of everything else."""
 

@@ -127,3 +127,9 @@ class Replay:
     attainment_bound: float = 1.0
     """The most that this cap could attain: by what was certain when it was cut, or by arithmetic
     beforehand (``knee.littles_bound``)."""
+
+    start_s: float = 0.0
+    """When it began, on the clock of all replays of a run."""
+
+    weight: float = 1.0
+    """Requests of the trace that one of its requests stands for."""

@@ -1,8 +1,7 @@
 """The trace, sent again: open loop, on the plan's clock.
 
 Every request leaves when the plan says so, whatever the earlier ones do, and its latency counts
-from that *planned* time: a slow engine cannot delay the next request and so hide its own slowness
-(coordinated omission).
+from that *planned* time: no slow engine hides by delaying the next one (coordinated omission).
 """
 
 import asyncio
@@ -20,7 +19,6 @@ from tuner.slo import Slo
 
 WATCH_S = 0.25
 """How often a running replay is checked for being hopeless, and its progress told."""
-
 
 DRAIN_FACTOR = 2.0
 """How many times as long as the plan a replay may go on for requests that have missed already."""
@@ -42,7 +40,7 @@ class CutRule:
 
 
 Progress = Callable[[float, int, int], None]
-"""Called with (elapsed seconds, requests done, requests in flight) while a replay runs."""
+"""Called with (elapsed seconds, requests done, requests in flight)."""
 
 
 @dataclass(slots=True)
@@ -70,19 +68,21 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     run = _Run(plan, engine, name, cut_rule, progress)
     with _punctual():
         await run.go()
+    elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.take_iterations()).copy()
     iterations["start_s"] -= run.start_s
     return Replay(
         max_num_seqs=max_num_seqs,
         scored_from_s=scored_from_s,
         window_s=window_s,
-        elapsed_s=run.loop.time() - run.start_s,
+        elapsed_s=elapsed_s,
         records=tuple(sorted(run.records, key=lambda record: (record.planned_s, record.row))),
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
         cut=run.cut,
         attainment_bound=run.bound,
         unsent=run.scored - sum(record.scored for record in run.records),
+        start_s=run.start_s,
     )
 
 

@@ -1,8 +1,9 @@
 """What a sweep found, as the sections of a profile and as the object of ``sweep --json``. Pure."""
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import astuple
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tuner.engines.seam import EngineFacts
 from tuner.iterations import KvCacheUsage
@@ -10,20 +11,22 @@ from tuner.knee import OBJECTIVE
 from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
 from tuner.profile import seal
+from tuner.profile_numbers import Change as ChangeSection
+from tuner.profile_numbers import CurveStep, Measured, Predicted, Promise
+from tuner.profile_numbers import DeviceUse as DeviceSection
+from tuner.profile_numbers import KvCacheUsage as KvSection
+from tuner.profile_numbers import Spread as SpreadSection
 from tuner.profile_schema import (
-    CurveStep,
     Decision,
     EngineSeconds,
-    Promise,
     Provenance,
     ServingProfile,
     SloSection,
     Validity,
 )
-from tuner.profile_schema import KvCacheUsage as KvSection
-from tuner.profile_schema import Spread as SpreadSection
+from tuner.settings import SweepSettings
 from tuner.slo import Slo
-from tuner.uncertainty import intervals
+from tuner.twin_store import stored
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -40,27 +43,47 @@ def curve_steps(outcome: SweepOutcome) -> list[CurveStep]:
     """Return the curve, one step a cap, ascending."""
     return [
         CurveStep(
-            max_num_seqs=one.max_num_seqs,
-            attainment=one.attainment,
-            goodput_rps=one.goodput_rps,
-            requests_per_s=one.requests_per_s,
-            output_tokens_per_s=one.output_tokens_per_s,
-            ttft_ms=_ms(one.ttft_s),
-            tpot_ms=_ms(one.tpot_s),
-            itl_ms=_ms(one.itl_s),
-            e2el_ms=_ms(one.e2el_s),
-            queue_ms=_ms(one.queue_s),
-            kv_cache_usage=_kv(one.kv_cache_usage),
-            preemptions=one.preemptions,
-            recomputed_tokens=one.recomputed_tokens,
-            cut=one.cut is not None,
-            source="measured",
-            blocks=one.blocks,
-            running_peak=one.running_peak,
-            intervals=_intervals(outcome, one),
+            max_num_seqs=step.numbers.max_num_seqs,
+            **_numbers(step.numbers),
+            cut=step.measured is not None and step.measured.cut is not None,
+            source=step.source,
+            intervals=dict(step.intervals),
+            changes={
+                name: ChangeSection(value=one.value, low=one.low, high=one.high)
+                for name, one in step.changes.items()
+            },
+            measured=None if step.measured is None else _measured(step.measured),
         )
-        for one in outcome.curve
+        for step in outcome.curve
     ]
+
+
+def _numbers(one: Measurement) -> dict[str, Any]:
+    """Return what every section that tells of one cap holds."""
+    return {
+        "attainment": one.attainment,
+        "goodput_rps": one.goodput_rps,
+        "requests_per_s": one.requests_per_s,
+        "output_tokens_per_s": one.output_tokens_per_s,
+        "ttft_ms": _ms(one.ttft_s),
+        "tpot_ms": _ms(one.tpot_s),
+        "itl_ms": _ms(one.itl_s),
+        "e2el_ms": _ms(one.e2el_s),
+        "queue_ms": _ms(one.queue_s),
+        "kv_cache_usage": _kv(one.kv_cache_usage),
+        "preemptions": one.preemptions,
+        "recomputed_tokens": one.recomputed_tokens,
+        "running_peak": one.running_peak,
+    }
+
+
+def _measured(one: Measurement) -> Measured:
+    return Measured(
+        **_numbers(one),
+        cut=one.cut is not None,
+        blocks=one.blocks,
+        device=None if one.device is None else DeviceSection(**asdict(one.device)),
+    )
 
 
 def slo_section(slo: Slo) -> SloSection:
@@ -83,8 +106,9 @@ def profile_of(
     ``origin`` holds what only the command knows: tuner's version, seed, time and wall seconds.
     """
     verdict = outcome.verdict
-    chosen = _chosen(outcome)
+    chosen = outcome.chosen.numbers
     facts = outcome.facts
+    view = outcome.conclusion.view
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=Decision(
@@ -97,18 +121,24 @@ def profile_of(
             slo=slo_section(outcome.slo),
         ),
         curve=curve_steps(outcome),
-        promise=_promise(outcome.confirmed or chosen, confirmed=outcome.confirmed is not None),
+        promise=_promise(outcome),
         validity=Validity(
             peak_concurrency=max(
                 one.in_flight_peak for one in (chosen, outcome.with_headroom) if one is not None
             ),
-            validated_load=headroom if holds_with_headroom(outcome) else 1.0,
+            validated_load=headroom if holds_with_headroom(outcome, headroom) else 1.0,
             trace_digest=trace_digest,
-            window=str(outcome.window),
-            arrival_rate_rps=chosen.arrival_rate_rps,
+            window=str(outcome.part),
+            windows=[str(window) for window in outcome.windows],
+            arrival_rate_rps=outcome.arrival_rate_rps,
             retune_when=RETUNE_WHEN,
         ),
         provenance=_provenance(outcome, facts, origin),
+        twin=(
+            stored(view, seed=origin["seed"])
+            if view is not None and outcome.conclusion.by_twin
+            else None
+        ),
     )
 
 
@@ -125,7 +155,7 @@ def json_object(
         "reason": verdict.reason,
         "slo": slo_section(outcome.slo).model_dump(mode="json"),
         "curve": [step.model_dump(mode="json") for step in curve_steps(outcome)],
-        "twin_error": None,
+        "twin_error": _twin_error(outcome),
         "engine_starts": len(outcome.starts_s),
         "engine_seconds": {"starts": sum(outcome.starts_s), "replay": outcome.replay_s},
         "run_dir": run_dir,
@@ -134,13 +164,15 @@ def json_object(
     }
 
 
-def holds_with_headroom(outcome: SweepOutcome) -> bool:
-    """Whether the chosen cap still served half of the requests in time, and nearly as many as at
-    the captured load, when the load was raised."""
-    raised = outcome.with_headroom
-    if raised is None:
+def holds_with_headroom(outcome: SweepOutcome, headroom: float) -> bool:
+    """Whether the chosen cap still serves half of the requests in time, and nearly as many as at
+    the captured load, when the load is raised: as measured, else as the twin says."""
+    raised, base = outcome.with_headroom, outcome.confirmed or outcome.chosen.measured
+    if raised is None or base is None:
+        by_load = {one.load: one.numbers for one in outcome.predictions}
+        raised, base = by_load.get(headroom), by_load.get(1.0)
+    if raised is None or base is None:
         return False
-    base = outcome.confirmed or _chosen(outcome)
     return raised.attainment >= max(0.5, base.attainment - HEADROOM_LOSS)
 
 
@@ -148,9 +180,9 @@ HEADROOM_LOSS = 0.05
 """Attainment that a raised load may cost and still count as validated."""
 
 
-def _chosen(outcome: SweepOutcome) -> Measurement:
-    cap = outcome.verdict.max_num_seqs
-    return next(one for one in outcome.curve if one.max_num_seqs == cap)
+def _twin_error(outcome: SweepOutcome) -> float | None:
+    view = outcome.conclusion.view
+    return view.error if view is not None and math.isfinite(view.error) else None
 
 
 OTHERS_LIMIT = 0.10
@@ -159,15 +191,17 @@ AGREEMENT = 0.10
 """How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
 
 
-def second_thoughts(outcome: SweepOutcome, *, fresh: bool, headroom: float) -> list[str]:
+def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]:
     """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
     said = []
     one = outcome.confirmed
     if one is None:
-        if not fresh and outcome.verdict.kind != "overloaded":
-            said.append("no fresh engine confirmed the choice: the budget was spent")
+        if not settings.fresh and outcome.verdict.kind != "overloaded":
+            said.append("no fresh engine confirmed the choice")
         return said
-    ladder = _chosen(outcome)
+    ladder = outcome.chosen.measured
+    if ladder is None:
+        return said
     if one.tpot_s and ladder.tpot_s:
         ratio = one.tpot_s.p50 / ladder.tpot_s.p50 - 1
         if abs(ratio) > AGREEMENT:
@@ -180,30 +214,31 @@ def second_thoughts(outcome: SweepOutcome, *, fresh: bool, headroom: float) -> l
             f"the confirming engine served {one.attainment:.0%} within the SLO, the ladder "
             f"{ladder.attainment:.0%}: the machine changed in between, measure again"
         )
-    others = max((m.device.others_mean or 0.0 for m in outcome.curve if m.device), default=0.0)
+    measured = (step.measured for step in outcome.curve if step.measured is not None)
+    others = max((m.device.others_mean or 0.0 for m in measured if m.device), default=0.0)
     if others > OTHERS_LIMIT:
         said.append(
             f"other processes took up to {others:.0%} of the CPU cores during a step: "
             "the curve is theirs too"
         )
-    if headroom > 1 and not holds_with_headroom(outcome):
+    headroom = settings.headroom
+    if headroom > 1 and not holds_with_headroom(outcome, headroom):
         said.append(f"the choice does not hold at {headroom:g} times the load")
     return said
 
 
-def _promise(one: Measurement, *, confirmed: bool) -> Promise:
+def _promise(outcome: SweepOutcome) -> Promise:
+    source: Literal["confirming run", "ladder", "twin"] = "confirming run"
+    if outcome.confirmed is None:
+        source = "twin" if outcome.conclusion.by_twin else "ladder"
     return Promise(
         load=1.0,
-        attainment=one.attainment,
-        requests_per_s=one.requests_per_s,
-        output_tokens_per_s=one.output_tokens_per_s,
-        ttft_ms=_ms(one.ttft_s),
-        tpot_ms=_ms(one.tpot_s),
-        itl_ms=_ms(one.itl_s),
-        e2el_ms=_ms(one.e2el_s),
-        kv_cache_usage=_kv(one.kv_cache_usage),
-        preemptions=one.preemptions,
-        source="confirming run" if confirmed else "ladder",
+        **_numbers(outcome.confirmed or outcome.chosen.numbers),
+        source=source,
+        predicted=[
+            Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))
+            for one in outcome.predictions
+        ],
     )
 
 
@@ -215,16 +250,9 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
         model=str(facts.arguments["model"]),
         engine_starts=len(outcome.starts_s),
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
-        twin_error=None,
+        twin_error=_twin_error(outcome),
         **origin,
     )
-
-
-def _intervals(outcome: SweepOutcome, one: Measurement) -> dict[str, tuple[float, float]]:
-    """Return the 95 % intervals; of a cut step only what is certain of its attainment."""
-    if one.cut is not None:
-        return {"attainment": (one.attainment, one.attainment_bound)}
-    return intervals(outcome.blocks, one.max_num_seqs)
 
 
 def _ms(spread: Spread | None) -> SpreadSection | None:

@@ -1,8 +1,11 @@
-"""What the user asked of a sweep. Types only."""
+"""What the user asked of a sweep. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.slo import Slo
+from tuner.window import parse_duration_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,14 +17,38 @@ class SweepSettings:
     """None: derived on the engine itself."""
 
     window: str
+    """The part of the trace that is tuned for: ``all``, ``busiest`` or ``START+LEN``."""
+
     step_s: float
-    """Longest window a step replays, in seconds, unless ``window`` names another."""
+    """How long a step replays at most, in seconds."""
 
     budget_s: float
     """Engine time to spend, starts and replays together."""
 
     headroom: float
+    fast: bool
+    """No ladder: climb, ask the twin, verify its choice."""
+
     fresh: bool
     seed: int
     trace_block_size: int
     """Tokens that one hash id of the trace stands for."""
+
+
+def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
+    """Return the settings of a run from the plan in its journal, with this SLO.
+
+    Raises KeyError, TypeError or ValueError for what is no plan.
+    """
+    return SweepSettings(
+        ceiling=int(plan["ceiling"]),
+        slo=slo,
+        window=str(plan["window"]),
+        step_s=parse_duration_s(plan["step"], option="--step"),
+        budget_s=parse_duration_s(plan["budget"], option="--budget"),
+        headroom=float(plan["headroom"]),
+        fast=bool(plan["fast"]),
+        fresh=bool(plan["fresh"]),
+        seed=int(plan["seed"]),
+        trace_block_size=int(plan["trace_block_size"]),
+    )

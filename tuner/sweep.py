@@ -1,48 +1,43 @@
-"""The run: engine → replay → measure → journal → knee, then the confirming engine.
+"""The run: engine → climb → ladder → journal → knee, then the confirming engine.
 
-One engine is started at the ceiling and its cap walks the ladder live; one fresh engine at the
-chosen value confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything
-measured is in the journal before the next step begins, so that a resumed run measures only the
-rest.
+One engine is started at the ceiling and its cap changes live; one fresh engine at the chosen value
+confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything measured is in the
+journal before the next step begins, so that a resumed run measures only the rest.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Protocol
 
+from tuner.conclusion import conclude, predictions, verified, view_of
 from tuner.engines.seam import Engine, EngineFacts, Starter
-from tuner.errors import GeneratorLateError
-from tuner.evidence import Evidence
+from tuner.evidence import Choice, Evidence
 from tuner.journal import Journal
-from tuner.knee import HOPELESS, RULED_OUT_REPLAY_S, cut_floor, decide, doubling, next_trial
-from tuner.measure import Measurement, check_generator, measure
-from tuner.outcome import SweepOutcome
+from tuner.knee import HOPELESS
+from tuner.ladder import (
+    CONTROL_SHARE,
+    FAST_STEPS,
+    STEPS,
+    cut_floor,
+    doubling,
+    next_for_twin,
+    next_trial,
+    short_s,
+)
+from tuner.measure import measure
+from tuner.outcome import Conclusion, SweepOutcome
 from tuner.probe import probe
-from tuner.prompts import prompt_token_ids
-from tuner.readings import Read, while_reading
+from tuner.readings import Read
 from tuner.reasons import Verdict
-from tuner.records import Replay
-from tuner.replay import CutRule, replay
+from tuner.replay import CutRule
+from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
-from tuner.slo import Slo, out_of_reach
 from tuner.trace import TraceRequest
 from tuner.traffic import scale_load
-from tuner.window import plan_requests
-from tuner.workload import Workload, choose_workload, keep_what_fits, slo_for, workload_in
+from tuner.uncertainty import Trial
+from tuner.workload import Workload, choose_workload, keep_what_fits, slo_for, workload_of
 
-LATE_RETRIES = 3
-"""A replay whose requests left late is thrown away and made again so often."""
-
-
-class Watcher(Protocol):
-    """Who is told how the run goes."""
-
-    def stage(self, text: str) -> None: ...
-    def trial(self, what: str, window_s: float) -> None: ...
-    def live(self, elapsed_s: float, done: int, in_flight: int) -> None: ...
-    def measured(self, what: str, measurement: Measurement) -> None: ...
-    def warn(self, text: str) -> None: ...
+OVERDRAWN = 1.1
+"""Steps that the confirming replays may be short of what was planned for them."""
 
 
 async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
@@ -59,114 +54,93 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     Raises EngineError, GeneratorLateError, RunError; TraceError when nothing can be replayed;
     UsageError when the budget is too small.
     """
-    run = _Sweep(starter, settings, Evidence(journal), watcher)
-    run.read_device = read_device
+    rig = Rig(starter, settings, Evidence(journal), watcher, read_device)
+    run = _Sweep(rig)
     try:
         workload = await run.prepare(requests)
-        complete = await run.climb(workload)
-        blocks = run.evidence.blocks(workload.slo)
-        verdict = decide(blocks, ceiling=settings.ceiling, complete=complete)
-        if verdict.kind == "overloaded" and (why := out_of_reach(workload.slo, workload.unloaded)):
-            verdict = replace(verdict, reason=f"overloaded: {why}")
-        confirmed, with_headroom = await run.confirm(workload, verdict)
+        complete = await run.gather(workload)
+        conclusion = conclude(run.evidence, workload, settings, complete=complete)
+        await run.confirm(workload, conclusion.verdict)
     finally:
-        await run.stop()
+        await rig.stop()
+    return outcome_of(
+        run.evidence, workload, settings, conclusion, dropped=run.dropped, warnings=run.warnings
+    )
+
+
+def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
+    evidence: Evidence,
+    workload: Workload,
+    settings: SweepSettings,
+    conclusion: Conclusion,
+    *,
+    dropped: dict[str, int],
+    warnings: Sequence[str],
+) -> SweepOutcome:
+    """Return all that was found, the confirming replays included."""
+    cap = conclusion.verdict.max_num_seqs
+    confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
     return SweepOutcome(
-        verdict=verdict,
+        conclusion=verified(conclusion, evidence),
         slo=workload.slo,
-        window=workload.window,
-        curve=run.evidence.curve(workload.slo),
-        blocks=tuple(blocks),
-        confirmed=confirmed,
-        with_headroom=with_headroom,
-        facts=run.evidence.facts(),
-        starts_s=run.evidence.starts_s(),
-        replay_s=run.evidence.replay_s(),
-        dropped=run.dropped,
-        warnings=tuple(run.warnings),
+        part=workload.part,
+        windows=workload.windows,
+        arrival_rate_rps=len(workload.judged) / workload.judged_s,
+        confirmed=measure(confirm, workload.slo) if confirm else None,
+        with_headroom=measure(headroom, workload.slo) if headroom else None,
+        predictions=predictions(conclusion, workload, settings),
+        facts=evidence.facts(),
+        starts_s=evidence.starts_s(),
+        replay_s=evidence.replay_s(),
+        dropped=dropped,
+        warnings=tuple(warnings),
     )
 
 
 class _Sweep:
-    """A run under way: the engine that is up, and the evidence so far."""
+    """A run under way."""
 
-    def __init__(
-        self, starter: Starter, settings: SweepSettings, evidence: Evidence, watcher: Watcher
-    ) -> None:
-        self.starter, self.settings = starter, settings
-        self.evidence, self.watcher = evidence, watcher
-        self.engine: Engine | None = None
-        self.built_for = ""
-        self.read_device: Read | None = None
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.settings, self.evidence, self.watcher = rig.settings, rig.evidence, rig.watcher
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
-
-    async def engine_for(self, max_num_seqs: int, purpose: str) -> Engine:
-        """Return the engine for this purpose with the cap set; started only when it is needed, so
-        that a resumed run with nothing left to measure starts none."""
-        live = purpose == "ladder" and not self.settings.fresh
-        built_for = "ladder" if live else f"{purpose} {max_num_seqs}"
-        if self.engine is None or self.built_for != built_for:
-            await self.stop()
-            size = self.settings.ceiling if live else max_num_seqs
-            self.watcher.stage(f"starting the engine with max_num_seqs={size}")
-            self.engine = await self.starter.start(max_num_seqs=size)
-            self.built_for = built_for
-            self.evidence.check_machine(self.engine.facts)
-            self.evidence.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
-        tokens = self.engine.facts.arguments["max_num_batched_tokens"]
-        assert isinstance(tokens, int)
-        await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
-        return self.engine
-
-    async def stop(self) -> None:
-        if self.engine is not None:
-            engine, self.engine = self.engine, None
-            await engine.stop()
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
         self.evidence.check()
         unloaded = self.evidence.unloaded()
         if unloaded is None:
-            engine = await self.engine_for(
-                1 if self.settings.fresh else self.settings.ceiling, "ladder"
-            )
+            engine = await self.rig.engine_for(self.settings.ceiling, "ladder")
             requests = self.fitting(all_requests, engine.facts)
             self.watcher.stage("measuring requests one at a time, for what an idle engine does")
             self.evidence.add_probes(
-                await probe(requests, engine, prompt=self.prompts(engine.facts))
+                await probe(requests, engine, prompt=self.rig.prompts(engine.facts))
             )
             unloaded = self.evidence.unloaded()
             assert unloaded is not None
         else:
             requests = self.fitting(all_requests, self.evidence.facts())
         slo = self.settings.slo or slo_for(requests, unloaded)
-        window = self.evidence.window()
-        if window is not None:
-            return workload_in(requests, slo, unloaded, window)
+        chosen = self.evidence.choice()
+        if chosen is not None:
+            return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
         starts_s = self.starts() * self.evidence.facts().start_s
-        confirming = 1 if self.settings.fresh else 2
         workload = choose_workload(
             requests,
             slo,
             unloaded,
-            window=self.settings.window,
+            asked=self.settings.window,
             step_s=self.settings.step_s,
-            ceiling=self.settings.ceiling,
-            confirming_replays=confirming,
+            steps=self.steps(),
             replay_budget_s=self.settings.budget_s - starts_s,
         )
-        self.evidence.add_window(workload.window)
-        cost_s = workload.cost_s(ceiling=self.settings.ceiling, confirming_replays=confirming)
+        self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
+        windows = ", ".join(map(str, workload.windows))
         self.watcher.stage(
-            f"a step replays {workload.window} of the trace after {workload.window.run_in_s:.0f}s "
-            f"run-in; expect up to {cost_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+            f"a step replays {windows} of the trace; expect up to "
+            f"{self.steps() * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
-        if cost_s + starts_s > 1.1 * self.settings.budget_s:
-            self.watcher.warn(
-                "the budget may end the run early: shorten --window or raise --budget"
-            )
         return workload
 
     def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
@@ -182,118 +156,130 @@ class _Sweep:
 
     def starts(self) -> int:
         """Return how many engine starts the run takes if nothing interrupts it."""
-        return 2 * len(doubling(self.settings.ceiling)) if self.settings.fresh else 2
+        return 1 + len(doubling(self.settings.ceiling)) if self.settings.fresh else 2
 
-    async def climb(self, workload: Workload) -> bool:
+    def steps(self) -> float:
+        """Return how many steps of replay the run may take."""
+        return FAST_STEPS if self.settings.fast else STEPS
+
+    def paid_s(self) -> float:
+        """Return what the budget leaves for replays before the confirming engine starts."""
+        start_s = 0.0 if self.settings.fresh else self.evidence.facts().start_s
+        return self.settings.budget_s - self.evidence.spent_s() - start_s
+
+    def steps_left(self, workload: Workload) -> float:
+        """Return how many steps may still be replayed before the confirming ones."""
+        settings, step_s = self.settings, self.evidence.rung_s() or workload.step_s
+        confirming = (settings.headroom > 1.0 and not settings.fast) + (not settings.fresh)
+        planned_s = self.steps() * workload.step_s - self.evidence.replay_s()
+        return min(planned_s, self.paid_s()) / step_s - confirming
+
+    async def gather(self, workload: Workload) -> bool:
         """Measure what the decision asks for; return False when the budget ended it early."""
+        if (trial := self.evidence.under_way()) is not None:
+            await self.make(trial, workload)
+        while True:
+            view = view_of(self.evidence, workload, self.settings)
+            if view is not None and not view.is_believed:
+                self.watcher.warn(f"the twin is wrong by {view.error:.0%}: the windows must decide")
+                return await self.gather_windows(workload)
+            trial = next_for_twin(
+                self.evidence.trials(),
+                view,
+                ceiling=self.settings.ceiling,
+                fast=self.settings.fast,
+                steps_left=self.steps_left(workload),
+            )
+            if trial is None:
+                return True
+            if view is not None and self.paid_s() < workload.step_s:
+                return False
+            self.evidence.begin(trial)
+            await self.make(trial, workload)
+
+    async def gather_windows(self, workload: Workload) -> bool:
+        """Measure what the windows need to decide alone."""
         ceiling = self.settings.ceiling
         blocks = self.evidence.blocks(workload.slo)
         while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
-            cap = trial.max_num_seqs
             confirming_s = (
-                0.0 if self.settings.fresh else self.evidence.facts().start_s + workload.replay_s
+                0.0 if self.settings.fresh else self.evidence.facts().start_s + workload.step_s
             )
-            needed_s = self.evidence.spent_s() + workload.replay_s + confirming_s
+            needed_s = self.evidence.spent_s() + workload.step_s + confirming_s
             if blocks and needed_s > self.settings.budget_s:
                 if trial.purpose != "again":
-                    self.warnings.append(f"the budget left no room for {trial.purpose} {cap}")
+                    self.warnings.append(
+                        f"the budget left no room for {trial.purpose} {trial.max_num_seqs}"
+                    )
                 return trial.purpose != "ladder"
-            bound, floor = workload.bound(cap), cut_floor(blocks)
-            # the ceiling is always tried: that nothing helps must be seen and not only computed
-            ruled_out = bound < floor and cap != ceiling
-            rule = CutRule(workload.slo, floor, RULED_OUT_REPLAY_S if ruled_out else None)
-            engine = await self.engine_for(cap, "ladder")
-            result = await self.replay_once(engine, trial.purpose, cap, workload, rule)
-            if ruled_out:
-                bound = min(bound, result.attainment_bound)
-                result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
-            self.keep(result, trial.purpose, workload.slo)
+            self.evidence.begin(trial)
+            await self.make(trial, workload)
             blocks = self.evidence.blocks(workload.slo)
         return True
 
-    async def confirm(
-        self, workload: Workload, verdict: Verdict
-    ) -> tuple[Measurement | None, Measurement | None]:
+    async def make(self, trial: Trial, workload: Workload) -> None:
+        """Measure one trial, or what an interruption left of it."""
+        cap, purpose = trial.max_num_seqs, trial.purpose
+        engine = await self.rig.engine_for(cap, "ladder")
+        if purpose == "climb":
+            await self.rig.climb(engine, purpose, cap, workload, workload.step_s)
+        elif purpose == "control":
+            await self.rig.climb(engine, purpose, cap, workload, CONTROL_SHARE * workload.step_s)
+        elif purpose == "glance":
+            window, rule = workload.windows[0], CutRule(workload.slo, 0.0, short_s(workload.step_s))
+            sent = workload.sent_in(window)
+            result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+            self.evidence.add_replay(result, purpose)
+        else:
+            await self.rung(trial, engine, workload)
+        self.evidence.end()
+
+    async def rung(self, trial: Trial, engine: Engine, workload: Workload) -> None:
+        """Replay every window of the step that was not replayed before an interruption."""
+        cap, purpose = trial.max_num_seqs, trial.purpose
+        done = self.evidence.replayed()
+        best = self.evidence.best_attainments(workload.slo)
+        for number, window in enumerate(workload.windows):
+            floor = cut_floor(best.get(number, 0.0))
+            bound = workload.bound(window, cap)
+            # the ceiling is always tried: that nothing helps must be seen and not only computed
+            ruled_out = bound < floor and cap != self.settings.ceiling
+            if number in done or (ruled_out and number):
+                continue
+            rule = CutRule(workload.slo, floor, short_s(workload.step_s) if ruled_out else None)
+            sent = workload.sent_in(window)
+            result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+            if ruled_out:
+                bound = min(bound, result.attainment_bound)
+                result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
+            self.evidence.add_replay(result, purpose, window=number)
+        replays = list(self.evidence.replayed().values())
+        self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))
+
+    async def confirm(self, workload: Workload, verdict: Verdict) -> None:
         """Measure the choice on an engine of its own, at the captured load (unless the ladder's
         engines were its own already) and with headroom."""
-        cap, slo = verdict.max_num_seqs, workload.slo
+        settings, cap = self.settings, verdict.max_num_seqs
         if verdict.kind == "overloaded":
-            return None, None
-        rule = CutRule(slo, HOPELESS)
-        loads = {"headroom": self.settings.headroom}
-        for purpose, load in (loads if self.settings.fresh else {"confirm": 1.0, **loads}).items():
-            left_s = self.settings.budget_s - self.evidence.spent_s()
-            if (
-                self.evidence.confirming(purpose, cap, slo) is not None
-                or (purpose == "headroom" and (load <= 1.0 or left_s < workload.replay_s))
-                or left_s < 0
-            ):
-                continue
-            raised = scale_load(workload.requests, load, seed=self.settings.seed)
-            engine = await self.engine_for(cap, "confirm")
-            loaded = replace(workload, requests=tuple(raised))
-            result = await self.replay_once(engine, purpose, cap, loaded, rule)
-            self.keep(result, purpose, slo)
-        return (
-            self.evidence.confirming("confirm", cap, slo),
-            self.evidence.confirming("headroom", cap, slo),
-        )
-
-    def keep(self, result: Replay, purpose: str, slo: Slo) -> None:
-        self.evidence.add_replay(result, purpose)
-        self.watcher.measured(f"{purpose} {result.max_num_seqs}", measure([result], slo))
-
-    async def replay_once(
-        self,
-        engine: Engine,
-        purpose: str,
-        cap: int,
-        workload: Workload,
-        rule: CutRule,
-    ) -> Replay:
-        """Replay the workload; again when our own sending was late.
-
-        Raises GeneratorLateError when it stays late.
-        """
-        window, what = workload.window, f"{purpose} {cap}"
-        plan = plan_requests(
-            workload.requests,
-            window,
-            max_model_len=engine.facts.max_model_len,
-            prompt=self.prompts(engine.facts),
-        )
-        retries = LATE_RETRIES
-        while True:
-            self.watcher.trial(what, workload.replay_s)
-            await engine.reset_prefix_cache()
-            replaying = replay(
-                plan,
-                engine,
-                max_num_seqs=cap,
-                scored_from_s=window.run_in_s,
-                window_s=window.length_s,
-                cut_rule=rule,
-                progress=self.watcher.live,
-                name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
-            )
-            result, device = await while_reading(replaying, self.read_device)
-            result = replace(result, device=device)
-            try:
-                if rule.stop_after_s is None:  # else only its iterations count
-                    check_generator([result])
-            except GeneratorLateError as late:
-                self.evidence.add_late(what, str(late), result.elapsed_s)
-                if not retries:
-                    raise
-                retries -= 1
-                self.watcher.warn(f"{late}; measuring it again")
-            else:
-                return result
-
-    def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
-        return partial(
-            prompt_token_ids,
-            seed=self.settings.seed,
-            vocab_size=facts.vocab_size,
-            block_size=self.settings.trace_block_size,
-        )
+            return
+        loads = {"confirm": 1.0, "headroom": settings.headroom}
+        if settings.fresh:
+            del loads["confirm"]
+        if settings.fast or settings.headroom <= 1.0:
+            del loads["headroom"]
+        rule = CutRule(workload.slo, HOPELESS)
+        for purpose, load in loads.items():
+            done = len(self.evidence.confirming(purpose, cap))
+            if purpose == "headroom" and not done and self.steps_left(workload) < -OVERDRAWN:
+                return  # the twin says what it would be
+            for number, window in enumerate(workload.windows[done:], done):
+                left_s = settings.budget_s - self.evidence.spent_s()
+                if left_s < (window.replay_s if purpose == "headroom" else 0.0):
+                    return
+                raised = scale_load(workload.sent_in(window), load, seed=settings.seed)
+                engine = await self.rig.engine_for(cap, "confirm")
+                result = await self.rig.replay(engine, purpose, cap, raised, window, rule)
+                self.evidence.add_replay(result, purpose, window=number)
+            replays = self.evidence.confirming(purpose, cap)
+            if len(replays) > done:
+                self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))

@@ -3,10 +3,11 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler_state import Floats
 from tuner.slo import Slo
 from tuner.twin import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
 from tuner.twin_law import FittedLaw
@@ -17,9 +18,34 @@ PLAUSIBLE = 0.2
 """A cap that serves so much less than the best is no candidate; the best one's neighbours are."""
 
 INTERVAL = 0.95
+NEAR_ENOUGH = 17 / 16
+"""Batches so little larger than the largest measured one are no guess: knots lie as far apart."""
 
 Values = Mapping[int, tuple[float, float]]
 """Cap → (attainment, log of p99 E2EL in seconds)."""
+
+
+class Statistics(NamedTuple):
+    """What one replay by the twin comes to. Seconds; NaN where nothing came to that."""
+
+    attainment: float
+    log_tail: float
+    """Log of p99 E2EL."""
+
+    tpot_p95_s: float
+    queue_p95_s: float
+    kv_peak: float
+    preemptions: float
+
+    @classmethod
+    def of(cls, traffic: Traffic, replay: TwinReplay, slo: Slo) -> "Statistics":
+        return cls(
+            *value_of(traffic, replay, slo),
+            tpot_p95_s=_p95(replay.tpot_s),
+            queue_p95_s=_p95(replay.queue_s),
+            kv_peak=replay.kv_usage_peak,
+            preemptions=float(replay.preemptions.sum()),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,19 +67,11 @@ class Weighed:
     rightness: Mapping[int, float]
     """Cap → the share of laws under which it is right or as good; candidates only."""
 
-    spread: Mapping[int, tuple[tuple[float, float], tuple[float, float]]]
-    """Cap → 95 % intervals of attainment and of log tail; candidates only."""
+    samples: Mapping[int, tuple[Statistics, ...]]
+    """Cap → what each of the drawn laws gives, in one order for all caps."""
 
     unseen: tuple[int, ...]
     """Caps at which the traffic makes batches larger than any that was measured: a guess."""
-
-
-def predict(
-    traffic: Traffic, law: StepLaw, shape: EngineShape, slo: Slo, caps: Sequence[int]
-) -> Values:
-    """Return what the whole traffic sees at every cap."""
-    replays = {cap: simulate(traffic, law, shape, max_num_seqs=cap) for cap in caps}
-    return {cap: value_of(traffic, replay, slo) for cap, replay in replays.items()}
 
 
 def value_of(traffic: Traffic, replay: TwinReplay, slo: Slo) -> tuple[float, float]:
@@ -69,20 +87,31 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     caps: Sequence[int],
     *,
     corrections: Values | None = None,
+    everywhere: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Weighed:
     """Choose a cap for the traffic, under the law and under laws as likely.
 
-    ``corrections`` (cap → what to add to attainment and log tail) come from the anchor.
+    ``corrections`` (cap → what to add to attainment and log tail) come from the anchor. With
+    ``everywhere`` there are samples for every cap, otherwise only for those that may be chosen.
     """
     replays = {cap: simulate(traffic, fitted.law, shape, max_num_seqs=cap) for cap in caps}
     values = {cap: value_of(traffic, replay, slo) for cap, replay in replays.items()}
     point = corrected(values, corrections)
     candidates = plausible(point)
-    drawn = [
-        corrected(predict(traffic, law, shape, slo, candidates), corrections)
+    samples = [
+        {
+            cap: Statistics.of(traffic, simulate(traffic, law, shape, max_num_seqs=cap), slo)
+            for cap in (caps if everywhere else candidates)
+        }
         for law in fitted.draws(draws, seed=seed)
+    ]
+    drawn = [
+        corrected(
+            {cap: (one[cap].attainment, one[cap].log_tail) for cap in candidates}, corrections
+        )
+        for one in samples
     ]
     good = [good_caps(one) for one in drawn]
     rightness = {cap: float(np.mean([cap in one for one in good])) for cap in candidates}
@@ -100,8 +129,12 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
             max(best, int(choices[len(choices) - 1 - outside])),
         ),
         rightness=rightness,
-        spread={cap: _spread([one[cap] for one in drawn]) for cap in candidates},
-        unseen=tuple(cap for cap in caps if replays[cap].running_peak > fitted.extrapolated_from),
+        samples={cap: tuple(one[cap] for one in samples) for cap in samples[0]},
+        unseen=tuple(
+            cap
+            for cap in caps
+            if replays[cap].running_peak > NEAR_ENOUGH * fitted.extrapolated_from
+        ),
     )
 
 
@@ -140,8 +173,6 @@ def good_caps(values: Values) -> set[int]:
     }
 
 
-def _spread(
-    values: Sequence[tuple[float, float]],
-) -> tuple[tuple[float, float], tuple[float, float]]:
-    shares, tails = np.quantile(np.array(values), (0.025, 0.975), axis=0).T.tolist()
-    return (shares[0], shares[1]), (tails[0], tails[1])
+def _p95(values: Floats) -> float:
+    known = values[~np.isnan(values)]
+    return float(np.quantile(known, 0.95)) if len(known) else math.nan

@@ -30,12 +30,15 @@ shared machine vary by 8 to 9 % (docs/experiments.md)."""
 
 DRAWS = 2000
 
-Purpose = Literal["ladder", "repeat", "bracket", "again"]
+Purpose = Literal["climb", "glance", "control", "ladder", "repeat", "bracket", "again"]
+"""Why a trial is made: to time every batch size; for the iterations of a cap that cannot be the
+answer; to see whether the machine is still the same; and the rungs of the ladder with what repeats
+them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One replay to make: at which cap, and why."""
+    """One measurement to make: at which cap, and why."""
 
     max_num_seqs: int
     purpose: Purpose

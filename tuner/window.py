@@ -21,14 +21,36 @@ _DURATION = re.compile(r"(?P<value>[0-9]{1,9}(?:\.[0-9]{1,9})?)(?P<unit>ms|s|m|h
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """The part of the trace that is tuned for, in seconds from the trace's origin: [begin, end)."""
+
+    begin_s: float
+    end_s: float
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.begin_s
+
+    def __str__(self) -> str:
+        return f"{self.begin_s:.3f}s+{self.length_s:.3f}s"
+
+
+@dataclass(frozen=True, slots=True)
 class Window:
-    """A part of the trace, in seconds from the trace's origin."""
+    """What one replay sends, in seconds from the trace's origin."""
 
     start_s: float
     """Where scoring starts."""
 
     length_s: float
     run_in_s: float
+    weight: float = 1.0
+    """Requests of the part that each of its requests stands for."""
+
+    @property
+    def replay_s(self) -> float:
+        """How long a replay of it sends."""
+        return self.run_in_s + self.length_s
 
     def __str__(self) -> str:
         return f"{self.start_s:.3f}s+{self.length_s:.3f}s"
@@ -64,40 +86,41 @@ def parse_window(asked: str) -> tuple[float, float] | None:
     return start_s, parse_duration_s(parts[1], option="--window")
 
 
-def choose_window(
+def choose_part(
     requests: Sequence[TraceRequest],
     asked: str,
     *,
     length_s: float,
     busiest: Callable[[Sequence[TraceRequest], float], tuple[float, float]],
-) -> Window:
-    """Return the window that ``asked`` names: ``busiest``, ``all`` or ``START+LEN``.
+) -> Part:
+    """Return the part that ``asked`` names: ``all``, ``busiest`` or ``START+LEN``.
 
     ``busiest`` is ``length_s`` long, or the whole trace when that is shorter. Raises UsageError for
-    a window that cannot be read, TraceError for one without requests.
+    one that cannot be read, TraceError for one without requests.
     """
     first_s, last_s = requests[0].arrival_s, requests[-1].arrival_s
-    whole_s = max(last_s - first_s, 1e-3)
+    whole = Part(first_s, max(last_s, first_s + LEAST_S) + LEAST_S)
     explicit = parse_window(asked)
-    if asked == "all" or (asked == "busiest" and whole_s <= length_s * (1 + RUN_IN_SHARE)):
-        run_in_s = min(MAX_RUN_IN_S, whole_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE))
-        if whole_s < SHORT_S:
-            run_in_s = 0.0
-        return Window(first_s + run_in_s, whole_s - run_in_s + 1e-3, run_in_s)
     if explicit is None:
-        start_s, end_s = busiest(requests, length_s)
-        run_in_s = min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, start_s - first_s)
-        return Window(start_s, end_s - start_s, run_in_s)
+        if asked == "all" or whole.length_s <= length_s:
+            return whole
+        return Part(*busiest(requests, length_s))
     start_s, length_s = explicit
-    window = Window(
-        start_s, length_s, min(MAX_RUN_IN_S, length_s * RUN_IN_SHARE, max(0.0, start_s - first_s))
-    )
     if not any(start_s <= request.arrival_s < start_s + length_s for request in requests):
         raise TraceError(
             f"--window {asked}: no request arrives there",
             hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
-    return window
+    return Part(start_s, start_s + length_s)
+
+
+LEAST_S = 1e-3
+"""Added to the last arrival, so that it is inside."""
+
+
+def run_in_before_s(length_s: float, *, room_s: float) -> float:
+    """Return the run-in of a window that has so much of the trace before it."""
+    return min(MAX_RUN_IN_S, RUN_IN_SHARE * length_s, max(0.0, room_s))
 
 
 def in_window(requests: Sequence[TraceRequest], window: Window) -> list[TraceRequest]:

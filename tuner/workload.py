@@ -1,17 +1,26 @@
-"""What a sweep replays: the requests that fit the engine, their SLO, and the window. Pure."""
+"""What a sweep tunes for: the requests that fit the engine, their SLO, what is replayed. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tuner.errors import TraceError, UsageError
-from tuner.knee import HOPELESS, RULED_OUT_REPLAY_S, doubling, littles_bound
+from tuner.ladder import littles_bound
+from tuner.sampling import sample_windows
 from tuner.slo import Slo, Unloaded, derive_slo
 from tuner.trace import TraceRequest
 from tuner.traffic import busiest_window
-from tuner.window import Window, choose_window, in_window
+from tuner.window import Part, Window, choose_part, in_window
 
-MIN_WINDOW_S = 5.0
-BLOCKS_PER_CAP = 2
+MIN_STEP_S = 6.0
+"""A shorter step shows the engine at hardly any batch size."""
+
+LOADED = 1.5
+"""How much longer a request takes on a busy engine: a guess, for how long a window drains."""
+
+MOST_JUDGED = 100_000
+"""Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,27 +29,31 @@ class Workload:
 
     slo: Slo
     unloaded: Unloaded
-    window: Window
     requests: tuple[TraceRequest, ...]
-    """Those of the window and its run-in, in order of arrival."""
+    """All that fit the engine and were served, in order of arrival."""
 
-    @property
-    def replay_s(self) -> float:
-        """How long one replay takes at least."""
-        return self.window.run_in_s + self.window.length_s
+    part: Part
+    windows: tuple[Window, ...]
+    """What one step replays, one after the other."""
 
-    def bound(self, cap: int) -> float:
-        """Return the most that ``cap`` can attain of these requests, by Little's law."""
+    step_s: float
+    """About how long that takes, and how long a climb is."""
+
+    judged: tuple[TraceRequest, ...]
+    """The requests of the part, MOST_JUDGED at most, that the twin replays."""
+
+    judged_s: float
+    """How long they take to arrive."""
+
+    def sent_in(self, window: Window) -> list[TraceRequest]:
+        """Return what a replay of a window sends."""
+        return in_window(self.requests, window)
+
+    def bound(self, window: Window, cap: int) -> float:
+        """Return the most that ``cap`` can attain of a window's requests, by Little's law."""
         return littles_bound(
-            self.requests, self.unloaded, self.slo, cap=cap, scored_from_s=self.window.start_s
+            self.sent_in(window), self.unloaded, self.slo, cap=cap, scored_from_s=window.start_s
         )
-
-    def cost_s(self, *, ceiling: int, confirming_replays: int) -> float:
-        """Return about how long a whole sweep replays, in seconds of engine time."""
-        caps = doubling(ceiling)
-        hopeless = sum(self.bound(cap) < HOPELESS for cap in caps)
-        whole = BLOCKS_PER_CAP * (len(caps) - hopeless) + confirming_replays
-        return (hopeless + 1) * RULED_OUT_REPLAY_S + whole * self.replay_s
 
 
 def keep_what_fits(
@@ -71,44 +84,47 @@ def choose_workload(  # noqa: PLR0913 - what there is, what is asked, what it ma
     slo: Slo,
     unloaded: Unloaded,
     *,
-    window: str,
+    asked: str,
     step_s: float,
-    ceiling: int,
-    confirming_replays: int,
+    steps: float,
     replay_budget_s: float,
 ) -> Workload:
-    """Return the workload; a ``busiest`` window is as long as ``step_s`` and the budget allow.
+    """Return the workload of the part that is asked for; ``steps`` of them fit the budget.
 
     Raises UsageError when the budget does not allow the shortest sweep, TraceError when nothing
-    arrives in the window.
+    arrives in the part.
     """
-    workload = _workload(requests, slo, unloaded, window, step_s)
-    cost_s = workload.cost_s(ceiling=ceiling, confirming_replays=confirming_replays)
-    if window == "busiest" and cost_s > replay_budget_s:
-        length_s = workload.window.length_s * max(0.0, replay_budget_s) / cost_s
-        workload = _workload(requests, slo, unloaded, window, max(MIN_WINDOW_S, length_s))
-        cost_s = workload.cost_s(ceiling=ceiling, confirming_replays=confirming_replays)
-        if length_s < MIN_WINDOW_S and cost_s > replay_budget_s:
-            raise UsageError(
-                f"--budget leaves {max(0.0, replay_budget_s):.0f}s for replays beside the engine "
-                f"starts, the shortest sweep needs about {cost_s:.0f}s",
-                hint="Give a larger --budget, or a lower --ceiling.",
-            )
-    return workload
+    affordable_s = replay_budget_s / steps
+    if affordable_s < MIN_STEP_S:
+        raise UsageError(
+            f"--budget leaves {max(0.0, replay_budget_s):.0f}s for replays beside the engine "
+            f"starts, the shortest sweep needs about {MIN_STEP_S * steps:.0f}s",
+            hint="Give a larger --budget.",
+        )
+    step_s = min(step_s, affordable_s)
+    part = choose_part(requests, asked, length_s=step_s, busiest=busiest_window)
+    ends_s = [unloaded.residence_s(one.input_length, one.output_length) for one in requests]
+    drain_s = LOADED * float(np.percentile(ends_s, 95))
+    windows = sample_windows(requests, part, step_s=step_s, drain_s=drain_s)
+    return workload_of(requests, slo, unloaded, part, windows, step_s)
 
 
-def workload_in(
-    requests: Sequence[TraceRequest], slo: Slo, unloaded: Unloaded, window: Window
+def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
+    requests: Sequence[TraceRequest],
+    slo: Slo,
+    unloaded: Unloaded,
+    part: Part,
+    windows: Sequence[Window],
+    step_s: float,
 ) -> Workload:
-    """Return the workload of a window. Raises TraceError when no request arrives in it."""
-    chosen = in_window(requests, window)
-    if not any(one.arrival_s >= window.start_s for one in chosen):
-        raise TraceError(f"window {window}: nothing to replay", hint="Choose another --window.")
-    return Workload(slo, unloaded, window, tuple(chosen))
-
-
-def _workload(
-    requests: Sequence[TraceRequest], slo: Slo, unloaded: Unloaded, window: str, step_s: float
-) -> Workload:
-    chosen = choose_window(requests, window, length_s=step_s, busiest=busiest_window)
-    return workload_in(requests, slo, unloaded, chosen)
+    """Return the workload of what was chosen. Raises TraceError when nothing arrives in it."""
+    inside = tuple(one for one in requests if part.begin_s <= one.arrival_s < part.end_s)
+    if not inside:
+        raise TraceError(f"window {part}: nothing to replay", hint="Choose another --window.")
+    length_s = part.length_s
+    if len(inside) > MOST_JUDGED:
+        work = np.cumsum([0, *(one.input_length + one.output_length for one in inside)])
+        first = int(np.argmax(work[MOST_JUDGED:] - work[:-MOST_JUDGED]))
+        inside = inside[first : first + MOST_JUDGED]
+        length_s = inside[-1].arrival_s - inside[0].arrival_s
+    return Workload(slo, unloaded, tuple(requests), part, tuple(windows), step_s, inside, length_s)

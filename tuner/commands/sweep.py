@@ -8,7 +8,9 @@ import typer
 
 def sweep(  # noqa: PLR0913 - one parameter an option
     *,
-    trace: Annotated[Path, typer.Option(help="Trace to replay; see `tuner trace import`.")],
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace to replay; see `tuner trace import`.")
+    ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where the serving profile goes.")
     ] = Path("profile.yaml"),
@@ -33,11 +35,10 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     ] = None,
     budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "15m",
     window: Annotated[
-        str, typer.Option(help="Part of the trace: busiest, all or START+LEN (120s+60s).")
-    ] = "busiest",
-    step: Annotated[
-        str, typer.Option(help="Longest `busiest` window that a step replays.")
-    ] = "60s",
+        str,
+        typer.Option(help="Part of the trace to tune for: all, busiest or START+LEN (120s+60s)."),
+    ] = "all",
+    step: Annotated[str, typer.Option(help="How long each step of the ladder replays.")] = "60s",
     replicas: Annotated[
         int, typer.Option(min=1, help="Servers that shared the trace; one server's part is tuned.")
     ] = 1,
@@ -48,10 +49,19 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         float,
         typer.Option(min=1.0, max=10.0, help="Load of the validation, times the trace's."),
     ] = 1.25,
+    fast: Annotated[
+        bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify.")
+    ] = False,
     fresh: Annotated[bool, typer.Option(help="A new engine for every step.")] = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where measurements are kept; default: runs/TRACE-TIME.")
+    ] = None,
+    rescore: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN_DIR", help="No engine: judge a stored run anew, under another --slo."
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and duplicates.")] = 0,
     metrics_port: Annotated[
@@ -67,7 +77,8 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
     measured is kept in the run directory, and --resume goes on after an interruption.
     """
-    from tuner.commands.sweep_run import SweepOptions, run  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.sweep_run import run  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.sweep_setup import SweepOptions  # noqa: PLC0415
 
     run(
         SweepOptions(
@@ -86,9 +97,11 @@ def sweep(  # noqa: PLR0913 - one parameter an option
             replicas=replicas,
             router=router,
             headroom=headroom,
+            fast=fast,
             fresh=fresh,
             resume=resume,
             run_dir=run_dir,
+            rescore=rescore,
             seed=seed,
             metrics_port=metrics_port,
             force=force,

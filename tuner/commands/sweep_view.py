@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -13,11 +14,14 @@ from rich.table import Table
 
 from tuner.exporter import Exporter
 from tuner.measure import Measurement, Spread
-from tuner.outcome import SweepOutcome
+from tuner.outcome import Step, SweepOutcome
 from tuner.settings import SweepSettings
 
 PLAIN_WIDTH = 100
 """Where stdout is no terminal, so that a log has the same lines everywhere."""
+
+LONG_MS = 100_000
+"""From here on a time is told in seconds."""
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
@@ -53,10 +57,10 @@ class Progress:
         if self.status is not None:
             self.status.update(escape(text))
 
-    def trial(self, what: str, window_s: float) -> None:
-        self.what, self.window_s = what, window_s
+    def trial(self, what: str, length_s: float) -> None:
+        self.what, self.window_s = what, length_s
         if self.status is None:
-            self._line(f"{what}: replaying {window_s:.0f}s of the trace")
+            self._line(f"{what}: {length_s:.0f}s")
 
     def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
         if self.exporter is not None:
@@ -101,19 +105,36 @@ def render(
     elif console.width < TABLE_WIDTH:  # a terminal that wraps is better than numbers cut off
         console = Console(highlight=False, width=TABLE_WIDTH)
     verdict = outcome.verdict
+    view = outcome.conclusion.view
     console.print(curve_table(outcome))
+    if outcome.conclusion.by_twin and len(outcome.curve) > 1:
+        console.print()
+        console.print("what each doubling changes, with its 95 % interval")
+        console.print(changes_table(outcome))
     console.print()
     console.print(f"[bold]{escape(verdict.reason)}[/]")
     console.print(f"confidence {verdict.confidence:.2f}; SLO {escape(str(outcome.slo))}")
+    if view is not None and view.errors:
+        console.print(
+            f"the twin's error against {len(view.errors)} replayed windows: "
+            f"{view.error:.1%} in the median"
+        )
     for title, one in (
-        ("confirmed on a fresh engine", outcome.confirmed),
+        ("replayed at the choice", outcome.chosen.measured if view is not None else None),
+        ("on a fresh engine", outcome.confirmed),
         ("with headroom", outcome.with_headroom),
     ):
         if one is not None:
             console.print(
-                f"{title}: {one.attainment:.1%} within the SLO, {one.requests_per_s:.2f} req/s, "
+                f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
                 f"p95 TPOT {_ms(one.tpot_s, 'p95')} ms, p99 E2EL {_ms(one.e2el_s, 'p99')} ms"
             )
+    for said in outcome.predictions:
+        numbers = said.numbers
+        console.print(
+            f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
+            f"p95 TPOT {_ms(numbers.tpot_s, 'p95')} ms, p99 E2EL {_ms(numbers.e2el_s, 'p99')} ms"
+        )
     console.print(
         f"{len(outcome.starts_s)} engine starts, {sum(outcome.starts_s):.0f}s; "
         f"{outcome.replay_s:.0f}s of replay"
@@ -127,13 +148,12 @@ def render(
 
 def curve_table(outcome: SweepOutcome) -> Table:
     """Return the curve as a table, the chosen step marked."""
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
-    for heading in (
-        "max_num_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", "TTFT\np99 ms",
-        "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "pre-\nempted",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in outcome.curve:
+    table = _table(
+        "max_num\n_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", "TTFT\np99 ms",
+        "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "pre-\nempt", "source",
+    )  # fmt: skip
+    for step in outcome.curve:
+        one = step.numbers
         chosen = one.max_num_seqs == outcome.verdict.max_num_seqs
         kv = one.kv_cache_usage
         table.add_row(
@@ -147,9 +167,61 @@ def curve_table(outcome: SweepOutcome) -> Table:
             _ms(one.queue_s, "p95"),
             "-" if kv is None else f"{kv.peak:.0%}",
             str(one.preemptions),
+            "twin" if _was_cut(step) else step.source,
             style="bold" if chosen else None,
         )
     return table
+
+
+def changes_table(outcome: SweepOutcome) -> Table:
+    """Return what each step up the ladder changes, interval below value."""
+    names = {
+        "goodput_rps": ("goodput", _percent),
+        "tpot_p95_ms": ("TPOT p95", _percent),
+        "e2el_p99_ms": ("E2EL p99", _percent),
+        "queue_p95_ms": ("queue p95 ms", _milliseconds),
+        "kv_cache_usage_peak": ("KV peak", _percent),
+        "preemptions": ("preempted", _number),
+    }
+    if not any(step.numbers.preemptions for step in outcome.curve):
+        del names["preemptions"]
+    table = _table("step", *(heading for heading, _ in names.values()))
+    for below, step in pairwise(outcome.curve):
+        cells = []
+        for name, (_, shown) in names.items():
+            one = step.changes.get(name)
+            cells.append(
+                "-\n"
+                if one is None
+                else f"{shown(one.value)}\n[dim]({shown(one.low)} {shown(one.high)})[/]"
+            )
+        chosen = step.numbers.max_num_seqs == outcome.verdict.max_num_seqs
+        title = f"{below.numbers.max_num_seqs} to {step.numbers.max_num_seqs}"
+        table.add_row(title, *cells, style="bold" if chosen else None)
+    return table
+
+
+def _table(*headings: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def _was_cut(step: Step) -> bool:
+    return step.measured is not None and step.measured.cut is not None
+
+
+def _percent(share: float) -> str:
+    return f"{share:+.0%}" if share < 10 else f"x{1 + share:,.0f}"
+
+
+def _number(value: float) -> str:
+    return f"{value:+,.0f}"
+
+
+def _milliseconds(value: float) -> str:
+    return f"{value:+,.0f}" if abs(value) < LONG_MS else f"{value / 1e3:+,.0f}s"
 
 
 def _attainment(one: Measurement) -> str:
@@ -161,4 +233,6 @@ def _ms(spread: Spread | None, name: str) -> str:
     if spread is None:
         return "-"
     value_ms = getattr(spread, name) * 1e3
+    if value_ms >= LONG_MS:
+        return f"{value_ms / 1e3:,.0f}s"
     return f"{value_ms:,.1f}" if value_ms < 100 else f"{value_ms:,.0f}"

@@ -10,6 +10,7 @@ import math
 import selectors
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Executor
+from functools import partial
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
 Result = TypeVar("Result")
@@ -67,10 +68,11 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """``loop.time()`` starts at 0 and moves only when every task waits."""
+    """``loop.time()`` starts at ``begin_s`` and moves only when every task waits."""
 
-    def __init__(self) -> None:
+    def __init__(self, begin_s: float = 0.0) -> None:
         self._jumping = _JumpingSelector()
+        self._jumping.now_s = begin_s
         super().__init__(self._jumping)
 
     def time(self) -> float:
@@ -105,9 +107,9 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
         self._jumping.threads -= 1
 
 
-def run(coroutine: Coroutine[Any, Any, Result]) -> Result:
-    """Run on virtual time, as ``asyncio.run`` does on real time."""
-    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+def run(coroutine: Coroutine[Any, Any, Result], *, begin_s: float = 0.0) -> Result:
+    """Run on virtual time from ``begin_s`` on, as ``asyncio.run`` does on real time."""
+    with asyncio.Runner(loop_factory=partial(VirtualTimeLoop, begin_s)) as runner:
         return runner.run(coroutine)
 
 

@@ -2,7 +2,9 @@
 
 Drift, stalls and episodes belong to the machine and go on over engine starts; the jitter of
 iterations and the offset of a start belong to one engine. Both are drawn ahead and extended when
-the scheduler model has used them up, and do not depend on what is asked of the engine.
+the scheduler model has used them up, and do not depend on what is asked of the engine. Jitter
+begins anew whenever the engine is idle, from the time it is then: so a run that was interrupted
+meets the weather that it would have met.
 """
 
 import math
@@ -16,7 +18,7 @@ from tuner.engines.world import World, WorldNoise
 from tuner.scheduler_state import CALM, Floats, Weather
 
 CHUNK_S = 600.0
-"""How far the machine's weather is drawn ahead at least."""
+"""How far the machine's weather is drawn at a time."""
 
 JITTER_LENGTH = 8192
 
@@ -26,9 +28,6 @@ class Machine:
     """The weather of one machine, known from time 0 to ``end_s``."""
 
     world: World
-    engines: int = 0
-    """How many have been started."""
-
     end_s: float = 0.0
     slowness: Floats = field(default_factory=lambda: np.ones(0))
     stall_at_s: Floats = field(default_factory=lambda: np.array([math.inf]))
@@ -51,9 +50,13 @@ class Machine:
         return min(0.25, max(0.01, self.world.noise.tau / 50))
 
     def extend(self, until_s: float) -> None:
-        """Draw the weather up to ``until_s`` at least."""
+        """Draw the weather up to ``until_s`` at least, the same however it is asked for."""
+        while self.end_s < until_s:
+            self._extend()
+
+    def _extend(self) -> None:
         begin_s = self.end_s
-        steps = math.ceil(max(CHUNK_S, until_s - begin_s) / self.grid_s)
+        steps = math.ceil(CHUNK_S / self.grid_s)
         grid = np.arange(self.slowness.size, self.slowness.size + steps) * np.float64(self.grid_s)
         self.end_s = begin_s + self.grid_s * steps
         slowness = np.multiply(self._drift(steps), self._episodes(grid))
@@ -93,14 +96,22 @@ class Machine:
 
 
 class EngineWeather:
-    """What one engine started on a machine meets."""
+    """What one engine started on a machine meets.
 
-    def __init__(self, machine: Machine) -> None:
+    ``number`` counts the engines of a run from 1.
+    """
+
+    def __init__(self, machine: Machine, *, number: int) -> None:
         self._machine = machine
         self._noise: WorldNoise = machine.world.noise
-        machine.engines += 1
-        self._rng = np.random.default_rng([machine.world.seed, machine.engines])
+        self._seeds = (machine.world.seed, number)
+        self._rng = np.random.default_rng(self._seeds)
         self._offset = float(self._rng.normal(0.0, self._noise.sigma_start))
+
+    def anew(self, now_s: float) -> Weather:
+        """Return the weather from ``now_s`` on, as it is whatever the engine did before."""
+        self._rng = np.random.default_rng((*self._seeds, round(now_s * 1e6)))
+        return self.until(now_s)
 
     def until(self, until_s: float) -> Weather:
         """Return the weather up to ``until_s`` at least, with jitter not used before."""

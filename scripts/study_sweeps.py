@@ -1,0 +1,161 @@
+"""How often is `tuner sweep` right? The whole command's run, on random worlds whose truth is known.
+
+    python scripts/study_sweeps.py --worlds 25 [--fast] [--harder] [--level noisy]
+
+Each world is a machine with traffic (scripts/random_worlds.py); a sweep tunes it on virtual time
+and its answer is held against the whole trace on the same machine without noise, under the SLO that
+the sweep derived. Printed per level of noise: answers that are the true best cap; within tolerance
+(attainment within 0.02, p99 E2EL within 10 %); how many were sure (confidence >= 0.95) and right
+among those; wrong answers without any warning; and the replay time and the engine starts spent.
+"""
+
+import argparse
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing import Pool
+from pathlib import Path
+from time import monotonic
+
+import numpy as np
+from random_worlds import CAPS, NOISE, Case, case, shape_of
+
+from tuner import journal
+from tuner.engines import virtual_time
+from tuner.engines.sim import SimStarter
+from tuner.engines.world import step_law
+from tuner.measure import Measurement
+from tuner.outcome import SweepOutcome
+from tuner.settings import SweepSettings
+from tuner.sweep import sweep
+from tuner.trace import TraceRequest
+from tuner.twin import simulate
+from tuner.twin_choice import good_caps, value_of
+from tuner.uncertainty import choose
+
+SURE = 0.95
+
+
+class Silent:
+    """Who is told how the run goes, and says nothing."""
+
+    def stage(self, text: str) -> None: ...
+    def trial(self, what: str, length_s: float) -> None: ...
+    def live(self, elapsed_s: float, done: int, in_flight: int) -> None: ...
+    def measured(self, what: str, measurement: Measurement) -> None: ...
+    def warn(self, text: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seed: int
+    level: str
+    kind: str
+    cap: int
+    best: int
+    confidence: float
+    is_good: bool
+    warned: bool
+    error: float
+    replay_s: float
+    starts: int
+
+
+def requests_of(one: Case) -> list[TraceRequest]:
+    traffic = one.traffic
+    rows = zip(
+        traffic.arrival_s.tolist(),
+        traffic.input_length.tolist(),
+        traffic.output_length.tolist(),
+        strict=True,
+    )
+    return [TraceRequest(row, *values) for row, values in enumerate(rows)]
+
+
+def swept(one: Case, settings: SweepSettings) -> SweepOutcome:
+    with tempfile.TemporaryDirectory() as folder:
+        book = journal.create(Path(folder), {})
+        try:
+            run = sweep(requests_of(one), SimStarter(one.world), settings, book, Silent())
+            return virtual_time.run(run)
+        finally:
+            book.close()
+
+
+def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Result:
+    seed, level = job
+    one = case(seed, level, harder=harder)
+    outcome = swept(one, settings)
+    law, shape = step_law(one.world.step, CAPS[-1]), shape_of(one.world, known=False)
+    truth = {
+        cap: value_of(one.traffic, simulate(one.traffic, law, shape, max_num_seqs=cap), outcome.slo)
+        for cap in CAPS
+    }
+    verdict, view = outcome.verdict, outcome.conclusion.view
+    return Result(
+        seed=seed,
+        level=level,
+        kind=verdict.kind,
+        cap=verdict.max_num_seqs,
+        best=choose(truth),
+        confidence=verdict.confidence,
+        is_good=verdict.max_num_seqs in good_caps(truth),
+        warned=bool(verdict.warnings) or verdict.kind in {"inconclusive", "overloaded"},
+        error=math.nan if view is None else view.error,
+        replay_s=outcome.replay_s,
+        starts=len(outcome.starts_s),
+    )
+
+
+def report(level: str, results: Sequence[Result]) -> None:
+    sure = [one for one in results if one.confidence >= SURE]
+    wrong = [one for one in results if not one.is_good]
+    kinds = sorted({one.kind for one in results})
+    print(
+        f"{level:8} best {np.mean([one.cap == one.best for one in results]):.3f}"
+        f" within tolerance {np.mean([one.is_good for one in results]):.3f}"
+        f" | sure {len(sure) / len(results):.2f},"
+        f" of these {np.mean([one.is_good for one in sure]) if sure else math.nan:.3f}"
+        f" | wrong and not warned {[one.seed for one in wrong if not one.warned]}"
+        f" | twin error {np.nanmedian([one.error for one in results]):.3f}"
+        f" | replay {np.mean([one.replay_s for one in results]):.0f} s,"
+        f" at most {max(one.replay_s for one in results):.0f} s"
+        f" | starts {np.mean([one.starts for one in results]):.1f}"
+        f" | {', '.join(f'{sum(one.kind == kind for one in results)} {kind}' for kind in kinds)}",
+        flush=True,
+    )
+    for one in wrong:
+        print(f"    {one}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=25)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first world")
+    parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
+    parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
+    parser.add_argument("--fast", action="store_true")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    settings = SweepSettings(
+        ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
+        fast=options.fast, fresh=False, seed=0, trace_block_size=16,
+    )  # fmt: skip
+    begin_s = monotonic()
+    levels = options.level or list(NOISE)
+    seeds = range(options.first, options.first + options.worlds)
+    jobs = [(seed, level) for seed in seeds for level in levels]
+    with Pool(options.processes) as pool:
+        work = partial(judge, settings=settings, harder=options.harder)
+        results = list(pool.imap_unordered(work, jobs))
+    for level in levels:
+        report(level, [one for one in results if one.level == level])
+    print(f"{len(jobs)} sweeps in {monotonic() - begin_s:.0f} s")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()

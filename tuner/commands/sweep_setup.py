@@ -1,0 +1,195 @@
+"""What the options of ``tuner sweep`` mean: requests, settings, engines, the run directory."""
+
+import asyncio
+import glob
+import shlex
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from tuner import journal
+from tuner.base import engine_arguments
+from tuner.engines.seam import Starter
+from tuner.engines.vllm import VllmStarter
+from tuner.errors import RunError, TraceError, UsageError
+from tuner.evidence import Evidence
+from tuner.outcome import SweepOutcome
+from tuner.settings import SweepSettings
+from tuner.slo import parse_slo
+from tuner.trace import Trace, TraceRequest
+from tuner.traffic import busiest_window
+from tuner.traffic.cautions import cautions
+from tuner.traffic.columns import columns_of
+from tuner.traffic.routing import ROUTERS, Router, busiest_part, route
+from tuner.traffic.summary import describe
+from tuner.window import choose_part, parse_duration_s, parse_window
+
+
+@dataclass(frozen=True, slots=True)
+class SweepOptions:
+    """The command line, as given."""
+
+    trace: Path | None
+    output: Path
+    model: str | None
+    base: Path | None
+    overrides: tuple[str, ...]
+    engine: str
+    world: Path | None
+    ceiling: int
+    slo: str | None
+    budget: str
+    window: str
+    step: str
+    replicas: int
+    router: str
+    headroom: float
+    fast: bool
+    fresh: bool
+    resume: bool
+    run_dir: Path | None
+    rescore: Path | None
+    seed: int
+    metrics_port: int | None
+    force: bool
+    json: bool
+
+
+def check_router(options: SweepOptions) -> None:
+    if options.router not in ROUTERS:
+        raise UsageError(
+            f"--router {options.router!r} is not known", hint=f"Choose one of {', '.join(ROUTERS)}."
+        )
+
+
+def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
+    return SweepSettings(
+        ceiling=options.ceiling,
+        slo=parse_slo(options.slo) if options.slo is not None else None,
+        window=options.window,
+        step_s=parse_duration_s(options.step, option="--step"),
+        budget_s=parse_duration_s(options.budget, option="--budget"),
+        headroom=options.headroom,
+        fast=options.fast,
+        fresh=options.fresh,
+        seed=options.seed,
+        trace_block_size=trace.header.block_size,
+    )
+
+
+def check_window(options: SweepOptions, requests: list[TraceRequest]) -> None:
+    """Refuse a --window that cannot be replayed before an engine is started for it."""
+    if parse_window(options.window) is not None:
+        choose_part(requests, options.window, length_s=1.0, busiest=busiest_window)
+
+
+def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest], list[str]]:
+    """Return one server's requests, and what the user should know of the trace."""
+    warnings = list(trace.warnings)
+    requests = [one for one in trace.requests if one.status in {"ok", "aborted"}]
+    if not requests:
+        raise TraceError(
+            f"{options.trace}: no request that was served", hint="Capture some traffic first."
+        )
+    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+    warnings += cautions(columns, describe(columns), trace.header)
+    if options.replicas > 1:
+        router = cast("Router", options.router)
+        parts = route(requests, replicas=options.replicas, router=router, seed=options.seed)
+        requests = parts[busiest_part(parts)]
+    return requests, warnings
+
+
+Execute = Callable[[Coroutine[Any, Any, SweepOutcome]], SweepOutcome]
+
+
+def starter_of(options: SweepOptions, trace: Trace) -> Starter:
+    """Return what starts engines. Raises UsageError for options that do not go together."""
+    if options.engine == "sim":
+        if options.world is None:
+            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+        if options.overrides or options.base is not None:
+            raise UsageError(
+                "--set and --base are for --engine vllm", hint="Write it into the world file."
+            )
+        from tuner.engines.sim import SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.world import read_world  # noqa: PLC0415
+
+        return SimStarter(read_world(options.world), model=options.model or trace.header.model)
+    if options.engine != "vllm":
+        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
+    if options.world is not None:
+        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+    arguments = engine_arguments(
+        model=options.model,
+        base=options.base,
+        header_model=trace.header.model,
+        overrides=options.overrides,
+    )
+    return VllmStarter(arguments)
+
+
+def execute_on(starter: Starter, book: journal.Journal) -> Execute:
+    """Return the loop that runs a sweep: real time, or virtual time from where the journal ends."""
+    if isinstance(starter, VllmStarter):
+        return asyncio.run
+    from tuner.engines import virtual_time  # noqa: PLC0415 - for sim alone
+    from tuner.engines.sim import SimStarter  # noqa: PLC0415
+
+    assert isinstance(starter, SimStarter)
+    starter.go_on_after(Evidence(book).engines())
+    return partial(virtual_time.run, begin_s=book.clock_s)
+
+
+def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, Any]:
+    """Return what every measurement of this run rests on; a resumed run must have the same."""
+    return {
+        "trace_digest": trace.digest,
+        "engine": options.engine,
+        "engine_arguments": dict(starter.resolve(max_num_seqs=options.ceiling)),
+        "ceiling": options.ceiling,
+        "slo": options.slo,
+        "window": options.window,
+        "step": options.step,
+        "budget": options.budget,
+        "replicas": options.replicas,
+        "router": options.router,
+        "headroom": options.headroom,
+        "fast": options.fast,
+        "fresh": options.fresh,
+        "seed": options.seed,
+        "trace_block_size": trace.header.block_size,
+    }
+
+
+def open_run(options: SweepOptions, plan: Mapping[str, Any]) -> journal.Journal:
+    assert options.trace is not None
+    if options.resume:
+        return journal.resume(options.run_dir or _newest(options.trace), plan)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    return journal.create(options.run_dir or Path("runs") / f"{options.trace.stem}-{stamp}", plan)
+
+
+def _newest(trace: Path) -> Path:
+    stamp = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
+    pattern = f"{glob.escape(trace.stem)}{stamp}/journal.jsonl"
+    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
+    if not found:
+        raise RunError(
+            f"runs/{trace.stem}-*: there is no run to resume", hint="Name it with --run-dir."
+        )
+    return found[-1].parent
+
+
+def resume_command(options: SweepOptions, run_dir: Path) -> str:
+    """Return the command line that goes on with this run."""
+    words = ["tuner", *sys.argv[1:]]
+    if not options.resume:
+        words.append("--resume")
+    if options.run_dir is None:
+        words += ["--run-dir", str(run_dir)]
+    return shlex.join(words)

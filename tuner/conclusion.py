@@ -1,0 +1,174 @@
+"""What everything that a run has measured comes to: the twin asked, or the windows alone.
+
+Needs no engine: a stored run is concluded anew under another SLO in seconds.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from tuner.evidence import Evidence
+from tuner.forecast import Change, Forecast, forecast
+from tuner.knee import decide, judge
+from tuner.ladder import doubling
+from tuner.measure import Measurement
+from tuner.outcome import Conclusion, Prediction, Step
+from tuner.reasons import Verdict
+from tuner.settings import SweepSettings
+from tuner.slo import out_of_reach
+from tuner.trace import TraceRequest
+from tuner.traffic import scale_load
+from tuner.twin import traffic_of
+from tuner.twin_check import check, median_error
+from tuner.twin_choice import weigh
+from tuner.uncertainty import Block, intervals
+from tuner.workload import Workload
+
+
+def view_of(
+    evidence: Evidence, workload: Workload, settings: SweepSettings, *, everywhere: bool = False
+) -> Forecast | None:
+    """Return what the twin says so far; None before anything of the engine has been seen."""
+    segments = evidence.segments()
+    if not segments:
+        return None
+    return forecast(
+        segments,
+        evidence.observed(),
+        requests=workload.judged,
+        length_s=workload.judged_s,
+        hash_block_size=settings.trace_block_size,
+        facts=evidence.facts(),
+        unloaded=workload.unloaded,
+        slo=workload.slo,
+        caps=doubling(settings.ceiling),
+        hit_share=_hit_share(evidence, workload, settings.trace_block_size),
+        everywhere=everywhere,
+    )
+
+
+def conclude(
+    evidence: Evidence, workload: Workload, settings: SweepSettings, *, complete: bool
+) -> Conclusion:
+    """Return the verdict and the curve. ``complete`` is False when the budget ended the run."""
+    view = view_of(evidence, workload, settings, everywhere=True)
+    measured = evidence.measured(workload.slo)
+    if view is None or not view.is_believed:
+        blocks = evidence.blocks(workload.slo)
+        verdict = _reachable(decide(blocks, ceiling=settings.ceiling, complete=complete), workload)
+        if view is not None:
+            verdict = _doubted(verdict, view)
+        return Conclusion(verdict, _measured_curve(measured, blocks), view, by_twin=False)
+    numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
+    verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
+    changes: dict[int, Mapping[str, Change]] = {
+        cap: view.changes(below, cap) for below, cap in pairwise(numbers)
+    }
+    curve = tuple(
+        Step(
+            numbers=one,
+            measured=measured.get(cap),
+            source="both" if cap in measured else "twin",
+            intervals=view.intervals(cap),
+            changes=changes.get(cap, {}),
+        )
+        for cap, one in numbers.items()
+    )
+    return Conclusion(_reachable(verdict, workload), curve, view, by_twin=True)
+
+
+def predictions(
+    conclusion: Conclusion, workload: Workload, settings: SweepSettings
+) -> tuple[Prediction, ...]:
+    """Return what the twin promises of the choice, as captured and with headroom."""
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    if view is None or not conclusion.by_twin:
+        return ()
+    found = []
+    for load in sorted({1.0, settings.headroom}):
+        loaded = view if load == 1.0 else at_load(view, workload.judged, settings, load, cap)
+        found.append(Prediction(load, loaded.measurement(cap), loaded.intervals(cap)))
+    return tuple(found)
+
+
+def at_load(
+    view: Forecast,
+    requests: Sequence[TraceRequest],
+    settings: SweepSettings,
+    load: float,
+    cap: int,
+) -> Forecast:
+    """Return what the twin says of ``load`` times these requests at one cap."""
+    raised = scale_load(requests, load, seed=settings.seed)
+    traffic = traffic_of(
+        raised, hash_block_size=settings.trace_block_size, hit_share=view.hit_share
+    )
+    weighed = weigh(traffic, view.fitted, view.shape, view.slo, (cap,), everywhere=True)
+    return replace(view, traffic=traffic, weighed=weighed)
+
+
+def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
+    """Return the conclusion after the confirming engine: a choice that rests on the twin alone is
+    not defended when the twin is wrong of the one replay that verifies it."""
+    view = conclusion.view
+    windows = evidence.observed(confirming=True)
+    if view is None or view.errors or not windows:
+        return conclusion
+    errors = check(windows, view.fitted.law, view.shape)
+    view = replace(view, errors=errors)
+    verdict = conclusion.verdict
+    if not view.is_believed:
+        verdict = replace(
+            verdict,
+            kind="inconclusive",
+            reason=(
+                f"inconclusive, {verdict.max_num_seqs} is the twin's choice: it was wrong by "
+                f"{median_error(errors):.0%} of the replay that verifies it; sweep without --fast"
+            ),
+        )
+    return replace(conclusion, view=view, verdict=verdict)
+
+
+def _measured_curve(
+    measured: Mapping[int, Measurement], blocks: Sequence[Block]
+) -> tuple[Step, ...]:
+    return tuple(
+        Step(
+            numbers=one,
+            measured=one,
+            source="measured",
+            intervals=(
+                {"attainment": (one.attainment, one.attainment_bound)}
+                if one.cut
+                else intervals(blocks, cap)
+            ),
+            changes={},
+        )
+        for cap, one in measured.items()
+    )
+
+
+def _reachable(verdict: Verdict, workload: Workload) -> Verdict:
+    """Do not blame the load for an SLO that an idle engine breaks."""
+    why = out_of_reach(workload.slo, workload.unloaded) if verdict.kind == "overloaded" else None
+    return verdict if why is None else replace(verdict, reason=f"overloaded: {why}")
+
+
+def _doubted(verdict: Verdict, view: Forecast) -> Verdict:
+    warning = (
+        f"the twin was wrong by {view.error:.0%} in the median, so the windows that were replayed "
+        "decide alone: they say less of the rest of the trace"
+    )
+    return replace(verdict, warnings=(*verdict.warnings, warning))
+
+
+def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> float:
+    """Return what the prefix cache gave of what an endless one would have given, in the windows
+    that were replayed whole."""
+    had = could = 0
+    for number, replay in evidence.whole_windows():
+        sent = workload.sent_in(workload.windows[number])
+        endless = traffic_of(sent, hash_block_size=hash_block_size, hit_share=1.0)
+        could += int(endless.cached_length.sum())
+        had += sum(record.cached_tokens for record in replay.records)
+    return min(1.0, had / could) if could else 0.0

@@ -1,0 +1,49 @@
+"""What readings of the device say. Pure."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.records import DEVICE, DeviceLog
+
+IDLE = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceUse:
+    """What readings of the device say, one a second; None where it does not tell."""
+
+    utilisation_mean: float | None
+    """Share of time busy: of the GPUs, or of all CPU cores."""
+
+    utilisation_sd: float | None
+    idle_share: float | None
+    """Share of the readings in which it was less than 5 % busy."""
+
+    memory_peak_bytes: float | None
+    power_mean_w: float | None
+    others_mean: float | None
+    """Share of the CPU cores that other processes took."""
+
+
+def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
+    """Return what the readings of several replays say together; None without readings."""
+    log = np.concatenate(list(logs))
+    if not len(log):
+        return None
+    known = {name: log[name][~np.isnan(log[name])] for name in DEVICE.names or ()}
+
+    def over(name: str, statistic: Callable[[NDArray[np.float64]], Any]) -> float | None:
+        return float(statistic(known[name])) if len(known[name]) else None
+
+    return DeviceUse(
+        utilisation_mean=over("utilisation", np.mean),
+        utilisation_sd=over("utilisation", np.std),
+        idle_share=over("utilisation", lambda busy: np.mean(busy < IDLE)),
+        memory_peak_bytes=over("memory_bytes", np.max),
+        power_mean_w=over("power_w", np.mean),
+        others_mean=over("others", np.mean),
+    )

@@ -1,0 +1,250 @@
+"""A running simulated engine: vLLM's scheduler on virtual time.
+
+Of the world's numbers it shows what an engine shows: iterations and the times of tokens.
+"""
+
+import asyncio
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner import scheduler_model
+from tuner.engines.seam import (
+    EngineFacts,
+    EngineRequest,
+    IterationLog,
+    Reply,
+    RequestFailedError,
+)
+from tuner.engines.virtual_time import VirtualTimeLoop
+from tuner.engines.weather import EngineWeather
+from tuner.engines.world import World, step_law
+from tuner.errors import EngineError
+from tuner.scheduler_state import (
+    DONE,
+    FULL,
+    OUT_OF_WEATHER,
+    REQUEST,
+    new_requests,
+    new_scheduler,
+)
+
+_ROWS = 1024
+_LOG_LENGTH = 4096
+_TOKEN_LENGTH = 65_536
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """Who waits for a request."""
+
+    reply: Reply
+    output_length: int
+    done: "asyncio.Future[None]"
+
+
+class SimEngine:
+    """A started engine. It moves when the loop has nothing else to do; see virtual_time."""
+
+    def __init__(
+        self, facts: EngineFacts, world: World, weather: EngineWeather, loop: VirtualTimeLoop
+    ) -> None:
+        self._facts = facts
+        self._max_num_seqs = int(str(facts.arguments["max_num_seqs"]))
+        self._max_num_batched_tokens = world.budget
+        self._lag_s = world.step.lag
+        self._law = step_law(world.step, self._max_num_seqs)
+        self._scheduler = new_scheduler(
+            max_num_seqs=self._max_num_seqs,
+            max_num_batched_tokens=world.budget,
+            block_size=world.kv.block_size,
+            kv_blocks=world.kv.blocks,
+            late_release=world.step.async_release,
+            rows=_ROWS,
+            log_length=_LOG_LENGTH,
+            token_length=max(_TOKEN_LENGTH, 2 * self._max_num_seqs),
+        )
+        self._state = self._scheduler.state[0]
+        self._forecast = weather
+        self._weather = weather.anew(loop.time())
+        self._loop = loop
+        self._tickets: dict[int, _Ticket] = {}
+        self._logs: list[IterationLog] = []
+        self._stopped = False
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        self._refuse_when_stopped()
+        input_length = len(request.prompt_token_ids)
+        _check_lengths(input_length, request.output_length, self._facts.max_model_len)
+        row = self._submit(input_length, request.output_length)
+        done = self._loop.create_future()
+        self._tickets[row] = _Ticket(reply, request.output_length, done)
+        try:
+            await done
+        except asyncio.CancelledError:
+            scheduler_model.abort(self._scheduler, row)
+            raise
+        finally:
+            del self._tickets[row]
+            self._close(row, reply)
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._refuse_when_busy("the limits cannot change")
+        for name, value, most in (
+            ("max_num_seqs", max_num_seqs, self._max_num_seqs),
+            ("max_num_batched_tokens", max_num_batched_tokens, self._max_num_batched_tokens),
+        ):
+            if not 1 <= value <= most:
+                raise EngineError(
+                    f"{name} {value} is not between 1 and {most}",
+                    hint="Start the engine with the largest value that will be asked of it.",
+                )
+        self._state["max_num_seqs"] = max_num_seqs
+        self._state["max_num_batched_tokens"] = max_num_batched_tokens
+
+    async def is_idle(self) -> bool:
+        self._refuse_when_stopped()
+        return not self._tickets
+
+    async def reset_prefix_cache(self) -> None:
+        """There is none; only the promise to be idle is kept."""
+        self._refuse_when_busy("the prefix cache cannot be reset")
+
+    async def take_iterations(self) -> IterationLog:
+        self._refuse_when_stopped()
+        if not self._tickets:
+            await self._settle()
+        self._keep_log()
+        logs, self._logs = self._logs, []
+        return np.concatenate(logs)
+
+    async def stop(self) -> None:
+        if self._stopped:
+            return
+        self._stopped = True
+        self._loop.detach(self)
+        for ticket in self._tickets.values():
+            if not ticket.done.done():
+                ticket.done.set_exception(_stopped())
+
+    def advance(self, until: float) -> float:
+        """See virtual_time.Process."""
+        while True:
+            news = scheduler_model.advance(
+                self._scheduler, self._law, self._weather, until, stop_at_finish=True
+            )
+            if news == OUT_OF_WEATHER:
+                self._weather = self._forecast.until(float(self._state["now"]))
+                self._state["jitter"] = 0
+                continue
+            self._hand_out()
+            if news == FULL:
+                self._keep_log()
+                continue
+            return float(self._state["now"]) if news == DONE else until
+
+    def next_event_s(self) -> float:
+        """See virtual_time.Process."""
+        state = self._state
+        if state["in_flight"]:
+            return float(state["end"])
+        if state["arrived"] < state["rows"]:
+            return float(self._scheduler.requests[state["arrived"]]["queued_s"])
+        return math.inf
+
+    def _submit(self, input_length: int, output_length: int) -> int:
+        """Enter a request; return its row."""
+        state = self._state
+        if not self._tickets:
+            state["rows"] = state["arrived"] = 0
+        row = int(state["rows"])
+        if row == self._scheduler.requests.size:
+            more = np.zeros(row, REQUEST)
+            self._scheduler = self._scheduler._replace(
+                requests=np.concatenate((self._scheduler.requests, more))
+            )
+        self._scheduler.requests[row : row + 1] = new_requests(
+            self._loop.time() + self._lag_s, input_length, output_length
+        )
+        state["rows"] = row + 1
+        return row
+
+    def _hand_out(self) -> None:
+        """Fill the replies with the new tokens, and wake those who wait for the last one."""
+        count = self._state["tokens"]
+        if count == 0:
+            return
+        tokens = self._scheduler.tokens
+        rows = tokens.row[:count].tolist()
+        self._state["tokens"] = 0
+        for row, at_s in zip(rows, tokens.at_s[:count].tolist(), strict=True):
+            if row in self._tickets:
+                self._tickets[row].reply.output_s.append(at_s)
+        for row in dict.fromkeys(rows):
+            if row in self._tickets:
+                self._account(row, self._tickets[row])
+
+    def _account(self, row: int, ticket: _Ticket) -> None:
+        reply = ticket.reply
+        reply.output_tokens = len(reply.output_s)
+        reply.last_token_s = reply.output_s[-1]
+        if reply.first_token_s is None:
+            reply.first_token_s = reply.output_s[0]
+            self._close(row, reply)
+        if reply.output_tokens == ticket.output_length and not ticket.done.done():
+            ticket.done.set_result(None)
+
+    def _close(self, row: int, reply: Reply) -> None:
+        """Enter what only the scheduler knows of a request."""
+        request = self._scheduler.requests[row]
+        reply.preemptions = int(request["preemptions"])
+        if request["scheduled_s"] >= 0:
+            reply.queue_s = float(request["scheduled_s"] - request["queued_s"])
+
+    async def _settle(self) -> None:
+        """Let an iteration end whose requests have all been aborted; then all is as at a start."""
+        state = self._state
+        if state["in_flight"]:
+            await asyncio.sleep(float(state["end"]) - self._loop.time())
+        state["free_blocks"] += state["held_blocks"]
+        state["held_slots"] = state["held_blocks"] = 0
+        self._weather = self._forecast.anew(self._loop.time())
+        self._state["jitter"] = 0
+
+    def _keep_log(self) -> None:
+        count = self._state["logged"]
+        self._logs.append(self._scheduler.log[:count].copy())
+        self._state["logged"] = 0
+
+    def _refuse_when_stopped(self) -> None:
+        if self._stopped:
+            raise _stopped()
+
+    def _refuse_when_busy(self, what: str) -> None:
+        self._refuse_when_stopped()
+        if self._tickets:
+            raise EngineError(
+                f"{what}: {len(self._tickets)} requests are in flight",
+                hint="Wait until is_idle.",
+            )
+
+
+def _check_lengths(input_length: int, output_length: int, max_model_len: int) -> None:
+    if input_length < 1:
+        raise RequestFailedError("the prompt is empty")
+    if output_length < 1:
+        raise RequestFailedError(f"output_length is {output_length}; at least 1 is generated")
+    if input_length + output_length > max_model_len:
+        raise RequestFailedError(
+            f"{input_length} prompt tokens and {output_length} output tokens are more than "
+            f"max_model_len, {max_model_len}"
+        )
+
+
+def _stopped() -> EngineError:
+    return EngineError("the engine was stopped", hint="Start another one.")

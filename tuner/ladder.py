@@ -1,0 +1,188 @@
+"""What to measure next, and for how long. Pure."""
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from tuner.forecast import Forecast
+from tuner.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
+from tuner.reasons import Verdict
+from tuner.slo import Slo, Unloaded
+from tuner.trace import TraceRequest
+from tuner.uncertainty import (
+    EQUAL_ATTAINMENT,
+    EQUAL_TAIL,
+    Block,
+    Trial,
+    drift,
+    noise,
+    points,
+)
+
+MAX_EXTRA_BLOCKS = 2
+FASTEST = 0.8
+"""How long a slot is held at least, of what the probes say: they were few, on a busy machine."""
+
+SHORT_REPLAY_S = 5.0
+SHORT_SHARE = 1 / 12
+
+STEPS = 20 / 3
+"""What a sweep may replay, in steps: a climb, three whole rungs, two confirming replays, and short
+ones. At 60 s a step that is 400 s."""
+
+FAST_STEPS = 10 / 3
+"""The same for --fast: two climbs, and one replay that verifies."""
+
+CONTROL_SHARE = 0.25
+"""Of a step: how long the climb at the end is, which shows whether the machine has changed."""
+
+MAX_CLIMBS = 3
+MAX_FAST_CLIMBS = 2
+
+
+def doubling(ceiling: int) -> tuple[int, ...]:
+    """Return the caps to try.
+
+    >>> doubling(48)
+    (1, 2, 4, 8, 16, 32, 48)
+    """
+    caps = [1]
+    while caps[-1] * 2 <= ceiling:
+        caps.append(caps[-1] * 2)
+    return tuple(caps) if caps[-1] == ceiling else (*caps, ceiling)
+
+
+def cut_floor(best: float) -> float:
+    """Return the attainment under which a replay has lost already to the best so far."""
+    return max(HOPELESS, best - EQUAL_ATTAINMENT)
+
+
+def short_s(step_s: float) -> float:
+    """Return how long a step that cannot be the answer is replayed, for its iterations."""
+    return min(SHORT_REPLAY_S, SHORT_SHARE * step_s)
+
+
+def littles_bound(
+    requests: Iterable[TraceRequest],
+    unloaded: Unloaded,
+    slo: Slo,
+    *,
+    cap: int,
+    scored_from_s: float,
+) -> float:
+    """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on (those
+    before only hold slots) if each holds its slot hardly longer than on an idle engine.
+
+    First come first served over ``cap`` slots: no real schedule starts them earlier. Aborted ones
+    take no slot and are all taken for good, which can only raise the bound.
+    """
+    free = [-math.inf] * cap
+    good = total = 0
+    for one in requests:
+        scored = one.arrival_s >= scored_from_s
+        total += scored
+        if one.status != "ok":
+            good += scored
+            continue
+        residence_s = FASTEST * unloaded.residence_s(one.input_length, max(1, one.output_length))
+        starts_s = []
+        for _ in range(one.n):
+            starts_s.append(max(one.arrival_s, heapq.heappop(free)))
+            heapq.heappush(free, starts_s[-1] + residence_s)
+        in_time = min(starts_s) - one.arrival_s <= slo.ttft_limit_s(one.input_length)
+        good += scored and in_time
+    return good / total if total else 1.0
+
+
+def next_for_twin(
+    done: Sequence[Trial], view: Forecast | None, *, ceiling: int, fast: bool, steps_left: float
+) -> Trial | None:
+    """Return what to measure next so that the twin can be asked, or None when it can.
+
+    First the climb, again until the choice is sure; then up the ladder: whole windows at the choice
+    and beside it, as far as ``steps_left`` allows, and a glance at what is below. Then a control.
+    """
+    counts = Counter(trial.purpose for trial in done)
+    unsure = view is None or view.weighed.confidence < CONFIDENT
+    most = MAX_FAST_CLIMBS if fast else MAX_CLIMBS
+    if view is None or (unsure and counts["climb"] < most and steps_left >= 1.0):
+        return Trial(ceiling, "climb")
+    if fast:
+        return None
+    rung = _next_rung(done, view.weighed.best, ceiling=ceiling, steps_left=steps_left)
+    if rung is not None:
+        return rung
+    controls = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
+    return Trial(ceiling, "control") if counts["control"] < controls else None
+
+
+def _next_rung(
+    done: Sequence[Trial], choice: int, *, ceiling: int, steps_left: float
+) -> Trial | None:
+    """Return the lowest rung up to the one above the choice that is still to be climbed."""
+    whole = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
+    seen = whole | {trial.max_num_seqs for trial in done if trial.purpose == "glance"}
+    caps = doubling(ceiling)
+    place = caps.index(choice)
+    wanted = [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
+    affordable = int(steps_left - CONTROL_SHARE) if whole else max(1, int(steps_left))
+    missing = [cap for cap in wanted if cap not in whole][: max(0, affordable)]
+    for cap in caps[: place + 2]:
+        if cap in missing:
+            return Trial(cap, "ladder")
+        if cap not in seen:
+            return Trial(cap, "glance")
+    return None
+
+
+def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
+    """Return what to measure next, or None when a decision can be taken.
+
+    Up the ladder until more slots cannot help; then each plausible cap once more on the way down,
+    so that a steady drift falls on all alike; then the first cap again as a control; then, while
+    the decision is unsure, the caps that it lies between.
+    """
+    climbed = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "ladder"}
+    rest = [cap for cap in doubling(ceiling) if cap not in climbed]
+    if rest and not ladder_is_done(blocks):
+        return Trial(rest[0], "ladder")
+    repeated = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "repeat"}
+    plausible = _plausible(blocks)
+    todo = sorted(plausible - repeated, reverse=True)
+    if todo:
+        return Trial(todo[0], "repeat")
+    controls = sum(block.trial.purpose == "bracket" for block in blocks)
+    if len(climbed) > 1 and controls < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
+        return Trial(blocks[0].trial.max_num_seqs, "bracket")
+    extra = sum(block.trial.purpose == "again" for block in blocks)
+    if extra < MAX_EXTRA_BLOCKS and len(plausible) > 1:
+        verdict = decide(blocks, ceiling=ceiling)
+        if verdict.confidence < CONFIDENT:
+            return Trial(_least_sure(blocks, verdict), "again")
+    return None
+
+
+def _plausible(blocks: Sequence[Block]) -> set[int]:
+    """Return the caps that noise could make the best, and the neighbours of the choice: one that
+    was cut may only have met a bad moment, unless arithmetic rules it out."""
+    alive = [point for point in points(blocks) if not point.cut]
+    if not alive:
+        return set()
+    attainment_sd, _ = noise(blocks, "attainment")
+    tail_sd, _ = noise(blocks, "e2el_p99_ms")
+    most = max(point.attainment for point in alive) - EQUAL_ATTAINMENT - 3 * attainment_sd
+    kept = [point for point in alive if point.attainment >= most]
+    shortest = min(point.log_tail for point in kept) + math.log(EQUAL_TAIL) + 3 * tail_sd
+    caps = {point.cap for point in kept if point.log_tail <= shortest}
+    best = best_of(alive)
+    above = [point.cap for point in points(blocks) if point.cap > best.cap]
+    below = [p.cap for p in points(blocks) if p.cap < best.cap and not p.last.ruled_out]
+    return {*caps, best.cap, *above[:1], *below[-1:]}
+
+
+def _least_sure(blocks: Sequence[Block], verdict: Verdict) -> int:
+    """Return which of the choice and its rivals has the fewest blocks."""
+    counts = {point.cap: point.blocks for point in points(blocks) if not point.cut}
+    rivals = {verdict.max_num_seqs, *verdict.interval} & counts.keys()
+    return min(rivals, key=lambda cap: (counts[cap], cap))

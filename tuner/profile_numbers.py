@@ -1,0 +1,176 @@
+"""The numbers of a serving profile: what one value of ``max_num_seqs`` gives, and the twin."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+
+
+def _six_digits(value: float) -> float:
+    """No measurement earns more digits, and fewer are easier to read."""
+    return float(f"{value:.6g}")
+
+
+Number = Annotated[float, Field(ge=0), AfterValidator(_six_digits)]
+Fraction = Annotated[float, Field(ge=0, le=1), AfterValidator(_six_digits)]
+Count = Annotated[int, Field(ge=0)]
+Seqs = Annotated[int, Field(ge=1)]
+Signed = Annotated[float, AfterValidator(_six_digits)]
+Limit = Annotated[float, Field(gt=0), AfterValidator(_six_digits)]
+Range = Annotated[tuple[Number, Number], Strict(strict=False)]
+SeqsRange = Annotated[tuple[Seqs, Seqs], Strict(strict=False)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=()
+    )
+
+
+class Spread(Section):
+    """How a latency is spread over the requests, in milliseconds."""
+
+    mean: Number
+    p50: Number
+    p90: Number
+    p95: Number
+    p99: Number
+
+
+class KvCacheUsage(Section):
+    """Used share of the KV-cache blocks; the mean is over time."""
+
+    mean: Fraction
+    p99: Fraction
+    peak: Fraction
+
+
+class DeviceUse(Section):
+    """What the device did, read once a second; None where it does not tell."""
+
+    utilisation_mean: Fraction | None
+    utilisation_sd: Number | None
+    idle_share: Fraction | None
+    memory_peak_bytes: Number | None
+    power_mean_w: Number | None
+    others_mean: Fraction | None
+    """Share of the CPU cores that other processes took."""
+
+
+class Numbers(Section):
+    """What one value of ``max_num_seqs`` gives. A latency is None where no request has one."""
+
+    attainment: Fraction
+    goodput_rps: Number
+    requests_per_s: Number
+    output_tokens_per_s: Number
+    ttft_ms: Spread | None
+    tpot_ms: Spread | None
+    itl_ms: Spread | None
+    e2el_ms: Spread | None
+    queue_ms: Spread | None
+    kv_cache_usage: KvCacheUsage | None
+    preemptions: Count
+    recomputed_tokens: Count
+    running_peak: Count
+
+
+class Measured(Numbers):
+    """The same, measured in the windows that were replayed."""
+
+    cut: bool
+    """Cut short, because it had lost for certain."""
+
+    blocks: Count
+    """How many windows were replayed, repeats included."""
+
+    device: DeviceUse | None
+
+
+class Change(Section):
+    """What a step up the ladder changes, with its 95 % interval."""
+
+    value: Signed
+    low: Signed
+    high: Signed
+
+
+class CurveStep(Numbers):
+    """One step of the curve: the numbers are the twin's for the whole part that was tuned for, or
+    measured in the windows where the twin did not decide."""
+
+    max_num_seqs: Seqs
+    cut: bool
+    """Cut short when it was replayed, because it had lost for certain."""
+
+    source: Literal["measured", "twin", "both"]
+    """``both``: the numbers are the twin's, and ``measured`` stands beside them."""
+
+    intervals: dict[str, Range]
+    """Name of a number, such as ``goodput_rps`` or ``tpot_p95_ms`` → its 95 % interval."""
+
+    changes: dict[str, Change]
+    """Against the step below: shares of goodput, p95 TPOT and p99 E2EL (0.1 is 10 % more), and
+    differences of the rest."""
+
+    measured: Measured | None
+
+
+class Predicted(Numbers):
+    """What the twin says of the chosen value at ``load`` times the trace's rate."""
+
+    load: Limit
+    intervals: dict[str, Range]
+
+
+class Promise(Numbers):
+    """What production should see at ``load`` times the trace's rate."""
+
+    load: Limit
+    source: Literal["confirming run", "ladder", "twin"]
+    predicted: list[Predicted]
+    """By the twin for the whole part, at the captured load and at the validated one."""
+
+
+class TwinErrors(Section):
+    """Predicted / measured - 1 of one replayed window; None where nothing was measured."""
+
+    max_num_seqs: Seqs
+    throughput: Signed | None
+    tpot: Signed | None
+    e2el_p95: Signed | None
+
+
+class StepLaw(Section):
+    """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X; see docs/twin.md."""
+
+    decode_seqs: list[Count]
+    """Batch sizes n between which f is linear."""
+
+    decode_s: list[Number]
+    """f at those."""
+
+    prefill_token_s: Number
+    prefill_token_squared_s: Number
+    prefill_seq_s: Number
+    context_token_s: Number
+
+
+class Twin(Section):
+    """The twin that decided, so that `tuner plan` can ask it about other loads."""
+
+    law: StepLaw
+    extrapolated_from: Count
+    """The largest batch that was seen."""
+
+    lag_s: Number
+    """Before a request reaches the scheduler."""
+
+    hit_share: Fraction
+    """What the prefix cache gave of what an endless one would have given."""
+
+    errors: list[TwinErrors]
+    length_s: Limit
+    """How long the traffic below takes to arrive."""
+
+    data: str
+    """Base64 of the compressed traffic and of laws as likely; see ``tuner/twin_store.py``."""

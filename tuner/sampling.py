@@ -1,0 +1,108 @@
+"""Which windows stand for a part of the trace that is too long to be replayed. Pure.
+
+The window in which the most is asked for is taken with certainty. What is left is cut into tiles,
+the tiles are ordered by their load, and the middle one of each half stands for its half. At equal
+cost this halves the error of replaying the first minutes (docs/decisions).
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tuner.trace import TraceRequest
+from tuner.traffic import busiest_window
+from tuner.traffic.columns import Floats, Ints, columns_of
+from tuner.window import (
+    MAX_RUN_IN_S,
+    RUN_IN_SHARE,
+    SHORT_S,
+    Part,
+    Window,
+    run_in_before_s,
+)
+
+MIN_WINDOW_S = 5.0
+STRATIFIED_FROM_S = 40.0
+"""A shorter step is one window, the busiest, and so is one of long requests: three windows would be
+mostly run-in, or waiting for the last requests to end."""
+
+LONG_PART = 3.0
+"""A part so many times as long as a step is worth more windows than the busiest one."""
+
+PEAK_SHARE = 0.5
+"""Of a step's time; each of the two other windows has half of the rest."""
+
+DRAIN_SHARE = 0.5
+"""Most of a window's time that is kept for its last requests to end."""
+
+
+def sample_windows(
+    requests: Sequence[TraceRequest], part: Part, *, step_s: float, drain_s: float
+) -> tuple[Window, ...]:
+    """Return the windows that a step replays, the busiest first, ``step_s`` of time together.
+
+    ``requests`` are in order of arrival; those before the part may serve as run-in. ``drain_s`` is
+    how long the last requests of a window take to end.
+    """
+    inside = [one for one in requests if part.begin_s <= one.arrival_s < part.end_s]
+    room_s = part.begin_s - requests[0].arrival_s
+    if part.length_s + run_in_before_s(part.length_s, room_s=room_s) <= step_s:
+        return (_whole(part, room_s),)
+    others_s = step_s * (1 - PEAK_SHARE) / 2
+    stratified = (
+        step_s >= STRATIFIED_FROM_S
+        and part.length_s >= LONG_PART * step_s
+        and drain_s <= DRAIN_SHARE * others_s
+    )
+    peak_s = _length_s(step_s * (PEAK_SHARE if stratified else 1.0), drain_s)
+    begin_s, end_s = busiest_window(inside, peak_s)
+    origin_s = requests[0].arrival_s
+    peak = Window(begin_s, end_s - begin_s, run_in_before_s(peak_s, room_s=begin_s - origin_s))
+    if not stratified:
+        return (peak,)
+    length_s = _length_s(others_s, drain_s)
+    columns = columns_of(inside, block_size=1)
+    outside = (columns.arrival_s < begin_s) | (columns.arrival_s >= end_s)
+    chosen = _middle_tiles(
+        columns.arrival_s[outside] - part.begin_s, columns.tokens()[outside], length_s
+    )
+    windows = [peak]
+    for tile, weight in chosen:
+        start_s = part.begin_s + tile * length_s
+        run_in_s = run_in_before_s(length_s, room_s=start_s - origin_s)
+        windows.append(Window(start_s, length_s, run_in_s, weight))
+    return tuple(windows)
+
+
+def _whole(part: Part, room_s: float) -> Window:
+    """Return the window that is the whole part, with what is before it, or its own first fifth, as
+    run-in."""
+    run_in_s = run_in_before_s(part.length_s, room_s=room_s)
+    if run_in_s or part.length_s < SHORT_S:
+        return Window(part.begin_s, part.length_s, run_in_s)
+    run_in_s = min(MAX_RUN_IN_S, part.length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE))
+    return Window(part.begin_s + run_in_s, part.length_s - run_in_s, run_in_s)
+
+
+def _length_s(time_s: float, drain_s: float) -> float:
+    """Return how long a window is that takes so much time with its run-in and its drain."""
+    left_s = time_s - min(drain_s, DRAIN_SHARE * time_s)
+    return max(MIN_WINDOW_S, left_s / (1 + RUN_IN_SHARE))
+
+
+def _middle_tiles(arrival_s: Floats, tokens: Ints, length_s: float) -> list[tuple[int, float]]:
+    """Return (number of a tile, requests that each of its requests stands for) for the calmer and
+    for the busier half of the requests. Tiles without requests stand for nobody."""
+    tile = (arrival_s // length_s).astype(np.int64)
+    numbers, place, counts = np.unique(tile, return_inverse=True, return_counts=True)
+    order = np.argsort(np.bincount(place, tokens), kind="stable")
+    reached = np.cumsum(counts[order]) - counts[order] / 2
+    total = float(counts.sum())
+    chosen = []
+    for low, high in ((0.0, 0.5), (0.5, 1.0)):
+        half = order[(reached >= low * total) & (reached < high * total)]
+        if not len(half):
+            continue
+        middle = half[len(half) // 2]
+        chosen.append((int(numbers[middle]), float(counts[half].sum() / counts[middle])))
+    return chosen
