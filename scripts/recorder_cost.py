@@ -1,12 +1,17 @@
 """What the recorder costs a real server, on and off in turn: python scripts/recorder_cost.py.
 
-One vLLM server of the tiny model gets a middleware that records a request only where a header says
-so. So both kinds meet the same server at the same moment, and the machine's moods cancel out.
+A server gets a middleware that records a request only where a header says so. So both kinds meet
+the same server at the same moment, and the machine's moods cancel out. The server is, in turn,
+
+bare        uvicorn with nothing behind it that computes: all that is left to see is the recorder
+vllm        vLLM with the tiny model
+
+and measured are
 
 latency     single requests, each recorded or not at random: added time to the first token and to
             the end, at the median and at p99, with a 95 % interval (bootstrap)
 throughput  batches of requests, recorded or not in random pairs: the ratio of their durations, and
-            of the CPU time that the server's process took for them
+            the CPU time that the server's process took for them, which neighbours disturb less
 """
 
 import argparse
@@ -25,7 +30,9 @@ import urllib.error
 import urllib.request
 from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from contextlib import contextmanager
+from enum import Enum
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -37,8 +44,9 @@ from tuner.capture import TraceRecorder
 
 ROOT = Path(__file__).parents[1]
 HEADER = "x-record"
-WORKERS, TOKENS = 4, 16
-BATCH_WORKERS, BATCH_REQUESTS, BATCH_TOKENS = 16, 64, 64
+WORKERS, TOKENS = 2, 16
+BATCH_WORKERS, BATCH_TOKENS = 16, 64
+BATCH_REQUESTS = {"bare": 400, "vllm": 32}
 DRAWS = 2000
 
 Message = MutableMapping[str, Any]
@@ -57,18 +65,75 @@ class Switched:
         await to(scope, receive, send)
 
 
+class BareEngine:
+    """Puts out tokens as fast as they are taken."""
+
+    async def generate(self, prompt: Any, sampling_params: Any, _: str) -> Any:  # noqa: ANN401
+        ids, stats = prompt["prompt_token_ids"], SimpleNamespace(queued_ts=1.0, scheduled_ts=1.0)
+        for token in range(1, sampling_params.max_tokens + 1):
+            last = token == sampling_params.max_tokens
+            stats.num_generation_tokens = token
+            choice = SimpleNamespace(
+                index=0, token_ids=[7], finish_reason="length" if last else None
+            )
+            await asyncio.sleep(0)
+            yield SimpleNamespace(
+                prompt_token_ids=ids, outputs=[choice], finished=last, metrics=stats
+            )
+
+
+class BareApp:
+    """Answers as vLLM does, with nothing of what vLLM does for it."""
+
+    def __init__(self) -> None:
+        self.state = SimpleNamespace(engine_client=BareEngine())
+        self._inner = Switched(self._answer)
+
+    async def __call__(self, scope: Message, receive: Any, send: Any) -> None:  # noqa: ANN401
+        scope["app"] = self
+        await self._inner(scope, receive, send)
+
+    async def _answer(self, scope: Message, receive: Any, send: Any) -> None:  # noqa: ANN401
+        if scope["type"] != "http":
+            return
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body += message.get("body", b"")
+            more = message.get("more_body", False)
+        start = {"type": "http.response.start", "status": 200, "headers": []}
+        await send(start)
+        if body:
+            asked = json.loads(body)
+            params = SimpleNamespace(n=1, max_tokens=asked["max_tokens"], output_kind=Kind.DELTA)
+            prompt = {"type": "token", "prompt_token_ids": asked["prompt"]}
+            async for _ in self.state.engine_client.generate(prompt, params, "r"):
+                piece = b'data: {"choices":[{"index":0,"text":"w"}]}\n\n'
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+
+class Kind(Enum):
+    DELTA = 1
+
+
 @contextmanager
-def served(folder: Path) -> Iterator[tuple[int, psutil.Process]]:
+def served(folder: Path, kind: str) -> Iterator[tuple[int, psutil.Process]]:
     """Return port and process of a server whose requests may be recorded."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    command = [
+    vllm = [
         *(str(Path(sys.executable).parent / "vllm"), "serve", models.model_path("tuner:tiny")),
         *("--served-model-name", "tiny", "--port", str(port), "--load-format", "dummy"),
         *("--dtype", "float32", "--enforce-eager", "--kv-cache-memory-bytes", "268435456"),
         *("--max-num-seqs", str(BATCH_WORKERS), "--distributed-executor-backend", "uni"),
         *("--middleware", "scripts.recorder_cost.Switched", "--disable-uvicorn-access-log"),
     ]
+    bare = [
+        *(sys.executable, "-m", "uvicorn", "--factory", "scripts.recorder_cost:BareApp"),
+        *("--port", str(port), "--log-level", "warning", "--lifespan", "off"),
+    ]
+    command = vllm if kind == "vllm" else bare
     environment = {
         **os.environ,
         "PYTHONPATH": str(ROOT),
@@ -144,16 +209,18 @@ async def latencies(port: int, requests: int) -> dict[bool, NDArray[np.float64]]
         client = await Client.connect(port)
         for _ in left:
             record = rng.random() < 0.5
-            found[record].append(await client.ask(prompt_of(rng, 1024), TOKENS, record=record))
+            found[record].append(await client.ask(prompt_of(rng, 128), TOKENS, record=record))
 
     await asyncio.gather(*(work() for _ in range(WORKERS)))
     return {record: np.array(some) for record, some in found.items()}
 
 
-async def batch(port: int, process: psutil.Process, *, record: bool) -> tuple[float, float]:
+async def batch(
+    port: int, process: psutil.Process, requests: int, *, record: bool
+) -> tuple[float, float]:
     """Return how long a batch took, and the server's own CPU seconds for it."""
     rng = random.Random(2)  # noqa: S311 - a load, no secret
-    prompts = iter([prompt_of(rng, 256) for _ in range(BATCH_REQUESTS)])
+    prompts = iter([prompt_of(rng, 64) for _ in range(requests)])
     clients = [await Client.connect(port) for _ in range(BATCH_WORKERS)]
 
     async def work(client: Client) -> None:
@@ -167,14 +234,14 @@ async def batch(port: int, process: psutil.Process, *, record: bool) -> tuple[fl
 
 
 async def batches(
-    port: int, process: psutil.Process, pairs: int
+    port: int, process: psutil.Process, requests: int, pairs: int
 ) -> dict[bool, NDArray[np.float64]]:
     rng = random.Random(3)  # noqa: S311 - an order, no secret
     found: dict[bool, list[tuple[float, float]]] = {False: [], True: []}
-    await batch(port, process, record=True)  # the first warms up
+    await batch(port, process, requests, record=True)  # the first warms up
     for _ in range(pairs):
         for record in rng.sample([False, True], 2):
-            found[record].append(await batch(port, process, record=record))
+            found[record].append(await batch(port, process, requests, record=record))
     return {record: np.array(some) for record, some in found.items()}
 
 
@@ -203,18 +270,15 @@ def ratio(found: dict[bool, NDArray[np.float64]], column: int) -> dict[str, floa
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="What the recorder costs a real server.")
-    parser.add_argument("--requests", type=int, default=6000)
-    parser.add_argument("--pairs", type=int, default=30)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder, served(Path(folder)) as (port, process):
+def measured(kind: str, requests: int, pairs: int) -> dict[str, Any]:
+    with tempfile.TemporaryDirectory() as folder, served(Path(folder), kind) as (port, process):
         asyncio.run(latencies(port, 200))  # warms up
-        single = asyncio.run(latencies(port, options.requests))
-        many = asyncio.run(batches(port, process, options.pairs))
-    report = {
-        "requests": options.requests,
+        single = asyncio.run(latencies(port, requests))
+        many = asyncio.run(batches(port, process, BATCH_REQUESTS[kind], pairs))
+    tokens = BATCH_REQUESTS[kind] * BATCH_TOKENS
+    cpu = {record: 1e6 * found[:, 1] / tokens for record, found in many.items()}
+    return {
+        "requests": requests,
         "end_off_p50_ms": 1e3 * float(np.median(single[False][:, 1])),
         "end_off_p99_ms": 1e3 * float(np.quantile(single[False][:, 1], 0.99)),
         **{
@@ -222,20 +286,34 @@ def main() -> None:
             for column, name in ((0, "first"), (1, "end"))
             for label, quantile in (("p50", 0.5), ("p99", 0.99))
         },
-        "pairs": options.pairs,
+        "pairs": pairs,
+        "cpu_off_us_per_token": float(np.median(cpu[False])),
+        "cpu_added_us_per_token": float(np.median(cpu[True] - cpu[False])),
         "throughput": ratio(many, 0),
         "server_cpu": ratio(many, 1),
     }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What the recorder costs a real server.")
+    parser.add_argument("--server", choices=["bare", "vllm"], action="append")
+    parser.add_argument("--requests", type=int, default=4000)
+    parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    kinds = options.server or ["bare", "vllm"]
+    report = {kind: measured(kind, options.requests, options.pairs) for kind in kinds}
     if options.json:
         print(json.dumps(report))
         return
-    for name, value in report.items():
-        shown = (
-            "  ".join(f"{key} {number:.4g}" for key, number in value.items())
-            if isinstance(value, dict)
-            else f"{value:.4g}"
-        )
-        print(f"{name:16} {shown}")
+    for kind, values in report.items():
+        for name, value in values.items():
+            shown = (
+                "  ".join(f"{key} {number:.4g}" for key, number in value.items())
+                if isinstance(value, dict)
+                else f"{value:.4g}"
+            )
+            print(f"{kind:5} {name:16} {shown}")
 
 
 if __name__ == "__main__":

@@ -46,6 +46,9 @@ class Call:
     total_length: int | None = None
     """Tokens of all choices together, where only that is known."""
 
+    engine_stats: Any = None
+    """vLLM's RequestStateStats: it goes on counting while the request is served."""
+
     finish_reason: str | None = None
     queue_s: float | None = None
     cached_tokens: int | None = None
@@ -53,30 +56,41 @@ class Call:
     overheard: Overheard | None = None
     """What went over the wire, where the engine could not be watched."""
 
-    def saw(self, output: Any, *, delta: bool) -> bool:  # noqa: ANN401 - vLLM's RequestOutput
-        """Enter what the engine put out; return whether that was the last of it."""
-        for choice in output.outputs:
-            count = len(choice.token_ids)
-            if delta:
-                self.lengths[choice.index] = self.lengths.get(choice.index, 0) + count
-            else:
-                self.lengths[choice.index] = count
-            if choice.finish_reason is not None:
-                self.finish_reason = str(choice.finish_reason)
+    def saw(self, output: Any) -> bool:  # noqa: ANN401 - vLLM's RequestOutput
+        """Enter what the engine put out; return whether it counts the tokens itself."""
         if self.first_token_s is None:
             self.first_token_s = time.monotonic()
             self.cached_tokens = getattr(output, "num_cached_tokens", None)
-            self.queue_s = queue_s(getattr(output, "metrics", None))
+            self.engine_stats = getattr(output, "metrics", None)
+            self.queue_s = queue_s(self.engine_stats)
             if output.prompt_token_ids is not None:
                 self.input_length = len(output.prompt_token_ids)
-        if not output.finished:
+        if output.finished:
+            self._saw_last(output)
+        if self.counts():
+            return True
+        for choice in output.outputs:
+            before = self.lengths.get(choice.index, 0) if self.stream else 0
+            self.lengths[choice.index] = before + len(choice.token_ids)
+        return False
+
+    def counts(self) -> bool:
+        """Enter what the engine has counted; return whether it does, which it does for n = 1."""
+        count = getattr(self.engine_stats, "num_generation_tokens", None)
+        if self.n != 1 or not count:
             return False
+        self.lengths[0] = count
+        return True
+
+    def _saw_last(self, output: Any) -> None:  # noqa: ANN401 - vLLM's RequestOutput
         self.end_s = time.monotonic()
+        for choice in output.outputs:
+            if choice.finish_reason is not None:
+                self.finish_reason = str(choice.finish_reason)
         if self.finish_reason == "abort":
             self.status = "aborted"
         elif self.finish_reason == "error":
             self.status = "error"
-        return True
 
     def heard(self, overheard: Overheard) -> None:
         """Enter what went over the wire."""
@@ -147,7 +161,8 @@ def _hash_ids(call: Call, recording: Recording) -> tuple[int, ...]:
     found: list[int] = []
     while some := tuple(islice(ids, HASH_SLICE)):
         found += some
-        breathe()
+        if len(some) == HASH_SLICE:
+            breathe()
     return tuple(found)
 
 

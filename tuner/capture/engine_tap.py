@@ -74,22 +74,25 @@ def _begun(
 class _Tapped:
     """The engine's stream of outputs, with someone reading along."""
 
-    __slots__ = ("_call", "_delta", "_exchange", "_report", "_stream")
+    __slots__ = ("_call", "_counted", "_exchange", "_next", "_report", "_stream")
 
     def __init__(self, stream: Any, call: Call, exchange: Exchange, report: Report) -> None:
         self._stream, self._call, self._exchange = stream, call, exchange
-        self._report, self._delta = report, call.stream is True
+        self._report, self._next = report, stream.__anext__
+        self._counted = False
+        """The engine counts the tokens itself: of each output only the last matters."""
 
     def __aiter__(self) -> AsyncIterator[Any]:
         return self
 
     async def __anext__(self) -> Any:
         try:
-            output = await self._stream.__anext__()
+            output = await self._next()
         except BaseException as problem:
             guarded(self._report, self._stopped, problem)
             raise
-        guarded(self._report, self._saw, output)
+        if not self._counted or output.finished:
+            guarded(self._report, self._saw, output)
         return output
 
     async def aclose(self) -> None:
@@ -100,7 +103,8 @@ class _Tapped:
         return getattr(self._stream, name)
 
     def _saw(self, output: Any) -> None:
-        if self._call.saw(output, delta=self._delta):
+        self._counted = self._call.saw(output)
+        if output.finished:
             self._exchange.finished(self._call)
 
     def _stopped(self, problem: BaseException) -> None:
@@ -113,7 +117,7 @@ class _Tapped:
 
 def _look_up(engine: Any, request_id: str, call: Call) -> None:
     """Enter how many tokens the engine has generated: a reply in one piece does not show it."""
-    if call.lengths:
+    if call.counts() or call.lengths:
         return
     processor = getattr(engine, "output_processor", None)
     ids = getattr(processor, "external_req_ids", {}).get(request_id, ())

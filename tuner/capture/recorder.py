@@ -85,15 +85,10 @@ class TraceRecorder:
             guarded(self._stop, _received, message, exchange, heard)
             return message
 
-        async def sending(message: Message) -> None:
-            guarded(self._stop, _sends, message, exchange, heard)
-            try:
-                await send(message)
-            except OSError:
-                guarded(self._stop, exchange.disconnected)
-                raise
-            if message["type"] == "http.response.body" and not message.get("more_body"):
-                exchange.answered = True
+        def sending(message: Message) -> Awaitable[None]:
+            if heard is not None or not message.get("more_body"):  # few of a stream's pieces
+                guarded(self._stop, _sends, message, exchange, heard)
+            return send(message)
 
         token = CURRENT.set(exchange)
         failed = True
@@ -189,5 +184,8 @@ def _sends(message: Message, exchange: Exchange, heard: Overheard | None) -> Non
                 name.lower() == b"content-type" and value.startswith(b"text/event-stream")
                 for name, value in message.get("headers", ())
             )
-    elif heard is not None and heard.hear_answer(message.get("body", b"")):
+        return
+    if heard is not None and heard.hear_answer(message.get("body", b"")):
         exchange.saw_chunk()
+    if message["type"] == "http.response.body" and not message.get("more_body"):
+        exchange.answered = True
