@@ -1,17 +1,26 @@
 """What is written, as vLLM's own parser reads it; and what we know of that parser, still true."""
 
 import dataclasses
+import os
+import re
+import signal
+import subprocess
+import sys
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from tests.deployments import ENGINE as ENGINE_OF_EXAMPLES
+from tests.deployments import EXAMPLES, WORDS, Example, applied
 from tests.profiles import ENGINE, profile
 from tuner import models, rollout
 from tuner.engines.seam import ArgumentValue
-from tuner.targets import vllm_config
+from tuner.targets import env, vllm_config, vllm_flags
 
 pytestmark = pytest.mark.vllm
 
@@ -27,6 +36,10 @@ class Serve:
         self.flags = make_arg_parser(
             self.outer.add_subparsers(dest="subparser").add_parser("serve")
         )
+
+    def parse_words(self, words: list[str]) -> Namespace:
+        arguments: Namespace = self.outer.parse_args(["serve", *words])
+        return arguments
 
     def parse(self, config: Path) -> Namespace:
         arguments: Namespace = self.outer.parse_args(["serve", "--config", str(config)])
@@ -160,3 +173,96 @@ def test_the_example_is_a_file_that_vllm_takes(serve: Serve) -> None:
     assert parsed.max_num_seqs == stated["max_num_seqs"].value
     assert parsed.enable_prefix_caching is False
     assert set(yaml.safe_load(example.read_text(encoding="utf-8"))) >= {"model", "middleware"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
+def test_vllm_takes_what_every_kind_of_file_makes_of_a_profile(
+    serve: Serve, example: Example
+) -> None:
+    words = WORDS[example.file](applied(example))
+    parsed = serve.parse_words(words)
+    model = getattr(parsed, "model_tag", None) or parsed.model
+    found = {name: getattr(parsed, name) for name in ENGINE_OF_EXAMPLES if name != "model"}
+    assert {"model": model, **found} == ENGINE_OF_EXAMPLES
+
+
+def test_a_switch_still_takes_no_value(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """Why ``--enable-prefix-caching=false`` is mended, not read. When this fails, it is False."""
+    with pytest.raises(SystemExit):
+        serve.parse_words(["m", "--enable-prefix-caching=false"])
+    assert "ignored explicit argument 'false'" in capsys.readouterr().err
+
+
+def test_what_is_known_of_the_flags_without_vllm_is_true(serve: Serve) -> None:
+    actions = [one for one in serve.flags._actions if one.dest != "help"]
+    names = {
+        option[2:].replace("-", "_")
+        for action in actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    short = {
+        option: action.dest
+        for action in actions
+        for option in action.option_strings
+        if not option.startswith("--")
+    }
+    assert short == vllm_flags.SHORT
+    assert {one.dest for one in actions if one.nargs == 0} == vllm_flags.SWITCHES
+    assert {one.dest for one in actions if one.nargs in ("+", "*")} == vllm_flags.LISTS
+    assert {
+        name for name in names if any(one != name and one.startswith(name) for one in names)
+    } == vllm_flags.WHOLE_NAMES
+
+
+def test_a_server_started_from_a_file_of_variables_runs_with_the_profile(tmp_path: Path) -> None:
+    tiny = {
+        "model": "tuner:tiny",
+        "dtype": "float32",
+        "max_num_seqs": 3,
+        "max_num_batched_tokens": 512,
+        "max_model_len": 256,
+        "kv_cache_memory_bytes": 64 * 2**20,
+        "enforce_eager": True,
+        "load_format": "dummy",
+    }
+    arguments = rollout.settings(profile(engine=tiny), live_knob=False)
+    (tmp_path / "vllm.env").write_text(env.write("", arguments, source="vllm.env"))
+    script = "set -a; . ./vllm.env; exec vllm serve $VLLM_ARGS --port 0 --uds server.sock"
+    with started(script, tmp_path) as log:
+        assert re.search(r"non-default args: .*'max_num_seqs': 3\b", log)
+        assert re.search(r"non-default args: .*'max_num_batched_tokens': 512\b", log)
+
+
+@contextmanager
+def started(script: str, folder: Path) -> Iterator[str]:
+    """Run a server until it answers; give its log; stop it."""
+    log = folder / "log"
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            ["sh", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while "Application startup complete" not in log.read_text():
+            with suppress(subprocess.TimeoutExpired):
+                code = server.wait(0.5)
+                pytest.fail(f"the server ended with {code}:\n{log.read_text()[-2000:]}")
+        yield log.read_text()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)
