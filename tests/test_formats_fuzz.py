@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from tests.format_examples import EXAMPLES, check_reconciled
 from tests.mutations import mutated
+from tuner import stream
 from tuner.formats import FORMATS
+from tuner.trace import load
 
 NAMES = [known.NAME for known in FORMATS]
 
@@ -33,6 +35,20 @@ def test_an_example_is_read_whole_and_found_out(path: Path, name: str) -> None:
     assert claims[:1] == ([] if name in ("guidellm", "timed_trace") else [name]) or (
         name in ("guidellm", "timed_trace") and claims == ["mooncake"]
     )
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_example_is_the_same_traffic_once_imported(tmp_path: Path, name: str) -> None:
+    (tmp_path / "t").write_text(EXAMPLES[name])
+    file = stream.Input(tmp_path / "t", name)
+    with (tmp_path / "out").open("wb") as out, (tmp_path / "draft").open("wb+") as beside:
+        draft = stream.Draft(beside)
+        scanned = stream.scan(file, lambda _: None, draft=draft)
+        stream.convert(file, scanned, out, lambda _: None, spread=None, draft=draft)
+    before, after = load(tmp_path / "t", format_name=name), load(tmp_path / "out")
+    assert after.requests == before.requests
+    assert after.digest == before.digest
+    assert after.header == before.header
 
 
 @pytest.mark.parametrize("name", NAMES)

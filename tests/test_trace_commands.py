@@ -13,6 +13,7 @@ import pytest
 from tests.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner import cli
 from tuner.formats import open_trace
+from tuner.formats.aiperf import DELAYED
 from tuner.trace import load
 
 SAMPLE = SAMPLES / "translation.jsonl"
@@ -126,6 +127,19 @@ def test_the_report_holds_lengths_concurrency_and_time_above(tuner: Run) -> None
         "tuner:tiny",
     ):
         assert text in out
+
+
+def test_what_was_assumed_is_said_once_at_the_import_and_ever_after(
+    tuner: Run, tmp_path: Path
+) -> None:
+    turns = [
+        {"session_id": "a", "timestamp": 0, "input_length": 5, "output_length": 5},
+        {"session_id": "a", "delay": 9, "input_length": 5, "output_length": 5},
+    ]
+    path, out = write_lines(tmp_path / "t", *turns), tmp_path / "out"
+    assert tuner("trace", "import", path, "-o", out).out.count(DELAYED) == 1
+    assert tuner("trace", "show", path).out.count(f"Warning: {DELAYED}") == 1
+    assert tuner("trace", "show", out).out.count(f"note: {DELAYED}") == 1
 
 
 def test_replicas_are_shown_by_the_busiest(tuner: Run) -> None:

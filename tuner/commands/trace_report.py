@@ -86,6 +86,9 @@ def print_report(report: Report) -> None:
     console.print(f"[bold]{plain(str(report.path))}[/] (from {plain(header.source + model)})")
     console.print(headline(traffic))
     console.print(rows_line(header))
+    for note in header.notes:
+        if note not in report.warnings:
+            console.print(f"note: {plain(note)}", soft_wrap=True)
     _print_arrivals(console, traffic)
     _print_plot(console, report)
     console.print(_spread_table(traffic))
