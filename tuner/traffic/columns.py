@@ -1,9 +1,9 @@
-"""A trace as columns: about 45 bytes a request, so that ten million fit on a laptop. Pure."""
+"""A trace as columns: 20 to 50 bytes a request, so that ten million fit on a laptop. Pure."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Any
@@ -18,7 +18,10 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 BATCH_ROWS = 2**16
+GROWTH = 2**20
 NO_AFFINITY = -1
+OPTIONAL = frozenset({"e2e_s", "queue_s", "n", "replica", "affinity"})
+
 TRUNK_ROWS = 2000
 """So many rows show which blocks nearly every prompt begins with."""
 
@@ -69,7 +72,7 @@ class Columns:
 
 def columns_of(requests: Iterable[TraceRequest], *, block_size: int) -> Columns:
     """Return the columns of requests in memory."""
-    return _collect(requests, block_size, arrival="arrival_s", e2e="e2e_s", queue="queue_s")
+    return _collect(requests, block_size, _Names("arrival_s", "e2e_s", "queue_s", in_a_second=1))
 
 
 def columns_of_rows(
@@ -79,31 +82,39 @@ def columns_of_rows(
 
     ``absolute`` as in ``Source``: then the first arrival becomes the origin, else it is 0 ms.
     """
-    columns = _collect(rows, block_size, arrival="timestamp", e2e="e2e_ms", queue="queue_ms")
-    origin_ms = float(columns.arrival_s[0]) if absolute else 0.0
-    arrival_ms = np.round(columns.arrival_s - origin_ms, DECIMALS_MS)
-    in_s = replace(
-        columns,
-        arrival_s=arrival_ms / 1000,
-        e2e_s=columns.e2e_s / 1000,
-        queue_s=columns.queue_s / np.float32(1000),
-    )
-    return in_s, origin_ms
+    names = _Names("timestamp", "e2e_ms", "queue_ms", in_a_second=1000)
+    columns = _collect(rows, block_size, names)
+    arrival_s = columns.arrival_s  # in ms so far
+    origin_ms = float(arrival_s[0]) if absolute else 0.0
+    arrival_s -= origin_ms
+    np.round(arrival_s, DECIMALS_MS, out=arrival_s)
+    arrival_s /= 1000
+    return columns, origin_ms
 
 
-def _collect(
-    requests: Iterable[Any], block_size: int, *, arrival: str, e2e: str, queue: str
-) -> Columns:
-    parts: dict[str, list[NDArray[Any]]] = {}
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """What requests call their times, and in which unit their durations are."""
+
+    arrival: str
+    e2e: str
+    queue: str
+    in_a_second: int
+
+
+def _collect(requests: Iterable[Any], block_size: int, names: _Names) -> Columns:
+    parts: dict[str, _Column] = {}
     blocks = _Blocks()
     iterator = iter(requests)
     trunk: frozenset[int] | None = None
     while batch := tuple(islice(iterator, BATCH_ROWS)):
         if trunk is None:
             trunk = _trunk(batch[:TRUNK_ROWS])
-        found = _arrays(batch, arrival=arrival, e2e=e2e, queue=queue)
+        found = _arrays(batch, names)
         for name, array in (found | {"affinity": _affinities(batch, trunk)}).items():
-            parts.setdefault(name, []).append(array)
+            if name not in parts:
+                parts[name] = _Column(optional=name in OPTIONAL)
+            parts[name].add(array)
         blocks.add(
             chain.from_iterable(
                 one.hash_ids[: (one.input_length or 0) // block_size]
@@ -112,8 +123,7 @@ def _collect(
             )
         )
     assert parts, "a trace has at least one request"
-    # One column after the other, so that there is never a second copy of all of them.
-    arrays = {name: np.concatenate(parts.pop(name)) for name in list(parts)}
+    arrays = {name: column.array() for name, column in parts.items()}
     if np.any(np.diff(arrays["arrival_s"]) < 0):
         order = np.argsort(arrays["arrival_s"], kind="stable")
         for name in arrays:
@@ -122,7 +132,41 @@ def _collect(
     return Columns(**arrays, reused_tokens=None if repeats is None else repeats * block_size)
 
 
-def _arrays(batch: Sequence[Any], *, arrival: str, e2e: str, queue: str) -> dict[str, NDArray[Any]]:
+class _Column:
+    """One column that grows in place; as long as no request says anything it takes no memory."""
+
+    def __init__(self, *, optional: bool) -> None:
+        self._optional = optional
+        self._same: np.generic | None = None
+        """The value of all so far, of an optional column."""
+
+        self._size = 0
+        self._array: NDArray[Any] | None = None
+
+    def add(self, part: NDArray[Any]) -> None:
+        if self._array is None:
+            if self._same is None:
+                self._same = part[0]
+            if self._optional and np.array_equal(
+                part, np.full_like(part, self._same), equal_nan=True
+            ):
+                self._size += len(part)
+                return
+            self._array = np.full(self._size, self._same, part.dtype)
+        if self._size + len(part) > len(self._array):
+            # Large memory is moved by the system and not copied.
+            self._array.resize(self._size + len(part) + GROWTH, refcheck=False)
+        self._array[self._size : self._size + len(part)] = part
+        self._size += len(part)
+
+    def array(self) -> NDArray[Any]:
+        if self._array is None:
+            return np.broadcast_to(np.asarray(self._same), self._size)
+        self._array.resize(self._size, refcheck=False)
+        return self._array
+
+
+def _arrays(batch: Sequence[Any], names: _Names) -> dict[str, NDArray[Any]]:
     size = len(batch)
 
     def integers(name: str, absent: int) -> NDArray[np.int32]:
@@ -131,10 +175,14 @@ def _arrays(batch: Sequence[Any], *, arrival: str, e2e: str, queue: str) -> dict
             values = [absent if value is None else value for value in values]
         return np.array(values, np.int32)
 
+    def seconds(name: str) -> Floats:
+        # None becomes NaN.
+        return np.array([*map(attrgetter(name), batch)], np.float64) / names.in_a_second
+
     return {
-        "arrival_s": np.fromiter(map(attrgetter(arrival), batch), np.float64, size),
-        "e2e_s": np.array([*map(attrgetter(e2e), batch)], np.float64),  # None becomes NaN
-        "queue_s": np.array([*map(attrgetter(queue), batch)], np.float32),
+        "arrival_s": np.fromiter(map(attrgetter(names.arrival), batch), np.float64, size),
+        "e2e_s": seconds(names.e2e),
+        "queue_s": seconds(names.queue).astype(np.float32),
         "input_length": integers("input_length", 0),
         "output_length": integers("output_length", 0),
         "n": integers("n", 1),
