@@ -15,6 +15,7 @@ import yaml
 from tests.profiles import ENGINE, profile
 from tuner import cli, models
 from tuner.profile import save
+from tuner.targets import TARGETS
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "serve.yaml"
 PRODUCTION = "# prod\nmodel: m\nmax_num_seqs: 256  # why\nhost: 0.0.0.0\n"
@@ -387,3 +388,145 @@ def test_exec_without_vllm_changes_nothing(vllm: Path) -> None:
     assert (process.returncode, out) == (4, "")
     assert err.splitlines()[0] == "Error: there is no vllm command here"
     assert Path("prod.yaml").read_text() == PRODUCTION
+
+
+# Other kinds of file than vLLM's own.
+
+MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llm}
+spec:
+  template:
+    spec:
+      containers:
+      - name: a
+        image: vllm/vllm-openai:v0.32.0
+        args: [--model=m, --max-num-seqs=256]  # why
+      - name: b
+        image: vllm/vllm-openai:v0.9.1
+        args: [--model=m]
+"""
+
+
+@pytest.fixture
+def small(tuner: Tuner) -> Tuner:
+    """A profile of few arguments, so that the file's change is easily seen."""
+    few = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched_tokens")}
+    save(profile(engine=few, versions={"vllm": "0.32.0"}), Path("profile.yaml"))
+    Path("d.yaml").write_text(MANIFEST)
+    return tuner
+
+
+def test_the_kind_of_a_file_is_found_out(small: Tuner) -> None:
+    done = small("apply", "profile.yaml", "d.yaml", "--container", "a")
+    assert done.exit_code == 0
+    assert Path("d.yaml").read_text() == MANIFEST.replace(
+        "--max-num-seqs=256]", "--max-num-seqs=16, --max-num-batched-tokens=8192]"
+    )
+    assert done.out.splitlines()[-2:] == [
+        "start: kubectl apply -f d.yaml",
+        "undo: tuner apply --rollback d.yaml",
+    ]
+    small("apply", "--rollback", "d.yaml")
+    assert Path("d.yaml").read_text() == MANIFEST
+
+
+def test_which_of_several_containers_is_asked_with_their_names(small: Tuner) -> None:
+    done = small("apply", "profile.yaml", "d.yaml")
+    assert done.exit_code == 2
+    assert done.err.splitlines() == [
+        "Error: d.yaml: which container?",
+        "--container NAME, of llm/a, llm/b.",
+    ]
+    assert refused(small("apply", "profile.yaml", "d.yaml", "--container", "c"), 2) == (
+        "d.yaml: no containers are called 'c'"
+    )
+
+
+def test_an_image_of_another_vllm_is_refused_and_forced_on_record(small: Tuner) -> None:
+    arguments = ("apply", "profile.yaml", "d.yaml", "--container", "llm/b")
+    assert refused(small(*arguments), 6) == (
+        "the profile was measured elsewhere: vLLM 0.32.0, d.yaml:12 has 0.9.1"
+    )
+    document = json.loads(small(*arguments, "--force", "--json").out)
+    record = json.loads(Path("d.yaml.tuner-backup.json").read_text())
+    assert record["writes"][0]["override"] == document["override"]
+    assert document["override"]["despite"] == ["vLLM 0.32.0, d.yaml:12 has 0.9.1"]
+    assert document["override"]["profile"] == "profile.yaml"
+    assert document["override"]["profile_digest"].startswith("sha256:")
+    assert "@" in document["override"]["who"]
+    assert document["override"]["when"].endswith("+00:00")
+    small("apply", "--rollback", "d.yaml")
+    assert Path("d.yaml").read_text() == MANIFEST
+
+
+def test_what_is_not_forced_is_not_on_record(small: Tuner) -> None:
+    small("apply", "profile.yaml", "d.yaml", "--container", "a", "--force")
+    assert "override" not in Path("d.yaml.tuner-backup.json").read_text()
+
+
+def test_a_forced_profile_leaves_the_numerics_of_the_file(small: Tuner) -> None:
+    Path("d.yaml").write_text(MANIFEST.replace("max-num-seqs=256", "tensor-parallel-size=2"))
+    arguments = ("apply", "profile.yaml", "d.yaml", "--container", "a")
+    assert refused(small(*arguments), 6) == (
+        "the profile was measured elsewhere: tensor_parallel_size 1, d.yaml:10 has 2"
+    )
+    assert small(*arguments, "--force").exit_code == 0
+    assert (
+        "args: [--model=m, --tensor-parallel-size=2, --max-num-seqs=16, --max-num-batched-"
+        in Path("d.yaml").read_text()
+    )
+
+
+def test_a_drop_in_is_written_beside_the_unit(small: Tuner) -> None:
+    unit = "[Service]\nExecStart=/bin/vllm serve m --max-num-seqs 8\nRestart=always\n"
+    Path("v.service").write_text(unit)
+    Path("v.service.d").mkdir()
+    done = small("apply", "profile.yaml", "v.service", "-o", "v.service.d/t.conf")
+    assert done.exit_code == 0
+    assert Path("v.service").read_text() == unit
+    drop_in = Path("v.service.d/t.conf").read_text()
+    assert drop_in.endswith(
+        "[Service]\nExecStart=\n"
+        "ExecStart=/bin/vllm serve m --max-num-seqs 16 --max-num-batched-tokens 8192\n"
+    )
+    again = small("apply", "profile.yaml", "v.service.d/t.conf")
+    assert again.out == "v.service.d/t.conf: nothing to change, max_num_seqs is 16\n"
+
+
+def test_a_new_file_of_variables_is_written(small: Tuner) -> None:
+    assert small("apply", "profile.yaml", "--to", "env").exit_code == 0
+    assert Path("vllm.env").read_text().splitlines()[-1] == (
+        'VLLM_ARGS="m --max-num-seqs=16 --max-num-batched-tokens=8192"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["none.yaml", "--to", "compose"], 3,
+         "none.yaml: no such file, and only an existing one can be edited"),
+        (["--to", "kubernetes"], 2, "which file? kubernetes is written into one that is there"),
+        (["prod.yaml", "--to", "kubernetes"], 3, "prod.yaml: there is no container in it"),
+        (["x.txt", "--to", "kubernetes"], 3,
+         "x.txt: a file for kubernetes must end in .yaml or .yml"),
+        (["d.yaml", "--to", "compose", "--exec"], 2,
+         "--exec and --to compose exclude each other"),
+        (["two.yaml"], 2, "two.yaml: is of several kinds: compose, kubernetes"),
+        (["chart.yaml"], 3, "chart.yaml:1: a key that is not text: it looks like a template"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_with_other_kinds_is_said_in_one_line(
+    small: Tuner, arguments: list[str], exit_code: int, message: str
+) -> None:
+    Path("two.yaml").write_text("services: {a: {image: b}}\n---\n" + MANIFEST)
+    Path("chart.yaml").write_text("kind: {{ .Values.kind }} x\n")
+    before = names()
+    assert refused(small("apply", "profile.yaml", *arguments), exit_code) == message
+    assert names() == before
+
+
+def test_the_help_names_every_kind_of_file(tuner: Tuner) -> None:
+    words = tuner("apply", "--help").out.replace(",", " ").replace(".", " ").split()
+    assert {target.NAME for target in TARGETS} <= set(words)

@@ -76,6 +76,7 @@ def test_the_manifests_fit_the_schemas_of_kubernetes(tmp_path: Path, file: str) 
 
 
 def test_kustomize_puts_the_patched_arguments_into_the_deployment(tmp_path: Path) -> None:
+    """All of examples/deploy/kustomize."""
     kubectl = found("kubectl", "kustomize")
     shutil.copytree(FOLDER / "kustomize", tmp_path / "k")
     (tmp_path / "k" / "patch.yaml").write_text(applied(BY_FILE["kustomize/patch.yaml"]))

@@ -187,7 +187,7 @@ class ListPart:
         is_flag = word.startswith("-")
         texts = [item for item in self.node.value if isinstance(item, yaml.ScalarNode)]
         alike = [item.style for item in texts if item.value.startswith("-") == is_flag]
-        usual = max({*alike, None}, key=alike.count)
+        usual = max([*alike, None], key=alike.count)
         return _quotes(usual, word)
 
 
