@@ -1,12 +1,15 @@
 """OTLP/JSON for tests: spans by hand, in the form that the collector writes."""
 
 from collections.abc import Mapping
+from itertools import count
 from typing import Any
 
 SECOND = 1_000_000_000
 START = 1_795_255_273 * SECOND
 
 Attributes = Mapping[str, Any]
+
+_NUMBERS = count(1)
 
 
 def attribute(key: str, value: Any) -> dict[str, Any]:  # noqa: ANN401 - any kind of value
@@ -36,7 +39,7 @@ def span(
     start = START + int(start_s * SECOND)
     return {
         "traceId": "0af7651916cd43dd8448eb211c80319c",
-        "spanId": "b7ad6b7169203331",
+        "spanId": f"{next(_NUMBERS):016x}",
         "name": name,
         "kind": 2,
         "startTimeUnixNano": str(start),

@@ -100,6 +100,12 @@ def test_only_generations_are_requests(tmp_path: Path) -> None:
     assert (len(rows), tally.rows_read, tally.dropped) == (1, 4, {"not_generation": 3})
 
 
+def test_an_observation_that_was_exported_twice_counts_once(tmp_path: Path) -> None:
+    rows, tally = read(tmp_path / "t", observation(), observation())
+    assert [row.n for row in rows] == [1]
+    assert tally.dropped == {"same_request": 1}
+
+
 def test_of_generations_above_one_another_the_lowest_counts(tmp_path: Path) -> None:
     lines = [
         observation(id="a", sessionId="s"),

@@ -138,6 +138,19 @@ def test_a_sum_over_choices_is_split_evenly_and_that_is_noted(tmp_path: Path) ->
     assert any("split evenly" in note for note in tally.notes)
 
 
+def test_a_span_that_was_sent_twice_counts_once(tmp_path: Path) -> None:
+    rows, tally = read(tmp_path / "t", export(client()), export(client()))
+    assert [row.n for row in rows] == [1]
+    assert tally.dropped == {"same_request": 1}
+
+
+def test_a_client_that_was_sent_twice_is_above_its_server_both_times(tmp_path: Path) -> None:
+    below = span(attributes=request(prompt=101), parentSpanId="c1")
+    rows, tally = read(tmp_path / "t", export(client(), below), export(client(), below))
+    assert [row.input_length for row in rows] == [101]
+    assert tally.dropped == {"same_request": 3}
+
+
 def test_agents_chains_and_tools_are_not_requests(tmp_path: Path) -> None:
     spans = [
         span("agent", spanId="a", attributes={**CHAT, "gen_ai.operation.name": "invoke_agent"}),
@@ -155,7 +168,7 @@ def test_agents_chains_and_tools_are_not_requests(tmp_path: Path) -> None:
 
 def test_embeddings_generate_nothing(tmp_path: Path) -> None:
     embedding = {"gen_ai.operation.name": "embeddings", "gen_ai.usage.input_tokens": 5}
-    rows, tally = read(tmp_path / "t", export(client(), client(embedding)))
+    rows, tally = read(tmp_path / "t", export(client(), client(embedding, spanId="e")))
     assert (len(rows), tally.dropped) == (1, {"not_generation": 1})
 
 
@@ -187,7 +200,7 @@ def test_a_client_that_went_away_is_an_abort(tmp_path: Path) -> None:
 
 def test_a_stream_without_usage_is_counted(tmp_path: Path) -> None:
     no_usage = {"gen_ai.operation.name": "chat"}
-    rows, tally = read(tmp_path / "t", export(client(), client(no_usage)))
+    rows, tally = read(tmp_path / "t", export(client(), client(no_usage, spanId="e")))
     assert (len(rows), tally.dropped) == (1, {"no_tokens": 1})
 
 

@@ -71,6 +71,19 @@ def test_sequences_are_found_in_any_line_and_order(tmp_path: Path) -> None:
     assert sorted(row.n for row in rows) == [1, 3]
 
 
+def test_a_span_that_was_sent_twice_counts_once(tmp_path: Path) -> None:
+    one, other, third = three()
+    (row,), tally, _ = read(tmp_path / "t", export(one, other), export(one, third, other))
+    assert (row.n, row.output_lengths) == (3, (10, 30, 20))
+    assert (tally.rows_read, tally.dropped) == (5, {"same_request": 4})
+
+
+def test_metrics_may_stand_before_the_first_span(tmp_path: Path) -> None:
+    line: dict[str, object] = {"resourceMetrics": [{"resource": {}}]}
+    rows, tally, _ = read(tmp_path / "t", line, export(span(attributes=request())))
+    assert (len(rows), tally.rows_read) == (1, 1)
+
+
 def test_one_id_at_two_times_or_on_two_replicas_is_two_requests(tmp_path: Path) -> None:
     rows, _, _ = read(
         tmp_path / "t",

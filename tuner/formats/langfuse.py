@@ -85,7 +85,9 @@ def _generation(entry: Object, number: int, names: Names, lines: Lines) -> Found
     if isinstance(row, Row):
         if row.output_lengths:
             lines.tally.note(SPLIT)
-        return Found(row, number)
+        part = str(entry.get("id") or "")
+        trace = first(entry, ("traceId", "trace_id"))
+        return Found(row, number, (str(trace), part) if part else None, part)
     lines.tally.drop(row, number)
     return None
 

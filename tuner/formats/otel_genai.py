@@ -95,6 +95,8 @@ def _request(span: RawSpan, names: Names, lines: Lines) -> Found | None:
     if row.output_lengths:
         lines.tally.note(SPLIT)
     request = span.attributes.get("gen_ai.request.id")
+    part = span.id("spanId")
     if request is None:
-        return Found(row, span.line)
-    return Found(row, span.line, (str(request), str(first(span.resource, INSTANCE)), row.timestamp))
+        return Found(row, span.line, (span.id("traceId"), part) if part else None, part)
+    instance = first(span.resource, INSTANCE)
+    return Found(row, span.line, (str(request), str(instance), row.timestamp), part)

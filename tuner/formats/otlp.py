@@ -4,6 +4,7 @@ A line, or a document, is one ExportTraceServiceRequest: what the collector's fi
 Whole numbers of 64 bits are text there, or numbers; ids are taken as they are.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -64,6 +65,8 @@ TEXT = (
 LISTED = tuple(f"{key}.{digit}" for key in TEXT for digit in range(10))
 """Lists are flattened: ``gen_ai.prompt.0.content``."""
 
+EXPORT = re.compile(rb'\s*\[?\s*\{\s*"resource(?:Spans|Metrics|Logs)"')
+
 _UNSET = ("", "0", 0, None)
 
 
@@ -116,8 +119,8 @@ _decode = msgspec.json.Decoder().decode
 
 
 def is_otlp(head: bytes) -> bool:
-    head = head.removeprefix(BOM)
-    return head.lstrip()[:1] in (b"{", b"[") and b'"resourceSpans"' in head[:4096]
+    """Whether there are spans; metrics and logs may stand in one file with them."""
+    return EXPORT.match(head.removeprefix(BOM)) is not None and b'"resourceSpans"' in head
 
 
 def raw_spans(lines: Lines) -> Iterator[RawSpan]:

@@ -28,6 +28,9 @@ class Found:
     key: Hashable = None
     """Equal for what is one request; None for what stands alone."""
 
+    part: str = ""
+    """Which of a request's spans this is; exporters that are not sure send one twice."""
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -43,6 +46,7 @@ class Span:
 def merged(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
     """Yield the rows, those of one key as one request with as many sequences; count them all."""
     held: dict[Hashable, Found] = {}
+    parts: dict[Hashable, set[str]] = {}
     for one in found:
         if one.key is None:
             tally.rows_kept += 1
@@ -53,11 +57,18 @@ def merged(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
             held[one.key] = one
             if len(held) > WINDOW:
                 tally.rows_kept += 1
-                yield held.pop(next(iter(held))).row
+                oldest = next(iter(held))
+                parts.pop(oldest, None)
+                yield held.pop(oldest).row
+        elif one.part and one.part in parts.setdefault(one.key, {other.part}):
+            tally.drop("same_request", one.line)
         elif other.row.n + one.row.n > MAX_SEQUENCES:
             tally.drop("bad_field", one.line)
         else:
-            held[one.key] = Found(_together(other.row, one.row), other.line, one.key)
+            parts.setdefault(one.key, {other.part}).add(one.part)
+            held[one.key] = Found(
+                _together(other.row, one.row), other.line, one.key, part=other.part
+            )
             tally.drop("same_request", one.line)
     for one in held.values():
         tally.rows_kept += 1
@@ -72,7 +83,7 @@ def innermost(spans: Iterable[Span], tally: Tally) -> Iterator[Found]:
     traces: dict[str, list[Span]] = {}
     held = 0
     for span in spans:
-        if not span.trace:
+        if not span.trace or not span.id:
             if span.found is not None:
                 yield span.found
             continue
@@ -150,7 +161,14 @@ def _known(choose: Callable[[list[float]], float], *values: float | None) -> flo
 
 
 def _lowest(trace: list[Span], tally: Tally) -> Iterator[Found]:
-    by_id = {span.id: span for span in trace if span.id}
+    by_id: dict[str, Span] = {}
+    for span in trace:
+        known = by_id.get(span.id)
+        if known is None or known.found is None:
+            by_id[span.id] = span
+        elif span.found is not None:  # sent twice
+            tally.drop("same_request", span.found.line)
+    trace = list(by_id.values())
     above: dict[int, Found] = {}  # a span, by identity → the request above it
     upper: set[int] = set()
     for span in trace:
@@ -220,4 +238,4 @@ def _informed(found: Found, above: Found | None) -> Found:
         if lower.cached_tokens is not None
         else upper.cached_tokens,
     )
-    return Found(row, found.line, found.key)
+    return Found(row, found.line, found.key, found.part)

@@ -50,7 +50,7 @@ def _found(lines: Lines) -> Iterator[Found]:
         request = span.attributes.get("gen_ai.request.id")
         instance = first(span.resource, INSTANCE)
         key = None if request is None else (str(request), str(instance), row.timestamp)
-        yield Found(row, span.line, key)
+        yield Found(row, span.line, key, span.id("spanId"))
     if not lines.tally.rows_read:
         raise TraceError(
             f"{lines.path}: none of its {spans:,} spans is a request's",
