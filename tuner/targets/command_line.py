@@ -189,6 +189,11 @@ class CommandLine:
     def _positional_model(self, tokens: Sequence[Token]) -> Token | None:
         if not tokens or tokens[0].text.startswith("-") or self._is_spliced(tokens[0]):
             return None
+        if re.search(r"\s", tokens[0].text):
+            raise TargetError(
+                f"{tokens[0].place}: {tokens[0].text[:40]!r} is one word, and no model",
+                hint="Write each argument as a word of its own, or run a shell: sh -c.",
+            )
         return tokens[0]
 
     def _is_spliced(self, token: Token) -> bool:

@@ -129,6 +129,9 @@ class ListPart:
     file: YamlFile
     node: yaml.SequenceNode
     escape: Escape
+    removed: set[int] = field(default_factory=set)
+    pending: list[tuple[int, int, str]] = field(default_factory=list)
+    """The changes for these, in a list in brackets."""
 
     @property
     def tokens(self) -> list[Token]:
@@ -159,12 +162,26 @@ class ListPart:
             if edits.text[start : _dash(edits.text, item)].strip():
                 raise self.file.refuse(item, "shares its line", hint="Write one item a line.")
             edits.replace(start, end, "")
-        elif index:
-            edits.replace(self.node.value[index - 1].end_mark.index, item.end_mark.index, "")
-        elif len(self.node.value) > 1:
-            edits.replace(item.start_mark.index, self.node.value[1].start_mark.index, "")
         else:
-            edits.replace(item.start_mark.index, item.end_mark.index, "")
+            self.removed.add(index)
+            for change in self.pending:
+                edits.changes.remove(change)
+            self.pending = list(self._removals())
+            edits.changes += self.pending
+
+    def _removals(self) -> Iterator[tuple[int, int, str]]:
+        """Yield the changes that take items and commas out of a list in brackets."""
+        nodes = self.node.value
+        for first in sorted(self.removed):
+            if first - 1 in self.removed:
+                continue
+            last = next(n for n in range(first, len(nodes)) if n + 1 not in self.removed)
+            if first:
+                yield nodes[first - 1].end_mark.index, nodes[last].end_mark.index, ""
+            elif last + 1 < len(nodes):
+                yield nodes[0].start_mark.index, nodes[last + 1].start_mark.index, ""
+            else:
+                yield nodes[0].start_mark.index, nodes[last].end_mark.index, ""
 
     def append(self, groups: Sequence[Sequence[str]]) -> None:
         self.file.check_own(self.node)
