@@ -13,6 +13,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from tests.scraped import (
@@ -296,3 +298,77 @@ def test_the_command_captures_and_reports(url: str, tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "two.jsonl: 720 requests over 0.9998 h" in done.stdout
+
+
+def scraped_by_hand(**changes: object) -> history.Samples:
+    """Return two scrapes, 10 s apart: one request of 3 + 5 tokens finished, one is in flight."""
+    samples: dict[str, dict[history.Labels, dict[float, float]]] = {
+        history.RUNNING: {(): {0.0: 1.0, 10.0: 1.0}},
+        history.WAITING: {(): {0.0: 0.0, 10.0: 0.0}},
+        history.SUCCESS: {(("finished_reason", "stop"),): {0.0: 4.0, 10.0: 5.0}},
+    }
+    for name, length in ((history.INPUT_LENGTH, 3.0), (history.OUTPUT_LENGTH, 5.0)):
+        samples[f"{name}_sum"] = {(): {0.0: 40.0, 10.0: 40.0 + length}}
+        samples[f"{name}_bucket"] = {
+            (("le", "10.0"),): {0.0: 4.0, 10.0: 5.0},
+            (("le", "+Inf"),): {0.0: 4.0, 10.0: 5.0},
+        }
+    samples.update(changes)  # type: ignore[arg-type]
+    return samples
+
+
+def test_one_request_between_two_scrapes_has_its_own_lengths() -> None:
+    (engine,) = history.engines(scraped_by_hand(), place="here")
+    _, rows = trace_of([engine], seed=0)
+    assert [(row.input_length, row.output_length, row.finish_reason) for row in rows] == [
+        (3, 5, "stop"),
+        (3, 5, "stop"),  # the one in flight at the end: like the others
+    ]
+
+
+def test_an_empty_scrape_in_between_loses_nothing() -> None:
+    samples = scraped_by_hand()
+    missing = {
+        name: {labels: {**values, 5.0: 4.0} for labels, values in series.items()}
+        if name == history.RUNNING
+        else series
+        for name, series in samples.items()
+    }
+    (engine,) = history.engines(missing, place="here")
+    assert engine.times_s.tolist() == [0.0, 10.0]
+
+
+def test_what_cannot_be_true_is_refused() -> None:
+    for changes, says in (
+        ({history.SUCCESS: {(): {0.0: 0.0, 10.0: 1e12}}}, "1,000,000,000,000 requests"),
+        ({history.RUNNING: {(): {0.0: -1.0, 10.0: 1.0}}}, "below zero"),
+        ({f"{history.INPUT_LENGTH}_bucket": {(("le", "x"),): {0.0: 0.0, 10.0: 1.0}}}, "are x"),
+        ({f"{history.INPUT_LENGTH}_bucket": {(("le", "9"),): {0.0: 0.0, 10.0: 1.0}}}, "are 9"),
+        ({history.WAITING: {(): {3.0: 0.0}}}, "fewer than two scrapes"),
+    ):
+        with pytest.raises(InputError, match=says):
+            trace_of(history.engines(scraped_by_hand(**changes), place="here"), seed=0)
+
+
+NUMBERS = st.one_of(
+    st.integers(0, 9).map(float), st.floats(allow_nan=False, allow_infinity=False, width=32)
+)
+
+
+@given(data=st.data())
+def test_no_history_is_worse_than_refused(data: st.DataObject) -> None:
+    samples = {
+        name: {
+            labels: {
+                time_s: data.draw(NUMBERS) if data.draw(st.integers(0, 3)) == 0 else value
+                for time_s, value in values.items()
+            }
+            for labels, values in series.items()
+        }
+        for name, series in scraped_by_hand().items()
+    }
+    try:
+        _, rows = trace_of(history.engines(samples, place="here"), seed=0)
+    except TunerError:
+        return
+    assert all(row.timestamp >= 0 and (row.input_length or 0) >= 1 for row in rows)

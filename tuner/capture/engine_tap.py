@@ -58,17 +58,22 @@ def _begun(
         session=None if session is None else str(session),
         replica=kwargs.get("data_parallel_rank"),
     )
-    if isinstance(prompt, dict):
-        ids = prompt.get("prompt_token_ids")
-        if ids is not None:
-            call.input_length = len(ids)
-            if keep_tokens and prompt.get("type", "token") == "token":
-                call.token_ids = ids
-        call.cache_salt = str(prompt.get("cache_salt") or "")
-        call.images = len((prompt.get("mm_hashes") or {}).get("image", ()))
+    ids = _of(prompt, "prompt_token_ids")
+    if ids is not None:
+        call.input_length = len(ids)
+        has_media = _of(prompt, "mm_hashes") or _of(prompt, "mm_features")
+        if keep_tokens and not has_media and _of(prompt, "prompt_embeds") is None:
+            call.token_ids = ids
+    call.cache_salt = str(_of(prompt, "cache_salt") or "")
+    call.images = len((_of(prompt, "mm_hashes") or {}).get("image", ()))
     call.stream = params.output_kind.name == "DELTA"
     exchange.begin(call, lambda: _look_up(engine, str(request_id), call))
     return call
+
+
+def _of(prompt: Any, name: str) -> Any:
+    """Return a part of a prompt, which is a dict, or was an EngineCoreRequest in some versions."""
+    return prompt.get(name) if isinstance(prompt, dict) else getattr(prompt, name, None)
 
 
 class _Tapped:

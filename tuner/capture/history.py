@@ -1,5 +1,6 @@
 """What Prometheus remembers of vLLM's engines, scrape by scrape. Pure."""
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -88,9 +89,7 @@ def engines(samples: Samples, *, place: str) -> tuple[Engine, ...]:
     return tuple(_engine(labels, series, place) for labels, series in known.items())
 
 
-def _engine(
-    labels: Labels, series: Mapping[str, list[tuple[Labels, Mapping[float, float]]]], place: str
-) -> Engine:
+def _engine(labels: Labels, series: "_Series", place: str) -> Engine:
     needed = [RUNNING, WAITING, SUCCESS]
     needed += [f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum")]
     for name in needed:
@@ -107,37 +106,59 @@ def _engine(
         raise InputError(
             f"{place}: fewer than two scrapes in that time", hint="Widen --from and --to."
         )
-
-    def added(found: Iterable[Mapping[float, float]]) -> Floats:
-        total = np.zeros(len(times))
-        for values in found:
-            total += [values.get(time, 0.0) for time in times]
-        return total
-
-    def by(name: str, label: str) -> dict[str, Floats]:
-        parts: defaultdict[str, list[Mapping[float, float]]] = defaultdict(list)
-        for of, values in series[name]:
-            parts[dict(of).get(label, "")].append(values)
-        return {key: added(found) for key, found in parts.items()}
-
-    def lengths(name: str) -> Lengths:
-        counts = {float(le): values for le, values in by(f"{name}_bucket", "le").items()}
-        bounds = tuple(sorted(counts))
-        sums = added(values for _, values in series[f"{name}_sum"])
-        return Lengths(bounds, np.stack([counts[bound] for bound in bounds], axis=1), sums)
-
-    def gauge(*names: str) -> Floats:
-        return added(values for name in names for _, values in series.get(name, ()))
-
+    scraped = _Scraped(series, times, place)
     return Engine(
         labels=dict(labels),
         times_s=np.array(times),
-        running=gauge(RUNNING),
-        waiting=gauge(WAITING, SWAPPED),
-        finished=by(SUCCESS, "finished_reason"),
-        input_length=lengths(INPUT_LENGTH),
-        output_length=lengths(OUTPUT_LENGTH),
+        running=scraped.gauge(RUNNING),
+        waiting=scraped.gauge(WAITING, SWAPPED),
+        finished=scraped.by(SUCCESS, "finished_reason"),
+        input_length=scraped.lengths(INPUT_LENGTH),
+        output_length=scraped.lengths(OUTPUT_LENGTH),
     )
+
+
+_Series = Mapping[str, list[tuple[Labels, Mapping[float, float]]]]
+"""Metric without prefix → label sets with their samples, of one engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Scraped:
+    """One engine's series at the times at which all of them were scraped."""
+
+    series: _Series
+    times_s: list[float]
+    place: str
+
+    def gauge(self, *names: str) -> Floats:
+        return self._added(values for name in names for _, values in self.series.get(name, ()))
+
+    def by(self, name: str, label: str) -> dict[str, Floats]:
+        parts: defaultdict[str, list[Mapping[float, float]]] = defaultdict(list)
+        for of, values in self.series[name]:
+            parts[dict(of).get(label, "")].append(values)
+        return {key: self._added(found) for key, found in parts.items()}
+
+    def lengths(self, name: str) -> Lengths:
+        by_bound = self.by(f"{name}_bucket", "le")
+        try:
+            counts = {float(le): values for le, values in by_bound.items()}
+        except ValueError:
+            counts = {}
+        bounds = tuple(sorted(counts))
+        if len(bounds) < 2 or bounds[0] < 0 or not math.isinf(bounds[-1]):
+            raise InputError(
+                f"{self.place}: the buckets of vllm:{name} are {', '.join(sorted(by_bound))[:100]}",
+                hint="vLLM's last bucket is endless: keep the label le as it is.",
+            )
+        stacked = np.stack([counts[bound] for bound in bounds], axis=1)
+        return Lengths(bounds, stacked, self.gauge(f"{name}_sum"))
+
+    def _added(self, found: Iterable[Mapping[float, float]]) -> Floats:
+        total = np.zeros(len(self.times_s))
+        for values in found:
+            total += [values.get(time_s, 0.0) for time_s in self.times_s]
+        return total
 
 
 def increases(counter: Floats) -> Floats:

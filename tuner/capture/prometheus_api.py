@@ -81,11 +81,21 @@ def samples(place: Place, names: Sequence[str]) -> Samples:
             name = series.metric.pop("__name__", "")[_PREFIX_LENGTH:]
             values = found[name].setdefault(tuple(sorted(series.metric.items())), {})
             for time_s, text in series.values:
-                value = float(text)
+                value = _number(text, place)
                 if math.isfinite(value) and place.from_s <= time_s <= place.to_s:
                     values[time_s] = value
         end_s -= length_s
     return dict(found)
+
+
+def _number(text: str, place: Place) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError(
+            f"{place.url}: not a Prometheus: a sample is {text[:40]!r}",
+            hint="Give the address of the Prometheus itself.",
+        ) from None
 
 
 def _ask(place: Place, query: str, time_s: float) -> list[_Series]:

@@ -38,6 +38,10 @@ GENERATES = (
 """How the paths end at which an engine is asked to generate."""
 
 
+BYTES_A_TOKEN = 32
+"""What a token id takes in a list: by it, kept bytes are counted as kept tokens."""
+
+
 class TraceRecorder:
     """Pure ASGI middleware; docs/capture.md says what it records and how it is set up."""
 
@@ -67,8 +71,8 @@ class TraceRecorder:
                 await self._app(scope, receive, send)
             finally:
                 self._spool.close()
-        elif scope["type"] == "http" and scope["method"] == "POST":
-            await self._record(scope, receive, send)
+        elif scope["type"] == "http" and scope["method"] == "POST" and CURRENT.get() is None:
+            await self._record(scope, receive, send)  # unless another recorder has it already
         else:
             await self._app(scope, receive, send)
 
@@ -126,9 +130,11 @@ class TraceRecorder:
     def _emit(self, call: Call) -> None:
         if self._spool is None:
             return
-        size = len(call.token_ids or ()) + (call.overheard.size if call.overheard else 0)
-        if call.token_ids is not None and not self._spool.has_room_for(size):
-            call.token_ids, size = None, 0
+        size = len(call.token_ids or ())
+        if call.overheard is not None:
+            size = call.overheard.size // BYTES_A_TOKEN
+        if size and not self._spool.has_room_for(size):
+            call.token_ids, call.overheard, size = None, None, 0
         self._spool.put(call, tokens=size)
 
     def _watch(self, scope: Scope) -> None:

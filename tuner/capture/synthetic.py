@@ -22,6 +22,9 @@ Ints = NDArray[np.int64]
 
 HALVINGS = 60
 
+MAX_REQUESTS = 10_000_000
+MAX_TOKENS = 1e15
+
 STATUS: Mapping[str, Status] = {"abort": "aborted", "error": "error"}
 
 MISSING = ("aborts", "errors", "ends", "hash_ids", "session_id", "n", "max_tokens")
@@ -76,6 +79,28 @@ def arrivals(engine: Engine, rng: np.random.Generator) -> Arrivals:
     )
 
 
+def _check_plausible(engine: Engine) -> None:
+    """Refuse a history that cannot be true before anything is made of it."""
+    histograms = (engine.input_length, engine.output_length)
+    counted = [*engine.finished.values(), *(one.counts for one in histograms)]
+    summed = [engine.running, engine.waiting, *(one.sums for one in histograms)]
+    if min(float(one.min()) for one in (*counted, *summed)) < 0:
+        raise TraceError(
+            "a counter of requests is below zero", hint="Is another program's metric called vllm:?"
+        )
+    requests = max(
+        float(np.max(engine.running + engine.waiting)),
+        sum(float(increases(one).sum()) for one in engine.finished.values()),
+        *(float(_per_bucket(one).sum()) for one in histograms),
+    )
+    if requests > MAX_REQUESTS or max(float(one.sums.max()) for one in histograms) > MAX_TOKENS:
+        raise TraceError(
+            f"{requests:,.0f} requests in that time, more than can be drawn here "
+            f"({MAX_REQUESTS:,})",
+            hint="Ask for less with --from and --to.",
+        )
+
+
 def _finished(engine: Engine) -> Ints:
     total: Floats = np.sum([increases(counter) for counter in engine.finished.values()], axis=0)
     return np.rint(total).astype(np.int64)
@@ -117,19 +142,31 @@ def _reasons(
 
 def _drawn(lengths: Lengths, rng: np.random.Generator) -> Ints:
     """Return a length for every request that finished, in the order of the scrapes."""
-    fell = np.diff(lengths.counts[:, -1]) < 0
-    counts = np.diff(lengths.counts, axis=0)
-    counts[fell] = lengths.counts[1:][fell]
-    sums = np.diff(lengths.sums)
-    sums[fell] = lengths.sums[1:][fell]
     uppers = np.array(lengths.bounds)
     lowers = np.concatenate(([0.0], uppers[:-1]))
-    per_bucket = np.maximum(0, np.rint(np.diff(counts, axis=1, prepend=0.0))).astype(np.int64)
     found = [
         _in_buckets(lowers, uppers, some, float(total), rng)
-        for some, total in zip(per_bucket, sums, strict=True)
+        for some, total in zip(
+            _per_bucket(lengths).astype(np.int64), _since(lengths, lengths.sums), strict=True
+        )
     ]
     return np.concatenate([np.zeros(0, np.int64), *found])
+
+
+def _per_bucket(lengths: Lengths) -> Floats:
+    """Return how many lengths fell into each bucket between each two scrapes."""
+    counts: Floats = np.diff(_since(lengths, lengths.counts), axis=1, prepend=0.0)
+    whole: Floats = np.maximum(0, np.rint(counts))
+    return whole
+
+
+def _since(lengths: Lengths, counter: Floats) -> Floats:
+    """Return what came between each two scrapes; after a restart, which shows in the histogram's
+    count, all of it."""
+    fell = np.diff(lengths.counts[:, -1]) < 0
+    grown = np.diff(counter, axis=0)
+    grown[fell] = counter[1:][fell]
+    return grown
 
 
 def _in_buckets(
@@ -178,8 +215,13 @@ def _power(low: Floats, width: Floats, part: Floats, total: float) -> float:
 
 
 def trace_of(engines: Sequence[Engine], *, seed: int) -> tuple[TraceHeader, list[Row]]:
-    """Return the synthetic trace, rows in order of arrival. Raises TraceError for no request."""
+    """Return the synthetic trace, rows in order of arrival.
+
+    Raises TraceError for no request, and for more than a history can mean.
+    """
     rng = np.random.default_rng(seed)
+    for engine in engines:
+        _check_plausible(engine)
     drawn = [arrivals(engine, rng) for engine in engines]
     firsts = [one.times_s[0] for one in drawn if len(one.times_s)]
     if not firsts:
