@@ -100,6 +100,8 @@ EXAMPLES: dict[str, str] = {
                     "t": 2.0,
                     "type": "subagent",
                     "agent_id": "a1",
+                    "subagent_type": "Explore",
+                    "models": ["m"],
                     "status": "completed",
                     "requests": [
                         {

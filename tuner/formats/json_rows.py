@@ -152,8 +152,8 @@ def check_text(parsed: Object, number: int, lines: Lines) -> None:
 
 
 def as_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it is
-    """Return s as ms, to the nanosecond: no stamp is known better."""
-    return round(value * 1000, 6) if is_number(value) else value
+    """Return s as ms, to the microsecond: finer than any clock that stamps requests."""
+    return round(value * 1000, 3) if is_number(value) else value
 
 
 def block_size(lines: Lines, usual: int) -> int:
