@@ -43,7 +43,8 @@ class YamlFile:
                 "stands behind an anchor that is used in several places",
                 hint="Write the value out where it should differ.",
             )
-        if self.edits.text[node.start_mark.index : node.start_mark.index + 1] in _INDIRECT:
+        begin = self.edits.text[node.start_mark.index : node.start_mark.index + 1]
+        if isinstance(node, yaml.ScalarNode) and begin in _INDIRECT:
             raise self.refuse(node, "has an anchor or a tag", hint="Write it plainly.")
 
     def view(self, node: yaml.ScalarNode) -> View:
@@ -190,14 +191,16 @@ class ListPart:
         if self.node.flow_style or not self.node.value:
             nodes = self.node.value
             at = nodes[-1].end_mark.index if nodes else self.node.end_mark.index - 1
-            self.file.edits.replace(at, at, ", ".join([*([""] if nodes else []), *dumped]))
+            self.file.edits.replace(
+                at, at, ", ".join([*([""] if len(nodes) > len(self.removed) else []), *dumped])
+            )
             return
-        last = self.node.value[-1]
-        column = self.node.start_mark.column
-        dash = _dash(self.file.edits.text, last)
-        lead = self.file.edits.text[dash : last.start_mark.index]
-        lead = lead if lead.strip() == "-" and "\n" not in lead else "- "
-        self.file.insert_lines(_end(last), [" " * column + lead + one for one in dumped])
+        last, text = self.node.value[-1], self.file.edits.text
+        dash = _dash(text, last)
+        lead = text[self.file.edits.line_bounds(dash, dash)[0] : last.start_mark.index]
+        if lead.strip() != "-" or "\n" in lead:
+            lead = " " * (len(lead) - len(lead.lstrip(" "))) + "- "
+        self.file.insert_lines(_end(last), [lead + one for one in dumped])
 
     def _quotes(self, word: str) -> str | None:
         """Return the quotes that most words of its kind stand in: flags, or values."""

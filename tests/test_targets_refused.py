@@ -1,0 +1,344 @@
+"""What nobody can edit safely in a deployment's file, and what looks like it and can be."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import TargetError, TunerError, UsageError
+from tuner.targets import named
+
+SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
+
+
+def pod(container: str) -> str:
+    return f"kind: Pod\nmetadata: {{name: p}}\nspec:\n  containers:\n{container}"
+
+
+def shell(script: str) -> str:
+    lines = "".join(f"      {line}\n" for line in script.split("\n"))
+    return pod(f"  - name: v\n    command: [sh, -c]\n    args:\n    - |\n{lines}")
+
+
+def compose(service: str) -> str:
+    return f"services:\n  v:\n{service}"
+
+
+def unit(command: str) -> str:
+    return f"[Service]\nExecStart={command}\n"
+
+
+REFUSED: list[tuple[str, str, str]] = [
+    # In a shell's script
+    ("kubernetes", shell("vllm serve m $MORE"), "f:9: $MORE may hold more flags"),
+    ("kubernetes", shell('vllm serve m "$@"'), "f:9: $@ may hold more flags"),
+    ("kubernetes", shell("vllm serve m $(cat flags)"), "f:9: $(cat flags) may hold more flags"),
+    (
+        "kubernetes",
+        shell('vllm serve m --max-num-seqs "$N"'),
+        "f:9: max_num_seqs is decided elsewhere: $N",
+    ),
+    ("kubernetes", shell("vllm serve a & vllm serve b"), "f:8: the script has 2 vllm serve"),
+    ("kubernetes", shell("eval vllm-serve"), "f:8: the script has no vllm serve"),
+    (
+        "kubernetes",
+        shell("vllm serve 'm"),
+        "f:6: the script cannot be understood: a ' is not closed: \"'m\\n\"",
+    ),
+    (
+        "kubernetes",
+        shell("vllm serve m <<X\nX"),
+        "f:6: the script cannot be understood: it has a here-document",
+    ),
+    (
+        "kubernetes",
+        pod("  - name: v\n    command: [bash, run-vllm.sh]\n"),
+        "f:6: a shell without -c and a script",
+    ),
+    (
+        "compose",
+        compose("    command: sh -c 'vllm serve '\"'m'\"\n"),
+        "f:3: the script is quoted in pieces",
+    ),
+    # In a container
+    (
+        "kubernetes",
+        pod("  - name: v\n    image: vllm/vllm-openai\n    args: --max-num-seqs=8\n"),
+        "f:7: args is no list",
+    ),
+    (
+        "kubernetes",
+        pod("  - name: v\n    image: a/vllm\n    command: [/run.sh]\n    args: [x]\n"),
+        "f:5: p/v starts vLLM not in a way that is known",
+    ),
+    (
+        "kubernetes",
+        pod("  - {name: v, image: vllm/vllm-openai}\n"),
+        "f:5: is written in braces, and args has to be added",
+    ),
+    (
+        "kubernetes",
+        pod("  - name: v\n    image: vllm/vllm-openai\n    args: &a [m]\n    x: *a\n"),
+        "f:7: stands behind an anchor that is used in several places",
+    ),
+    (
+        "kubernetes",
+        pod("  - name: v\n    image: nginx\n"),
+        "f: no container in it is seen to run vLLM",
+    ),
+    ("kubernetes", "kind: Service\n", "f: there is no container in it"),
+    (
+        "kubernetes",
+        "kind: Pod\n\tspec: x\n",
+        "f:2: found character '\\t' that cannot start any token",
+    ),
+    # In a Compose file
+    (
+        "compose",
+        compose("    command: vllm serve m; rm x\n"),
+        "f:3: cannot be understood: Compose knows no ';'",
+    ),
+    (
+        "compose",
+        compose("    command: vllm serve m --max-num-seqs ${N:-8}\n"),
+        "f:3: max_num_seqs is decided elsewhere: ${N:-8}",
+    ),
+    ("compose", compose("    command: vllm serve m $MORE\n"), "f:3: $MORE may hold more flags"),
+    (
+        "compose",
+        "x: &x {command: [vllm, serve, m]}\nservices:\n  v:\n    <<: *x\n    image: a/vllm\n",
+        "f:4: v takes its command from an anchor",
+    ),
+    (
+        "compose",
+        compose("    image: vllm/vllm-openai\n    extends: {service: b}\n"),
+        "f:3: v has no command here, and a list written here replaces the whole one elsewhere",
+    ),
+    # In a patch
+    (
+        "kustomize",
+        pod("  - name: vllm\n    resources: {}\n").replace("name: p", "name: vllm"),
+        "f: no container in it is seen to run vLLM",
+    ),
+    (
+        "kustomize",
+        "- op: add\n  path: /spec/containers/0/args/-\n  value: --max-num-seqs=8\n",
+        "f:1: /spec/containers/0/args/- changes a single argument",
+    ),
+    (
+        "kustomize",
+        "patches: [{path: a.yaml}, {path: b.yaml}]\n",
+        "f:1: is a kustomization, and the arguments are in its patches",
+    ),
+    # In the values of a chart
+    (
+        "helm-production-stack",
+        (
+            "servingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig:\n      maxNumSeqs: 8\n"
+            "      extraArgs: [--max-num-seqs=9]\n"
+        ),
+        "f:5: maxNumSeqs is also among extraArgs, which win",
+    ),
+    (
+        "helm-production-stack",
+        "servingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig: {maxLoras: 4}\n",
+        "f:4: is written in braces, and maxNumSeqs has to be added",
+    ),
+    # In a unit
+    ("systemd", unit("/bin/vllm serve m $ARGS"), "f:2: $ARGS may hold more flags"),
+    (
+        "systemd",
+        unit("/bin/vllm serve m --max-num-seqs ${N}"),
+        "f:2: max_num_seqs is decided elsewhere: ${N}",
+    ),
+    (
+        "systemd",
+        unit("/bin/vllm serve m --max-num-seqs %i"),
+        "f:2: max_num_seqs is decided elsewhere: %i",
+    ),
+    ("systemd", unit("/bin/true"), "f:2: ExecStart does not start vLLM in a way that is known"),
+    (
+        "systemd",
+        unit('/bin/vllm serve "m'),
+        "f:2: ExecStart cannot be understood: a \" is not closed: '\"m'",
+    ),
+    (
+        "systemd",
+        unit("/bin/vllm serve a") + "ExecStart=/bin/vllm serve b\n",
+        "f:3: a second ExecStart",
+    ),
+    ("systemd", "[Service]\nUser=a\n", "f: has no ExecStart to edit"),
+    # In a file of variables
+    ("env", "VLLM_ARGS='a\"\n", "f:1: the value of VLLM_ARGS cannot be understood"),
+    ("env", "VLLM_ARGS=a\nVLLM_ARGS=b\n", "f:2: VLLM_ARGS is set a second time"),
+    (
+        "env",
+        "MAX_NUM_SEQS=8\n",
+        "f:1: MAX_NUM_SEQS looks like max_num_seqs, in a way that tuner does not know",
+    ),
+    ("env", 'VLLM_ARGS="m $MORE"\n', "f:1: $MORE may hold more flags"),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "message"), REFUSED)
+def test_what_cannot_be_edited_safely_is_named(kind: str, text: str, message: str) -> None:
+    with pytest.raises(TargetError) as problem:
+        named(kind).write(text, SEQS, source="f")
+    assert "\n" not in str(problem.value) + problem.value.hint
+    assert str(problem.value) == message
+
+
+ALLOWED: list[tuple[str, str, Callable[[str], str]]] = [
+    (
+        "kubernetes",
+        shell("A=1 exec vllm serve $MODEL --port $PORT --max-num-seqs 8 >l 2>&1 &"),
+        lambda text: text.replace("seqs 8", "seqs 16"),
+    ),
+    (
+        "kubernetes",
+        shell("if true; then\n  vllm serve m\nfi"),
+        lambda text: text.replace("serve m", "serve m --max-num-seqs=16"),
+    ),
+    (
+        "kubernetes",
+        shell("python3 -m vllm.entrypoints.openai.api_server --max_num_seqs=8 # why"),
+        lambda text: text.replace("=8", "=16"),
+    ),
+    (
+        "kubernetes",
+        shell("vllm serve m --max-num-seqs 8").replace("\n", "\r\n"),
+        lambda text: text.replace("seqs 8", "seqs 16"),
+    ),
+    (
+        "kubernetes",
+        pod("  - name: v\n    image: vllm/vllm-openai\n    args: &a [m]\n"),
+        lambda text: text.replace("[m]", "[m, --max-num-seqs=16]"),
+    ),
+    (
+        "kubernetes",
+        pod(
+            "  - name: v\n    image: a\n    args: [--max-num-seqs=8]\n  initContainers:\n"
+            "  - {name: w, image: vllm/vllm-openai, args: [--max-num-seqs=8]}\n"
+        ),
+        lambda text: text.replace("=8", "=16", 1),
+    ),
+    (
+        "kubernetes",
+        pod(
+            "  - name: v\n    command: [sh, -c, 'vllm serve m $VLLM_ARGS']\n"
+            "    env:\n    - name: VLLM_ARGS\n      value: ''\n"
+        ),
+        lambda text: text.replace("value: ''", "value: '--max-num-seqs=16'"),
+    ),
+    (
+        "compose",
+        compose("    image: vllm/vllm-openai\n    command: m $$X\n"),
+        lambda text: text.replace("m $$X", "m $$X --max-num-seqs=16"),
+    ),
+    (
+        "compose",
+        compose("    entrypoint: bash -lc\n    command: ['vllm serve m --max-num-seqs=8']\n"),
+        lambda text: text.replace("=8", "=16"),
+    ),
+    (
+        "compose",
+        compose(
+            '    image: vllm/vllm-openai\n    command: sh -c "vllm serve m $$VLLM_ARGS"\n'
+            "    environment:\n    - VLLM_ARGS=--max-num-seqs=8\n"
+        ),
+        lambda text: text.replace("=8", "=16"),
+    ),
+    (
+        "kserve",
+        (
+            "kind: ServingRuntime\nspec:\n  containers:\n  - name: k\n    image: vllm/vllm-openai\n"
+            "    args: ['--served-model-name={{.Name}}', --max-num-seqs=8]\n"
+        ),
+        lambda text: text.replace("=8", "=16"),
+    ),
+    (
+        "helm-production-stack",
+        (
+            "stack:\n  servingEngineSpec:\n    modelSpec:\n    - name: a\n      vllmConfig:\n"
+            '        maxNumSeqs: "8"\n'
+        ),
+        lambda text: text.replace('"8"', "16"),
+    ),
+    (
+        "systemd",
+        "[Service]\nExecStart=/bin/vllm serve old\nExecStart=\nExecStart=-/bin/vllm serve m\n",
+        lambda text: text.replace("serve m", "serve m --max-num-seqs=16"),
+    ),
+    (
+        "systemd",
+        unit("/usr/bin/docker run --rm vllm/vllm-openai:v0.32.0 --max-num-seqs=8"),
+        lambda text: text.replace("=8", "=16"),
+    ),
+    (
+        "systemd",
+        unit("/bin/sh -c 'exec vllm serve m --max-num-seqs 8'"),
+        lambda text: text.replace("seqs 8", "seqs 16"),
+    ),
+    ("env", "export VLLM_EXTRA_ARGS='--max-num-seqs 8'\n", lambda text: text.replace("8", "16")),
+    ("env", "A=1", lambda text: text + '\nVLLM_ARGS="--max-num-seqs=16"\n'),
+]
+
+
+@pytest.mark.parametrize(("kind", "text", "edit"), ALLOWED)
+def test_only_the_value_changes(kind: str, text: str, edit: Callable[[str], str]) -> None:
+    result = named(kind).write(text, SEQS, source="f")
+    assert result == edit(text)
+    assert result != text
+    assert named(kind).write(result, SEQS, source="f") == result
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "hint"),
+    [
+        (
+            "kubernetes",
+            pod("  - {name: a, image: vllm/vllm-openai}\n  - {name: b, image: x/vllm}\n"),
+            "--container NAME, of p/a, p/b.",
+        ),
+        (
+            "env",
+            "VLLM_ARGS=a\nVLLM_EXTRA_ARGS=b\n",
+            "--container NAME, of VLLM_ARGS, VLLM_EXTRA_ARGS.",
+        ),
+        (
+            "helm-production-stack",
+            "servingEngineSpec: {modelSpec: [{name: a}, {name: b}]}\n",
+            "--container NAME, of a, b.",
+        ),
+    ],
+)
+def test_which_one_is_asked(kind: str, text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as problem:
+        named(kind).read(text, source="f")
+    assert problem.value.hint == hint
+
+
+def test_a_name_that_two_containers_share_is_told_apart_by_the_workload() -> None:
+    one = "kind: Deployment\nmetadata: {name: %s}\nspec: {template: {spec: {containers: [%s]}}}\n"
+    server = "{name: v, image: vllm/vllm-openai, args: [--max-num-seqs=8]}"
+    text = f"{one % ('a', server)}---\n{one % ('b', server)}"
+    with pytest.raises(UsageError, match="2 containers are called 'v'"):
+        named("kubernetes").write(text, SEQS, source="f", container="v")
+    result = named("kubernetes").write(text, SEQS, source="f", container="b/v")
+    assert result == "=16".join(text.rsplit("=8", 1))
+
+
+@pytest.mark.parametrize("kind", ["compose", "kubernetes", "kserve", "helm-llm-d", "systemd"])
+def test_there_must_be_a_file(kind: str) -> None:
+    with pytest.raises(TunerError, match="only an existing one can be edited"):
+        named(kind).write("", SEQS, source="f")
+
+
+def test_a_chart_is_not_told_to_leave_prefix_caching_to_vllm() -> None:
+    text = "servingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig:\n      maxNumSeqs: 8\n"
+    target = named("helm-production-stack")
+    with pytest.raises(TargetError, match="the chart turns prefix caching on or off"):
+        target.write(text, {"enable_prefix_caching": None}, source="f")
+    assert target.write(text, {"max_num_seqs": None, "max_model_len": 2**20}, source="f") == (
+        text.replace("maxNumSeqs: 8", "extraArgs:\n      - --max-model-len=1048576")
+    )
