@@ -1,4 +1,5 @@
 import gzip
+import json
 import os
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,6 +9,7 @@ import pytest
 from tests.traces import HEADER, row, write_lines
 from tuner.errors import TraceError, UsageError
 from tuner.formats import FORMATS, open_trace
+from tuner.formats.lines import MAX_LINE_BYTES
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
 
@@ -89,6 +91,25 @@ def test_a_hole_in_the_middle_of_a_file_costs_its_rows_only(tmp_path: Path) -> N
     source, tally = open_trace(path)
     assert len(list(source.rows)) == 2
     assert tally.dropped == {"malformed": 1}
+
+
+def test_an_array_of_rows_may_be_one_line_of_any_length(tmp_path: Path) -> None:
+    """120,000 rows of some 45 bytes are more than any line may be long."""
+    rows = ", ".join(json.dumps(row(at)) for at in range(120_000))
+    (tmp_path / "t").write_text(f"[{rows}]")
+    assert (tmp_path / "t").stat().st_size > MAX_LINE_BYTES
+    source, tally = open_trace(tmp_path / "t")
+    assert sum(1 for _ in source.rows) == 120_000
+    assert tally.dropped == {}
+
+
+def test_an_array_that_breaks_off_is_read_up_to_there(tmp_path: Path) -> None:
+    text = json.dumps([row(at) for at in range(3)], indent=1)
+    (tmp_path / "t").write_text(text[:-30])
+    source, tally = open_trace(tmp_path / "t")
+    assert [one.timestamp for one in source.rows] == [0, 1]
+    assert tally.dropped == {"truncated": 1}
+    assert tally.first_line == {"truncated": 12}
 
 
 def test_a_format_that_nobody_knows_is_wrong_usage(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ JSON = st.recursive(
 @given(
     elements=st.lists(st.dictionaries(st.sampled_from("ab"), JSON, min_size=1), min_size=1),
     indent=st.sampled_from([None, 0, 2]),
-    chunk=st.integers(1, 7),
+    chunk=st.integers(1, 7) | st.integers(8, 200),
     array=st.booleans(),
 )
 def test_whatever_the_layout_and_wherever_the_chunks_break(
@@ -99,3 +99,15 @@ def test_whatever_the_layout_and_wherever_the_chunks_break(
     lines = text.split(b"\n")
     assert all(re.match(rb'\s*\[?\s*[{"]|.*\{', lines[number - 1]) for number in numbers)
     assert numbers == sorted(numbers)
+
+
+@given(
+    text=st.lists(
+        st.sampled_from([*'[]{},:"\\ \na1', '{"a": 1}', '{"b": [1, 2]},', '{"c": "x\\"]"},\n'])
+    ).map("".join),
+    chunk=st.integers(2, 60),
+)
+def test_where_the_chunks_break_does_not_matter(text: str, chunk: int) -> None:
+    content = b'[{"a": 0},' + text.encode()
+    assert found(content, chunk=chunk) == found(content, chunk=1)
+    assert found(content, chunk=chunk, longest=9) == found(content, chunk=1, longest=9)

@@ -8,6 +8,14 @@ ARRAY = re.compile(rb"\s*\[\s*\{")
 OPEN_ENDED = (b"{", b"[", b",", b":")
 
 MARK = re.compile(rb'["\[\]{},]')
+PLAIN = re.compile(
+    rb"\s*+"
+    rb'(\{(?:[^{}\[\]"]++|"(?:[^"\\]++|\\.)*+"|\[[^{}\[\]"]*+\])*+\})'
+    rb"\s*+,",
+    re.DOTALL,
+)
+"""An element that ends in this chunk, with nothing in it but values and lists of numbers."""
+
 IN_STRING = re.compile(rb'["\\]')
 
 Value = tuple[int, bytes | None, bool]
@@ -62,15 +70,22 @@ class _Scan:
         """The line on which the value begins that is being read; 0 between values."""
 
     def feed(self, chunk: bytes) -> Iterator[Value]:
-        taken = 0
-        for start, end in self._marks(chunk):
-            cut = self._step(chunk[start:end])
+        at = taken = 0
+        while (mark := self._mark(chunk, at)) is not None:
+            start, at = mark
+            cut = self._step(chunk[start:at])
             if cut is _Cut.NOWHERE:
                 continue
-            self._take(chunk[taken : end if cut is _Cut.BEHIND else start])
+            self._take(chunk[taken : at if cut is _Cut.BEHIND else start])
             if self.begins_at:
                 yield self._value(whole=True)
-            taken = start if cut is _Cut.BEFORE else end
+            taken = start if cut is _Cut.BEFORE else at
+            if cut is _Cut.AROUND and self.depth:
+                while (hit := PLAIN.match(chunk, at)) and len(hit[1]) <= self.longest:
+                    self.line += chunk.count(b"\n", at, hit.start(1))
+                    yield self.line, hit[1], True
+                    self.line += chunk.count(b"\n", hit.start(1), hit.end())
+                    at = taken = hit.end()
         self._take(chunk[taken:])
 
     def end(self) -> Iterator[Value]:
@@ -95,19 +110,18 @@ class _Scan:
         self.outer = 0  # whatever follows an array stands alone
         return cut
 
-    def _marks(self, chunk: bytes) -> Iterator[tuple[int, int]]:
-        """Yield the positions of brackets and commas that are not in a string."""
-        at = 0
+    def _mark(self, chunk: bytes, at: int) -> tuple[int, int] | None:
+        """Return where the next bracket or comma is that is not in a string."""
         while True:
             if self.in_string:
                 at = self._string_end(chunk, at)
             hit = None if self.in_string else MARK.search(chunk, at)
             if hit is None:
-                return
+                return None
             at = hit.end()
             self.in_string = hit[0] == b'"'
             if not self.in_string:
-                yield hit.span()
+                return hit.span()
 
     def _string_end(self, chunk: bytes, at: int) -> int:
         """Return where the string that is open ends, or the chunk."""
