@@ -110,4 +110,3 @@ def test_whatever_the_layout_and_wherever_the_chunks_break(
 def test_where_the_chunks_break_does_not_matter(text: str, chunk: int) -> None:
     content = b'[{"a": 0},' + text.encode()
     assert found(content, chunk=chunk) == found(content, chunk=1)
-    assert found(content, chunk=chunk, longest=9) == found(content, chunk=1, longest=9)
