@@ -8,6 +8,7 @@ ARRAY = re.compile(rb"\s*\[\s*\{")
 OPEN_ENDED = (b"{", b"[", b",", b":")
 
 MARK = re.compile(rb'["\[\]{},]')
+BRACKET = re.compile(rb'["\[\]{}]')
 PLAIN = re.compile(
     rb"\s*+"
     rb'(\{(?:[^{}\[\]"]++|"(?:[^"\\]++|\\.)*+"|\[[^{}\[\]"]*+\])*+\})'
@@ -111,11 +112,12 @@ class _Scan:
         return cut
 
     def _mark(self, chunk: bytes, at: int) -> tuple[int, int] | None:
-        """Return where the next bracket or comma is that is not in a string."""
+        """Return where the next bracket is that is not in a string, or the next comma that counts."""
+        marks = MARK if self.depth == self.outer else BRACKET
         while True:
             if self.in_string:
                 at = self._string_end(chunk, at)
-            hit = None if self.in_string else MARK.search(chunk, at)
+            hit = None if self.in_string else marks.search(chunk, at)
             if hit is None:
                 return None
             at = hit.end()
