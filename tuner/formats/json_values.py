@@ -112,7 +112,7 @@ class _Scan:
         return cut
 
     def _mark(self, chunk: bytes, at: int) -> tuple[int, int] | None:
-        """Return where the next bracket is that is not in a string, or the next comma that counts."""
+        """Return where the next bracket, or comma that counts, is outside of strings."""
         marks = MARK if self.depth == self.outer else BRACKET
         while True:
             if self.in_string:
