@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.profiles import ENGINE, profile
+from tests.test_admission import with_twin
 from tuner import cli, models
 from tuner.profile import save
 from tuner.targets import TARGETS
@@ -511,8 +512,10 @@ def test_a_new_file_of_variables_is_written(small: Tuner) -> None:
         (["prod.yaml", "--to", "kubernetes"], 3, "prod.yaml: there is no container in it"),
         (["x.txt", "--to", "kubernetes"], 3,
          "x.txt: a file for kubernetes must end in .yaml or .yml"),
-        (["d.yaml", "--to", "compose", "--exec"], 2,
-         "--exec and --to compose exclude each other"),
+        (["d.yaml", "--to", "compose", "--exec"], 2, "--exec and compose exclude each other"),
+        (["d.yaml", "--exec"], 2, "--exec and kubernetes exclude each other"),
+        (["d.yaml", "--container", "a", "--admission-limits"], 3,
+         "the profile has no law of its step times to derive admission limits from"),
         (["two.yaml"], 2, "two.yaml: is of several kinds: compose, kubernetes"),
         (["chart.yaml"], 3, "chart.yaml:1: a key that is not text: it looks like a template"),
     ],
@@ -528,5 +531,15 @@ def test_what_cannot_be_done_with_other_kinds_is_said_in_one_line(
 
 
 def test_the_help_names_every_kind_of_file(tuner: Tuner) -> None:
-    words = tuner("apply", "--help").out.replace(",", " ").replace(".", " ").split()
-    assert {target.NAME for target in TARGETS} <= set(words)
+    shown = "".join(tuner("apply", "--help").out.split())  # it breaks words at their hyphens
+    assert [target.NAME for target in TARGETS if target.NAME not in shown] == []
+
+
+def test_admission_limits_are_set_when_asked_for_with_their_reason(small: Tuner) -> None:
+    save(with_twin(), Path("twin.yaml"))
+    done = small("apply", "twin.yaml", "--admission-limits")
+    assert done.exit_code == 0
+    assert "max-num-queued-tokens: 2500\n" in Path("serve.yaml").read_text()
+    assert "max-num-queued-reqs: 24\n" in Path("serve.yaml").read_text()
+    assert "  because max_num_queued_tokens 2500: a TTFT limit of 500 ms x" in done.out
+    assert "max-num-queued" not in small("apply", "twin.yaml", "--to", "env", "--dry-run").out

@@ -135,8 +135,10 @@ What is rolled out
     profile_numbers          its numbers, and the twin's section
     profile_schema           the sections of a serving profile
     twin_store               the twin as a profile keeps it, and back
+    fleet                    what it says of other loads, caps, replicas and routers
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
+    admission                limits on what is let in, from what users wait for
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only
     targets.vllm_config      a `vllm serve --config` YAML
@@ -178,6 +180,8 @@ At the edges
     commands.trace_view      how the others look
     commands.capture         `tuner capture`: its options
     commands.capture_run     what it does
+    commands.plan            `tuner plan`: its options
+    commands.plan_run        what it does, and how it looks
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
     commands.apply_plan      what it would write

@@ -50,6 +50,13 @@ def apply(  # noqa: PLR0913 - one parameter an option
             help="Set max_num_active_seqs, and build the engine for the largest cap measured.",
         ),
     ] = False,
+    admission_limits: Annotated[
+        bool,
+        typer.Option(
+            "--admission-limits",
+            help="Also set max_num_queued_tokens and max_num_queued_reqs, from the SLO's TTFT.",
+        ),
+    ] = False,
     force: Annotated[
         bool,
         typer.Option(
@@ -77,6 +84,7 @@ def apply(  # noqa: PLR0913 - one parameter an option
             exec=exec_,
             rollback=rollback,
             live_knob=live_knob,
+            admission_limits=admission_limits,
             force=force,
             json=json_,
         )

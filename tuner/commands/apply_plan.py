@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import devices, files, profile, provenance, rollout, targets, yaml_strict
+from tuner import admission, devices, files, profile, provenance, rollout, targets, yaml_strict
 from tuner.backup import Override
 from tuner.commands.apply_view import Edit
 from tuner.errors import TargetError, UndecidedError, UsageError
@@ -29,6 +29,7 @@ class ApplyOptions:
     exec: bool
     rollback: Path | None
     live_knob: bool
+    admission_limits: bool
     force: bool
     json: bool
 
@@ -53,6 +54,11 @@ def plan(options: ApplyOptions) -> Edit:
             f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
         )
     target = _target(options)
+    if options.exec and target is not targets.TARGETS[0]:
+        raise UsageError(
+            f"--exec and {target.NAME} exclude each other",
+            hint=f"vLLM is started with a {targets.TARGETS[0].NAME} file.",
+        )
     places = _places(target, options)
     return _edit(chosen, target, places, options)
 
@@ -78,6 +84,10 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
     if not options.force:
         rollout.refuse_differences(chosen, differing)
     arguments = rollout.settings(chosen, live_knob=options.live_knob)
+    admitted = admission.limits(chosen) if options.admission_limits else None
+    if admitted is not None:
+        arguments["max_num_queued_reqs"] = admitted.max_num_queued_reqs
+        arguments["max_num_queued_tokens"] = admitted.max_num_queued_tokens
     for name in rollout.of_the_file(differing) & arguments.keys():
         del arguments[name]
     rollout.check_together(here.stated, arguments, source=source)
@@ -99,6 +109,8 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         before={name: one.value for name, one in here.stated.items()},
         after={name: one.value for name, one in after.items()},
         warnings=_warnings(chosen, differing),
+        reasons=() if admitted is None else admitted.reasons,
+        kind=target.NAME,
         start=target.START,
         override=_override(chosen, differing, options),
     )

@@ -12,7 +12,6 @@ from tuner.commands import apply_view
 from tuner.commands.apply_plan import ApplyOptions, plan
 from tuner.commands.apply_view import Edit
 from tuner.errors import EngineError, UsageError
-from tuner.targets import vllm_config
 
 
 def run(options: ApplyOptions) -> None:
@@ -55,14 +54,13 @@ def _check_usage(options: ApplyOptions) -> None:
         raise UsageError(
             "--exec and --json exclude each other", hint="vLLM takes over the output; drop --json."
         )
-    if options.exec and options.to not in (None, vllm_config.NAME):
-        raise UsageError(
-            f"--exec and --to {options.to} exclude each other",
-            hint=f"vLLM is started with a {vllm_config.NAME} file.",
-        )
     if options.rollback is not None:
         others = (options.profile, options.file, options.output, options.container)
-        if any(other is not None for other in others) or options.live_knob:
+        if (
+            any(other is not None for other in others)
+            or options.live_knob
+            or options.admission_limits
+        ):
             raise UsageError(
                 "--rollback takes the file and nothing else",
                 hint=f"tuner apply --rollback {options.rollback}",

@@ -32,6 +32,12 @@ class Edit:
 
     after: Mapping[str, ArgumentValue]
     warnings: tuple[str, ...]
+    reasons: tuple[str, ...]
+    """Where values come from that are not in the profile."""
+
+    kind: str
+    """Of the file, as in ``--to``."""
+
     start: str
     """The command that starts the server with the file, with ``{file}`` for its name."""
 
@@ -65,10 +71,18 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
     say(f"{edit.path}: {'written' if edit.was is None else 'changed'}\n")
     for change in edit.changes:
         say(f"  {change['argument']}: {_shown(change['before'])} -> {_shown(change['after'])}\n")
+    for reason in edit.reasons:
+        say(f"  because {reason}\n")
     if copy is not None:
         say(f"backup: {copy}\n")
     if not to_stderr:
-        say(f"start: {edit.start.format(file=name)}\nundo: tuner apply --rollback {name}\n")
+        start = edit.start.format(file=name, path=_path(edit.path))
+        say(f"start: {start}\nundo: tuner apply --rollback {name}\n")
+
+
+def _path(path: Path) -> str:
+    """Return the name of a file for a shell that would look for a bare one on its PATH."""
+    return shlex.quote(str(path) if "/" in str(path) else f"./{path}")
 
 
 def show_dry_run(edit: Edit, *, as_json: bool) -> None:
@@ -115,12 +129,14 @@ def _print_json(edit: Edit, *, dry_run: bool, copy: Path | None) -> None:
     status = "created" if edit.was is None else "changed" if edit.is_needed else "unchanged"
     document = {
         "file": str(edit.path),
+        "kind": edit.kind,
         "status": status,
         "dry_run": dry_run,
         "max_num_seqs": edit.max_num_seqs,
         "changes": edit.changes,
         "backup": None if copy is None else str(copy),
         "warnings": list(edit.warnings),
+        "reasons": list(edit.reasons),
         "override": None if edit.override is None else edit.override.model_dump(),
     }
     if dry_run:

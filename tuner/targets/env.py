@@ -21,7 +21,7 @@ from tuner.targets.words import UnreadableError, split
 NAME = "env"
 DEFAULT_FILE = "vllm.env"
 SUFFIXES: tuple[str, ...] = ()
-START = "set -a; . ./{file}; vllm serve $VLLM_ARGS"
+START = "set -a; . {path}; vllm serve $VLLM_ARGS"
 ON_THIS_MACHINE = True
 
 VARIABLE_NAME = "VLLM_ARGS"

@@ -1,0 +1,81 @@
+"""Limits on what a server lets in, derived from what users wait for. Pure.
+
+Beyond them vLLM answers 503 at once instead of letting everybody wait longer than the SLO allows.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+from tuner.errors import ProfileError
+from tuner.profile_numbers import StepLaw, Twin
+from tuner.profile_schema import ServingProfile
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionLimits:
+    """Engine arguments, and where each comes from."""
+
+    max_num_queued_tokens: int
+    max_num_queued_reqs: int
+    reasons: tuple[str, ...]
+
+
+def limits(profile: ServingProfile) -> AdmissionLimits:
+    """Return the limits for the profile's SLO. Raises ProfileError where it does not tell.
+
+    ``max_num_queued_tokens`` = TTFT limit x prefill throughput: that many prompt tokens are
+    computed before a request that comes now has waited too long. The throughput is that of
+    iterations with every slot decoding and the rest of the token budget prefilling.
+
+    ``max_num_queued_reqs`` = slots + those that come free within the TTFT limit, when all of them
+    decode outputs of mean length. vLLM calls it a coarse valve; the other one guards the TTFT.
+    """
+    limit_ms, twin = profile.decision.slo.ttft_ms, profile.twin
+    if limit_ms is None or twin is None:
+        missing = "limit on the TTFT" if limit_ms is None else "law of its step times"
+        raise ProfileError(
+            f"the profile has no {missing} to derive admission limits from",
+            hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
+        )
+    slots = min(profile.decision.max_num_seqs, twin.shape.max_num_batched_tokens - 1)
+    tokens_per_s = _prefill_tokens_per_s(twin, slots)
+    outputs = profile.promise.output_tokens_per_s / max(profile.promise.requests_per_s, 1e-9)
+    holding_s = max(outputs, 1.0) * _decode_s(twin.law, slots)
+    limit_s = limit_ms / 1000
+    tokens = max(1, int(limit_s * tokens_per_s))
+    requests = slots + int(slots * limit_s / holding_s)
+    of_tokens = (
+        f"max_num_queued_tokens {tokens}: a TTFT limit of {limit_ms:g} ms x "
+        f"{tokens_per_s:.0f} prompt tokens/s beside {slots} decoding sequences"
+    )
+    of_requests = (
+        f"max_num_queued_reqs {requests}: {slots} slots, and those that come free within "
+        f"{limit_ms:g} ms when each is held for {holding_s:.3g} s"
+    )
+    return AdmissionLimits(tokens, requests, (of_tokens, of_requests))
+
+
+def _prefill_tokens_per_s(twin: Twin, slots: int) -> float:
+    law, tokens = twin.law, twin.shape.max_num_batched_tokens - slots
+    step_s = (
+        _decode_s(law, slots)
+        + law.prefill_token_s * tokens
+        + law.prefill_token_squared_s * tokens**2
+        + law.prefill_seq_s
+    )
+    return tokens / max(step_s, 1e-9)
+
+
+def _decode_s(law: StepLaw, slots: int) -> float:
+    """Return f(n): linear between the sizes that were seen, and beyond the last as before it."""
+    points = list(zip(law.decode_seqs, law.decode_s, strict=True))
+    if len(points) < 2 or slots <= points[0][0]:
+        return points[0][1] if points else 0.0
+    return _between(points, slots)
+
+
+def _between(points: Sequence[tuple[int, float]], slots: int) -> float:
+    spans = list(pairwise(points))
+    (low, low_s), (high, high_s) = next((span for span in spans if slots <= span[1][0]), spans[-1])
+    return low_s + (high_s - low_s) * (slots - low) / (high - low)
