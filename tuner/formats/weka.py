@@ -19,7 +19,7 @@ NAME = "weka"
 DESCRIPTION = "WEKA's traces of coding agents, a JSON object a conversation, in s"
 
 BLOCK_SIZE = 64
-MAX_CONVERSATION_BYTES = 32 * 2**20
+MAX_CONVERSATION_BYTES = 64 * 2**20
 MAX_NESTING = 20
 LAID_OVER = (
     "conversations that each count from their own start are laid over one another, as if all had "
