@@ -75,3 +75,31 @@ def test_what_the_lower_span_knows_is_kept_and_the_rest_handed_down() -> None:
     assert one.row == Row(
         1, 11, 5, session_id="s0", finish_reason="length", cached_tokens=8, stream=True, model="m0"
     )
+
+
+def test_a_long_chain_above_many_requests_is_gone_up_once() -> None:
+    length = 30_000
+    chain = [Span("t", f"l{i}", f"l{i + 1}") for i in range(length)]
+    top = Span("t", f"l{length}", "", found(None, 0, output=9))
+    leaves = [Span("t", f"r{i}", "l0", found(None, i)) for i in range(length)]
+    tally = Tally("t")
+    assert sum(1 for _ in innermost([*chain, top, *leaves], tally)) == length
+    assert tally.dropped == {"same_request": 1}
+
+
+def test_a_ring_of_spans_has_nothing_above_it() -> None:
+    spans = [
+        Span("t", "a", "b", found(None, 1)),
+        Span("t", "b", "c"),
+        Span("t", "c", "b"),
+        Span("t", "d", "c", found(None, 2)),
+        Span("t", "e", "e", found(None, 3)),
+    ]
+    assert len(list(innermost(spans, Tally("t")))) == 3
+
+
+def test_two_requests_that_are_each_others_parents_are_both_dropped_or_kept_but_counted() -> None:
+    tally = Tally("t")
+    spans = [Span("t", "a", "b", found(None, 1)), Span("t", "b", "a", found(None, 2))]
+    kept = len(list(innermost(spans, tally)))
+    assert kept + sum(tally.dropped.values()) == 2

@@ -15,6 +15,9 @@ WINDOW = 2**17
 RETRY_MS = 60_000
 """Clients wait less than a minute before they try again; a later turn of a session is another's."""
 
+MOST_ALIKE = 100
+"""So many clients of one trace with equal counts are looked at for a server without a link."""
+
 MAX_SEQUENCES = 16_384
 """vLLM's own limit on n."""
 
@@ -171,9 +174,10 @@ def _lowest(trace: list[Span], tally: Tally) -> Iterator[Found]:
     trace = list(by_id.values())
     above: dict[int, Found] = {}  # a span, by identity → the request above it
     upper: set[int] = set()
+    ways: dict[str, Span | None] = {}
     for span in trace:
-        if span.found is not None and (over := _next_above(span, by_id)) is not None:
-            assert over.found is not None
+        over = None if span.found is None else _next_above(span, by_id, ways)
+        if over is not None and over.found is not None:
             above[id(span)] = over.found
             upper.add(id(over))
     requests = [span for span in trace if span.found is not None and id(span) not in upper]
@@ -187,15 +191,27 @@ def _lowest(trace: list[Span], tally: Tally) -> Iterator[Found]:
             yield _informed(span.found, above.get(id(span)))
 
 
-def _next_above(span: Span, by_id: dict[str, Span]) -> Span | None:
-    """Return the nearest request above, through whatever lies between; spans may form a ring."""
+def _next_above(span: Span, by_id: dict[str, Span], known: dict[str, Span | None]) -> Span | None:
+    """Return the nearest request above, through whatever lies between; spans may form a ring.
+
+    ``known`` keeps what was found for the spans on the way, so that no way is gone twice.
+    """
+    way: list[str] = []
     seen = {span.id}
-    while span.parent not in seen and (parent := by_id.get(span.parent)) is not None:
+    found: Span | None = None
+    parent = by_id.get(span.parent)
+    while parent is not None and parent.id not in seen:
         if parent.found is not None:
-            return parent
+            found = parent
+            break
+        if parent.id in known:
+            found = known[parent.id]
+            break
         seen.add(parent.id)
-        span = parent
-    return None
+        way.append(parent.id)
+        parent = by_id.get(parent.parent)
+    known.update(dict.fromkeys(way, found))
+    return None if found is span else found
 
 
 def _unlinked(requests: list[Span], above: dict[int, Found], upper: set[int]) -> None:
@@ -207,7 +223,7 @@ def _unlinked(requests: list[Span], above: dict[int, Found], upper: set[int]) ->
     for span in requests:
         if span.found is None or not span.server or id(span) in above:
             continue
-        for client in clients.get(_size(span.found.row), ()):
+        for client in clients.get(_size(span.found.row), ())[:MOST_ALIKE]:
             assert client.found is not None
             if id(client) not in upper and _holds(client.found.row, span.found.row):
                 above[id(span)] = client.found
