@@ -167,7 +167,7 @@ def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:
     ]
 
 
-@pytest.mark.parametrize("command", ["apply", "trace"])
+@pytest.mark.parametrize("command", ["apply", "diff", "trace"])
 def test_commands_that_serve_nothing_need_no_engine(command: str) -> None:
     assert reaches(f"commands.{command}") & {"torch", "vllm"} == set()
 

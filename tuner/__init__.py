@@ -138,6 +138,7 @@ What is rolled out
     fleet                    what it says of other loads, caps, replicas and routers
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
+    difference               in what two profiles differ, or a profile and what is deployed
     admission                limits on what is let in, from what users wait for
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only
@@ -186,6 +187,8 @@ At the edges
     commands.apply_run       what it does
     commands.apply_plan      what it would write
     commands.apply_view      how it looks
+    commands.diff            `tuner diff`: its options
+    commands.diff_run        what it does, and how it looks
     errors                   everything raised on purpose
     files                    files written whole or not at all
     yaml_strict              YAML that somebody else wrote

@@ -53,7 +53,8 @@ def plan(options: ApplyOptions) -> Edit:
             hint="Sweep with a larger --budget; --force applies max_num_seqs "
             f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
         )
-    target = _target(options)
+    text = (read_text(options.file) if options.file is not None else None) or ""
+    target = target_of(options.to, options.file or options.output, text)
     if options.exec and target is not targets.TARGETS[0]:
         raise UsageError(
             f"--exec and {target.NAME} exclude each other",
@@ -63,23 +64,20 @@ def plan(options: ApplyOptions) -> Edit:
     return _edit(chosen, target, places, options)
 
 
-def _target(options: ApplyOptions) -> Target:
-    if options.to is not None:
-        return targets.named(options.to)
-    file = options.file or options.output
-    if file is None:
-        return targets.TARGETS[0]
-    text = (_read(options.file) if options.file is not None else None) or ""
-    return detect(file, text, source=str(file))
+def target_of(to: str | None, file: Path | None, text: str) -> Target:
+    """Return the target that is named, or else that a file is of."""
+    if to is not None:
+        return targets.named(to)
+    return targets.TARGETS[0] if file is None else detect(file, text, source=str(file))
 
 
 def _edit(chosen: ServingProfile, target: Target, places: _Places, options: ApplyOptions) -> Edit:
     path, read_from = places.path, places.read_from
     source, container = str(path if read_from is None else read_from), options.container
-    base = old = "" if read_from is None else _read(read_from) or ""
+    base = old = "" if read_from is None else read_text(read_from) or ""
     if target is systemd and path.suffix == ".conf" and source.endswith(".service"):
         base, old, read_from = systemd.drop_in(base, source=source), "", None
-    here = _deployment(target, base, source=source, container=container)
+    here = deployment(target, base, source=source, container=container)
     differing = rollout.differences(chosen, here)
     if not options.force:
         rollout.refuse_differences(chosen, differing)
@@ -92,7 +90,7 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         del arguments[name]
     rollout.check_together(here.stated, arguments, source=source)
     new = target.write(base, arguments, source=source, container=container)
-    present = old if path == read_from else _read(path)
+    present = old if path == read_from else read_text(path)
     if path != read_from and present not in (None, new) and not options.force:
         raise TargetError(
             f"{path}: already there",
@@ -116,7 +114,7 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
     )
 
 
-def _deployment(
+def deployment(
     target: Target, text: str, *, source: str, container: str | None
 ) -> rollout.Deployment:
     machine = _machine() if target.ON_THIS_MACHINE else None
@@ -162,7 +160,7 @@ def _places(target: Target, options: ApplyOptions) -> _Places:
     return _Places(read_from, read_from if same else path)
 
 
-def _read(path: Path) -> str | None:
+def read_text(path: Path) -> str | None:
     if not files.resolve(path).exists():
         return None
     return yaml_strict.read(path, error=TargetError, missing="Run the command again.")

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, capture, sweep, trace
+from tuner.commands import apply, capture, diff, plan, sweep, trace
 
 app = typer.Typer(
     name="tuner",
@@ -40,5 +40,7 @@ def root(
 
 app.command("sweep")(sweep.sweep)
 app.command("apply")(apply.apply)
+app.command("diff")(diff.diff)
+app.command("plan")(plan.plan)
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

@@ -1,0 +1,123 @@
+"""`tuner diff`: in what another profile, or what is deployed, differs."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.deployments import EXAMPLES, FOLDER, deployed
+from tests.profiles import ENGINE, profile
+from tuner import cli
+from tuner.profile import save
+
+SERVE = "model: m\nmax-num-seqs: 32\nmax-num-active-seqs: 4\nport: 8000\n"
+FEW = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched_tokens")}
+Diff = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def diff(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Diff:
+    """Run the command in a folder with two profiles and a file."""
+    monkeypatch.chdir(tmp_path)
+    save(profile(engine=FEW), Path("a.yaml"))
+    other = profile(
+        engine={**FEW, "max_num_seqs": 8, "seed": 1},
+        reason="8 is enough",
+        versions={"vllm": "0.31.0"},
+        device={"name": "NVIDIA A10"},
+    )
+    save(other, Path("b.yaml"))
+    Path("serve.yaml").write_text(SERVE)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["tuner", "diff", *arguments])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        assert isinstance(exited.value.code, int)
+        return exited.value.code, captured.out, captured.err
+
+    return run
+
+
+def test_a_profile_does_not_differ_from_itself(diff: Diff) -> None:
+    assert diff("a.yaml", "a.yaml", "--check") == (0, "no difference\n", "")
+
+
+def test_of_two_profiles_everything_that_differs_is_said(diff: Diff) -> None:
+    code, out, _ = diff("a.yaml", "b.yaml")
+    assert code == 0
+    shown = [" ".join(line.split()) for line in out.splitlines()]
+    step = "99.5 % within the SLO, p95 TPOT 48.5 ms, p99 E2EL 60.25 ms"
+    assert shown == [
+        "a.yaml b.yaml",
+        "engine",
+        f"max_num_seqs 16 8 16: {step}; 8: {step}",
+        "seed - 1",
+        "decision",
+        'verdict "32 adds 0.4 % goodput and costs +38 % p95 decode time pe... "8 is enough"',
+        'interval "16-16" "8-8"',
+        "measured on",
+        'vllm - "0.31.0"',
+        'device.name - "NVIDIA A10"',
+    ]
+
+
+def test_of_a_file_what_apply_would_change_is_said_and_what_undoes_it(diff: Diff) -> None:
+    code, out, err = diff("a.yaml", "serve.yaml", "--json", "--check")
+    document = json.loads(out)
+    assert (code, document["same"]) == (6, False)
+    assert [(one["name"], one["profile"], one["other"]) for one in document["differences"]] == [
+        ("max_num_seqs", 16, 32),
+        ("max_num_batched_tokens", 8192, None),
+        ("max_num_active_seqs", None, 4),
+    ]
+    assert document["differences"][2]["evidence"] == "undoes max_num_seqs"
+    assert err.splitlines()[0] == "Error: serve.yaml: differs from a.yaml in 3 things"
+
+
+def test_another_model_is_measured_elsewhere(diff: Diff) -> None:
+    Path("serve.yaml").write_text("model: n\nmax-num-seqs: 16\nmax-num-batched-tokens: 8192\n")
+    _, out, _ = diff("a.yaml", "serve.yaml", "--json")
+    names = [one["name"] for one in json.loads(out)["differences"]]
+    assert names == ["model"]
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
+def test_after_apply_nothing_differs(
+    diff: Diff, example: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = example.file  # type: ignore[attr-defined]
+    save(deployed(), Path("a.yaml"))
+    Path(file).parent.mkdir(exist_ok=True)
+    Path(file).write_bytes((FOLDER / file).read_bytes())
+    assert diff("a.yaml", file)[1] != "no difference\n"
+    monkeypatch.setattr(sys, "argv", ["tuner", "apply", "a.yaml", file])
+    with pytest.raises(SystemExit) as exited:
+        cli.main()
+    assert exited.value.code == 0
+    assert diff("a.yaml", file, "--check")[1].endswith("no difference\n")
+    monkeypatch.setattr(sys, "argv", ["tuner", "apply", "--rollback", file])
+    with pytest.raises(SystemExit):
+        cli.main()
+    assert Path(file).read_bytes() == (FOLDER / file).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (("a.yaml", "none.yaml"), 3, "Error: none.yaml: no such file"),
+        (("serve.yaml", "a.yaml"), 3,
+         "Error: serve.yaml: not a serving profile: schema_version is missing"),
+        (("a.yaml", "serve.yaml", "--to", "x"), 2, "Error: no rollout target 'x'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_compared_is_said(
+    diff: Diff, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    found, out, err = diff(*arguments)
+    assert (found, out, err.splitlines()[0]) == (code, "", message)

@@ -1,0 +1,36 @@
+"""``tuner diff``: in what two profiles differ, or a profile and a deployment."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def diff(  # noqa: PLR0913 - one parameter an option
+    profile: Annotated[Path, typer.Argument(help="Serving profile.")],
+    other: Annotated[Path, typer.Argument(help="Another profile, or a file to deploy with.")],
+    *,
+    to: Annotated[
+        str | None,
+        typer.Option(metavar="KIND", help="Kind of OTHER, as in tuner apply; default: found out."),
+    ] = None,
+    container: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which container, service, model or variable of OTHER."),
+    ] = None,
+    check: Annotated[
+        bool, typer.Option("--check", help="Exit with 6 when they differ, for CI.")
+    ] = False,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say in what another profile, or what is deployed, differs from a profile, and the evidence.
+
+    Of a file: the engine arguments that tuner apply would change, and what was measured elsewhere.
+    """
+    from tuner.commands.diff_run import DiffOptions, run  # noqa: PLC0415 - keeps --help light
+
+    run(
+        DiffOptions(
+            profile=profile, other=other, to=to, container=container, check=check, json=json_
+        )
+    )

@@ -1,0 +1,98 @@
+"""What ``tuner diff`` does, and how it shows it."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tuner import difference, profile
+from tuner.commands.apply_plan import deployment, read_text, target_of
+from tuner.difference import Difference
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import GateError, TargetError
+from tuner.profile_schema import ServingProfile
+from tuner.targets import yaml_nodes
+from tuner.targets.yaml_file import parse
+
+_LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DiffOptions:
+    """The command line."""
+
+    profile: Path
+    other: Path
+    to: str | None
+    container: str | None
+    check: bool
+    json: bool
+
+
+def run(options: DiffOptions) -> None:
+    """Raise ProfileError, TargetError, UsageError, and GateError when asked to check."""
+    one = profile.load(options.profile)
+    found = _differences(one, options)
+    if options.json:
+        document = {
+            "profile": str(options.profile),
+            "other": str(options.other),
+            "same": not found,
+            "differences": [asdict(each) for each in found],
+        }
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write(_table(found, str(options.profile), str(options.other)))
+    if options.check and found:
+        raise GateError(
+            f"{options.other}: differs from {options.profile} in {len(found)} "
+            f"{'thing' if len(found) == 1 else 'things'}",
+            hint=f"tuner apply {options.profile} {options.other}",
+        )
+
+
+def _differences(one: ServingProfile, options: DiffOptions) -> list[Difference]:
+    text = read_text(options.other)
+    if text is None:
+        raise TargetError(f"{options.other}: no such file", hint="Check the path.")
+    source = str(options.other)
+    if options.to is None and _is_profile(options.other, text):
+        return difference.of_profiles(one, profile.parse(text, source=source))
+    target = target_of(options.to, options.other, text)
+    here = deployment(target, text, source=source, container=options.container)
+    return difference.of_deployment(one, here)
+
+
+def _is_profile(path: Path, text: str) -> bool:
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    roots = parse(text, source=str(path)).roots
+    keys = {name for root in roots for name in yaml_nodes.entries(root)}
+    return {"schema_version", "digest"} <= keys
+
+
+def _table(found: Sequence[Difference], one: str, other: str) -> str:
+    if not found:
+        return "no difference\n"
+    rows = [("", one, other)]
+    lines: list[tuple[tuple[str, str, str], str]] = [(rows[0], "")]
+    for section, members in groupby(found, key=lambda each: each.section):
+        lines.append(((section, "", ""), ""))
+        lines += [
+            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), each.evidence)
+            for each in members
+        ]
+    widths = [max(len(row[column]) for row, _ in lines) for column in range(3)]
+    shown = []
+    for row, evidence in lines:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        shown.append("  ".join([*cells, evidence]).rstrip())
+    return "\n".join(shown) + "\n"
+
+
+def _shown(value: ArgumentValue) -> str:
+    """As JSON, which is ASCII: nothing in a file can move the cursor."""
+    text = "-" if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -1,0 +1,164 @@
+"""In what two profiles differ, or a profile and what is deployed, with the evidence. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner import rollout
+from tuner.engines.seam import ArgumentValue
+from tuner.profile_numbers import CurveStep, Numbers
+from tuner.profile_schema import ServingProfile
+from tuner.rollout import Deployment
+from tuner.targets import flags
+
+Section = Literal["engine", "decision", "promise", "measured on", "traffic"]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One thing that the two say differently; None where one says nothing."""
+
+    section: Section
+    name: str
+    profile: ArgumentValue
+    other: ArgumentValue
+    evidence: str = ""
+
+
+def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]:
+    """Return what applying the profile would change, and what was measured elsewhere."""
+    wanted = rollout.settings(profile, live_knob=False)
+    found: list[Difference] = []
+    for name, value in wanted.items():
+        stated = here.stated.get(name)
+        if name == "model" and (
+            stated is None or rollout.other_model(profile, here.stated) is None
+        ):
+            continue
+        if stated is None or not flags.same(flags.comparable(stated.value, value), value):
+            other = None if stated is None else stated.value
+            found.append(
+                Difference("engine", name, value, other, _evidence(profile, name, value, other))
+            )
+    for name in (*rollout.LIMITED, *rollout.OVERRULES):
+        if name in here.stated and name not in wanted:
+            undone = rollout.LIMITED.get(name) or rollout.OVERRULES[name]
+            found.append(
+                Difference("engine", name, None, here.stated[name].value, f"undoes {undone}")
+            )
+    known = {one.name for one in found}
+    elsewhere = [one for one in rollout.differences(profile, here) if one.subject not in known]
+    return found + [
+        Difference("measured on", one.subject, None, None, one.words) for one in elsewhere
+    ]
+
+
+def of_profiles(one: ServingProfile, other: ServingProfile) -> list[Difference]:
+    """Return in what they differ, from what to run to what it rests on."""
+    return [
+        *_of_engines(one, other),
+        *_of_decisions(one, other),
+        *_of_promises(one, other),
+        *_of_grounds(one, other),
+    ]
+
+
+def _of_engines(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
+    for name in {**one.engine, **other.engine}:
+        ours, theirs = one.engine.get(name), other.engine.get(name)
+        if not flags.same(ours, theirs):
+            yield Difference(
+                "engine", name, _plain(ours), _plain(theirs), _evidence(one, name, ours, theirs)
+            )
+
+
+def _of_decisions(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
+    ours, theirs = one.decision, other.decision
+    if (ours.verdict, ours.max_num_seqs) != (theirs.verdict, theirs.max_num_seqs):
+        yield Difference("decision", "verdict", ours.reason, theirs.reason)
+    if ours.interval != theirs.interval:
+        yield Difference("decision", "interval", _range(ours.interval), _range(theirs.interval))
+    if ours.slo != theirs.slo:
+        for name in type(ours.slo).model_fields:
+            mine, yours = getattr(ours.slo, name), getattr(theirs.slo, name)
+            if mine != yours:
+                yield Difference("decision", f"slo.{name}", mine, yours)
+
+
+def _of_promises(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
+    ours, theirs = _numbers(one.promise), _numbers(other.promise)
+    for name, mine in ours.items():
+        yours = theirs[name]
+        if mine != yours:
+            yield Difference("promise", name, mine, yours, _share(mine, yours))
+
+
+def _of_grounds(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
+    ours, theirs = one.provenance, other.provenance
+    for name in {**ours.versions, **theirs.versions}:
+        if ours.versions.get(name) != theirs.versions.get(name):
+            yield Difference(
+                "measured on", name, ours.versions.get(name), theirs.versions.get(name)
+            )
+    for name in {**ours.device, **theirs.device}:
+        if ours.device.get(name) != theirs.device.get(name):
+            mine, yours = ours.device.get(name), theirs.device.get(name)
+            yield Difference("measured on", f"device.{name}", _plain(mine), _plain(yours))
+    if ours.model_digest != theirs.model_digest:
+        digests = (ours.model_digest, theirs.model_digest)
+        yield Difference("measured on", "model_digest", *digests)
+    for name in ("trace_digest", "window", "arrival_rate_rps", "peak_concurrency"):
+        mine, yours = getattr(one.validity, name), getattr(other.validity, name)
+        if mine != yours:
+            yield Difference("traffic", name, mine, yours)
+
+
+def _evidence(profile: ServingProfile, name: str, one: object, other: object) -> str:
+    """Return what the profile knows of both values, where it is the one that was tuned."""
+    if name != "max_num_seqs":
+        return ""
+    steps = {step.max_num_seqs: step for step in profile.curve}
+    counts = [value for value in (one, other) if isinstance(value, int)]
+    return "; ".join(_of_step(value, steps.get(value)) for value in counts)
+
+
+def _of_step(value: int, step: CurveStep | None) -> str:
+    if step is None:
+        return f"{value} is not on the curve"
+    numbers = _numbers(step)
+    parts = [f"{value}: {100 * step.attainment:.3g} % within the SLO"]
+    parts += [
+        f"{label} {numbers[name]:g} ms"
+        for name, label in (("tpot_p95_ms", "p95 TPOT"), ("e2el_p99_ms", "p99 E2EL"))
+        if numbers[name] is not None
+    ]
+    return ", ".join(parts)
+
+
+def _numbers(numbers: Numbers) -> dict[str, float | None]:
+    usage = numbers.kv_cache_usage
+    return {
+        "attainment": numbers.attainment,
+        "goodput_rps": numbers.goodput_rps,
+        "requests_per_s": numbers.requests_per_s,
+        "output_tokens_per_s": numbers.output_tokens_per_s,
+        "ttft_p99_ms": None if numbers.ttft_ms is None else numbers.ttft_ms.p99,
+        "tpot_p95_ms": None if numbers.tpot_ms is None else numbers.tpot_ms.p95,
+        "e2el_p99_ms": None if numbers.e2el_ms is None else numbers.e2el_ms.p99,
+        "kv_cache_usage_peak": None if usage is None else usage.peak,
+        "preemptions": numbers.preemptions,
+    }
+
+
+def _share(one: float | None, other: float | None) -> str:
+    return "" if not one or other is None else f"{100 * (other / one - 1):+.3g} %"
+
+
+def _range(interval: tuple[int, int]) -> str:
+    return f"{interval[0]}-{interval[1]}"
+
+
+def _plain(value: object) -> ArgumentValue:
+    if value is None or isinstance(value, str | int | float | list | dict):
+        return value
+    return str(value)
