@@ -190,3 +190,9 @@ def test_what_is_no_observation_in_a_page_is_counted(tmp_path: Path) -> None:
 def test_a_unit_for_dates_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dates"):
         open_trace(write_lines(tmp_path / "t", observation()), time_unit="s")
+
+
+def test_the_sum_over_n_is_split_evenly(tmp_path: Path) -> None:
+    (row,), tally = read(tmp_path / "t", observation(modelParameters='{"n": 2}'))
+    assert (row.n, row.output_lengths) == (2, (10, 10))
+    assert len(tally.notes) == 1

@@ -258,3 +258,8 @@ def test_text_in_csv_is_refused(tmp_path: Path) -> None:
 def test_a_unit_for_dates_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="dates"):
         open_trace(write_lines(tmp_path / "t", spend()), time_unit="s")
+
+
+def test_what_is_no_row_in_a_page_is_counted(tmp_path: Path) -> None:
+    _, tally = read(tmp_path / "t", {"data": [spend(), 7]})
+    assert tally.dropped == {"malformed": 1}

@@ -242,7 +242,7 @@ def test_the_name_of_a_prompt_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_unit_for_stamps_in_ns_is_wrong_usage(tmp_path: Path) -> None:
-    path = write_lines(tmp_path / "t", export(client()))
+    path = write_lines(tmp_path / "t", export(client(), scope="opentelemetry.openai"))
     with pytest.raises(UsageError, match="ns"):
         open_trace(path, time_unit="s")
 

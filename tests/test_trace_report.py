@@ -219,3 +219,12 @@ def test_requests_of_one_time_are_shown(tuner: Run, tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", HEADER, row(5), row(5))
     assert tuner("trace", "show", path).code == 0
     assert json.loads(tuner("trace", "show", path, "--json").out)["same_time_share"] == 0.5
+
+
+def test_shared_beginnings_and_a_single_replica_are_told_apart_from_many(
+    tuner: Run, tmp_path: Path
+) -> None:
+    lines = [row(i * 1000, input_length=32, hash_ids=[0, i + 1], replica=0) for i in range(4)]
+    path = write_lines(tmp_path / "t", HEADER, *lines)
+    assert "prefix sharing: 37.5% of prompt tokens" in tuner("trace", "show", path).out
+    assert "per_replica" not in json.loads(tuner("trace", "show", path, "--json").out)
