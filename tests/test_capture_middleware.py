@@ -13,6 +13,7 @@ import pytest
 
 from tests.toy_server import ToyEngine, application, served
 from tuner import trace
+from tuner.capture import TraceRecorder
 from tuner.capture.engine_tap import attach
 from tuner.trace import Trace, TraceRequest
 
@@ -108,6 +109,26 @@ def test_a_client_that_hangs_up_is_an_abort_with_the_tokens_so_far(
     found = only(folder)
     assert (found.status, found.finish_reason) == ("aborted", "abort")
     assert (found.input_length, found.output_length) == (3, tokens)
+
+
+def test_an_abort_of_which_nobody_knows_the_tokens_is_counted_and_not_guessed(
+    folder: Path,
+) -> None:
+    engine = ToyEngine()
+    with served(application(engine)) as url:
+        leave(url, engine, prompt=[444, 1, 2])
+        ask(url)
+    found = recorded(folder)
+    assert found.header.dropped == {"no_tokens": 1}
+    assert [one.status for one in found.requests] == ["ok"]
+
+
+def test_two_recorders_in_one_server_record_once(folder: Path) -> None:
+    app = application(ToyEngine())
+    app.add_middleware(TraceRecorder)
+    with served(app) as url:
+        ask(url)
+    assert len(rows(folder)) == 1
 
 
 @pytest.mark.parametrize(

@@ -107,6 +107,8 @@ def url(busy: list[Served], tmp_path_factory: pytest.TempPathFactory) -> Iterato
         *exposition(few, HOUR[:20], job="models", model_name="m"),
         *exposition(few, HOUR[:20], job="models", model_name="n"),
         *exposition([], HOUR[:20], job="idle"),
+        *exposition(few, HOUR[:20], job="moved", pod="a"),
+        *exposition(few, HOUR[30:50], since_s=HOUR[29], job="moved", pod="b"),
         *(
             (name.replace("vllm:", "vllm_"), value, time_s)
             for name, value, time_s in exposition(few, HOUR[:20], job="underscore")
@@ -217,6 +219,12 @@ def test_engines_of_one_model_are_its_replicas(url: str) -> None:
     header, rows = trace_of(engines(url, "two"), seed=0)
     assert header.replicas == 2
     assert Counter(row.replica for row in rows) == {0: 360, 1: 360}
+
+
+def test_a_server_that_took_the_place_of_another_is_the_same_replica(url: str) -> None:
+    header, rows = trace_of(engines(url, "moved"), seed=0)
+    assert header.replicas == 1
+    assert {row.replica for row in rows} == {None}
 
 
 def test_names_with_an_underscore_are_read_too(url: str) -> None:

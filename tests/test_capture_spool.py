@@ -1,5 +1,7 @@
 """A recording's files: whole rows, bounded in size and number, and never in the way."""
 
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,6 +14,8 @@ from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
 from tuner.errors import UsageError
 from tuner.formats.record import Row
 from tuner.formats.source import TraceHeader
+
+ROOT = Path(__file__).parent.parent
 
 
 def settings(folder: Path, **given: str) -> Recording:
@@ -52,14 +56,28 @@ def test_a_closed_recording_is_a_trace_that_counts_its_rows(tmp_path: Path) -> N
     assert path.stat().st_mode & 0o777 == 0o600
 
 
+ENDLESS = """
+import sys, threading
+from pathlib import Path
+from tests.test_capture_spool import settings, spool
+written = spool(settings(Path(sys.argv[1])))
+written.put(1)
+written.put(2)
+threading.Event().wait()
+"""
+
+
 def test_a_recording_that_was_killed_is_a_trace_as_well(tmp_path: Path) -> None:
-    written = spool(settings(tmp_path))
-    fill(written, 3)
-    (path,) = files(tmp_path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    begun = lines[0].replace(b'"rows_read":3,"rows_kept":3', b'"rows_read":0,"rows_kept":0')
-    path.write_bytes(begun + lines[1])
-    assert trace.load(path).warnings == ()
+    running = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], cwd=ROOT)
+    tick = threading.Event()
+    while not files(tmp_path) or files(tmp_path)[0].read_bytes().count(b"\n") < 3:
+        assert running.poll() is None
+        tick.wait(0.02)
+    running.kill()
+    running.wait()
+    loaded = trace.load(files(tmp_path)[0])
+    assert len(loaded.requests) == 2
+    assert loaded.warnings == ()
 
 
 def test_nothing_is_written_before_there_is_something(tmp_path: Path) -> None:

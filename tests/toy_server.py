@@ -65,13 +65,17 @@ class ToyEngine:
     ) -> AsyncIterator[Output]:
         del session_id
         ids, n, length = prompt["prompt_token_ids"], sampling_params.n, sampling_params.max_tokens
-        stats = SimpleNamespace(num_generation_tokens=3, queued_ts=5.0, scheduled_ts=5.25)
+        stats: SimpleNamespace | None = None
+        if ids[0] != 444:  # which asks a server that keeps no statistics
+            stats = SimpleNamespace(num_generation_tokens=3, queued_ts=5.0, scheduled_ts=5.25)
         processor = self.output_processor
         processor.external_req_ids[request_id] = [request_id]
         processor.request_states[request_id] = SimpleNamespace(stats=stats, request_index=0)
         if ids[0] == 666:
             raise RuntimeError("the device is on fire")
         self.entered.set()
+        if ids[0] == 444:
+            await asyncio.Event().wait()
         await self.go.wait()
         if sampling_params.output_kind is Kind.FINAL_ONLY:
             yield Output(ids, [Choice(k, [7] * (length - k), "length") for k in range(n)], True)

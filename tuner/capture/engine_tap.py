@@ -125,10 +125,12 @@ def _look_up(engine: Any, request_id: str, call: Call) -> None:
     if call.counts() or call.lengths:
         return
     processor = getattr(engine, "output_processor", None)
-    ids = getattr(processor, "external_req_ids", {}).get(request_id, ())
+    known = getattr(processor, "external_req_ids", None)
     states = getattr(processor, "request_states", {})
-    if hasattr(processor, "external_req_ids"):
-        call.lengths[0] = 0  # unless it is found below, it has not even begun
+    if known is None:
+        return
+    if not (ids := known.get(request_id, ())):
+        call.lengths[0] = 0  # it has not even begun
     for place, state in enumerate(states[one] for one in ids if one in states):
         if (stats := getattr(state, "stats", None)) is not None:
             choice = getattr(state, "request_index", place) if call.n > 1 else 0

@@ -230,10 +230,11 @@ def trace_of(engines: Sequence[Engine], *, seed: int) -> tuple[TraceHeader, list
             hint="Choose a busier time with --from and --to.",
         )
     origin_s = float(min(firsts))
+    replicas = _replicas(engines)
     rows = [
         row
-        for replica, one in enumerate(drawn)
-        for row in _rows(one, origin_s, replica if len(drawn) > 1 else None)
+        for replica, one in zip(replicas, drawn, strict=True)
+        for row in _rows(one, origin_s, replica if max(replicas) > 0 else None)
     ]
     rows.sort(key=lambda row: row.timestamp)
     scrape_s = max(engine.scrape_s for engine in engines)
@@ -243,7 +244,7 @@ def trace_of(engines: Sequence[Engine], *, seed: int) -> tuple[TraceHeader, list
         model=engines[0].labels.get("model_name"),
         time_origin=datetime.fromtimestamp(origin_s, UTC).isoformat(),
         time_resolution_ms=round(scrape_s * 1000, 3),
-        replicas=len(engines),
+        replicas=max(replicas) + 1,
         rows_read=len(rows),
         rows_kept=len(rows),
         missing=MISSING,
@@ -254,6 +255,22 @@ def trace_of(engines: Sequence[Engine], *, seed: int) -> tuple[TraceHeader, list
         ),
     )
     return header, rows
+
+
+def _replicas(engines: Sequence[Engine]) -> list[int]:
+    """Return a replica for each engine: one that took another's place gets the other's number."""
+    until_s: list[float] = []
+    found = [0] * len(engines)
+    for place in sorted(range(len(engines)), key=lambda one: float(engines[one].times_s[0])):
+        begin_s, end_s = (float(engines[place].times_s[edge]) for edge in (0, -1))
+        free = [replica for replica, last_s in enumerate(until_s) if last_s < begin_s]
+        if free:
+            found[place] = free[0]
+            until_s[free[0]] = end_s
+        else:
+            found[place] = len(until_s)
+            until_s.append(end_s)
+    return found
 
 
 def _rows(drawn: Arrivals, origin_s: float, replica: int | None) -> list[Row]:
