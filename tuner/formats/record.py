@@ -38,7 +38,7 @@ Reason = Literal[
 ]
 
 REASONS: dict[Reason, str] = {
-    "line_too_long": "the row is longer than 4 MiB, or a WEKA conversation than 64 MiB",
+    "line_too_long": "the row is longer than 4 MiB; a WEKA conversation, spans, a page: 64 MiB",
     "truncated": "the last line breaks off in the middle",
     "encoding": "the line is not UTF-8",
     "malformed": "the line is no JSON object, or has too few or too many columns",
