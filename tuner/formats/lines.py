@@ -28,7 +28,6 @@ class Lines:
         self.tally = tally
         self.allow_text = allow_text
         self.longest = MAX_LINE_BYTES
-        self.longest = MAX_LINE_BYTES
         """A format whose rows come in batches may set it higher before the first line is read."""
 
         self.unterminated: int | None = None
