@@ -7,7 +7,7 @@ import pytest
 from tests.traces import HEADER, row, write_lines
 from tuner import trace
 from tuner.commands import capture_run
-from tuner.errors import TargetError, TraceError
+from tuner.errors import TargetError, TraceError, UsageError
 
 NOON = {**HEADER, "source": "vllm-middleware", "time_origin": "2026-01-01T12:00:00+00:00"}
 LATER = {**NOON, "time_origin": "2026-01-01T12:00:02.500+00:00", "dropped": {"writer_behind": 3}}
@@ -56,3 +56,10 @@ def test_an_existing_file_stays(tmp_path: Path) -> None:
     one = write_lines(tmp_path / "1.jsonl", NOON, row(0))
     with pytest.raises(TargetError, match="already there"):
         capture_run.join([one], one, force=False)
+
+
+def test_a_file_that_is_named_twice_is_not_counted_twice(tmp_path: Path) -> None:
+    one = write_lines(tmp_path / "1.jsonl", NOON, row(0))
+    again = tmp_path / "." / "1.jsonl"
+    with pytest.raises(UsageError, match="named twice"):
+        capture_run.join([one, again], tmp_path / "all.jsonl", force=False)

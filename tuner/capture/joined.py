@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from tuner.errors import TraceError
+from tuner.errors import TraceError, UsageError
 from tuner.formats import canonical, open_trace
 from tuner.formats.record import Row
 from tuner.formats.source import TraceHeader
@@ -19,8 +19,10 @@ def joined(paths: Sequence[Path]) -> tuple[TraceHeader, Iterator[Row]]:
     """Return the header of all, and their rows on its clock, a file at a time.
 
     Reads every file twice. Raises TraceError for files that are not parts of one recording:
-    without a time of origin, of different sources or block sizes.
+    without a time of origin, of different sources or block sizes; UsageError for one named twice.
     """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("a file is named twice", hint="Name each file of the recording once.")
     headers = [_counted(path) for path in paths]
     origins = [_origin(path, header) for path, header in zip(paths, headers, strict=True)]
     first, origin = headers[0], min(origins)
