@@ -1,12 +1,14 @@
 """What nobody can edit safely in a deployment's file, and what looks like it and can be."""
 
 from collections.abc import Callable
+from pathlib import PurePath
 
 import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError, TunerError, UsageError
 from tuner.targets import named
+from tuner.targets.detect import detect
 
 SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
 
@@ -282,6 +284,196 @@ ALLOWED: list[tuple[str, str, Callable[[str], str]]] = [
     ("env", "export VLLM_EXTRA_ARGS='--max-num-seqs 8'\n", lambda text: text.replace("8", "16")),
     ("env", "A=1", lambda text: text + '\nVLLM_ARGS="--max-num-seqs=16"\n'),
 ]
+
+
+LLM = """\
+kind: LLMInferenceService
+metadata: {name: q}
+spec:
+  model: {uri: "hf://m"}
+  template:
+    containers:
+    - name: main
+%s"""
+STACK = """\
+servingEngineSpec:
+  modelSpec:
+  - name: a
+    modelURL: m
+%s"""
+
+ADDED = [
+    (
+        "kserve",
+        LLM % "      image: x\n",
+        "      env:\n      - name: VLLM_ADDITIONAL_ARGS\n        value: --max-num-seqs=16\n",
+    ),
+    (
+        "kserve",
+        LLM % "      env:\n      - {name: A, value: b}\n",
+        "      - name: VLLM_ADDITIONAL_ARGS\n        value: --max-num-seqs=16\n",
+    ),
+    ("kserve", LLM % "      args: [--port=1]\n", None),
+    ("helm-production-stack", STACK % "", "    vllmConfig:\n      maxNumSeqs: 16\n"),
+    (
+        "helm-production-stack",
+        STACK % "    vllmConfig:\n      dtype: half\n",
+        "      maxNumSeqs: 16\n",
+    ),
+    (
+        "helm-llm-d",
+        "a:\n  prefill:\n    containers:\n    - modelCommand: vllmServe\n      image: x\n",
+        "      args:\n      - --max-num-seqs=16\n",
+    ),
+    (
+        "kubernetes",
+        (
+            "kind: List\nitems:\n- kind: Pod\n  spec:\n    containers:\n"
+            "    - image: vllm/vllm-openai\n"
+        ),
+        "      args:\n      - --max-num-seqs=16\n",
+    ),
+    (
+        "kubernetes",
+        pod("  - image: vllm/vllm-openai\n    args:\n    - m\n    - >-\n      --a=b\n"),
+        "    - --max-num-seqs=16\n",
+    ),
+    (
+        "kubernetes",
+        pod("  - image: vllm/vllm-openai\n    args: &x\n    - m"),
+        "\n    - --max-num-seqs=16",
+    ),
+    (
+        "kustomize",
+        "- op: add\n  path: /spec/containers/0/command\n  value: [vllm, serve, m]\n",
+        None,
+    ),
+    ("systemd", unit("/bin/vllm serve m --chat-template '\\x61 b'"), None),
+]
+"""Kind, text, and what is added at its end; None: within a line."""
+
+
+@pytest.mark.parametrize(("kind", "text", "end"), ADDED)
+def test_what_is_not_there_yet_is_added_where_it_is_looked_for(
+    kind: str, text: str, end: str | None
+) -> None:
+    result = named(kind).write(text, SEQS, source="f")
+    if end is None:
+        assert result.count("\n") == text.count("\n")
+        assert "--max-num-seqs" in result
+    else:
+        assert result == text + end
+    assert named(kind).write(result, SEQS, source="f") == result
+    assert named(kind).read(result, source="f")["max_num_seqs"].value == 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "stated"),
+    [
+        ("kserve", LLM % "      image: x\n", {"model": "m"}),
+        (
+            "kserve",
+            (
+                "kind: InferenceService\nspec:\n  predictor:\n    model:\n      runtime: my-vllm\n"
+                "      storageUri: pvc://m\n"
+            ),
+            {"model": "pvc://m"},
+        ),
+        (
+            "helm-production-stack",
+            STACK % "    vllmConfig: {maxModelLen: '8'}\n",
+            {"model": "m", "max_model_len": 8, "enable_prefix_caching": False},
+        ),
+        (
+            "helm-llm-d",
+            (
+                "modelArtifacts: {name: a/b, uri: 'hf://{{ .Values.modelArtifacts.name }}'}\n"
+                "decode:\n  parallelism: {tensor: 2}\n  containers:\n  - modelCommand: imageDefault\n"
+                "    image: vllm/vllm-openai\n"
+            ),
+            {"model": "a/b", "tensor_parallel_size": 2},
+        ),
+        (
+            "helm-llm-d",
+            "decode:\n  containers:\n  - modelCommand: vllmServe\n",
+            {"tensor_parallel_size": 1},
+        ),
+    ],
+)
+def test_what_stands_outside_the_command_line_is_read(
+    kind: str, text: str, stated: dict[str, ArgumentValue]
+) -> None:
+    found = named(kind).read(text, source="f")
+    assert {name: one.value for name, one in found.items()} == stated
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "vllm", "gpu"),
+    [
+        (
+            "kubernetes",
+            pod(
+                "  - image: vllm/vllm-openai:v0.32.0\n    args: [m]\n"
+                "  nodeSelector: {nvidia.com/gpu.product: NVIDIA-H200}\n"
+            ),
+            "0.32.0",
+            "NVIDIA-H200",
+        ),
+        (
+            "kubernetes",
+            pod("  - image: lmcache/vllm-openai:2025-05-27-v1\n    args: [m]\n"),
+            None,
+            None,
+        ),
+        ("kubernetes", pod("  - image: my.io/a/vllm:0.9.1-rc2\n    args: [m]\n"), "0.9.1", None),
+        (
+            "helm-production-stack",
+            STACK % "    repository: vllm/vllm-openai\n    tag: v0.9.1\n",
+            "0.9.1",
+            None,
+        ),
+        ("systemd", unit("/bin/vllm serve m"), None, None),
+        ("env", "VLLM_ARGS=m\n", None, None),
+    ],
+)
+def test_where_the_server_runs_is_read_from_image_and_node(
+    kind: str, text: str, vllm: str | None, gpu: str | None
+) -> None:
+    found = named(kind).platform(text, source="f")
+    assert (found.vllm and found.vllm.value, found.gpu and found.gpu.value) == (vllm, gpu)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "kind"),
+    [
+        ("a.yaml", "", "vllm-config"),
+        ("a.yaml", "model: m\n", "vllm-config"),
+        ("a.yaml", "services: {v: {image: x}}\n", "compose"),
+        ("a.yaml", "kind: Pod\nspec: {containers: [{image: x}]}\n", "kubernetes"),
+        ("a.yaml", "kind: Pod\nspec: {containers: [{name: x}]}\n", "kustomize"),
+        ("a.yaml", "resources: [b.yaml]\n", "kustomize"),
+        ("a.yaml", "[{op: add}]\n", "kustomize"),
+        (
+            "a.yaml",
+            "apiVersion: serving.kserve.io/v1\nkind: ServingRuntime\n---\nkind: Pod\n",
+            "kserve",
+        ),
+        ("a.yaml", "sub: {servingEngineSpec: {}}\n", "helm-production-stack"),
+        ("a.yaml", "decode: {containers: [{name: x}]}\n", "helm-llm-d"),
+        ("v.service", "", "systemd"),
+        ("v.service.d/a.conf", "", "systemd"),
+        (".env", "", "env"),
+        (".env.prod", "", "env"),
+        ("a.env", "", "env"),
+    ],
+)
+def test_the_kind_is_told_by_name_and_content(name: str, text: str, kind: str) -> None:
+    assert kind == detect(PurePath(name), text, source=name).NAME
+
+
+def test_documents_of_no_known_kind_are_not_taken_for_a_config() -> None:
+    with pytest.raises(TargetError, match="holds 2 documents of no known kind"):
+        detect(PurePath("a.yaml"), "a: 1\n---\nb: 2\n", source="a.yaml")
 
 
 @pytest.mark.parametrize(("kind", "text", "edit"), ALLOWED)

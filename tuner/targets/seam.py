@@ -43,8 +43,8 @@ class Target(Protocol):
     """What the file's name must end in; empty for anything."""
 
     START: str
-    """The command that starts the server with the file, with ``{file}`` for its name, or ``{path}`` for a
-    name with a folder."""
+    """The command that starts the server: ``{file}`` is the file's name, ``{path}`` one with a
+    folder."""
 
     ON_THIS_MACHINE: bool
     """The server runs where the file is, not in an image or elsewhere."""

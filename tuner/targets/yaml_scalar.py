@@ -130,14 +130,14 @@ def _block(text: str, node: yaml.ScalarNode) -> View | None:
     ]
     if not indents:
         return None
-    indent = min(indents, key=len)
-    pieces = _block_pieces(text, lines, len(indent), folded=node.style == ">")
-    read = "".join(piece for piece, _ in pieces)
-    spans = [span for piece, span in pieces for _ in piece]
-    if not read.startswith(node.value) or read[len(node.value) :].strip("\n"):
-        return None
-    spans = spans[: len(node.value)]
-    return View(node.value, spans, _encoder(node.style, indent), spans[0][0])
+    most = min(map(len, indents))
+    for indent in range(most, -1, -1):  # less than all lines have where an indicator says so
+        pieces = _block_pieces(text, lines, indent, folded=node.style == ">")
+        read = "".join(piece for piece, _ in pieces)
+        if read.startswith(node.value) and not read[len(node.value) :].strip("\n"):
+            spans = [span for piece, span in pieces for _ in piece][: len(node.value)]
+            return View(node.value, spans, _encoder(node.style, " " * indent), spans[0][0])
+    return None
 
 
 def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
