@@ -388,8 +388,8 @@ def test_what_is_not_there_yet_is_added_where_it_is_looked_for(
             "helm-llm-d",
             (
                 "modelArtifacts: {name: a/b, uri: 'hf://{{ .Values.modelArtifacts.name }}'}\n"
-                "decode:\n  parallelism: {tensor: 2}\n  containers:\n  - modelCommand: imageDefault\n"
-                "    image: vllm/vllm-openai\n"
+                "decode:\n  parallelism: {tensor: 2}\n  containers:\n"
+                "  - modelCommand: imageDefault\n    image: vllm/vllm-openai\n"
             ),
             {"model": "a/b", "tensor_parallel_size": 2},
         ),
@@ -518,6 +518,16 @@ def test_a_name_that_two_containers_share_is_told_apart_by_the_workload() -> Non
         named("kubernetes").write(text, SEQS, source="f", container="v")
     result = named("kubernetes").write(text, SEQS, source="f", container="b/v")
     assert result == "=16".join(text.rsplit("=8", 1))
+
+
+def test_of_a_program_that_is_not_known_only_the_flags_are_vllms_and_only_when_it_is_named() -> (
+    None
+):
+    text = pod("  - name: v\n    image: x\n    command: [/run, a, --port=1]\n")
+    with pytest.raises(TargetError, match="no container in it is seen to run vLLM"):
+        named("kubernetes").write(text, SEQS, source="f")
+    result = named("kubernetes").write(text, {"model": "m", **SEQS}, source="f", container="v")
+    assert result == text.replace("--port=1", "--port=1, --max-num-seqs=16")
 
 
 @pytest.mark.parametrize("kind", ["compose", "kubernetes", "kserve", "helm-llm-d", "systemd"])

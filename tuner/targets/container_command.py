@@ -78,9 +78,11 @@ def command_line(file: YamlFile, one: Container, *, is_chosen: bool) -> CommandL
     own_command = get(one.node, one.spelling.command) is not None or script is not None
     if len(begins) == 1:
         begin = begins[0]
-    elif not begins and (not own_command or is_chosen or one.is_vllm):
-        entry = len(parts[0].tokens) if own_command and len(parts) > 1 else 0
-        begin = entry + (tokens[entry : entry + 1] != [] and tokens[entry].text == "serve")
+    elif not begins and not own_command:  # the image knows
+        begin = int(tokens[:1] != [] and tokens[0].text == "serve")
+    elif not begins and (is_chosen or one.is_vllm):  # a program that passes its flags on
+        flagged = [n for n, token in enumerate(tokens) if n and token.text.startswith("-")]
+        begin = len(parts[0].tokens) if len(parts) > 1 else min([*flagged, len(tokens)])
     else:
         raise TargetError(
             f"{file.place(one.node)}: {one.full_name} starts vLLM "
