@@ -6,7 +6,8 @@ Each world is a machine with traffic (scripts/random_worlds.py); a sweep tunes i
 and its answer is held against the whole trace on the same machine without noise, under the SLO that
 the sweep derived. Printed per level of noise: answers that are the true best cap; within tolerance
 (attainment within 0.02, p99 E2EL within 10 %); how many were sure (confidence >= 0.95) and right
-among those; wrong answers without any warning; and the replay time and the engine starts spent.
+among those; wrong answers without any warning; how often the confirming engine, which is the
+ladder's again, is said to differ (A/A); and the replay time and the engine starts spent.
 """
 
 import argparse
@@ -62,6 +63,8 @@ class Result:
     error: float
     replay_s: float
     starts: int
+    claims: bool | None
+    """Whether the confirming engine, which is the same machine, is said to differ."""
 
 
 def requests_of(one: Case) -> list[TraceRequest]:
@@ -107,6 +110,9 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         error=math.nan if view is None else view.error,
         replay_s=outcome.replay_s,
         starts=len(outcome.starts_s),
+        claims=None
+        if outcome.agreement is None
+        else outcome.agreement.speed_differs or outcome.agreement.attainment_differs,
     )
 
 
@@ -123,6 +129,7 @@ def report(level: str, results: Sequence[Result]) -> None:
         f" | twin error {np.nanmedian([one.error for one in results]):.3f}"
         f" | replay {np.mean([one.replay_s for one in results]):.0f} s,"
         f" at most {max(one.replay_s for one in results):.0f} s"
+        f" | A/A claims {np.mean([one.claims for one in results if one.claims is not None]):.2f}"
         f" | starts {np.mean([one.starts for one in results]):.1f}"
         f" | {', '.join(f'{sum(one.kind == kind for one in results)} {kind}' for kind in kinds)}",
         flush=True,

@@ -7,13 +7,14 @@ import pytest
 
 from tuner.engines.virtual_time import run
 from tuner.readings import while_reading
+from tuner.records import DEVICE
 
 
 def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:
     calls = iter(range(100))
 
-    def read() -> tuple[float, float, float, float]:
-        return (float(next(calls)), np.nan, np.nan, 0.0)
+    def read() -> tuple[float, ...]:
+        return (float(next(calls)), *[np.nan] * (len(DEVICE) - 1))
 
     result, log = run(while_reading(asyncio.sleep(3.5, "done"), read))
     assert result == "done"

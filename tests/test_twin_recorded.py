@@ -15,9 +15,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tuner.forecast import measurement_of
+from tuner.ladder import doubling
 from tuner.nnls import nnls
+from tuner.reasons import kind_of
 from tuner.scheduler_state import Floats, StepLaw
+from tuner.slo import Slo
 from tuner.twin import EngineShape, Traffic, TwinReplay, simulate
+from tuner.twin_choice import value_of
+from tuner.uncertainty import Point, choose
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the recorded runs are not here")
@@ -89,8 +95,8 @@ def law_of_first_half(run: Run) -> StepLaw:
     return StepLaw(a + b * np.linspace(0, run.max_num_seqs, run.max_num_seqs + 1), c, 0.0, 0.0, d)
 
 
-def replayed(run: Run) -> TwinReplay:
-    shape = EngineShape(
+def shape_of(run: Run) -> EngineShape:
+    return EngineShape(
         max_num_batched_tokens=2048,
         block_size=16,
         kv_blocks=run.kv_blocks,
@@ -98,8 +104,11 @@ def replayed(run: Run) -> TwinReplay:
         late_release=True,
         prefix_caching=True,
     )
+
+
+def replayed(run: Run) -> TwinReplay:
     law = law_of_first_half(run)
-    return simulate(run.traffic, law, shape, max_num_seqs=run.max_num_seqs, log=True)
+    return simulate(run.traffic, law, shape_of(run), max_num_seqs=run.max_num_seqs, log=True)
 
 
 def series(run: Run, replay: TwinReplay, name: str) -> Floats:
@@ -132,3 +141,30 @@ def test_a_run_that_the_memory_binds_is_reproduced_and_the_cap_is_never_reached(
     for name, seen in (("running", run.running), ("waiting", run.waiting)):
         assert np.abs(series(run, replay, name) - seen).mean() < 8
     assert np.median(np.abs(replay.e2el_s / run.e2el_s - 1)) < 0.10
+
+
+@pytest.mark.parametrize(
+    ("name", "kv_blocks", "kind"), [("RTX4090", None, "kv_bound"), ("RTXPRO6000", 100_000, None)]
+)
+def test_the_run_that_the_memory_binds_is_called_so_and_the_other_is_not(
+    name: str, kv_blocks: int | None, kind: str | None
+) -> None:
+    run = recorded(name, kv_blocks=kv_blocks)
+    law, shape, slo = law_of_first_half(run), shape_of(run), Slo(e2el_s=1000.0)
+    length_s = float(run.traffic.arrival_s[-1])
+    caps = doubling(run.max_num_seqs)
+    replays = {cap: simulate(run.traffic, law, shape, max_num_seqs=cap, log=True) for cap in caps}
+    measured = {
+        cap: measurement_of(run.traffic, replay, slo, kv_blocks=shape.kv_blocks, length_s=length_s)
+        for cap, replay in replays.items()
+    }
+    curve = [
+        Point(cap, 0, False, *value_of(run.traffic, replays[cap], slo), 1.0, None, one)
+        for cap, one in measured.items()
+    ]
+    best = choose({point.cap: (point.attainment, point.log_tail) for point in curve})
+    chosen = next(point for point in curve if point.cap == best)
+    found, why = kind_of(chosen, curve, run.max_num_seqs)
+    assert (found == "kv_bound") == (kind == "kv_bound")
+    if kind == "kv_bound":
+        assert "gpu_memory_utilization" in why

@@ -116,6 +116,7 @@ From replay to verdict
     twin_check               the twin held against what was measured
     nnls                     least squares with coefficients of 0 or more
     forecast                 what the twin says of every cap, and how surely
+    agreement                whether the confirming engine is the one that was measured
     knee                     where the knee is, and why
     ladder                   what to measure next, and for how long
     reasons                  a verdict, and the sentence that says why

@@ -3,10 +3,14 @@
 Needs no engine: a stored run is concluded anew under another SLO in seconds.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
+
+from tuner.agreement import Agreement, agreement
 from tuner.evidence import Evidence
 from tuner.forecast import Change, Forecast, forecast
 from tuner.knee import decide, judge
@@ -18,10 +22,10 @@ from tuner.settings import SweepSettings
 from tuner.slo import out_of_reach
 from tuner.trace import TraceRequest
 from tuner.traffic import scale_load
-from tuner.twin import traffic_of
+from tuner.twin import simulate, traffic_of
 from tuner.twin_check import check, median_error
-from tuner.twin_choice import weigh
-from tuner.uncertainty import Block, intervals
+from tuner.twin_choice import value_of, weigh
+from tuner.uncertainty import Block, choose, intervals
 from tuner.workload import Workload
 
 
@@ -107,6 +111,46 @@ def at_load(
     return replace(view, traffic=traffic, weighed=weighed)
 
 
+UNIFORM_SPREAD = 0.02
+VARIED_SHAPE = 2.0
+"""Of the gamma distribution of outputs that vary, with a standard deviation of 0.7 of their mean:
+between the article's lengths (0.5) and those of public conversation traces (0.8)."""
+
+FEW = 100
+
+
+def misled(conclusion: Conclusion, settings: SweepSettings) -> str | None:
+    """Say what outputs of one length hide: the same traffic with outputs that vary around it, at
+    every cap, by the twin. None where lengths vary, or are too few to tell."""
+    view = conclusion.view
+    if view is None or not conclusion.by_twin:
+        return None
+    lengths = view.traffic.output_length
+    if len(lengths) < FEW or lengths.std() > UNIFORM_SPREAD * lengths.mean():
+        return None
+    rng = np.random.default_rng(settings.seed)
+    drawn = rng.gamma(VARIED_SHAPE, lengths.mean() / VARIED_SHAPE, len(lengths))
+    room = view.shape.max_model_len - view.traffic.input_length
+    varied = np.clip(np.rint(drawn), 1, np.maximum(1, room)).astype(np.int64)
+    traffic = replace(view.traffic, output_length=varied)
+    values = {
+        cap: value_of(
+            traffic,
+            simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap),
+            view.slo,
+        )
+        for cap in doubling(settings.ceiling)
+    }
+    cap, other = conclusion.verdict.max_num_seqs, choose(values)
+    here, there = view.weighed.values[cap], values[cap]
+    return (
+        f"every output is about {lengths.mean():,.0f} tokens long, and that misleads: {cap} serves "
+        f"{here[0]:.1%} within the SLO with a p99 E2EL of {math.exp(here[1]):,.2f}s; if outputs of "
+        f"the same mean varied as production's do, {there[0]:.1%} and {math.exp(there[1]):,.2f}s, "
+        f"and {other} would be chosen: capture real lengths"
+    )
+
+
 def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     """Return the conclusion after the confirming engine: a choice that rests on the twin alone is
     not defended when the twin is wrong of the one replay that verifies it."""
@@ -127,6 +171,19 @@ def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
             ),
         )
     return replace(conclusion, view=view, verdict=verdict)
+
+
+def agreed(conclusion: Conclusion, evidence: Evidence) -> Agreement | None:
+    """Return how the confirming engine agrees with the ladder's; None where there is no telling."""
+    view = conclusion.view
+    if view is None:
+        return None
+    return agreement(
+        view,
+        evidence.observed(),
+        evidence.observed(confirming=True),
+        cap=conclusion.verdict.max_num_seqs,
+    )
 
 
 def _measured_curve(

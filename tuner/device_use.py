@@ -28,6 +28,15 @@ class DeviceUse:
     others_mean: float | None
     """Share of the CPU cores that other processes took."""
 
+    steal_mean: float | None
+    """Share of them that the hypervisor gave to other machines."""
+
+    clock_drop: float | None
+    """How far the GPUs' clock fell from its highest reading to its mean, as a share."""
+
+    throttled_share: float | None
+    """Share of the readings in which power or heat slowed a GPU down."""
+
 
 def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
     """Return what the readings of several replays say together; None without readings."""
@@ -46,4 +55,28 @@ def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
         memory_peak_bytes=over("memory_bytes", np.max),
         power_mean_w=over("power_w", np.mean),
         others_mean=over("others", np.mean),
+        steal_mean=over("steal", np.mean),
+        clock_drop=over("clock_mhz", lambda mhz: 1 - np.mean(mhz) / np.max(mhz)),
+        throttled_share=over("throttled", lambda share: np.mean(share > 0)),
     )
+
+
+OTHERS_LIMIT = 0.25
+STEAL_LIMIT = 0.05
+CLOCK_LIMIT = 0.10
+THROTTLED_LIMIT = 0.10
+
+
+def disturbance(use: DeviceUse | None) -> str | None:
+    """Say what else than the engine the numbers are of; None when nothing was seen."""
+    if use is None:
+        return None
+    for value, limit, text in (
+        (use.others_mean, OTHERS_LIMIT, "other processes took {:.0%} of the CPU cores"),
+        (use.steal_mean, STEAL_LIMIT, "the hypervisor gave {:.0%} of the CPU to other machines"),
+        (use.throttled_share, THROTTLED_LIMIT, "heat or power slowed the GPU down {:.0%} of time"),
+        (use.clock_drop, CLOCK_LIMIT, "the GPU's clock fell by {:.0%} on average"),
+    ):
+        if value is not None and value > limit:
+            return text.format(value)
+    return None

@@ -102,18 +102,23 @@ class DeviceMeter:
     def __init__(self) -> None:
         self._cpu = CpuMeter()
 
-    def read(self) -> tuple[float, float, float, float] | None:
-        """Return (utilisation, memory in bytes, power in W, share of the cores that others took)
-        since the last call; NaN where unknown, None when no time has passed."""
+    def read(self) -> tuple[float, ...] | None:
+        """Return the fields of ``records.DEVICE`` since the last call; NaN where unknown, None when
+        no time has passed."""
         cpu, gpus = self._cpu.sample(), sample_gpus()
-        others = math.nan if cpu is None else cpu.others + cpu.steal
+        if cpu is None and not gpus:
+            return None
+        host = (math.nan, math.nan) if cpu is None else (cpu.others, cpu.steal)
         if not gpus:
-            return None if cpu is None else (cpu.busy, math.nan, math.nan, others)
+            assert cpu is not None
+            return (cpu.busy, math.nan, math.nan, *host, math.nan, math.nan)
         return (
             _mean(gpu.utilisation for gpu in gpus),
             _total(gpu.memory_used_bytes for gpu in gpus),
             _total(gpu.power_w for gpu in gpus),
-            others,
+            *host,
+            _mean(gpu.clock_mhz for gpu in gpus),
+            _mean(float(bool(gpu.throttle_reasons)) for gpu in gpus),
         )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from tuner.device_use import device_use, disturbance
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.journal import Event, Journal
@@ -219,6 +220,17 @@ class Evidence:
 
     def replay_s(self) -> float:
         return float(sum(one["elapsed_s"] for one in self.journal.events if "elapsed_s" in one))
+
+    def disturbed(self) -> dict[int, str]:
+        """Return cap → what else was at work while its windows were replayed last."""
+        found: dict[int, str] = {}
+        for number, trial in enumerate(self.trials()):
+            if trial.purpose in RUNGS:
+                found.pop(trial.max_num_seqs, None)
+                logs = [self._load(event).device for event in self._of_trial(number)]
+                if logs and (why := disturbance(device_use(logs))):
+                    found[trial.max_num_seqs] = why
+        return found
 
     def rung_s(self) -> float | None:
         """Return how long a rung takes that is not cut short; None before there was one."""

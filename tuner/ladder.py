@@ -3,7 +3,7 @@
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from tuner.forecast import Forecast
 from tuner.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
@@ -95,13 +95,20 @@ def littles_bound(
     return good / total if total else 1.0
 
 
-def next_for_twin(
-    done: Sequence[Trial], view: Forecast | None, *, ceiling: int, fast: bool, steps_left: float
+def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
+    done: Sequence[Trial],
+    view: Forecast | None,
+    *,
+    ceiling: int,
+    fast: bool,
+    steps_left: float,
+    disturbed: Collection[int] = (),
 ) -> Trial | None:
     """Return what to measure next so that the twin can be asked, or None when it can.
 
     First the climb, again until the choice is sure; then up the ladder: whole windows at the choice
-    and beside it, as far as ``steps_left`` allows, and a glance at what is below. Then a control.
+    and beside it, as far as ``steps_left`` allows, and a glance at what is below. The choice once
+    more if something else was at work meanwhile (``disturbed`` caps). Then a control.
     """
     counts = Counter(trial.purpose for trial in done)
     unsure = view is None or view.weighed.confidence < CONFIDENT
@@ -113,6 +120,8 @@ def next_for_twin(
     rung = _next_rung(done, view.weighed.best, ceiling=ceiling, steps_left=steps_left)
     if rung is not None:
         return rung
+    if view.weighed.best in disturbed and not counts["again"]:
+        return Trial(view.weighed.best, "again")
     controls = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
     return Trial(ceiling, "control") if counts["control"] < controls else None
 

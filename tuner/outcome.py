@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from tuner.agreement import Agreement
 from tuner.engines.seam import EngineFacts
 from tuner.forecast import Change, Forecast, Range
 from tuner.measure import Measurement
@@ -71,6 +72,9 @@ class SweepOutcome:
 
     with_headroom: Measurement | None
     """The same at ``headroom`` times the load."""
+
+    agreement: Agreement | None
+    """The confirming engine against the ladder's; None where nothing confirmed."""
 
     predictions: tuple[Prediction, ...]
     """At the captured load and with headroom; none where the twin is not believed."""

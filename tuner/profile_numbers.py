@@ -55,6 +55,10 @@ class DeviceUse(Section):
     others_mean: Fraction | None
     """Share of the CPU cores that other processes took."""
 
+    steal_mean: Fraction | None
+    clock_drop: Fraction | None
+    throttled_share: Fraction | None
+
 
 class Numbers(Section):
     """What one value of ``max_num_seqs`` gives. A latency is None where no request has one."""
@@ -155,10 +159,24 @@ class StepLaw(Section):
     context_token_s: Number
 
 
+class EngineShape(Section):
+    """What limits the engine besides ``max_num_seqs``."""
+
+    max_num_batched_tokens: Seqs
+    block_size: Seqs
+    kv_blocks: Seqs
+    max_model_len: Seqs
+    late_release: bool
+    """Slot and blocks come free one iteration late, as with async scheduling."""
+
+    prefix_caching: bool
+
+
 class Twin(Section):
     """The twin that decided, so that `tuner plan` can ask it about other loads."""
 
     law: StepLaw
+    shape: EngineShape
     extrapolated_from: Count
     """The largest batch that was seen."""
 

@@ -11,8 +11,8 @@ from tuner.records import DEVICE, DeviceLog
 EVERY_S = 1.0
 
 Result = TypeVar("Result")
-Read = Callable[[], tuple[float, float, float, float] | None]
-"""Returns the four fields of DEVICE since its last call; None when no time has passed."""
+Read = Callable[[], tuple[float, ...] | None]
+"""Returns the fields of DEVICE since its last call; None when no time has passed."""
 
 
 async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Result, DeviceLog]:
@@ -20,7 +20,7 @@ async def while_reading(work: Awaitable[Result], read: Read | None) -> tuple[Res
 
     Without ``read`` there is no device, and the log is empty.
     """
-    rows: list[tuple[float, float, float, float]] = []
+    rows: list[tuple[float, ...]] = []
 
     async def go_on(read: Read) -> None:
         await asyncio.to_thread(read)  # the first says nothing of this work

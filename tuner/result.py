@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from tuner.device_use import disturbance
 from tuner.engines.seam import EngineFacts
 from tuner.iterations import KvCacheUsage
 from tuner.knee import OBJECTIVE
@@ -185,12 +186,6 @@ def _twin_error(outcome: SweepOutcome) -> float | None:
     return view.error if view is not None and math.isfinite(view.error) else None
 
 
-OTHERS_LIMIT = 0.10
-ATTAINMENT_AGREEMENT = 0.05
-AGREEMENT = 0.10
-"""How far the confirming engine's p50 TPOT may be from the ladder's before it is said aloud."""
-
-
 def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]:
     """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
     said = []
@@ -199,28 +194,23 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
         if not settings.fresh and outcome.verdict.kind != "overloaded":
             said.append("no fresh engine confirmed the choice")
         return said
-    ladder = outcome.chosen.measured
-    if ladder is None:
-        return said
-    if one.tpot_s and ladder.tpot_s:
-        ratio = one.tpot_s.p50 / ladder.tpot_s.p50 - 1
-        if abs(ratio) > AGREEMENT:
-            said.append(
-                f"the confirming engine's p50 TPOT was {ratio:+.0%} against the ladder's: "
-                "the machine or the engine's size changed it"
-            )
-    if abs(one.attainment - ladder.attainment) > ATTAINMENT_AGREEMENT:
+    found = outcome.agreement
+    if found is not None and found.speed_differs:
         said.append(
-            f"the confirming engine served {one.attainment:.0%} within the SLO, the ladder "
-            f"{ladder.attainment:.0%}: the machine changed in between, measure again"
+            f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
+            f"says, beyond the {found.slower_limit:.0%} that the machine wanders by: its KV pool "
+            "or its graph sizes change its speed, or the machine did"
         )
-    measured = (step.measured for step in outcome.curve if step.measured is not None)
-    others = max((m.device.others_mean or 0.0 for m in measured if m.device), default=0.0)
-    if others > OTHERS_LIMIT:
+    if found is not None and found.attainment_differs:
         said.append(
-            f"other processes took up to {others:.0%} of the CPU cores during a step: "
-            "the curve is theirs too"
+            f"the confirming engine served {found.attainment:+.1%} of requests within the SLO "
+            "against the ladder's at equal speed: measure again"
         )
+    for step in outcome.curve:
+        seen = disturbance(step.measured.device) if step.measured is not None else None
+        if seen is not None:
+            cap = step.numbers.max_num_seqs
+            said.append(f"{seen} while {cap} was replayed: its numbers are theirs too")
     headroom = settings.headroom
     if headroom > 1 and not holds_with_headroom(outcome, headroom):
         said.append(f"the choice does not hold at {headroom:g} times the load")

@@ -8,7 +8,7 @@ journal before the next step begins, so that a resumed run measures only the res
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.conclusion import conclude, predictions, verified, view_of
+from tuner.conclusion import agreed, conclude, misled, predictions, verified, view_of
 from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.evidence import Choice, Evidence
 from tuner.journal import Journal
@@ -79,6 +79,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
 ) -> SweepOutcome:
     """Return all that was found, the confirming replays included."""
     cap = conclusion.verdict.max_num_seqs
+    uniform = misled(conclusion, settings)
     confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
     return SweepOutcome(
         conclusion=verified(conclusion, evidence),
@@ -88,12 +89,13 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         arrival_rate_rps=len(workload.judged) / workload.judged_s,
         confirmed=measure(confirm, workload.slo) if confirm else None,
         with_headroom=measure(headroom, workload.slo) if headroom else None,
+        agreement=agreed(conclusion, evidence),
         predictions=predictions(conclusion, workload, settings),
         facts=evidence.facts(),
         starts_s=evidence.starts_s(),
         replay_s=evidence.replay_s(),
         dropped=dropped,
-        warnings=tuple(warnings),
+        warnings=(*warnings, *([uniform] if uniform else [])),
     )
 
 
@@ -189,6 +191,7 @@ class _Sweep:
                 ceiling=self.settings.ceiling,
                 fast=self.settings.fast,
                 steps_left=self.steps_left(workload),
+                disturbed=self.evidence.disturbed(),
             )
             if trial is None:
                 return True

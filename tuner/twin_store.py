@@ -15,10 +15,11 @@ import numpy as np
 
 from tuner.errors import ProfileError
 from tuner.forecast import Forecast
+from tuner.profile_numbers import EngineShape as ShapeSection
 from tuner.profile_numbers import StepLaw as LawSection
 from tuner.profile_numbers import Twin, TwinErrors
 from tuner.scheduler_state import Floats, StepLaw
-from tuner.twin import Traffic
+from tuner.twin import EngineShape, Traffic
 from tuner.twin_check import Errors
 
 MOST_STORED = 4000
@@ -33,6 +34,8 @@ class StoredTwin:
     """What can be asked again."""
 
     law: StepLaw
+    shape: EngineShape
+    extrapolated_from: int
     draws: tuple[StepLaw, ...]
     traffic: Traffic
     length_s: float
@@ -64,6 +67,14 @@ def stored(view: Forecast, *, seed: int) -> Twin:
             prefill_token_squared_s=law.prefill_token_squared_s,
             prefill_seq_s=law.prefill_seq_s,
             context_token_s=law.context_token_s,
+        ),
+        shape=ShapeSection(
+            max_num_batched_tokens=view.shape.max_num_batched_tokens,
+            block_size=view.shape.block_size,
+            kv_blocks=view.shape.kv_blocks,
+            max_model_len=view.shape.max_model_len,
+            late_release=view.shape.late_release,
+            prefix_caching=view.shape.prefix_caching,
         ),
         extrapolated_from=view.fitted.extrapolated_from,
         lag_s=view.shape.lag_s,
@@ -104,6 +115,8 @@ def restored(section: Twin, *, source: str) -> StoredTwin:
     ]
     return StoredTwin(
         law=_law(np.array(middle), sizes),
+        shape=EngineShape(**section.shape.model_dump(), lag_s=section.lag_s),
+        extrapolated_from=section.extrapolated_from,
         draws=tuple(_law(one, sizes) for one in values),
         traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
         length_s=section.length_s,

@@ -1,0 +1,92 @@
+"""The confirming engine against the ladder's."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.agreement import Agreement, agreement
+from tuner.forecast import Forecast
+from tuner.scheduler_state import StepLaw
+from tuner.slo import Slo
+from tuner.twin import EngineShape, Traffic, simulate
+from tuner.twin_check import Observed
+from tuner.twin_choice import weigh
+from tuner.twin_law import Segment, fit_law
+
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
+)
+LAW = StepLaw(np.linspace(0.010, 0.018, 9), 1e-5, 0.0, 0.0, 0.0)
+SLO = Slo(ttft_s=0.3)
+
+
+def window(seed: int, *, slower: float = 1.0, cap: int = 8) -> Observed:
+    """Return a window of 60 s on a machine that is so much slower."""
+    rng = np.random.default_rng(seed)
+    arrivals = np.sort(rng.uniform(0, 60, 200)).tolist()
+    traffic = Traffic.of((at_s, 50, int(rng.integers(50, 150))) for at_s in arrivals)
+    law = LAW._replace(decode_s=LAW.decode_s * slower, prefill_token_s=1e-5 * slower)
+    seen = simulate(traffic, law, SHAPE, max_num_seqs=cap, log=True)
+    return Observed(
+        max_num_seqs=cap,
+        traffic=traffic,
+        scored=np.ones(len(traffic), bool),
+        ttft_s=seen.ttft_s,
+        tpot_s=seen.tpot_s,
+        e2el_s=seen.e2el_s,
+        output_tokens=seen.output_tokens,
+        end_s=seen.duration_s,
+        iterations=seen.iterations,
+        cut=False,
+    )
+
+
+def view(ladder: list[Observed]) -> Forecast:
+    segments = [Segment(one.iterations, 100.0 * i, 0) for i, one in enumerate(ladder)]
+    fitted = fit_law(segments, max_num_seqs=8)
+    traffic = ladder[0].traffic
+    return Forecast(
+        fitted=fitted,
+        shape=SHAPE,
+        traffic=traffic,
+        slo=SLO,
+        length_s=60.0,
+        hit_share=0.0,
+        weighed=weigh(traffic, fitted, SHAPE, SLO, (8,)),
+        errors=(),
+    )
+
+
+def agreed(confirming: list[Observed]) -> Agreement:
+    ladder = [window(seed) for seed in range(3)]
+    found = agreement(view(ladder), ladder, confirming, cap=8)
+    assert found is not None
+    return found
+
+
+def test_the_same_engine_does_not_differ() -> None:
+    found = agreed([window(7), window(8)])
+    assert found.slower == pytest.approx(0.0, abs=0.01)
+    assert not found.speed_differs
+    assert not found.attainment_differs
+
+
+def test_a_slower_engine_differs_in_speed_and_not_in_what_its_speed_explains() -> None:
+    found = agreed([window(7, slower=1.2), window(8, slower=1.2)])
+    assert found.slower == pytest.approx(0.2, abs=0.02)
+    assert found.speed_differs
+    assert not found.attainment_differs
+
+
+def test_requests_that_are_late_for_another_reason_than_speed_differ() -> None:
+    late = [replace(one, ttft_s=one.ttft_s + 1.0) for one in (window(7), window(8))]
+    found = agreed(late)
+    assert not found.speed_differs
+    assert found.attainment < -0.5
+    assert found.attainment_differs
+
+
+def test_without_a_confirming_replay_there_is_no_telling() -> None:
+    ladder = [window(0)]
+    assert agreement(view(ladder), ladder, [], cap=8) is None

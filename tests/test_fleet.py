@@ -1,0 +1,91 @@
+"""The stored twin, asked about other loads and fleets."""
+
+import numpy as np
+import pytest
+
+from tuner.fleet import (
+    FLEET_ROUTERS,
+    FleetRouter,
+    ask,
+    least_in_flight,
+    parts_of,
+    replicas_for,
+)
+from tuner.scheduler_state import StepLaw
+from tuner.slo import Slo
+from tuner.twin import EngineShape, Traffic
+from tuner.twin_store import StoredTwin
+
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
+)
+LAW = StepLaw(np.full(9, 0.010), 0.0, 0.0, 0.0, 0.0)
+"""10 ms an iteration, whatever the batch: 8 slots of 100 tokens serve 8 requests a second."""
+
+SLO = Slo(ttft_s=0.5)
+
+
+def twin(rate_rps: float = 6.0, length_s: float = 200.0) -> StoredTwin:
+    rng = np.random.default_rng(1)
+    arrivals = np.sort(rng.uniform(0, length_s, int(rate_rps * length_s)))
+    return StoredTwin(
+        law=LAW,
+        shape=SHAPE,
+        extrapolated_from=8,
+        draws=(LAW,) * 3,
+        traffic=Traffic.of((at_s, 10, 100) for at_s in arrivals.tolist()),
+        length_s=length_s,
+    )
+
+
+def test_one_replica_at_the_captured_load_is_what_was_captured() -> None:
+    (part,) = parts_of(twin(), load=1.0, replicas=1, router="rr", seed=0)
+    assert np.array_equal(part.arrival_s, twin().traffic.arrival_s)
+
+
+@pytest.mark.parametrize("router", FLEET_ROUTERS)
+def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
+    parts = parts_of(twin(), load=10.0, replicas=20, router=router, seed=0)
+    assert len(parts) == 4
+    for part in parts:
+        assert len(part) == pytest.approx(600, rel=0.15)
+        assert (np.diff(part.arrival_s) >= 0).all()
+        assert part.arrival_s[-1] <= 200.0
+
+
+def test_more_load_than_a_server_carries_shows_at_every_cap() -> None:
+    light, heavy = (
+        ask(twin(), SLO, (4, 8), load=load, replicas=1, router="least", seed=0)
+        for load in (0.3, 3.0)
+    )
+    assert [one.attainment_middle for one in light] == [1.0, 1.0]
+    assert all(one.attainment_middle < 0.1 for one in heavy)
+
+
+def needed(load: float, router: FleetRouter) -> int:
+    found = replicas_for(twin(), SLO, 8, load=load, attainment=0.95, router=router, seed=0)
+    assert found is not None
+    return found
+
+
+def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:
+    # 60 requests a second; a server that serves 8 must not be quite full.
+    assert 8 <= needed(10.0, "least") <= 9
+    assert needed(10.0, "least") < needed(10.0, "random") <= 13
+
+
+def test_a_large_fleet_needs_as_many_more_as_it_gets_more() -> None:
+    assert needed(4000.0, "least") == pytest.approx(100 * needed(40.0, "least"), rel=0.05)
+
+
+def test_an_slo_that_nothing_meets_needs_more_than_there_are() -> None:
+    impossible = Slo(ttft_s=0.001)
+    found = replicas_for(twin(), impossible, 8, load=1.0, attainment=0.9, router="random", seed=0)
+    assert found is None
+
+
+def test_a_request_goes_to_the_replica_with_the_fewest_in_flight_in_turn_among_equals() -> None:
+    arrival_s = np.array([0.0, 1.0, 2.0, 3.0, 10.0])
+    lasting_s = np.array([9.0, 1.5, 9.0, 9.0, 1.0])
+    # 0 and 1 in turn; 2 is the third; at 3 s the second one is free again; at 10 s the first.
+    assert least_in_flight(arrival_s, lasting_s, 3).tolist() == [0, 1, 2, 1, 0]

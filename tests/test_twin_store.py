@@ -1,0 +1,99 @@
+"""The twin in a profile, and out of it again."""
+
+import base64
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.errors import ProfileError
+from tuner.forecast import Forecast
+from tuner.scheduler_state import StepLaw
+from tuner.slo import Slo
+from tuner.twin import EngineShape, Traffic, simulate
+from tuner.twin_check import Errors
+from tuner.twin_choice import weigh
+from tuner.twin_law import Segment, fit_law
+from tuner.twin_store import LAWS, MOST_STORED, restored, stored
+
+SHAPE = EngineShape(
+    max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000, lag_s=0.003
+)
+LAW = StepLaw(np.linspace(0.010, 0.018, 9), 1e-5, 0.0, 0.0, 1e-7)
+SLO = Slo(ttft_s=1.0)
+
+
+def view(requests: int = 500) -> Forecast:
+    rng = np.random.default_rng(0)
+    arrivals = np.sort(rng.uniform(0, requests / 5, requests)).tolist()
+    traffic = Traffic.of((at_s, 50, int(rng.integers(50, 150))) for at_s in arrivals)
+    log = simulate(traffic, LAW, SHAPE, max_num_seqs=8, log=True).iterations
+    log["duration_s"] *= np.exp(rng.normal(0, 0.05, len(log)))
+    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=8)
+    return Forecast(
+        fitted=fitted,
+        shape=SHAPE,
+        traffic=traffic,
+        slo=SLO,
+        length_s=requests / 5,
+        hit_share=0.25,
+        weighed=weigh(traffic, fitted, SHAPE, SLO, (4, 8)),
+        errors=(Errors(8, 0.01, float("nan"), -0.02),),
+    )
+
+
+def test_what_is_stored_answers_as_the_twin_did() -> None:
+    one = view()
+    again = restored(stored(one, seed=0), source="p.yaml")
+    assert again.shape == SHAPE
+    assert again.length_s == one.length_s
+    before, after = (
+        simulate(traffic, law, SHAPE, max_num_seqs=8)
+        for traffic, law in ((one.traffic, one.fitted.law), (again.traffic, again.law))
+    )
+    assert np.quantile(after.e2el_s, 0.99) == pytest.approx(
+        np.quantile(before.e2el_s, 0.99), rel=1e-3
+    )
+    assert len(again.draws) == LAWS
+    tails = [np.quantile(simulate(one.traffic, law, SHAPE, max_num_seqs=8).e2el_s, 0.99)
+             for law in again.draws]  # fmt: skip
+    assert min(tails) < np.quantile(before.e2el_s, 0.99) < max(tails)
+
+
+def test_what_was_not_measured_is_null() -> None:
+    (error,) = stored(view(), seed=0).errors
+    assert (error.throughput, error.tpot, error.e2el_p95) == (0.01, None, -0.02)
+
+
+def test_of_long_traffic_the_busiest_stretch_is_stored() -> None:
+    one = view(MOST_STORED + 500)
+    section = stored(one, seed=0)
+    again = restored(section, source="p.yaml")
+    assert len(again.traffic) == MOST_STORED
+    assert again.traffic.arrival_s[0] == 0.0
+    assert section.length_s == pytest.approx(again.traffic.arrival_s[-1], rel=1e-3)
+    assert len(section.data) < 60_000
+
+
+@pytest.mark.parametrize(
+    "data", ["", "!", base64.b64encode(b"nonsense").decode(), "eJwDAAAAAAE="], ids=str
+)
+def test_data_that_makes_no_sense_is_refused_with_its_place(data: str) -> None:
+    section = stored(view(), seed=0).model_copy(update={"data": data})
+    with pytest.raises(ProfileError, match=r"p\.yaml: twin\.data: makes no sense"):
+        restored(section, source="p.yaml")
+
+
+def test_data_of_another_law_is_refused() -> None:
+    section = stored(view(), seed=0)
+    law = section.law.model_copy(update={"decode_seqs": [0, 8], "decode_s": [0.01, 0.02]})
+    with pytest.raises(ProfileError, match="do not fit each other"):
+        restored(section.model_copy(update={"law": law}), source="p.yaml")
+
+
+def test_the_traffic_is_the_same_to_the_millisecond() -> None:
+    one = view()
+    again = restored(stored(replace(one), seed=0), source="p.yaml")
+    first_s = one.traffic.arrival_s[0]
+    assert np.abs(again.traffic.arrival_s - (one.traffic.arrival_s - first_s)).max() < 1e-3
+    assert np.array_equal(again.traffic.output_length, one.traffic.output_length)

@@ -1,0 +1,86 @@
+"""Whether the confirming engine is the one that the ladder measured: an A/A test. Pure.
+
+Two replays of one cap differ because the machine's speed wanders. So each is held against the twin
+at the speed that the machine had then, as a control variate: what is left is the engine's. Raw
+tails of two equal replays would differ "significantly" most of the time (docs/decisions).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.forecast import Forecast
+from tuner.twin import attainment
+from tuner.twin_check import Observed, driven
+from tuner.twin_law import START_SHARE
+
+PRIOR_SD, PRIOR_WEIGHT = 0.02, 4.0
+"""How far one window's attainment is from the twin's before any was seen, and how many windows that
+belief is worth."""
+
+CLAIM = 2.0
+"""Standard deviations beyond which a difference is claimed: 5 % of equal pairs where the noise is
+normal."""
+
+LEAST_SPEED, LEAST_ATTAINMENT = 0.03, 0.02
+"""Smaller differences are not worth a word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """The confirming engine against the ladder's."""
+
+    slower: float
+    """How much longer its iterations took than the law says; 0.1 is 10 %."""
+
+    slower_limit: float
+    """What the machine's own wandering explains."""
+
+    attainment: float
+    """Attainment that neither the machine's speed nor the ladder explains."""
+
+    attainment_limit: float
+
+    @property
+    def speed_differs(self) -> bool:
+        return abs(math.log1p(self.slower)) > self.slower_limit
+
+    @property
+    def attainment_differs(self) -> bool:
+        return abs(self.attainment) > self.attainment_limit
+
+
+def agreement(
+    view: Forecast, ladder: Sequence[Observed], confirming: Sequence[Observed], *, cap: int
+) -> Agreement | None:
+    """Return how the confirming windows at ``cap`` agree with the ladder's; None without any."""
+    confirming = [one for one in confirming if len(one.iterations)]
+    if not confirming:
+        return None
+    logs = np.concatenate([one.iterations for one in confirming])
+    lawful_s = float(view.fitted.law.durations_s(logs).sum())
+    slower = float(logs["duration_s"].sum()) / lawful_s - 1 if lawful_s > 0 else 0.0
+    wander = view.fitted.slowness_sd * math.sqrt(1 + START_SHARE**2)
+    ours = [_left(view, one) for one in confirming if not one.cut]
+    theirs = [_left(view, one) for one in ladder if not one.cut]
+    same = [_left(view, one) for one in ladder if not one.cut and one.max_num_seqs == cap]
+    spread = math.sqrt(
+        (sum(one**2 for one in theirs) + PRIOR_WEIGHT * PRIOR_SD**2) / (len(theirs) + PRIOR_WEIGHT)
+    )
+    difference = float(np.mean(ours) - (np.mean(same) if same else 0.0)) if ours else 0.0
+    count = 1 / max(1, len(ours)) + (1 / len(same) if same else 0.0)
+    return Agreement(
+        slower=slower,
+        slower_limit=max(LEAST_SPEED, CLAIM * wander),
+        attainment=difference,
+        attainment_limit=max(LEAST_ATTAINMENT, CLAIM * spread * math.sqrt(count)),
+    )
+
+
+def _left(view: Forecast, window: Observed) -> float:
+    """Return measured minus predicted attainment of a window at the speed that it had."""
+    twin = driven(window, view.fitted.law, view.shape)
+    seen = replace(twin, ttft_s=window.ttft_s, tpot_s=window.tpot_s, e2el_s=window.e2el_s)
+    return attainment(window.traffic, seen, view.slo) - attainment(window.traffic, twin, view.slo)

@@ -1,0 +1,236 @@
+"""What ``tuner plan`` does, and how it looks."""
+
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tuner.errors import ProfileError, UsageError
+from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
+from tuner.profile import load as load_profile
+from tuner.profile_schema import ServingProfile, SloSection
+from tuner.slo import Slo
+from tuner.twin_store import StoredTwin, restored
+from tuner.uncertainty import EQUAL_ATTAINMENT, choose
+
+PLAIN_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The command line, as given."""
+
+    profile: Path
+    load: float | None
+    rps: float | None
+    replicas: int
+    router: FleetRouter
+    attainment: float | None
+    seed: int
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What there is to print."""
+
+    load: float
+    rps: float
+    replicas: int
+    router: str
+    max_num_seqs: int
+    """The profile's."""
+
+    best: int
+    """The cap that the objective picks at this load."""
+
+    attainment: float
+    """The share that is to be served within the SLO."""
+
+    replicas_needed: int | None
+    steps: list[Answer]
+    twin_error: float | None
+    warnings: list[str]
+
+
+def run(question: Question) -> None:
+    """Ask and print. Raises ProfileError and UsageError."""
+    profile = load_profile(question.profile)
+    if profile.twin is None:
+        raise ProfileError(
+            f"{question.profile}: twin: is null: the windows alone decided this profile",
+            hint="Sweep on a quieter machine or longer, so that the twin is believed.",
+        )
+    twin = restored(profile.twin, source=str(question.profile))
+    found = _planned(question, profile, twin)
+    if question.json:
+        sys.stdout.write(json.dumps(_jsonable(asdict(found))) + "\n")
+    else:
+        _render(found, profile)
+
+
+def _planned(question: Question, profile: ServingProfile, twin: StoredTwin) -> _Plan:
+    captured_rps = len(twin.traffic) / twin.length_s
+    load = _load(question, captured_rps)
+    slo = _slo(profile.decision.slo)
+    cap = profile.decision.max_num_seqs
+    target = question.attainment
+    if target is None:
+        target = max(0.0, _promised(profile) - EQUAL_ATTAINMENT)
+    how: dict[str, Any] = {"load": load, "router": question.router, "seed": question.seed}
+    caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
+    steps = ask(twin, slo, caps, replicas=question.replicas, **how)
+    needed = replicas_for(twin, slo, cap, attainment=target, **how)
+    return _Plan(
+        load=load,
+        rps=load * captured_rps,
+        replicas=question.replicas,
+        router=question.router,
+        max_num_seqs=cap,
+        best=choose({one.max_num_seqs: _value(one) for one in steps}),
+        attainment=target,
+        replicas_needed=needed,
+        steps=steps,
+        twin_error=profile.provenance.twin_error,
+        warnings=_warnings(profile, load / question.replicas, steps, needed),
+    )
+
+
+def _promised(profile: ServingProfile) -> float:
+    """Return the attainment that the twin is sure of as captured."""
+    for one in profile.promise.predicted:
+        if one.load == 1.0 and "attainment" in one.intervals:
+            return min(one.attainment, one.intervals["attainment"][0])
+    return profile.promise.attainment
+
+
+def _load(question: Question, captured_rps: float) -> float:
+    if question.load is not None and question.rps is not None:
+        raise UsageError("--load and --rps say the same thing", hint="Give one of them.")
+    load = question.load if question.load is not None else 1.0
+    if question.rps is not None:
+        load = question.rps / captured_rps
+    if not (math.isfinite(load) and 0 < load <= 1e6):
+        raise UsageError(
+            f"a load of {load:g} cannot be planned for",
+            hint="Give a positive multiple of the traffic, such as --load 1.5.",
+        )
+    return load
+
+
+def _value(one: Answer) -> tuple[float, float]:
+    tail_ms = one.e2el_p99_ms
+    return one.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
+
+
+def _slo(section: SloSection) -> Slo:
+    def seconds(ms: float | None) -> float | None:
+        return None if ms is None else ms / 1e3
+
+    return Slo(
+        ttft_s=seconds(section.ttft_ms),
+        ttft_s_per_input_token=seconds(section.ttft_ms_per_input_token) or 0.0,
+        tpot_s=seconds(section.tpot_ms),
+        e2el_s=seconds(section.e2el_ms),
+        derived=section.derived,
+    )
+
+
+def _warnings(
+    profile: ServingProfile, load: float, steps: list[Answer], needed: int | None
+) -> list[str]:
+    said = []
+    if load > profile.validity.validated_load * 1.001:
+        said.append(
+            f"{load:.2f} times the load on a replica is more than the "
+            f"{profile.validity.validated_load:g} that was validated: a forecast, not a measurement"
+        )
+    if guessed := [str(one.max_num_seqs) for one in steps if one.is_guess]:
+        said.append(
+            f"batches larger than any that was measured: what is said of {', '.join(guessed)} is "
+            "a guess"
+        )
+    if needed is None:
+        said.append(f"{MOST_REPLICAS:,} replicas do not serve the share that is asked for")
+    return said
+
+
+def _jsonable(value: Any) -> Any:  # noqa: ANN401 - JSON content
+    if isinstance(value, dict):
+        return {key: _jsonable(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_jsonable(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}")
+    return value
+
+
+def _render(found: _Plan, profile: ServingProfile) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    each = found.rps / found.replicas
+    console.print(
+        f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic, over "
+        f"{found.replicas:,} {'replica' if found.replicas == 1 else 'replicas'} "
+        f"({each:,.2f} req/s each, router {found.router})"
+    )
+    console.print(_table(found))
+    console.print()
+    choice = f"max_num_seqs {found.max_num_seqs} is the profile's"
+    if found.best != found.max_num_seqs:
+        choice += f"; at this load {found.best} would be better"
+    console.print(choice)
+    if found.replicas_needed is not None:
+        console.print(
+            f"[bold]{found.replicas_needed:,} "
+            f"{'replica serves' if found.replicas_needed == 1 else 'replicas serve'} "
+            f"{found.attainment:.1%} within the SLO[/] at max_num_seqs {found.max_num_seqs}, as "
+            "surely as the twin can say"
+        )
+    error = found.twin_error
+    told = "was not held against a replay" if error is None else f"{error:.1%} in the median"
+    console.print(f"SLO {escape(str(_slo(profile.decision.slo)))}; the twin's error {told}")
+    for warning in found.warnings:
+        console.print(f"[yellow]Warning:[/] {escape(warning)}")
+
+
+def _table(found: _Plan) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading in (
+        "max_num\n_seqs", "in SLO", "(95 %)", "goodput\nreq/s", "TPOT\np95 ms", "E2EL\np99 ms",
+        "(95 %)", "queue\np95 ms", "KV\npeak",
+    ):  # fmt: skip
+        table.add_column(heading, justify="right", no_wrap=True)
+    for one in found.steps:
+        chosen = one.max_num_seqs == found.max_num_seqs
+        low, high = one.attainment
+        tails = one.e2el_p99_range_ms
+        table.add_row(
+            f"{'> ' if chosen else ''}{one.max_num_seqs}",
+            f"{one.attainment_middle:.1%}",
+            f"{low:.1%}-{high:.1%}",
+            f"{one.goodput_rps:,.2f}",
+            _ms(one.tpot_p95_ms),
+            _ms(one.e2el_p99_ms),
+            "-" if tails is None else f"{_ms(tails[0])}-{_ms(tails[1])}",
+            _ms(one.queue_p95_ms),
+            f"{one.kv_cache_usage_peak:.0%}",
+            style="bold" if chosen else None,
+        )
+    return table
+
+
+def _ms(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if value >= 100_000:
+        return f"{value / 1e3:,.0f}s"
+    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"

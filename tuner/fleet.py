@@ -1,0 +1,272 @@
+"""What the stored twin says of other loads, caps, replica counts and routers. Pure, and seeded.
+
+A fleet's traffic is the stored traffic, raised or thinned: every request comes ``load`` times,
+copies within JITTER_S of their original, so that bursts stay bursts. Of the replicas a few are
+simulated: they are alike.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+from numpy.random import Generator
+
+from tuner.jit import compiled
+from tuner.scheduler_state import Floats, Ints, StepLaw
+from tuner.slo import Slo
+from tuner.traffic.scaling import JITTER_S
+from tuner.twin import Traffic, simulate
+from tuner.twin_choice import Statistics
+from tuner.twin_store import StoredTwin
+
+FleetRouter = Literal["least", "rr", "random"]
+FLEET_ROUTERS: tuple[FleetRouter, ...] = ("least", "rr", "random")
+
+ASKED_REPLICAS = 4
+"""How many of a fleet's replicas are simulated."""
+
+MOST_ROUTED = 200_000
+"""Requests that are handed to replicas one by one. In place of a fleet that gets more, one that is
+so much smaller is asked: among hundreds of replicas nothing else depends on their number."""
+
+SMALL_FLEET = 32
+
+MOST_REPLICAS = 100_000
+LEAST_LOAD = 1 / 64
+"""Of the stored traffic: a replica that cannot carry so little can carry nothing."""
+
+Range = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one cap gives a replica of the fleet; middle values with 95 % intervals."""
+
+    max_num_seqs: int
+    attainment: Range
+    attainment_middle: float
+    goodput_rps: float
+    """Of one replica."""
+
+    tpot_p95_ms: float | None
+    e2el_p99_ms: float | None
+    e2el_p99_range_ms: Range | None
+    queue_p95_ms: float | None
+    kv_cache_usage_peak: float
+    preemptions: float
+    """Per thousand requests."""
+
+    is_guess: bool
+    """Whether batches became larger than any that was measured."""
+
+
+def ask(  # noqa: PLR0913 - what is asked of the twin
+    twin: StoredTwin,
+    slo: Slo,
+    caps: Sequence[int],
+    *,
+    load: float,
+    replicas: int,
+    router: FleetRouter,
+    seed: int,
+) -> list[Answer]:
+    """Return what each cap gives at ``load`` times the stored traffic over so many replicas."""
+    parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
+    rate_rps = load * len(twin.traffic) / twin.length_s / replicas
+    return [_answer(twin, slo, cap, parts, rate_rps) for cap in caps]
+
+
+def replicas_for(  # noqa: PLR0913 - what is asked of the twin
+    twin: StoredTwin,
+    slo: Slo,
+    cap: int,
+    *,
+    load: float,
+    attainment: float,
+    router: FleetRouter,
+    seed: int,
+) -> int | None:
+    """Return the fewest replicas with which 97.5 % of the laws serve this share of requests within
+    the SLO; None when MOST_REPLICAS do not."""
+
+    def enough(replicas: int) -> bool:
+        parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
+        return _answer(twin, slo, cap, parts, 0.0).attainment[0] >= attainment
+
+    def carries(share: float) -> bool:
+        one = _scaled(twin.traffic, share, np.random.default_rng(seed))
+        return bool(_pooled([one], twin.law, twin, slo, cap, np.ones(1))[0] >= attainment)
+
+    if not carries(LEAST_LOAD):
+        return None
+    guess = max(1, math.ceil(load / _most_load(carries)))
+    return _least(enough, guess, MOST_REPLICAS)
+
+
+def _most_load(carries: Callable[[float], bool]) -> float:
+    """Return about the most load that one replica carries, as a multiple of the stored traffic."""
+    low, high = LEAST_LOAD, 1 / LEAST_LOAD
+    for _ in range(10):
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if carries(middle) else (low, middle)
+    return low
+
+
+def _least(enough: Callable[[int], bool], guess: int, most: int) -> int | None:
+    """Return the least number that is enough, from a guess on outwards, then by halving."""
+    high = min(guess, most)
+    low = 0
+    step = max(1, high // 16)
+    if enough(high):
+        while high > 1 and enough(max(1, high - step)):
+            high = max(1, high - step)
+            step *= 2
+        low = max(0, high - step)
+    else:
+        while not enough(high):
+            if high >= most:
+                return None
+            low, high = high, min(most, high + step)
+            step *= 2
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if enough(middle) else (middle, high)
+    return high
+
+
+def parts_of(
+    twin: StoredTwin, *, load: float, replicas: int, router: FleetRouter, seed: int
+) -> list[Traffic]:
+    """Return the traffic of a few replicas of a fleet."""
+    rng = np.random.default_rng(seed)
+    asked = min(replicas, ASKED_REPLICAS)
+    if router == "random":  # what each gets is a random share, whatever the others get
+        return [_scaled(twin.traffic, load / replicas, rng) for _ in range(asked)]
+    share = min(1.0, MOST_ROUTED / (load * len(twin.traffic)))
+    if share < 1 and replicas > SMALL_FLEET:
+        smaller = max(SMALL_FLEET, round(share * replicas))
+        load, replicas = load * smaller / replicas, smaller
+    whole = _scaled(twin.traffic, load, rng)
+    numbers = np.arange(len(whole)) % replicas
+    if router == "least":
+        numbers = least_in_flight(whole.arrival_s, _lasting_s(twin, whole), replicas)
+    first = rng.choice(replicas, asked, replace=False)
+    return [_chosen(whole, np.flatnonzero(numbers == replica)) for replica in first.tolist()]
+
+
+def _answer(
+    twin: StoredTwin, slo: Slo, cap: int, parts: Sequence[Traffic], rate_rps: float
+) -> Answer:
+    busy = [part for part in parts if len(part)]
+    if not busy:
+        return Answer(cap, (1.0, 1.0), 1.0, 0.0, None, None, None, None, 0.0, 0.0, is_guess=False)
+    weights = np.array([len(part) for part in busy], float)
+    samples = np.array([_pooled(busy, law, twin, slo, cap, weights) for law in twin.draws])
+    middle = _pooled(busy, twin.law, twin, slo, cap, weights)
+    peak = max(simulate(part, twin.law, twin.shape, max_num_seqs=cap).running_peak for part in busy)
+    low, high = np.nanquantile(samples, (0.025, 0.975), axis=0)
+    return Answer(
+        max_num_seqs=cap,
+        attainment=(float(min(low[0], middle[0])), float(max(high[0], middle[0]))),
+        attainment_middle=float(middle[0]),
+        goodput_rps=float(middle[0]) * rate_rps,
+        tpot_p95_ms=_known_ms(middle[2]),
+        e2el_p99_ms=_known_ms(np.exp(middle[1])),
+        e2el_p99_range_ms=_range_ms(np.exp(low[1]), np.exp(high[1])),
+        queue_p95_ms=_known_ms(middle[3]),
+        kv_cache_usage_peak=float(middle[4]),
+        preemptions=float(middle[5]) / float(weights.mean()) * 1000,
+        is_guess=peak > twin.extrapolated_from,
+    )
+
+
+def _pooled(  # noqa: PLR0913, PLR0917 - one law, one cap, some replicas
+    parts: Sequence[Traffic],
+    law: StepLaw,
+    twin: StoredTwin,
+    slo: Slo,
+    cap: int,
+    weights: Floats,
+) -> Floats:
+    """Return the mean of each statistic over the replicas, by their requests."""
+    values = [
+        Statistics.of(part, simulate(part, law, twin.shape, max_num_seqs=cap), slo)
+        for part in parts
+    ]
+    return np.asarray(np.average(np.array(values, float), axis=0, weights=weights))
+
+
+def _scaled(traffic: Traffic, factor: float, rng: Generator) -> Traffic:
+    """Return ``factor`` times the requests, as ``traffic.scaling.scale_load`` does: below 1 a
+    random share of them, above 1 with copies."""
+    size = len(traffic)
+    whole, share = divmod(factor, 1.0)
+    more = np.flatnonzero(rng.random(size) < share)
+    if factor < 1:
+        return _chosen(traffic, more)
+    copies = np.concatenate((np.repeat(np.arange(size), int(whole) - 1), more))
+    rows = np.concatenate((np.arange(size), copies))
+    arrival_s = traffic.arrival_s[rows]
+    first_s, last_s = float(arrival_s[0]), float(arrival_s[size - 1])
+    arrival_s[size:] += rng.uniform(-JITTER_S, JITTER_S, len(copies))
+    # mirrored at the ends of the traffic: clipping would pile requests up there
+    arrival_s = np.where(arrival_s < first_s, 2 * first_s - arrival_s, arrival_s)
+    arrival_s = np.where(arrival_s > last_s, 2 * last_s - arrival_s, arrival_s)
+    arrival_s = np.maximum(arrival_s, first_s)
+    order = np.argsort(arrival_s, kind="stable")
+    return replace(_chosen(traffic, rows[order]), arrival_s=arrival_s[order])
+
+
+def _chosen(traffic: Traffic, rows: Ints) -> Traffic:
+    return Traffic(
+        traffic.arrival_s[rows],
+        traffic.input_length[rows],
+        traffic.output_length[rows],
+        traffic.cached_length[rows],
+    )
+
+
+def _lasting_s(twin: StoredTwin, traffic: Traffic) -> Floats:
+    """Return about how long each request is in flight, on a replica that is half full."""
+    law = twin.law
+    middle_s = float(law.decode_s[(len(law.decode_s) - 1) // 2])
+    prompt_s = law.decode_s[0] + law.prefill_token_s * traffic.input_length
+    return np.asarray(prompt_s + middle_s * traffic.output_length + twin.shape.lag_s)
+
+
+@compiled
+def least_in_flight(arrival_s: Floats, lasting_s: Floats, replicas: int) -> Ints:
+    """Return the replica of each request: the one with the fewest in flight, in turn among equals.
+
+    ``lasting_s`` is how long each request is in flight.
+    """
+    size = len(arrival_s)
+    chosen = np.zeros(size, np.int64)
+    in_flight = np.zeros(replicas, np.int64)
+    ends = np.argsort(arrival_s + lasting_s)
+    ended = 0
+    last = replicas - 1
+    for row in range(size):
+        while ended < size and arrival_s[ends[ended]] + lasting_s[ends[ended]] <= arrival_s[row]:
+            if ends[ended] < row:
+                in_flight[chosen[ends[ended]]] -= 1
+            ended += 1
+        best = (last + 1) % replicas
+        for step in range(2, replicas + 1):
+            replica = (last + step) % replicas
+            if in_flight[replica] < in_flight[best]:
+                best = replica
+        in_flight[best] += 1
+        chosen[row] = best
+        last = best
+    return chosen
+
+
+def _known_ms(seconds: float) -> float | None:
+    return float(seconds) * 1e3 if np.isfinite(seconds) else None
+
+
+def _range_ms(low_s: float, high_s: float) -> Range | None:
+    return (low_s * 1e3, high_s * 1e3) if np.isfinite(low_s) and np.isfinite(high_s) else None
