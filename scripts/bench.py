@@ -4,6 +4,8 @@ live ladder    six caps on one engine against an engine of its own for every cap
                starting, stopping and switching, and how far the curves are apart
 generator      lag of the replay and its share of a core while 32 streams run at once
 sim            requests per second through the simulated engine
+iteration log  what logging an iteration costs inside EngineCore, by its number of sequences
+twin           a million requests at one cap, and 20 refits of an hour's trace at four caps
 """
 
 import argparse
@@ -15,7 +17,11 @@ from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import fmean
+from timeit import repeat
+from types import SimpleNamespace
 from typing import Any
+
+import numpy as np
 
 from tuner.engines import virtual_time
 from tuner.engines.seam import Engine, EngineFacts
@@ -25,8 +31,12 @@ from tuner.measure import measure
 from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay
+from tuner.scheduler_state import StepLaw
 from tuner.slo import Slo
 from tuner.trace import TraceRequest, load
+from tuner.twin import EngineShape, Traffic, simulate
+from tuner.twin_choice import weigh
+from tuner.twin_law import Segment, fit_law
 
 TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
 CAPS = doubling(32)
@@ -141,6 +151,61 @@ async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     }
 
 
+def iteration_log() -> dict[str, Any]:
+    """Log decode iterations of vLLM's scheduler output, without the rest of the engine."""
+    from tuner.engines.live_scheduler import LiveScheduler  # noqa: PLC0415 - imports vLLM
+
+    microseconds = {}
+    for size in (1, 32, 256):
+        names = [f"request-{number}" for number in range(size)]
+        request = SimpleNamespace(
+            num_computed_tokens=201, num_prompt_tokens=100, is_prefill_chunk=False
+        )
+        pool = SimpleNamespace(num_gpu_blocks=1000, get_num_free_blocks=lambda: 500)
+        scheduler: Any = object.__new__(LiveScheduler)
+        scheduler.requests = dict.fromkeys(names, request)
+        scheduler.kv_cache_manager = SimpleNamespace(block_pool=pool)
+        scheduler._preempted = scheduler._lost_tokens = 0
+        scheduler.get_request_counts = lambda size=size: (size, 0)
+        output = SimpleNamespace(
+            num_scheduled_tokens=dict.fromkeys(names, 1),
+            scheduled_spec_decode_tokens={},
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+        )
+        compose = partial(scheduler._composition, output)
+        microseconds[f"us_at_{size}_sequences"] = min(repeat(compose, number=500)) / 500 * 1e6
+    return microseconds
+
+
+def twin() -> dict[str, Any]:
+    rng = np.random.default_rng(0)
+    shape = EngineShape(
+        max_num_batched_tokens=8192, block_size=16, kv_blocks=10_000, max_model_len=8192
+    )
+    law = StepLaw(np.linspace(0.020, 0.040, 33), 1e-5, 0.0, 0.0, 0.0)
+
+    def traffic(count: int, length_s: float) -> Traffic:
+        arrivals = np.sort(rng.uniform(0, length_s, count)).tolist()
+        return Traffic.of((at_s, 100, int(rng.integers(50, 150))) for at_s in arrivals)
+
+    million, hour = traffic(1_000_000, 200_000.0), traffic(19_000, 3600.0)
+    simulate(hour, law, shape, max_num_seqs=16)  # compiles
+    begin_s = time.monotonic()
+    simulate(million, law, shape, max_num_seqs=16)
+    million_s = time.monotonic() - begin_s
+    log = simulate(hour, law, shape, max_num_seqs=32, log=True).iterations
+    log["duration_s"] *= np.exp(rng.normal(0.0, 0.05, len(log)))
+    begin_s = time.monotonic()
+    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=32)
+    weigh(hour, fitted, shape, Slo(ttft_s=1.0), (4, 8, 16, 32), everywhere=True, draws=20)
+    return {
+        "million_requests_s": million_s,
+        "fit_of_iterations": len(log),
+        "fit_and_20_refits_of_an_hour_s": time.monotonic() - begin_s,
+    }
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -151,6 +216,8 @@ def main() -> int:
         ("live ladder", lambda: asyncio.run(ladders(requests[:64]))),
         ("generator", lambda: asyncio.run(generator(requests[:150]))),
         ("sim", lambda: virtual_time.run(sim(requests))),
+        ("iteration log", iteration_log),
+        ("twin", twin),
     ]
     for name, bench in benches:
         sys.stderr.write(f"{name} ...\n")
