@@ -2,7 +2,9 @@
 
 import json
 import sys
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -85,6 +87,61 @@ def test_another_model_is_measured_elsewhere(diff: Diff) -> None:
     _, out, _ = diff("a.yaml", "serve.yaml", "--json")
     names = [one["name"] for one in json.loads(out)["differences"]]
     assert names == ["model"]
+
+
+METRICS = """\
+# TYPE vllm:cache_config_info gauge
+vllm:cache_config_info{block_size="16",cache_dtype="fp8",enable_prefix_caching="True",engine="0",\
+gpu_memory_utilization="0.9",kv_cache_memory_bytes="None"} 1.0
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """Serve /version and /metrics as vLLM does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            answers = {"/metrics": METRICS, "/version": '{"version": "0.9.1"}'}
+            body = answers.get(self.path)
+            self.send_response(404 if body is None else 200)
+            self.end_headers()
+            self.wfile.write((body or "").encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
+        thread = threading.Thread(target=served.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+        thread.join()
+
+
+def test_a_running_server_is_compared_as_far_as_it_tells(diff: Diff, server: str) -> None:
+    engine = {**FEW, "gpu_memory_utilization": 0.3, "kv_cache_dtype": "auto", "block_size": 16}
+    save(profile(engine=engine, versions={"vllm": "0.32.0"}), Path("a.yaml"))
+    code, out, _ = diff("a.yaml", "--url", server, "--json", "--check")
+    assert code == 6
+    assert [
+        (one["name"], one["profile"], one["other"]) for one in json.loads(out)["differences"]
+    ] == [
+        ("gpu_memory_utilization", 0.3, 0.9),
+        ("kv_cache_dtype", "auto", "fp8"),
+        ("vllm", None, None),
+    ]
+    assert json.loads(out)["differences"][2]["evidence"] == (f"vLLM 0.32.0, {server} has 0.9.1")
+
+
+def test_an_address_that_is_no_server_is_said(diff: Diff, server: str) -> None:
+    code, out, err = diff("a.yaml", "--url", f"{server}/nothing")
+    assert (code, out) == (3, "")
+    assert err.splitlines()[0] == f"Error: {server}/nothing/metrics: answers 404"
+    assert diff("a.yaml", "--url", "http://127.0.0.1:1")[0] == 3
+    assert diff("a.yaml", "--url", "ftp://x")[0] == 2
+    assert diff("a.yaml")[0] == 2
+    assert diff("a.yaml", "b.yaml", "--url", server)[0] == 2
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)

@@ -139,6 +139,7 @@ What is rolled out
     fleet                    what it says of other loads, caps, replicas and routers
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
+    live_server              what a running server says of itself
     difference               in what two profiles differ, or a profile and what is deployed
     admission                limits on what is let in, from what users wait for
     targets                  the registry of rollout targets, one module each

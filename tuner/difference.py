@@ -1,6 +1,6 @@
 """In what two profiles differ, or a profile and what is deployed, with the evidence. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +10,7 @@ from tuner.profile_numbers import CurveStep, Numbers
 from tuner.profile_schema import ServingProfile
 from tuner.rollout import Deployment
 from tuner.targets import flags
+from tuner.targets.seam import Platform, Stated
 
 Section = Literal["engine", "decision", "promise", "measured on", "traffic"]
 
@@ -27,30 +28,48 @@ class Difference:
 
 def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]:
     """Return what applying the profile would change, and what was measured elsewhere."""
+    found = list(_of_arguments(profile, here))
+    for name, undone in {**rollout.LIMITED, **rollout.OVERRULES}.items():
+        if name in here.stated and name not in profile.engine:
+            value = here.stated[name].value
+            found.append(Difference("engine", name, None, value, f"undoes {undone}"))
+    return [*found, *_elsewhere(profile, here, found)]
+
+
+def of_server(
+    profile: ServingProfile,
+    arguments: Mapping[str, ArgumentValue],
+    version: str | None,
+    *,
+    source: str,
+) -> list[Difference]:
+    """Return in what a running server differs, as far as it tells."""
+    stated = {name: Stated(value, 0) for name, value in arguments.items()}
+    platform = Platform(vllm=Stated(version, 0) if version else None)
+    here = Deployment(stated, source, platform, is_new=True)
+    found = [one for one in _of_arguments(profile, here) if one.name in stated]
+    return [*found, *_elsewhere(profile, here, found)]
+
+
+def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
     wanted = rollout.settings(profile, live_knob=False)
-    found: list[Difference] = []
+    if "model" not in here.stated or rollout.other_model(profile, here.stated) is None:
+        del wanted["model"]
     for name, value in wanted.items():
         stated = here.stated.get(name)
-        if name == "model" and (
-            stated is None or rollout.other_model(profile, here.stated) is None
-        ):
-            continue
         if stated is None or not flags.same(flags.comparable(stated.value, value), value):
             other = None if stated is None else stated.value
-            found.append(
-                Difference("engine", name, value, other, _evidence(profile, name, value, other))
-            )
-    for name in (*rollout.LIMITED, *rollout.OVERRULES):
-        if name in here.stated and name not in wanted:
-            undone = rollout.LIMITED.get(name) or rollout.OVERRULES[name]
-            found.append(
-                Difference("engine", name, None, here.stated[name].value, f"undoes {undone}")
-            )
+            evidence = _evidence(profile, name, value, other)
+            yield Difference("engine", name, value, other, evidence)
+
+
+def _elsewhere(
+    profile: ServingProfile, here: Deployment, found: Sequence[Difference]
+) -> Iterator[Difference]:
     known = {one.name for one in found}
-    elsewhere = [one for one in rollout.differences(profile, here) if one.subject not in known]
-    return found + [
-        Difference("measured on", one.subject, None, None, one.words) for one in elsewhere
-    ]
+    for one in rollout.differences(profile, here):
+        if one.subject not in known:
+            yield Difference("measured on", one.subject, None, None, one.words)
 
 
 def of_profiles(one: ServingProfile, other: ServingProfile) -> list[Difference]:

@@ -168,10 +168,10 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Differen
     vllm, gpu = _vllm(profile), _gpu(profile)
     found = here.platform.vllm
     if vllm and found and _release(vllm) != found.value:
-        yield Difference("vllm", f"vLLM {vllm}, {here.source}:{found.line} has {found.value}")
+        yield Difference("vllm", f"vLLM {vllm}, {_at(here.source, found)} has {found.value}")
     found = here.platform.gpu
     if profile.provenance.device and found and _label(gpu or "") != _label(str(found.value)):
-        words = f"{gpu or 'a CPU'}, {here.source}:{found.line} has {found.value}"
+        words = f"{gpu or 'a CPU'}, {_at(here.source, found)} has {found.value}"
         yield Difference("gpu", words)
 
 
@@ -199,14 +199,19 @@ def _gpu(profile: ServingProfile) -> str | None:
 def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
     stated, source = here.stated, here.source
     if (other := other_model(profile, stated)) is not None:
-        words = f"model {profile.model}, {source}:{other.line} has {other.value}"
+        words = f"model {profile.model}, {_at(source, other)} has {other.value}"
         yield Difference("model", words)
     for name, default in NUMERICS.items():
         wanted, found = profile.engine.get(name, default), stated.get(name)
         if found is not None and str(found.value) != str(wanted):
-            yield Difference(name, f"{name} {wanted}, {source}:{found.line} has {found.value}")
+            yield Difference(name, f"{name} {wanted}, {_at(source, found)} has {found.value}")
         elif found is None and name in _SPREADS and wanted != default and not here.is_new:
             yield Difference(name, f"{name} {wanted}, {source} has {default}")
+
+
+def _at(source: str, stated: Stated) -> str:
+    """Return the place in a file; a server has no lines."""
+    return f"{source}:{stated.line}" if stated.line else source
 
 
 def refuse_differences(profile: ServingProfile, differing: Sequence[Difference]) -> None:

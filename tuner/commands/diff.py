@@ -1,4 +1,4 @@
-"""``tuner diff``: in what two profiles differ, or a profile and a deployment."""
+"""``tuner diff``: in what a profile differs from another, or from what is deployed or running."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,8 +8,11 @@ import typer
 
 def diff(  # noqa: PLR0913 - one parameter an option
     profile: Annotated[Path, typer.Argument(help="Serving profile.")],
-    other: Annotated[Path, typer.Argument(help="Another profile, or a file to deploy with.")],
+    other: Annotated[
+        Path | None, typer.Argument(help="Another profile, or a file to deploy with.")
+    ] = None,
     *,
+    url: Annotated[str | None, typer.Option(help="A running server in place of OTHER.")] = None,
     to: Annotated[
         str | None,
         typer.Option(metavar="KIND", help="Kind of OTHER, as in tuner apply; default: found out."),
@@ -26,11 +29,18 @@ def diff(  # noqa: PLR0913 - one parameter an option
     """Say in what another profile, or what is deployed, differs from a profile, and the evidence.
 
     Of a file: the engine arguments that tuner apply would change, and what was measured elsewhere.
+    A server tells its version and what became of the arguments of its KV cache.
     """
     from tuner.commands.diff_run import DiffOptions, run  # noqa: PLC0415 - keeps --help light
 
     run(
         DiffOptions(
-            profile=profile, other=other, to=to, container=container, check=check, json=json_
+            profile=profile,
+            other=other,
+            url=url,
+            to=to,
+            container=container,
+            check=check,
+            json=json_,
         )
     )

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from tuner import difference, profile
+from tuner import difference, live_server, profile
 from tuner.commands.apply_plan import deployment, read_text, target_of
 from tuner.difference import Difference
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import GateError, TargetError
+from tuner.errors import GateError, TargetError, UsageError
 from tuner.profile_schema import ServingProfile
 from tuner.targets import yaml_nodes
 from tuner.targets.yaml_file import parse
@@ -24,7 +24,8 @@ class DiffOptions:
     """The command line."""
 
     profile: Path
-    other: Path
+    other: Path | None
+    url: str | None
     to: str | None
     container: str | None
     check: bool
@@ -33,34 +34,45 @@ class DiffOptions:
 
 def run(options: DiffOptions) -> None:
     """Raise ProfileError, TargetError, UsageError, and GateError when asked to check."""
+    if (options.other is None) == (options.url is None):
+        raise UsageError(
+            "one thing to compare with: a file or --url",
+            hint=f"tuner diff {options.profile} OTHER, or tuner diff {options.profile} --url URL",
+        )
     one = profile.load(options.profile)
-    found = _differences(one, options)
+    if options.url is not None:
+        name = options.url
+        server = live_server.ask(name)
+        found = difference.of_server(one, server.arguments, server.version, source=name)
+    else:
+        assert options.other is not None
+        name = str(options.other)
+        found = _differences(one, options.other, options)
     if options.json:
         document = {
             "profile": str(options.profile),
-            "other": str(options.other),
+            "other": name,
             "same": not found,
             "differences": [asdict(each) for each in found],
         }
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        sys.stdout.write(_table(found, str(options.profile), str(options.other)))
+        sys.stdout.write(_table(found, str(options.profile), name))
     if options.check and found:
         raise GateError(
-            f"{options.other}: differs from {options.profile} in {len(found)} "
+            f"{name}: differs from {options.profile} in {len(found)} "
             f"{'thing' if len(found) == 1 else 'things'}",
-            hint=f"tuner apply {options.profile} {options.other}",
+            hint="tuner apply writes the profile into what is deployed.",
         )
 
 
-def _differences(one: ServingProfile, options: DiffOptions) -> list[Difference]:
-    text = read_text(options.other)
+def _differences(one: ServingProfile, other: Path, options: DiffOptions) -> list[Difference]:
+    text, source = read_text(other), str(other)
     if text is None:
-        raise TargetError(f"{options.other}: no such file", hint="Check the path.")
-    source = str(options.other)
-    if options.to is None and _is_profile(options.other, text):
+        raise TargetError(f"{other}: no such file", hint="Check the path.")
+    if options.to is None and _is_profile(other, text):
         return difference.of_profiles(one, profile.parse(text, source=source))
-    target = target_of(options.to, options.other, text)
+    target = target_of(options.to, other, text)
     here = deployment(target, text, source=source, container=options.container)
     return difference.of_deployment(one, here)
 

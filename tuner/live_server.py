@@ -1,0 +1,73 @@
+"""What a running vLLM server says of itself: its version, and a part of its configuration."""
+
+import http.client
+import json
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+from tuner import prometheus
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import InputError, UsageError
+from tuner.targets.flags import typed
+
+TIMEOUT_S = 10.0
+MAX_ANSWER_BYTES = 32 * 2**20
+
+_NAMES = {"cache_dtype": "kv_cache_dtype"}
+"""vLLM's names of what an argument became."""
+
+_WORDS: dict[str, ArgumentValue] = {"True": True, "False": False, "None": None}
+
+
+@dataclass(frozen=True, slots=True)
+class LiveServer:
+    """What it tells without being asked for secrets."""
+
+    version: str | None
+    arguments: dict[str, ArgumentValue]
+    """Engine arguments as resolved, and other settings of the cache beside them."""
+
+
+def ask(url: str) -> LiveServer:
+    """Read ``/version`` and ``/metrics``. Raises InputError where no vLLM answers."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"--url {url}: neither http:// nor https://",
+            hint="Give the server's address: --url http://localhost:8000",
+        )
+    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+    metrics = prometheus.parse(_get(f"{base}/metrics"), source=f"{base}/metrics")
+    found = {
+        _NAMES.get(name, name): _WORDS[text] if text in _WORDS else typed(text)
+        for name, text in metrics.cache_config.items()
+        if name != "engine"
+    }
+    return LiveServer(_version(base), found)
+
+
+def _version(base: str) -> str | None:
+    try:
+        answer = json.loads(_get(f"{base}/version"))
+    except (InputError, ValueError):  # a gateway in front may not pass it on
+        return None
+    version = answer.get("version") if isinstance(answer, dict) else None
+    return version if isinstance(version, str) else None
+
+
+def _get(url: str) -> str:
+    request = urllib.request.Request(url)  # noqa: S310 - http or https, see ask
+    try:
+        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+            content = answer.read(MAX_ANSWER_BYTES + 1)
+    except urllib.error.HTTPError as problem:
+        problem.close()
+        raise InputError(
+            f"{url}: answers {problem.code}", hint="Check that this is a vLLM server's address."
+        ) from None
+    except (OSError, ValueError, http.client.HTTPException) as problem:
+        why = getattr(problem, "reason", None) or problem
+        raise InputError(f"{url}: no answer: {why}", hint="Is the server running?") from None
+    if len(content) > MAX_ANSWER_BYTES:
+        raise InputError(f"{url}: answers too much", hint="Check the address.")
+    return bytes(content).decode("utf-8", "replace")
