@@ -149,7 +149,7 @@ def main() -> None:
     options = parser.parse_args()
     settings = SweepSettings(
         ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
-        fast=options.fast, fresh=False, seed=0, trace_block_size=16,
+        fast=options.fast, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
     )  # fmt: skip
     begin_s = monotonic()
     levels = options.level or list(NOISE)

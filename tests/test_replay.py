@@ -49,6 +49,30 @@ def test_a_slow_engine_does_not_delay_the_next_request() -> None:
     assert second.queue_s == pytest.approx(3590)
 
 
+def test_a_turn_of_a_closed_session_waits_for_the_one_before_it_and_its_think_time() -> None:
+    """The first takes 10 s where production took less: the second leaves 2 s after its end."""
+    next_turn = replace(planned(1, 5.0, tokens=1), parent=0, think_s=2.0)
+    first, second = replayed(planned(0, 0.0, tokens=10), next_turn).records
+    assert first.end_s == 10.0
+    assert (second.planned_s, second.sent_s) == (12.0, 12.0)
+    assert second.ttft_s == pytest.approx(1.0)
+
+
+def test_a_turn_is_never_sent_before_it_was_recorded_nor_without_its_parent() -> None:
+    early = replace(planned(1, 30.0, tokens=1), parent=0, think_s=2.0)
+    orphan = replace(planned(2, 31.0, tokens=1), parent=99, think_s=2.0)
+    result = replayed(planned(0, 0.0, tokens=3), early, orphan)
+    assert [one.sent_s for one in result.records] == [0.0, 30.0, 31.0]
+
+
+def test_turns_that_wait_when_a_replay_is_cut_were_not_sent() -> None:
+    waiting = replace(planned(1, 1.0, tokens=1), parent=0, think_s=0.0)
+    rule = replace(PATIENT, stop_after_s=5.0)
+    result = replayed(planned(0, 0.0, tokens=100), waiting, rule=rule)
+    assert [one.row for one in result.records] == [0]
+    assert result.unsent == 1
+
+
 def test_every_token_is_timed() -> None:
     (one,) = replayed(planned(0, 2.0, tokens=4)).records
     assert (one.planned_s, one.ttft_s, one.e2el_s) == (2.0, 1.0, 4.0)

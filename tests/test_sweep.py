@@ -24,7 +24,7 @@ from tuner.trace import TraceRequest
 
 SETTINGS = SweepSettings(
     ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25, fast=False,
-    fresh=False, seed=0, trace_block_size=16,
+    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
 )  # fmt: skip
 
 SLOTS_COST_LATE = World(step=WorldStep(a=0.020, b=0.0006, n0=16, h=0.0025))

@@ -69,6 +69,7 @@ What it says, before anything is run
     traffic.cautions         what to beware of
     prompts                  token ids with the trace's lengths and shared prefixes
     slo                      the objective that one request must meet
+    sessions                 which request waits for which, in closed loop
     window                   which part of the trace is tuned for, and the plan that sends it
     sampling                 which windows stand for a part too long to be replayed
     workload                 what a sweep tunes for: requests, SLO, windows
@@ -104,6 +105,7 @@ From replay to verdict
     readings                 what the device does meanwhile
     device_use               what those readings say
     replay                   the trace, sent again: open loop
+    priority                 what keeps a sender punctual
     probe                    what an idle engine does
     climb                    iterations at every batch size, up and down
     iterations               what the log of an engine's iterations says

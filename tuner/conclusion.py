@@ -55,7 +55,9 @@ def conclude(
     evidence: Evidence, workload: Workload, settings: SweepSettings, *, complete: bool
 ) -> Conclusion:
     """Return the verdict and the curve. ``complete`` is False when the budget ended the run."""
-    view = view_of(evidence, workload, settings, everywhere=True)
+    view = None
+    if not settings.closed_sessions:
+        view = view_of(evidence, workload, settings, everywhere=True)
     measured = evidence.measured(workload.slo)
     if view is None or not view.is_believed:
         blocks = evidence.blocks(workload.slo)

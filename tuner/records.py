@@ -48,6 +48,12 @@ class PlannedRequest:
     scored: bool = True
     """False in the run-in: sent, but not counted."""
 
+    parent: int | None = None
+    """Row of the turn that must have ended before; None in open loop."""
+
+    think_s: float = 0.0
+    """How long after the parent's end it leaves, if that is later than planned."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:

@@ -5,15 +5,13 @@ from that *planned* time: no slow engine hides by delaying the next one (coordin
 """
 
 import asyncio
-import gc
-import os
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.priority import punctual
 from tuner.records import Outcome, PlannedRequest, Replay, RequestRecord
 from tuner.slo import Slo
 
@@ -46,6 +44,9 @@ Progress = Callable[[float, int, int], None]
 @dataclass(slots=True)
 class _Flight:
     request: PlannedRequest
+    due_s: float
+    """When it had to leave, from the start of the replay."""
+
     replies: list[Reply]
 
 
@@ -66,7 +67,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     """
     await engine.take_iterations()
     run = _Run(plan, engine, name, cut_rule, progress)
-    with _punctual():
+    with punctual():
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.take_iterations()).copy()
@@ -103,6 +104,11 @@ class _Run:
         self.scored = sum(request.scored for request in plan)
         self.patience_s = DRAIN_FACTOR * plan[-1].planned_s + WATCH_S if plan else 0.0
         self.flights: dict[int, _Flight] = {}
+        self.ends: dict[int, asyncio.Future[float]] = {
+            request.row: self.loop.create_future() for request in plan
+        }
+        """Row → when it ended, from the start of the replay: what a next turn waits for."""
+
         self.records: list[RequestRecord] = []
         self.misses = 0
         self.cut: str | None = None
@@ -142,14 +148,23 @@ class _Run:
             if self.loop.time() == now_s:  # on virtual time only a sleep lets time pass
                 await asyncio.sleep(due_s - now_s)
 
+    async def _due_s(self, request: PlannedRequest) -> float:
+        """Wait until a request is due and return when that was: as planned, or its think time after
+        the turn before it ended."""
+        ended = self.ends.get(request.parent) if request.parent is not None else None
+        if ended is None:
+            return request.planned_s
+        due_s = max(request.planned_s, await asyncio.shield(ended) + request.think_s)
+        await self._until(self.start_s + due_s)
+        return due_s
+
     async def _send(self, index: int, request: PlannedRequest) -> None:
+        due_s = await self._due_s(request)
         sent_s = self.loop.time() - self.start_s
-        flight = _Flight(request, [Reply() for _ in range(request.n)])
+        flight = _Flight(request, due_s, [Reply() for _ in range(request.n)])
         self.flights[index] = flight
         deadline_s = (
-            None
-            if request.abort_after_s is None
-            else self.start_s + request.planned_s + request.abort_after_s
+            None if request.abort_after_s is None else self.start_s + due_s + request.abort_after_s
         )
         outcome: Outcome = "failed"
         error = None
@@ -168,6 +183,8 @@ class _Run:
             del self.flights[index]
             record = self._record(flight, sent_s, outcome, error)
             self.records.append(record)
+            if not self.ends[request.row].done():
+                self.ends[request.row].set_result(record.end_s)
             if record.scored and not record.meets(self.cut_rule.slo):
                 self.misses += 1
 
@@ -206,7 +223,7 @@ class _Run:
                 _certain_miss(flight, now_s, self.start_s, rule.slo)
                 for flight in self.flights.values()
             )
-            if lost == len(self.flights) and now_s > self.patience_s:
+            if self.flights and lost == len(self.flights) and now_s > self.patience_s:
                 self.cut = "the queue does not drain: all that is left came too late long ago"
                 return
             bound = 1 - (self.misses + lost) / max(1, self.scored)
@@ -230,7 +247,7 @@ class _Run:
             scored=request.scored,
             input_length=len(request.prompt_token_ids),
             output_length=request.output_length,
-            planned_s=request.planned_s,
+            planned_s=flight.due_s,
             sent_s=sent_s,
             outcome=outcome,
             end_s=self.loop.time() - start_s,
@@ -267,7 +284,7 @@ def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bo
     request = flight.request
     if not request.scored:
         return False
-    waited_s = now_s - request.planned_s
+    waited_s = now_s - flight.due_s
     if slo.e2el_s is not None and waited_s > slo.e2el_s:
         return True
     firsts = [reply.first_token_s for reply in flight.replies if reply.first_token_s is not None]
@@ -277,24 +294,3 @@ def _certain_miss(flight: _Flight, now_s: float, start_s: float, slo: Slo) -> bo
         return False
     decoding_s = now_s - (max(firsts) - start_s)
     return decoding_s > slo.tpot_s * (request.output_length - 1)
-
-
-@contextmanager
-def _punctual() -> Iterator[None]:
-    """Keep what would delay requests that are due away from this thread: garbage collection and,
-    where the system lets us, other processes. The engine's own priority stays as it is."""
-    before: tuple[int, os.sched_param] | None = None
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    with suppress(OSError, AttributeError):  # not allowed, or not a system that can
-        now = os.sched_getscheduler(0), os.sched_getparam(0)
-        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
-        before = now
-    try:
-        yield
-    finally:
-        if before is not None:
-            os.sched_setscheduler(0, *before)
-        gc.enable()
-        gc.unfreeze()

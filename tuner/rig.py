@@ -19,6 +19,7 @@ from tuner.punctuality import check_generator
 from tuner.readings import Read, while_reading
 from tuner.records import Replay
 from tuner.replay import CutRule, replay
+from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.trace import TraceRequest
 from tuner.window import Window, plan_requests
@@ -132,6 +133,7 @@ class Rig:
             window,
             max_model_len=engine.facts.max_model_len,
             prompt=self.prompts(engine.facts),
+            turns=turns_of(requests) if self.settings.closed_sessions else None,
         )
         retries = LATE_RETRIES
         while True:

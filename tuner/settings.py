@@ -30,6 +30,9 @@ class SweepSettings:
     """No ladder: climb, ask the twin, verify its choice."""
 
     fresh: bool
+    closed_sessions: bool
+    """A turn waits for the one before it. The windows decide: the twin knows open loops only."""
+
     seed: int
     trace_block_size: int
     """Tokens that one hash id of the trace stands for."""
@@ -49,6 +52,7 @@ def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
         headroom=float(plan["headroom"]),
         fast=bool(plan["fast"]),
         fresh=bool(plan["fresh"]),
+        closed_sessions=bool(plan["closed_sessions"]),
         seed=int(plan["seed"]),
         trace_block_size=int(plan["trace_block_size"]),
     )

@@ -180,6 +180,8 @@ class _Sweep:
         """Measure what the decision asks for; return False when the budget ended it early."""
         if (trial := self.evidence.under_way()) is not None:
             await self.make(trial, workload)
+        if self.settings.closed_sessions:
+            return await self.gather_windows(workload)
         while True:
             view = view_of(self.evidence, workload, self.settings)
             if view is not None and not view.is_believed:

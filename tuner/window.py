@@ -1,11 +1,12 @@
 """Which part of the trace is replayed, and the plan that sends it. Pure."""
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import TraceError, UsageError
 from tuner.records import PlannedRequest
+from tuner.sessions import Turn
 from tuner.trace import TraceRequest
 
 MAX_RUN_IN_S = 15.0
@@ -142,14 +143,18 @@ def plan_requests(
     *,
     max_model_len: int,
     prompt: Callable[[TraceRequest], Sequence[int]],
+    turns: Mapping[int, Turn] | None = None,
 ) -> tuple[PlannedRequest, ...]:
     """Return what to send, with planned times from the start of the run-in.
+
+    ``turns`` (row → what its request waits for) closes the loop of sessions.
 
     An aborted request is asked for as many tokens as its client had asked for, or as fit, and
     cancelled when its client gave up; where the trace does not know when, it ends after its
     recorded tokens.
     """
     origin_s = window.start_s - window.run_in_s
+    turns = turns or {}
     return tuple(
         PlannedRequest(
             row=request.row,
@@ -160,6 +165,8 @@ def plan_requests(
             abort_after_s=request.e2e_s if request.status == "aborted" else None,
             priority=request.priority or 0,
             scored=request.arrival_s >= window.start_s,
+            parent=turns[request.row].parent if request.row in turns else None,
+            think_s=turns[request.row].think_s if request.row in turns else 0.0,
         )
         for request in requests
     )

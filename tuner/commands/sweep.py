@@ -53,6 +53,10 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify.")
     ] = False,
     fresh: Annotated[bool, typer.Option(help="A new engine for every step.")] = False,
+    closed_sessions: Annotated[
+        bool,
+        typer.Option(help="A session's turn waits for the one before it, plus its think time."),
+    ] = False,
     resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where measurements are kept; default: runs/TRACE-TIME.")
@@ -99,6 +103,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
             headroom=headroom,
             fast=fast,
             fresh=fresh,
+            closed_sessions=closed_sessions,
             resume=resume,
             run_dir=run_dir,
             rescore=rescore,

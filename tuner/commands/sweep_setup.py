@@ -18,6 +18,7 @@ from tuner.engines.vllm import VllmStarter
 from tuner.errors import RunError, TraceError, UsageError
 from tuner.evidence import Evidence
 from tuner.outcome import SweepOutcome
+from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
 from tuner.trace import Trace, TraceRequest
@@ -50,6 +51,7 @@ class SweepOptions:
     headroom: float
     fast: bool
     fresh: bool
+    closed_sessions: bool
     resume: bool
     run_dir: Path | None
     rescore: Path | None
@@ -76,6 +78,7 @@ def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
         headroom=options.headroom,
         fast=options.fast,
         fresh=options.fresh,
+        closed_sessions=options.closed_sessions,
         seed=options.seed,
         trace_block_size=trace.header.block_size,
     )
@@ -97,6 +100,13 @@ def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest]
         )
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
     warnings += cautions(columns, describe(columns), trace.header)
+    if options.closed_sessions:
+        waiting = len(turns_of(requests))
+        warnings.append(
+            f"closed sessions: {waiting:,} of {len(requests):,} requests wait for the turn before "
+            "them; the others leave as recorded, and the twin, which knows open loops only, does "
+            "not decide"
+        )
     if options.replicas > 1:
         router = cast("Router", options.router)
         parts = route(requests, replicas=options.replicas, router=router, seed=options.seed)
@@ -161,6 +171,7 @@ def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, 
         "headroom": options.headroom,
         "fast": options.fast,
         "fresh": options.fresh,
+        "closed_sessions": options.closed_sessions,
         "seed": options.seed,
         "trace_block_size": trace.header.block_size,
     }

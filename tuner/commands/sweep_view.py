@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tuner.exporter import Exporter
 from tuner.measure import Measurement, Spread
-from tuner.outcome import Step, SweepOutcome
+from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
 
 PLAIN_WIDTH = 100
@@ -167,7 +167,7 @@ def curve_table(outcome: SweepOutcome) -> Table:
             _ms(one.queue_s, "p95"),
             "-" if kv is None else f"{kv.peak:.0%}",
             str(one.preemptions),
-            "twin" if _was_cut(step) else step.source,
+            step.source,
             style="bold" if chosen else None,
         )
     return table
@@ -206,10 +206,6 @@ def _table(*headings: str) -> Table:
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
     return table
-
-
-def _was_cut(step: Step) -> bool:
-    return step.measured is not None and step.measured.cut is not None
 
 
 def _percent(share: float) -> str:

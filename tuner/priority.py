@@ -1,0 +1,27 @@
+"""Keeping what would delay a request that is due away from the thread that sends it."""
+
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+
+@contextmanager
+def punctual() -> Iterator[None]:
+    """Keep what would delay requests that are due away from this thread: garbage collection and,
+    where the system lets us, other processes. The engine's own priority stays as it is."""
+    before: tuple[int, os.sched_param] | None = None
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    with suppress(OSError, AttributeError):  # not allowed, or not a system that can
+        now = os.sched_getscheduler(0), os.sched_getparam(0)
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+        before = now
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.sched_setscheduler(0, *before)
+        gc.enable()
+        gc.unfreeze()

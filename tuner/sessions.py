@@ -1,0 +1,47 @@
+"""Which request waits for which: turns of a session, for a replay in closed loop. Pure.
+
+In open loop every turn leaves when it was recorded, and load does not shrink because the server is
+slow. A client that reads the answer before it asks again does wait; where that is wanted, a turn
+leaves its recorded think time after the turn before it ended, and never before it was recorded.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.trace import TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What one request waits for."""
+
+    parent: int
+    """Row of the turn before it."""
+
+    think_s: float
+    """From the end of that one until this one came, as recorded."""
+
+
+def turns_of(requests: Sequence[TraceRequest]) -> dict[int, Turn]:
+    """Return row → what it waits for, of requests in order of arrival.
+
+    ``parent_id`` beats the order in the session. Only where the parent's end is recorded and lies
+    before the child came: otherwise nobody waited for it, or nobody knows how long.
+    """
+    by_id: dict[str, TraceRequest] = {}  # only those before: nobody waits for what comes later
+    newest: dict[str, TraceRequest] = {}
+    found: dict[int, Turn] = {}
+    for one in requests:
+        parent = by_id.get(one.parent_id) if one.parent_id is not None else None
+        if parent is None and one.parent_id is None and one.session_id is not None:
+            parent = newest.get(one.session_id)
+        if one.session_id is not None:
+            newest[one.session_id] = one
+        if one.request_id is not None:
+            by_id[one.request_id] = one
+        if parent is None or parent.e2e_s is None:
+            continue
+        think_s = one.arrival_s - (parent.arrival_s + parent.e2e_s)
+        if think_s >= 0:
+            found[one.row] = Turn(parent.row, think_s)
+    return found
