@@ -63,8 +63,9 @@ class Result:
     error: float
     replay_s: float
     starts: int
-    claims: bool | None
-    """Whether the confirming engine, which is the same machine, is said to differ."""
+    claims: tuple[bool, bool] | None
+    """Whether the confirming engine, which is the same machine, is said to differ: in speed, and in
+    what it serves at equal speed."""
 
 
 def requests_of(one: Case) -> list[TraceRequest]:
@@ -112,7 +113,7 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         starts=len(outcome.starts_s),
         claims=None
         if outcome.agreement is None
-        else outcome.agreement.speed_differs or outcome.agreement.attainment_differs,
+        else (outcome.agreement.speed_differs, outcome.agreement.attainment_differs),
     )
 
 
@@ -129,7 +130,7 @@ def report(level: str, results: Sequence[Result]) -> None:
         f" | twin error {np.nanmedian([one.error for one in results]):.3f}"
         f" | replay {np.mean([one.replay_s for one in results]):.0f} s,"
         f" at most {max(one.replay_s for one in results):.0f} s"
-        f" | A/A claims {np.mean([one.claims for one in results if one.claims is not None]):.2f}"
+        f" | A/A claims {np.mean([one.claims for one in results if one.claims], axis=0).round(2)}"
         f" | starts {np.mean([one.starts for one in results]):.1f}"
         f" | {', '.join(f'{sum(one.kind == kind for one in results)} {kind}' for kind in kinds)}",
         flush=True,

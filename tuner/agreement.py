@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.engines.seam import IterationLog
 from tuner.forecast import Forecast
 from tuner.twin import attainment
 from tuner.twin_check import Observed, driven
@@ -24,8 +25,14 @@ CLAIM = 2.0
 """Standard deviations beyond which a difference is claimed: 5 % of equal pairs where the noise is
 normal."""
 
-LEAST_SPEED, LEAST_ATTAINMENT = 0.03, 0.02
-"""Smaller differences are not worth a word."""
+CLAIM_SPEED = 3.0
+"""The same for speed, whose noise is not: a bad neighbour stays for a minute."""
+
+LEAST_ATTAINMENT = 0.02
+"""A smaller difference is not worth a word."""
+
+PRIOR_WANDER = 0.02
+"""How far the mean speed of a minute is from the usual one, before it was seen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +66,10 @@ def agreement(
     confirming = [one for one in confirming if len(one.iterations)]
     if not confirming:
         return None
-    logs = np.concatenate([one.iterations for one in confirming])
-    lawful_s = float(view.fitted.law.durations_s(logs).sum())
-    slower = float(logs["duration_s"].sum()) / lawful_s - 1 if lawful_s > 0 else 0.0
-    wander = view.fitted.slowness_sd * math.sqrt(1 + START_SHARE**2)
+    slower = _log_slowness(view, [one.iterations for one in confirming])
+    before = [_log_slowness(view, [one.iterations]) for one in ladder if len(one.iterations)]
+    seen = math.sqrt(float(np.mean(np.square(before)))) if before else 0.0
+    wander = math.hypot(PRIOR_WANDER, max(view.fitted.slowness_sd, seen))
     ours = [_left(view, one) for one in confirming if not one.cut]
     theirs = [_left(view, one) for one in ladder if not one.cut]
     same = [_left(view, one) for one in ladder if not one.cut and one.max_num_seqs == cap]
@@ -72,11 +79,18 @@ def agreement(
     difference = float(np.mean(ours) - (np.mean(same) if same else 0.0)) if ours else 0.0
     count = 1 / max(1, len(ours)) + (1 / len(same) if same else 0.0)
     return Agreement(
-        slower=slower,
-        slower_limit=max(LEAST_SPEED, CLAIM * wander),
+        slower=math.expm1(slower),
+        slower_limit=CLAIM_SPEED * wander * math.sqrt(2 * (1 + START_SHARE**2)),
         attainment=difference,
         attainment_limit=max(LEAST_ATTAINMENT, CLAIM * spread * math.sqrt(count)),
     )
+
+
+def _log_slowness(view: Forecast, logs: Sequence[IterationLog]) -> float:
+    """Return log(measured / lawful time) of these iterations."""
+    work = np.concatenate(logs)
+    lawful_s = float(view.fitted.law.durations_s(work).sum())
+    return math.log(float(work["duration_s"].sum()) / lawful_s) if lawful_s > 0 else 0.0
 
 
 def _left(view: Forecast, window: Observed) -> float:

@@ -9,6 +9,7 @@ windows that were replayed.
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -79,7 +80,11 @@ def judge(
         for cap, one in curve.items()
     ]
     if max(point.attainment for point in points_) < HOPELESS:
-        return overloaded(points_)
+        return replace(
+            overloaded(points_, weighed.best),
+            interval=weighed.interval,
+            confidence=weighed.confidence,
+        )
     best = next(point for point in points_ if point.cap == weighed.best)
     kind, why = kind_of(best, points_, ceiling)
     warnings = [*kv_warnings(best)]

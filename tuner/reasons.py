@@ -116,8 +116,9 @@ def unfinished(curve: Sequence[Point], best: int, ceiling: int) -> Verdict:
     )
 
 
-def overloaded(curve: Sequence[Point]) -> Verdict:
-    """No cap meets half of the SLO: the one that serves the most, and what load would fit."""
+def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
+    """No cap meets half of the SLO: the ``choice``, or the one that serves the most, and what load
+    would fit."""
     best = max(curve, key=lambda point: (point.last.output_tokens_per_s, -point.cap))
     one = best.last
     share = one.output_tokens_per_s / one.offered_tokens_per_s if one.offered_tokens_per_s else 0.0
@@ -128,7 +129,7 @@ def overloaded(curve: Sequence[Point]) -> Verdict:
     )
     return Verdict(
         kind="overloaded",
-        max_num_seqs=best.cap,
+        max_num_seqs=best.cap if choice is None else choice,
         interval=(curve[0].cap, curve[-1].cap),
         confidence=0.0,
         reason=(
