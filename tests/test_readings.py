@@ -14,7 +14,7 @@ def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:
     calls = iter(range(100))
 
     def read() -> tuple[float, ...]:
-        return (float(next(calls)), *[np.nan] * (len(DEVICE) - 1))
+        return (float(next(calls)), *[np.nan] * (len(DEVICE.names or ()) - 1))
 
     result, log = run(while_reading(asyncio.sleep(3.5, "done"), read))
     assert result == "done"

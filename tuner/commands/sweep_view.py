@@ -79,8 +79,8 @@ class Progress:
         parts = [
             f"{what}: {_attainment(one)} within the SLO",
             f"{one.output_tokens_per_s:,.0f} tok/s",
-            f"p95 TPOT {_ms(one.tpot_s, 'p95')} ms",
-            f"p99 E2EL {_ms(one.e2el_s, 'p99')} ms",
+            f"p95 TPOT {_time(one.tpot_s, 'p95')}",
+            f"p99 E2EL {_time(one.e2el_s, 'p99')}",
         ]
         self._line(", ".join(parts) + (f" (cut: {one.cut})" if one.cut else ""))
 
@@ -127,13 +127,13 @@ def render(
         if one is not None:
             console.print(
                 f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
-                f"p95 TPOT {_ms(one.tpot_s, 'p95')} ms, p99 E2EL {_ms(one.e2el_s, 'p99')} ms"
+                f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}"
             )
     for said in outcome.predictions:
         numbers = said.numbers
         console.print(
             f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
-            f"p95 TPOT {_ms(numbers.tpot_s, 'p95')} ms, p99 E2EL {_ms(numbers.e2el_s, 'p99')} ms"
+            f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
         )
     console.print(
         f"{len(outcome.starts_s)} engine starts, {sum(outcome.starts_s):.0f}s; "
@@ -223,6 +223,12 @@ def _milliseconds(value: float) -> str:
 def _attainment(one: Measurement) -> str:
     """Of a cut step only the upper bound is known."""
     return f"<={one.attainment_bound:.1%}" if one.cut else f"{one.attainment:.1%}"
+
+
+def _time(spread: Spread | None, name: str) -> str:
+    """Return a time with its unit, for a sentence."""
+    value = _ms(spread, name)
+    return value if value == "-" or value.endswith("s") else f"{value} ms"
 
 
 def _ms(spread: Spread | None, name: str) -> str:
