@@ -138,6 +138,8 @@ What is rolled out
     profile_numbers          its numbers, and the twin's section
     profile_schema           the sections of a serving profile
     twin_store               the twin as a profile keeps it, and back
+    gates                    whether what was promised was kept
+    verify                   the replay that shows it
     fleet                    what it says of other loads, caps, replicas and routers
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
@@ -187,6 +189,8 @@ At the edges
     commands.capture_run     what it does
     commands.plan            `tuner plan`: its options
     commands.plan_run        what it does, and how it looks
+    commands.verify          `tuner verify`: its options
+    commands.verify_run      what it does, and how it looks
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
     commands.apply_plan      what it would write

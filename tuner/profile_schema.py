@@ -22,6 +22,7 @@ from tuner.profile_numbers import (
     SeqsRange,
     Twin,
 )
+from tuner.slo import Slo
 
 Verdict = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
@@ -35,6 +36,21 @@ class SloSection(Section):
     e2el_ms: Limit | None
     derived: bool
     """From the trace's own unloaded latencies, not given by the user."""
+
+    @property
+    def slo(self) -> Slo:
+        """The same in seconds."""
+
+        def seconds(ms: float | None) -> float | None:
+            return None if ms is None else ms / 1e3
+
+        return Slo(
+            ttft_s=seconds(self.ttft_ms),
+            ttft_s_per_input_token=seconds(self.ttft_ms_per_input_token) or 0.0,
+            tpot_s=seconds(self.tpot_ms),
+            e2el_s=seconds(self.e2el_ms),
+            derived=self.derived,
+        )
 
 
 class Decision(Section):

@@ -15,8 +15,7 @@ from rich.table import Table
 from tuner.errors import ProfileError, UsageError
 from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
 from tuner.profile import load as load_profile
-from tuner.profile_schema import ServingProfile, SloSection
-from tuner.slo import Slo
+from tuner.profile_schema import ServingProfile
 from tuner.twin_store import StoredTwin, restored
 from tuner.uncertainty import EQUAL_ATTAINMENT, choose
 
@@ -79,7 +78,7 @@ def run(question: Question) -> None:
 def _planned(question: Question, profile: ServingProfile, twin: StoredTwin) -> _Plan:
     captured_rps = len(twin.traffic) / twin.length_s
     load = _load(question, captured_rps)
-    slo = _slo(profile.decision.slo)
+    slo = profile.decision.slo.slo
     cap = profile.decision.max_num_seqs
     target = question.attainment
     if target is None:
@@ -128,19 +127,6 @@ def _load(question: Question, captured_rps: float) -> float:
 def _value(one: Answer) -> tuple[float, float]:
     tail_ms = one.e2el_p99_ms
     return one.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
-
-
-def _slo(section: SloSection) -> Slo:
-    def seconds(ms: float | None) -> float | None:
-        return None if ms is None else ms / 1e3
-
-    return Slo(
-        ttft_s=seconds(section.ttft_ms),
-        ttft_s_per_input_token=seconds(section.ttft_ms_per_input_token) or 0.0,
-        tpot_s=seconds(section.tpot_ms),
-        e2el_s=seconds(section.e2el_ms),
-        derived=section.derived,
-    )
 
 
 def _warnings(
@@ -197,7 +183,7 @@ def _render(found: _Plan, profile: ServingProfile) -> None:
         )
     error = found.twin_error
     told = "was not held against a replay" if error is None else f"{error:.1%} in the median"
-    console.print(f"SLO {escape(str(_slo(profile.decision.slo)))}; the twin's error {told}")
+    console.print(f"SLO {escape(str(profile.decision.slo.slo))}; the twin's error {told}")
     for warning in found.warnings:
         console.print(f"[yellow]Warning:[/] {escape(warning)}")
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, capture, diff, plan, sweep, trace
+from tuner.commands import apply, capture, diff, plan, sweep, trace, verify
 
 app = typer.Typer(
     name="tuner",
@@ -42,5 +42,6 @@ app.command("sweep")(sweep.sweep)
 app.command("apply")(apply.apply)
 app.command("diff")(diff.diff)
 app.command("plan")(plan.plan)
+app.command("verify")(verify.verify)
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

