@@ -53,6 +53,7 @@ def view(ladder: list[Observed]) -> Forecast:
         slo=SLO,
         length_s=60.0,
         hit_share=0.0,
+        stalled_share=0.0,
         weighed=weigh(traffic, fitted, SHAPE, SLO, (8,)),
         errors=(),
     )

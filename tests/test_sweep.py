@@ -269,3 +269,18 @@ def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: P
     verdict = swept(tmp_path, settings=settings).verdict
     assert verdict.kind == "overloaded"
     assert "no number of replicas can meet it" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        (WorldNoise(stall_rate=0.2, stall_mean=1.0), "went into stalls"),
+        (WorldNoise(sigma_drift=0.3, tau=30.0), "speed wanders by"),
+    ],
+    ids=["stalling", "wandering"],
+)
+def test_a_machine_that_stalls_or_wanders_is_told(
+    tmp_path: Path, noise: WorldNoise, said: str
+) -> None:
+    verdict = swept(tmp_path, World(step=SLOTS_COST_LATE.step, noise=noise)).verdict
+    assert any(said in warning for warning in verdict.warnings)

@@ -37,6 +37,7 @@ def view(requests: int = 500) -> Forecast:
         slo=SLO,
         length_s=requests / 5,
         hit_share=0.25,
+        stalled_share=0.0,
         weighed=weigh(traffic, fitted, SHAPE, SLO, (4, 8)),
         errors=(Errors(8, 0.01, float("nan"), -0.02),),
     )

@@ -22,6 +22,9 @@ from tuner.twin_law import FittedLaw, Segment, fit_law
 
 Range = tuple[float, float]
 
+STALL = 3.0
+"""Times the law beyond which an iteration was held up by something else."""
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -44,6 +47,10 @@ class Forecast:
     """Of the part that the traffic arrives in."""
 
     hit_share: float
+    stalled_share: float
+    """Of the engine's busy time, what iterations lost that took several times as long as the law
+    says: the law, and so the twin's tails, know nothing of it."""
+
     weighed: Weighed
     errors: tuple[Errors, ...]
     """One a window that was replayed for real."""
@@ -140,9 +147,17 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         slo=slo,
         length_s=length_s,
         hit_share=hit_share,
+        stalled_share=_stalled_share(segments, fitted.law),
         weighed=weigh(traffic, fitted, shape, slo, caps, everywhere=everywhere),
         errors=check(windows, fitted.law, shape),
     )
+
+
+def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
+    log = np.concatenate([one.log for one in segments])
+    over_s = log["duration_s"] - law.durations_s(log)
+    stalls = log["duration_s"] > STALL * law.durations_s(log)
+    return float(over_s[stalls].sum() / log["duration_s"].sum())
 
 
 def _probed_lag_s(unloaded: Unloaded, law: StepLaw, requests: Sequence[TraceRequest]) -> float:

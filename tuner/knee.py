@@ -44,6 +44,8 @@ DEFENSIBLE = 0.80
 """Below this share of draws that agree the verdict is inconclusive."""
 
 DRIFT_LIMIT = 0.10
+WANDER_LIMIT = 0.08
+STALLED_LIMIT = 0.02
 DRIFT_REFUSED = 0.30
 """A machine that became so much slower or faster, and stayed so, makes no curve."""
 
@@ -93,6 +95,16 @@ def judge(
         warnings.append(
             f"the machine drifted: it was {change:+.0%} slower at the end than at the beginning; "
             "the choice allows for it, the latencies are of its usual speed"
+        )
+    if view.fitted.slowness_sd > WANDER_LIMIT:
+        warnings.append(
+            f"the machine's speed wanders by {view.fitted.slowness_sd:.0%}: what is promised is of "
+            "its usual speed"
+        )
+    if view.stalled_share > STALLED_LIMIT:
+        warnings.append(
+            f"{view.stalled_share:.0%} of the engine's time went into stalls, which the promise "
+            "knows nothing of: find what holds it up"
         )
     if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
         warnings.append(
