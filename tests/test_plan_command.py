@@ -63,8 +63,9 @@ def test_a_fleet_is_asked_in_requests_per_second(folder: Path) -> None:
 
 
 def test_people_are_told_what_it_needs_and_how_far_that_can_be_trusted(folder: Path) -> None:
-    done = plan(folder, "profile.yaml", "--load", "3")
+    done = plan(folder, "profile.yaml", "--load", "3", "--replicas", "1")
     assert "> 16" in done.stdout
+    assert "3 times the profile's traffic, over 1 replica" in done.stdout
     assert "replicas serve" in done.stdout
     assert "the twin's error" in done.stdout
     assert "a forecast, not a measurement" in " ".join(done.stdout.split())
@@ -77,6 +78,7 @@ def test_people_are_told_what_it_needs_and_how_far_that_can_be_trusted(folder: P
         (["profile.yaml", "--load", "nan"], 2, "a load of nan cannot be planned for"),
         (["profile.yaml", "--rps", "-3"], 2, "cannot be planned for"),
         (["profile.yaml", "--load", "1", "--rps", "3"], 2, "--load and --rps say the same"),
+        (["profile.yaml", "--load", "50", "--replicas", "2"], 2, "on one replica is no question"),
         (["none.yaml"], 3, "none.yaml"),
         (["windows.yaml"], 3, "windows.yaml: twin: is null"),
     ],

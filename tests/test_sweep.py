@@ -188,11 +188,19 @@ def test_traffic_that_one_slot_serves_is_a_plateau(tmp_path: Path) -> None:
 
 
 def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:
-    slow = World(step=WorldStep(a=0.2))
-    settings = replace(SETTINGS, ceiling=4)
+    # each further sequence costs nearly as much as an engine of its own: 5 tokens/s at most
+    slow = World(step=WorldStep(a=0.05, b=0.2))
+    settings = replace(SETTINGS, ceiling=8)
     outcome = swept(tmp_path, slow, settings)
     assert outcome.verdict.kind == "overloaded"
     assert outcome.confirmed is None
+
+
+def test_a_ceiling_that_is_too_low_is_not_blamed_on_the_load(tmp_path: Path) -> None:
+    slow = World(step=WorldStep(a=0.2))
+    verdict = swept(tmp_path, slow, replace(SETTINGS, ceiling=4)).verdict
+    assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 4)
+    assert "--ceiling 8" in verdict.reason
 
 
 def test_memory_that_binds_before_the_cap_is_said(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from tuner.twin import attainment
 from tuner.twin_check import Observed, driven
 from tuner.twin_law import START_SHARE
 
-PRIOR_SD, PRIOR_WEIGHT = 0.02, 4.0
+PRIOR_SD, PRIOR_WEIGHT = 0.03, 4.0
 """How far one window's attainment is from the twin's before any was seen, and how many windows that
 belief is worth."""
 
@@ -77,12 +77,11 @@ def agreement(
         (sum(one**2 for one in theirs) + PRIOR_WEIGHT * PRIOR_SD**2) / (len(theirs) + PRIOR_WEIGHT)
     )
     difference = float(np.mean(ours) - (np.mean(same) if same else 0.0)) if ours else 0.0
-    count = 1 / max(1, len(ours)) + (1 / len(same) if same else 0.0)
     return Agreement(
         slower=math.expm1(slower),
         slower_limit=CLAIM_SPEED * wander * math.sqrt(2 * (1 + START_SHARE**2)),
         attainment=difference,
-        attainment_limit=max(LEAST_ATTAINMENT, CLAIM * spread * math.sqrt(count)),
+        attainment_limit=max(LEAST_ATTAINMENT, CLAIM * spread),
     )
 
 

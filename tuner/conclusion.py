@@ -13,11 +13,11 @@ import numpy as np
 from tuner.agreement import Agreement, agreement
 from tuner.evidence import Evidence
 from tuner.forecast import Change, Forecast, forecast
-from tuner.knee import decide, judge
+from tuner.knee import HOPELESS, decide, judge
 from tuner.ladder import doubling
-from tuner.measure import Measurement
-from tuner.outcome import Conclusion, Prediction, Step
-from tuner.reasons import Verdict
+from tuner.measure import Measurement, measure
+from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
+from tuner.reasons import ADD_REPLICAS, Verdict
 from tuner.settings import SweepSettings
 from tuner.slo import out_of_reach
 from tuner.trace import TraceRequest
@@ -61,10 +61,12 @@ def conclude(
     measured = evidence.measured(workload.slo)
     if view is None or not view.is_believed:
         blocks = evidence.blocks(workload.slo)
-        verdict = _reachable(decide(blocks, ceiling=settings.ceiling, complete=complete), workload)
+        curve = _measured_curve(measured, blocks)
+        verdict = decide(blocks, ceiling=settings.ceiling, complete=complete)
+        verdict = _reachable(verdict, workload, curve)
         if view is not None:
             verdict = _doubted(verdict, view)
-        return Conclusion(verdict, _measured_curve(measured, blocks), view, by_twin=False)
+        return Conclusion(verdict, curve, view, by_twin=False)
     numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
     verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
     changes: dict[int, Mapping[str, Change]] = {
@@ -80,7 +82,13 @@ def conclude(
         )
         for cap, one in numbers.items()
     )
-    return Conclusion(_reachable(verdict, workload), curve, view, by_twin=True)
+    if len(workload.judged) < FEW:
+        few = (
+            f"{len(workload.judged)} requests are too few to carry a tuning: what is sure of them "
+            "is not sure of the next ones"
+        )
+        verdict = replace(verdict, warnings=(*verdict.warnings, few))
+    return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
 
 
 def predictions(
@@ -207,10 +215,13 @@ def _measured_curve(
     )
 
 
-def _reachable(verdict: Verdict, workload: Workload) -> Verdict:
-    """Do not blame the load for an SLO that an idle engine breaks."""
-    why = out_of_reach(workload.slo, workload.unloaded) if verdict.kind == "overloaded" else None
-    return verdict if why is None else replace(verdict, reason=f"overloaded: {why}")
+def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[Step]) -> Verdict:
+    """Blame neither the load nor the ceiling for an SLO that an idle engine breaks."""
+    why = out_of_reach(workload.slo, workload.unloaded)
+    if why is None or any(step.numbers.attainment >= HOPELESS for step in curve):
+        return verdict
+    warnings = tuple(one for one in verdict.warnings if one != ADD_REPLICAS)
+    return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)
 
 
 def _doubted(verdict: Verdict, view: Forecast) -> Verdict:
@@ -231,3 +242,34 @@ def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> 
         could += int(endless.cached_length.sum())
         had += sum(record.cached_tokens for record in replay.records)
     return min(1.0, had / could) if could else 0.0
+
+
+def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
+    evidence: Evidence,
+    workload: Workload,
+    settings: SweepSettings,
+    conclusion: Conclusion,
+    *,
+    dropped: dict[str, int],
+    warnings: Sequence[str],
+) -> SweepOutcome:
+    """Return all that was found, the confirming replays included."""
+    cap = conclusion.verdict.max_num_seqs
+    uniform = misled(conclusion, settings)
+    confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
+    return SweepOutcome(
+        conclusion=verified(conclusion, evidence),
+        slo=workload.slo,
+        part=workload.part,
+        windows=workload.windows,
+        arrival_rate_rps=len(workload.judged) / workload.judged_s,
+        confirmed=measure(confirm, workload.slo) if confirm else None,
+        with_headroom=measure(headroom, workload.slo) if headroom else None,
+        agreement=agreed(conclusion, evidence),
+        predictions=predictions(conclusion, workload, settings),
+        facts=evidence.facts(),
+        starts_s=evidence.starts_s(),
+        replay_s=evidence.replay_s(),
+        dropped=dropped,
+        warnings=(*warnings, *([uniform] if uniform else [])),
+    )

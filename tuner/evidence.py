@@ -103,6 +103,11 @@ class Evidence:
         """Note that everything of the trial under way has been measured."""
         self._append("measured")
 
+    def add_gathered(self, *, complete: bool) -> None:
+        """Note that nothing more is measured before the confirming engine."""
+        if not self.has_gathered():
+            self._append("gathered", complete=complete)
+
     def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
         self.journal.append(event, **content, at_s=_now_s())
 
@@ -130,6 +135,13 @@ class Evidence:
                 event["step_s"],
             )
         return None
+
+    def is_complete(self) -> bool:
+        """Whether everything that the decision asks for was measured."""
+        return any(event["complete"] for event in self.journal.of("gathered"))
+
+    def has_gathered(self) -> bool:
+        return any(True for _ in self.journal.of("gathered"))
 
     def trials(self) -> list[Trial]:
         """Return what has been measured whole, in order."""

@@ -22,6 +22,9 @@ from tuner.twin_law import FittedLaw, Segment, fit_law
 
 Range = tuple[float, float]
 
+BURST_S = 10.0
+"""Traffic that arrives in a shorter time is served over a longer one, and rates are of that."""
+
 STALL = 3.0
 """Times the law beyond which an iteration was held up by something else."""
 
@@ -181,7 +184,7 @@ def measurement_of(
     good = int(met(traffic, replay, slo).sum())
     total = max(1, len(traffic))
     work = replay.iterations
-    span_s = max(length_s, 1e-9)
+    span_s = length_s if length_s >= BURST_S else max(length_s, replay.duration_s)
     inside = work["start_s"] < (traffic.arrival_s[0] if len(traffic) else 0.0) + span_s
     in_time = np.sort(traffic.arrival_s[served] + replay.e2el_s[served])
     ended = int(np.searchsorted(in_time, traffic.arrival_s[0] + span_s)) if len(traffic) else 0

@@ -19,6 +19,9 @@ from tuner.twin_store import StoredTwin
 from tuner.window import Window
 
 ATTAINMENT_TOLERANCE = 0.02
+HALF = 0.5
+"""Share of requests that an engine worth rolling out serves within the SLO at least."""
+
 SLACK_S = {"ttft_s": 0.005, "tpot_s": 0.0005, "e2el_s": 0.005}
 """A time so little longer is no broken promise, whatever its share."""
 
@@ -73,12 +76,19 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
     floor = min(low, middle.attainment) - ATTAINMENT_TOLERANCE
     found = [
         Gate(
+            "slo",
+            measured.attainment_bound,
+            middle.attainment,
+            HALF,
+            kept=measured.attainment_bound >= HALF,
+        ),
+        Gate(
             "attainment",
             measured.attainment_bound,
             middle.attainment,
             max(0.0, floor),
             kept=measured.attainment_bound >= floor,
-        )
+        ),
     ]
     for name, seen in (
         ("ttft_s", measured.ttft_s),

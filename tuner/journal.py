@@ -34,6 +34,7 @@ _CONTENT = {
     "replay": {"file", "purpose", "max_num_seqs", "elapsed_s", "window", "trial", "at_s"},
     "trial": {"purpose", "max_num_seqs", "at_s"},
     "measured": {"at_s"},
+    "gathered": {"complete", "at_s"},
 }
 """Event → what it must hold."""
 

@@ -21,6 +21,7 @@ from tuner.reasons import (
     kind_of,
     kv_warnings,
     overloaded,
+    still_rises,
     unfinished,
 )
 from tuner.uncertainty import (
@@ -44,6 +45,9 @@ DEFENSIBLE = 0.80
 """Below this share of draws that agree the verdict is inconclusive."""
 
 DRIFT_LIMIT = 0.10
+NORMAL_RANGE = 3.29
+"""Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
+
 WANDER_LIMIT = 0.08
 STALLED_LIMIT = 0.02
 DRIFT_REFUSED = 0.30
@@ -81,31 +85,19 @@ def judge(
         )
         for cap, one in curve.items()
     ]
+    warnings = _machine_warnings(view)
+    if not complete:
+        warnings.append("the run ended early: fewer caps were replayed than planned")
     if max(point.attainment for point in points_) < HOPELESS:
-        return replace(
-            overloaded(points_, weighed.best),
-            interval=weighed.interval,
-            confidence=weighed.confidence,
-        )
-    best = next(point for point in points_ if point.cap == weighed.best)
+        return _overloaded(view, points_, ceiling, warnings)
+    seen = {cap: value for cap, value in weighed.values.items() if cap not in weighed.unseen}
+    # what is safe to serve is not a guess
+    cap = weighed.best if weighed.best in seen or not seen else choose(seen)
+    interval = (min(cap, weighed.interval[0]), max(cap, weighed.interval[1]))
+    best = next(point for point in points_ if point.cap == cap)
     kind, why = kind_of(best, points_, ceiling)
-    warnings = [*kv_warnings(best)]
+    warnings += kv_warnings(best)
     change = moved(view)
-    if abs(change) > DRIFT_LIMIT:
-        warnings.append(
-            f"the machine drifted: it was {change:+.0%} slower at the end than at the beginning; "
-            "the choice allows for it, the latencies are of its usual speed"
-        )
-    if view.fitted.slowness_sd > WANDER_LIMIT:
-        warnings.append(
-            f"the machine's speed wanders by {view.fitted.slowness_sd:.0%}: what is promised is of "
-            "its usual speed"
-        )
-    if view.stalled_share > STALLED_LIMIT:
-        warnings.append(
-            f"{view.stalled_share:.0%} of the engine's time went into stalls, which the promise "
-            "knows nothing of: find what holds it up"
-        )
     if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
         warnings.append(
             f"batches larger than {view.fitted.extrapolated_from} were never seen: what is said of "
@@ -117,6 +109,15 @@ def judge(
             (
                 f"the machine's speed changed by {change:+.0%} during the run; measure on a "
                 "machine that nobody else uses"
+            ),
+        )
+    elif weighed.best in weighed.unseen:
+        kind, why = (
+            "inconclusive",
+            (
+                f"{weighed.best} may be better, with batches larger than the "
+                f"{view.fitted.extrapolated_from} that were seen; a larger --budget or a longer "
+                "--step would show them"
             ),
         )
     elif weighed.confidence < DEFENSIBLE:
@@ -131,16 +132,71 @@ def judge(
         warnings.append(
             f"confidence {weighed.confidence:.2f} is below {CONFIDENT}: rivals are close"
         )
-    if not complete:
-        warnings.append("the budget ended the run early: fewer caps were replayed than planned")
     return Verdict(
         kind=kind,
-        max_num_seqs=best.cap,
-        interval=weighed.interval,
+        max_num_seqs=cap,
+        interval=interval,
         confidence=weighed.confidence,
-        reason=f"{headline(kind, best.cap, weighed.interval)}: {why}",
+        reason=f"{headline(kind, cap, interval)}: {why}",
         warnings=tuple(warnings),
     )
+
+
+def _overloaded(
+    view: Forecast, curve: Sequence[Point], ceiling: int, warnings: Sequence[str]
+) -> Verdict:
+    """No cap meets half of the SLO; or none yet, where more slots would still serve more."""
+    weighed = view.weighed
+    found = overloaded(curve, weighed.best)
+    found = replace(
+        found,
+        interval=weighed.interval,
+        confidence=weighed.confidence,
+        warnings=(*found.warnings, *warnings),
+    )
+    if not still_rises(curve):
+        return found
+    top = curve[-1]
+    return replace(
+        found,
+        kind="not_reached",
+        max_num_seqs=top.cap,
+        interval=(top.cap, top.cap),
+        reason=(
+            f"{headline('not_reached', top.cap, (top.cap, top.cap))}: {top.attainment:.0%} are "
+            f"served within the SLO there and each doubling serves more; sweep on with --ceiling "
+            f"{2 * ceiling}"
+        ),
+        warnings=tuple(warnings),
+    )
+
+
+def _machine_warnings(view: Forecast) -> list[str]:
+    """Say what the machine did while it was measured."""
+    found = []
+    change, wander = moved(view), wandering(view)
+    if abs(change) > DRIFT_LIMIT:
+        found.append(
+            f"the machine drifted: it was {abs(change):.0%} {'slower' if change > 0 else 'faster'} "
+            "at the end than at the beginning; the choice allows for it, the latencies are of its "
+            "usual speed"
+        )
+    if wander > WANDER_LIMIT:
+        found.append(
+            f"the machine's speed wanders by {wander:.0%}: what is promised is of its usual speed"
+        )
+    if view.stalled_share > STALLED_LIMIT:
+        found.append(
+            f"{view.stalled_share:.0%} of the engine's time went into stalls, which the promise "
+            "knows nothing of: find what holds it up"
+        )
+    return found
+
+
+def wandering(view: Forecast) -> float:
+    """Return the standard deviation of the machine's slowness, or what its range says of it."""
+    low, high = np.log(np.quantile(view.fitted.slowness, (0.05, 0.95)))
+    return max(view.fitted.slowness_sd, float(high - low) / NORMAL_RANGE)
 
 
 def decide(blocks: Sequence[Block], *, ceiling: int, complete: bool = True) -> Verdict:

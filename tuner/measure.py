@@ -103,6 +103,8 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> S
     if not array.size:
         return None
     heavy = np.ones(array.size) if weights is None else np.fromiter(weights, float)
+    if not heavy.sum() > 0:
+        return None
     order = np.argsort(array, kind="stable")
     array, heavy = array[order], heavy[order]
     below = np.cumsum(heavy) - heavy

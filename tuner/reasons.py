@@ -11,6 +11,8 @@ from tuner.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point, never_binds
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
 KV_FULL = 0.95
+NEARLY_ALL = 0.95
+RISES = 1.05
 _NAMES = {
     "kv_bound": "KV-bound at",
     "not_reached": "no knee up to",
@@ -54,10 +56,10 @@ def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[Verdic
         return "knee", f"{_hopeless(lost[0])}{_gain(below, chosen)}"
     if above or never_binds(chosen.last):
         peak = max(point.last.running_peak for point in (chosen, *above))
-        return "plateau", (
-            f"the traffic never needs more than {peak} slots, so more change nothing"
-            f"{_gain(below, chosen)}"
-        )
+        why = f"the traffic never needs more than {peak} slots, so more change nothing"
+        if peak > chosen.cap:
+            why = f"{chosen.cap} slots serve as well as the {peak} that the traffic would fill"
+        return "plateau", f"{why}{_gain(below, chosen)}"
     return "not_reached", (
         f"the curve still rises at the ceiling{_gain(below, chosen)}; "
         f"sweep on with --ceiling {2 * ceiling}"
@@ -120,10 +122,14 @@ def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
     """No cap meets half of the SLO: the ``choice``, or the one that serves the most, and what load
     would fit."""
     best = max(curve, key=lambda point: (point.last.output_tokens_per_s, -point.cap))
+    if choice is not None:
+        best = next(point for point in curve if point.cap == choice)
     one = best.last
     share = one.output_tokens_per_s / one.offered_tokens_per_s if one.offered_tokens_per_s else 0.0
     fits = (
-        f"about {share:.0%} of this load would fit, or {math.ceil(1 / share)} replicas"
+        "nearly all of it is served, but too late"
+        if share >= NEARLY_ALL
+        else f"about {share:.0%} of this load would fit, or {math.ceil(1 / share)} replicas"
         if share > 0
         else "no token was generated"
     )
@@ -134,10 +140,38 @@ def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
         confidence=0.0,
         reason=(
             f"overloaded: no cap up to {curve[-1].cap} meets the SLO for half of the requests; "
-            f"{best.cap} serves the most, {one.output_tokens_per_s:,.0f} of "
-            f"{one.offered_tokens_per_s:,.0f} output tokens/s; {fits}"
+            f"{best.cap} serves {one.output_tokens_per_s:,.0f} of "
+            f"{one.offered_tokens_per_s:,.0f} output tokens/s; {fits}{_short_of_memory(curve)}"
         ),
-        warnings=("the SLO cannot be met at this load: add replicas or relax the SLO",),
+        warnings=(ADD_REPLICAS,),
+    )
+
+
+ADD_REPLICAS = "the SLO cannot be met at this load: add replicas or relax the SLO"
+
+
+def _short_of_memory(curve: Sequence[Point]) -> str:
+    """Say so when the KV cache, and not the cap, is what holds the traffic up."""
+    bound = [point.last for point in curve if memory_binds(point.last)]
+    if not bound:
+        return ""
+    one = bound[0]
+    return (
+        f"; from {one.max_num_seqs} on the KV cache binds (at most {one.running_peak} ran, "
+        f"{one.preemptions} preemptions): raise gpu_memory_utilization, lower max_model_len or use "
+        "a smaller kv_cache_dtype"
+    )
+
+
+def still_rises(curve: Sequence[Point]) -> bool:
+    """Whether more slots than the ceiling would serve more: it binds, and beat the cap below."""
+    top = curve[-1].last
+    below = curve[-2].last.output_tokens_per_s if len(curve) > 1 else 0.0
+    return (
+        top.running_peak >= top.max_num_seqs
+        and top.output_tokens_per_s > RISES * below
+        and not memory_binds(top)
+        and (top.kv_cache_usage is None or top.kv_cache_usage.peak < KV_FULL)
     )
 
 

@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 
-from tuner.conclusion import conclude
+from tuner.conclusion import conclude, outcome_of
 from tuner.errors import RunError
 from tuner.evidence import Evidence
 from tuner.journal import Journal
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
-from tuner.sweep import outcome_of
 from tuner.trace import TraceRequest
 from tuner.workload import keep_what_fits, slo_for, workload_of
 
@@ -31,11 +30,12 @@ def rescore(
     kept, dropped = keep_what_fits(requests, max_model_len=evidence.facts().max_model_len)
     slo = settings.slo or slo_for(kept, unloaded)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
-    conclusion = conclude(evidence, workload, settings, complete=True)
+    conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
     if not conclusion.curve:
         raise RunError(
             f"{journal.run_dir}: no step of the ladder was measured",
             hint="Go on with it first: tuner sweep --resume --run-dir ...",
         )
     counts = {"over_max_model_len": dropped} if dropped else {}
-    return outcome_of(evidence, workload, settings, conclusion, dropped=counts, warnings=())
+    warnings = [f"{dropped} requests are longer than max_model_len: left out"] if dropped else []
+    return outcome_of(evidence, workload, settings, conclusion, dropped=counts, warnings=warnings)

@@ -127,7 +127,7 @@ def profile_of(
             peak_concurrency=max(
                 one.in_flight_peak for one in (chosen, outcome.with_headroom) if one is not None
             ),
-            validated_load=headroom if holds_with_headroom(outcome, headroom) else 1.0,
+            validated_load=headroom if holds_with_headroom(outcome) else 1.0,
             trace_digest=trace_digest,
             window=str(outcome.part),
             windows=[str(window) for window in outcome.windows],
@@ -165,13 +165,10 @@ def json_object(
     }
 
 
-def holds_with_headroom(outcome: SweepOutcome, headroom: float) -> bool:
-    """Whether the chosen cap still serves half of the requests in time, and nearly as many as at
-    the captured load, when the load is raised: as measured, else as the twin says."""
+def holds_with_headroom(outcome: SweepOutcome) -> bool:
+    """Whether the chosen cap still served half of the requests in time, and nearly as many as at
+    the captured load, when it was replayed with the load raised."""
     raised, base = outcome.with_headroom, outcome.confirmed or outcome.chosen.measured
-    if raised is None or base is None:
-        by_load = {one.load: one.numbers for one in outcome.predictions}
-        raised, base = by_load.get(headroom), by_load.get(1.0)
     if raised is None or base is None:
         return False
     return raised.attainment >= max(0.5, base.attainment - HEADROOM_LOSS)
@@ -212,7 +209,9 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             cap = step.numbers.max_num_seqs
             said.append(f"{seen} while {cap} was replayed: its numbers are theirs too")
     headroom = settings.headroom
-    if headroom > 1 and not holds_with_headroom(outcome, headroom):
+    if headroom > 1 and outcome.with_headroom is None:
+        said.append(f"{headroom:g} times the load was not replayed: only the twin speaks of it")
+    elif headroom > 1 and not holds_with_headroom(outcome):
         said.append(f"the choice does not hold at {headroom:g} times the load")
     return said
 

@@ -118,6 +118,8 @@ def out_of_reach(slo: Slo, unloaded: Unloaded) -> str | None:
         name = "TTFT"
     elif slo.tpot_s is not None and unloaded.tpot_s > slo.tpot_s:
         limit_ms, needed_ms, name = slo.tpot_s * 1e3, unloaded.tpot_s * 1e3, "TPOT"
+    elif slo.e2el_s is not None and unloaded.ttft_s > slo.e2el_s:
+        limit_ms, needed_ms, name = slo.e2el_s * 1e3, unloaded.ttft_s * 1e3, "E2EL at least"
     else:
         return None
     return (

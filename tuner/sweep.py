@@ -8,7 +8,7 @@ journal before the next step begins, so that a resumed run measures only the res
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.conclusion import agreed, conclude, misled, predictions, verified, view_of
+from tuner.conclusion import conclude, outcome_of, view_of
 from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.evidence import Choice, Evidence
 from tuner.journal import Journal
@@ -24,7 +24,7 @@ from tuner.ladder import (
     short_s,
 )
 from tuner.measure import measure
-from tuner.outcome import Conclusion, SweepOutcome
+from tuner.outcome import SweepOutcome
 from tuner.probe import probe
 from tuner.readings import Read
 from tuner.reasons import Verdict
@@ -36,6 +36,7 @@ from tuner.traffic import scale_load
 from tuner.uncertainty import Trial
 from tuner.workload import Workload, choose_workload, keep_what_fits, slo_for, workload_of
 
+SHORTENED = 0.9
 OVERDRAWN = 1.1
 """Steps that the confirming replays may be short of what was planned for them."""
 
@@ -59,43 +60,13 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     try:
         workload = await run.prepare(requests)
         complete = await run.gather(workload)
+        run.evidence.add_gathered(complete=complete)
         conclusion = conclude(run.evidence, workload, settings, complete=complete)
         await run.confirm(workload, conclusion.verdict)
     finally:
         await rig.stop()
     return outcome_of(
         run.evidence, workload, settings, conclusion, dropped=run.dropped, warnings=run.warnings
-    )
-
-
-def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
-    evidence: Evidence,
-    workload: Workload,
-    settings: SweepSettings,
-    conclusion: Conclusion,
-    *,
-    dropped: dict[str, int],
-    warnings: Sequence[str],
-) -> SweepOutcome:
-    """Return all that was found, the confirming replays included."""
-    cap = conclusion.verdict.max_num_seqs
-    uniform = misled(conclusion, settings)
-    confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
-    return SweepOutcome(
-        conclusion=verified(conclusion, evidence),
-        slo=workload.slo,
-        part=workload.part,
-        windows=workload.windows,
-        arrival_rate_rps=len(workload.judged) / workload.judged_s,
-        confirmed=measure(confirm, workload.slo) if confirm else None,
-        with_headroom=measure(headroom, workload.slo) if headroom else None,
-        agreement=agreed(conclusion, evidence),
-        predictions=predictions(conclusion, workload, settings),
-        facts=evidence.facts(),
-        starts_s=evidence.starts_s(),
-        replay_s=evidence.replay_s(),
-        dropped=dropped,
-        warnings=(*warnings, *([uniform] if uniform else [])),
     )
 
 
@@ -126,6 +97,7 @@ class _Sweep:
         slo = self.settings.slo or slo_for(requests, unloaded)
         chosen = self.evidence.choice()
         if chosen is not None:
+            self.warn_of(chosen.step_s)
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
         starts_s = self.starts() * self.evidence.facts().start_s
         workload = choose_workload(
@@ -135,15 +107,24 @@ class _Sweep:
             asked=self.settings.window,
             step_s=self.settings.step_s,
             steps=self.steps(),
-            replay_budget_s=self.settings.budget_s - starts_s,
+            budget_s=self.settings.budget_s,
+            starts_s=starts_s,
         )
         self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
+        self.warn_of(workload.step_s)
         windows = ", ".join(map(str, workload.windows))
         self.watcher.stage(
             f"a step replays {windows} of the trace; expect up to "
             f"{self.steps() * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
         return workload
+
+    def warn_of(self, step_s: float) -> None:
+        if step_s < SHORTENED * self.settings.step_s:
+            self.warnings.append(
+                f"the budget shortened the steps from {self.settings.step_s:.0f}s to "
+                f"{step_s:.0f}s: less was seen than a larger --budget would show"
+            )
 
     def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
         """Return the requests that this engine can take; count and tell the others."""

@@ -133,7 +133,8 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
         unseen=tuple(
             cap
             for cap in caps
-            if replays[cap].running_peak > NEAR_ENOUGH * fitted.extrapolated_from
+            if traffic.output_length.max(initial=0) > 1  # one token is no decoding
+            and replays[cap].running_peak > NEAR_ENOUGH * fitted.extrapolated_from
         ),
     )
 

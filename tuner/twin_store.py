@@ -24,6 +24,7 @@ from tuner.twin_check import Errors
 
 MOST_STORED = 4000
 LAWS = 20
+LEAST_S = 1.0
 
 _HEAD_BYTES = 12
 _COEFFICIENTS = 4
@@ -151,7 +152,7 @@ def _busiest(traffic: Traffic, length_s: float) -> tuple[Traffic, float]:
             traffic.output_length[chosen],
             traffic.cached_length[chosen],
         )
-        length_s = float(traffic.arrival_s[-1] - traffic.arrival_s[0])
+        length_s = max(LEAST_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
     return replace(traffic, arrival_s=traffic.arrival_s - traffic.arrival_s[0]), length_s
 
 

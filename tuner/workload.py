@@ -1,5 +1,6 @@
 """What a sweep tunes for: the requests that fit the engine, their SLO, what is replayed. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,9 @@ MIN_STEP_S = 6.0
 
 LOADED = 1.5
 """How much longer a request takes on a busy engine: a guess, for how long a window drains."""
+
+LEAST_S = 1.0
+"""Traffic that arrives at once has a rate over this."""
 
 MOST_JUDGED = 100_000
 """Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
@@ -87,19 +91,20 @@ def choose_workload(  # noqa: PLR0913 - what there is, what is asked, what it ma
     asked: str,
     step_s: float,
     steps: float,
-    replay_budget_s: float,
+    budget_s: float,
+    starts_s: float,
 ) -> Workload:
     """Return the workload of the part that is asked for; ``steps`` of them fit the budget.
 
     Raises UsageError when the budget does not allow the shortest sweep, TraceError when nothing
     arrives in the part.
     """
-    affordable_s = replay_budget_s / steps
+    affordable_s = (budget_s - starts_s) / steps
     if affordable_s < MIN_STEP_S:
         raise UsageError(
-            f"--budget leaves {max(0.0, replay_budget_s):.0f}s for replays beside the engine "
+            f"--budget leaves {max(0.0, budget_s - starts_s):.0f}s for replays beside the engine "
             f"starts, the shortest sweep needs about {MIN_STEP_S * steps:.0f}s",
-            hint="Give a larger --budget.",
+            hint=f"Give at least --budget {math.ceil(starts_s + MIN_STEP_S * steps)}s.",
         )
     step_s = min(step_s, affordable_s)
     part = choose_part(requests, asked, length_s=step_s, busiest=busiest_window)
@@ -127,4 +132,5 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
         first = int(np.argmax(work[MOST_JUDGED:] - work[:-MOST_JUDGED]))
         inside = inside[first : first + MOST_JUDGED]
         length_s = inside[-1].arrival_s - inside[0].arrival_s
+    length_s = max(length_s, LEAST_S)
     return Workload(slo, unloaded, tuple(requests), part, tuple(windows), step_s, inside, length_s)

@@ -17,8 +17,11 @@ def plan(  # noqa: PLR0913 - one parameter an option
         float | None, typer.Option(help="The same in requests per second: 5000 for a fleet.")
     ] = None,
     replicas: Annotated[
-        int, typer.Option(min=1, max=100_000, help="Servers that share the traffic.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=1, max=100_000, help="Servers that share the traffic; default: what it needs."
+        ),
+    ] = None,
     router: Annotated[
         Literal["least", "rr", "random"], typer.Option(help="How requests reach replicas.")
     ] = "least",

@@ -20,6 +20,9 @@ from tuner.twin_store import StoredTwin, restored
 from tuner.uncertainty import EQUAL_ATTAINMENT, choose
 
 PLAIN_WIDTH = 100
+MOST_LOAD = 16.0
+LEAST_TARGET = 0.9
+"""What is planned for where the profile itself promises less: nobody wants more of that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class Question:
     profile: Path
     load: float | None
     rps: float | None
-    replicas: int
+    replicas: int | None
     router: FleetRouter
     attainment: float | None
     seed: int
@@ -82,15 +85,21 @@ def _planned(question: Question, profile: ServingProfile, twin: StoredTwin) -> _
     cap = profile.decision.max_num_seqs
     target = question.attainment
     if target is None:
-        target = max(0.0, _promised(profile) - EQUAL_ATTAINMENT)
+        target = max(LEAST_TARGET, _promised(profile) - EQUAL_ATTAINMENT)
     how: dict[str, Any] = {"load": load, "router": question.router, "seed": question.seed}
     caps = sorted({step.max_num_seqs for step in profile.curve} | {cap})
-    steps = ask(twin, slo, caps, replicas=question.replicas, **how)
     needed = replicas_for(twin, slo, cap, attainment=target, **how)
+    replicas = question.replicas or needed or max(1, math.ceil(load))
+    if load / replicas > MOST_LOAD:
+        raise UsageError(
+            f"{load / replicas:,.0f} times the profile's traffic on one replica is no question",
+            hint="Leave out --replicas to find out how many the load needs.",
+        )
+    steps = ask(twin, slo, caps, replicas=replicas, **how)
     return _Plan(
         load=load,
         rps=load * captured_rps,
-        replicas=question.replicas,
+        replicas=replicas,
         router=question.router,
         max_num_seqs=cap,
         best=choose({one.max_num_seqs: _value(one) for one in steps}),
@@ -98,7 +107,7 @@ def _planned(question: Question, profile: ServingProfile, twin: StoredTwin) -> _
         replicas_needed=needed,
         steps=steps,
         twin_error=profile.provenance.twin_error,
-        warnings=_warnings(profile, load / question.replicas, steps, needed),
+        warnings=_warnings(profile, load / replicas, steps, needed),
     )
 
 

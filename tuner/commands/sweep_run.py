@@ -14,6 +14,7 @@ from pathlib import Path
 from tuner import files, journal, models, profile, provenance
 from tuner.commands.sweep_setup import (
     SweepOptions,
+    cautions_of,
     check_router,
     check_window,
     execute_on,
@@ -100,7 +101,7 @@ def run(options: SweepOptions) -> None:
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
-    """Judge a stored run anew, under another SLO if one is given. Needs no engine."""
+    """Judge a stored run anew, under another SLO if one is given, else its own. No engine."""
     began_s = time.monotonic()
     if options.trace is not None or options.resume or options.run_dir is not None:
         raise UsageError(
@@ -110,7 +111,8 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
     book = journal.read(run_dir)
     plan = book.events[0]["plan"]
     try:
-        settings = settings_in(plan, slo=parse_slo(options.slo) if options.slo else None)
+        asked = options.slo or plan["slo"]
+        settings = settings_in(plan, slo=parse_slo(asked) if asked else None)
         digest = str(plan["trace_digest"])
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
@@ -119,7 +121,8 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
         ) from error
     trace = load(run_dir / TRACE_COPY)
     outcome = rescore(trace.requests, settings, book)
-    done = _Run(settings, (), run_dir, digest, time.monotonic() - began_s)
+    said = (*trace.warnings, *cautions_of(trace))
+    done = _Run(settings, said, run_dir, digest, time.monotonic() - began_s)
     _conclude(options, outcome, done, keep=False)
 
 

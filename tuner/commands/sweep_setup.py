@@ -98,8 +98,7 @@ def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest]
         raise TraceError(
             f"{options.trace}: no request that was served", hint="Capture some traffic first."
         )
-    columns = columns_of(trace.requests, block_size=trace.header.block_size)
-    warnings += cautions(columns, describe(columns), trace.header)
+    warnings += cautions_of(trace)
     if options.closed_sessions:
         waiting = len(turns_of(requests))
         warnings.append(
@@ -115,6 +114,12 @@ def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest]
 
 
 Execute = Callable[[Coroutine[Any, Any, SweepOutcome]], SweepOutcome]
+
+
+def cautions_of(trace: Trace) -> tuple[str, ...]:
+    """Return what to beware of in a trace."""
+    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+    return cautions(columns, describe(columns), trace.header)
 
 
 def starter_of(options: SweepOptions, trace: Trace) -> Starter:

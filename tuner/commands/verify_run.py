@@ -59,6 +59,12 @@ def run(options: VerifyOptions) -> None:
             f"{options.profile}: twin: is null: the windows alone decided this profile",
             hint="Sweep again; only a twin can say what this trace's windows should give.",
         )
+    if profile.decision.verdict in {"overloaded", "inconclusive"} and not options.force:
+        raise GateError(
+            f"{options.profile}: its verdict is {profile.decision.verdict}: it promises nothing "
+            "that could be kept",
+            hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
+        )
     if options.junit is not None:
         files.check_writable(files.resolve(options.junit))
     twin = restored(profile.twin, source=str(options.profile))
@@ -167,6 +173,8 @@ def _report(options: VerifyOptions, found: list[Gate]) -> None:
 
 
 def _said(gate: Gate) -> str:
+    if gate.name == "slo":
+        return f"{gate.measured:.1%} were served within the SLO: fewer than {gate.limit:.0%}"
     if gate.name == "attainment":
         return (
             f"{gate.measured:.1%} were served within the SLO, promised were {gate.promised:.1%} "
@@ -187,7 +195,7 @@ def _render(found: Sequence[Gate]) -> None:
     for heading in ("gate", "promised", "limit", "measured", ""):
         table.add_column(heading, justify="left" if heading in {"gate", ""} else "right")
     for gate in found:
-        shown = "{:.1%}" if gate.name == "attainment" else "{:,.1f}"
+        shown = "{:.1%}" if gate.name in {"slo", "attainment"} else "{:,.1f}"
         table.add_row(
             gate.name,
             shown.format(gate.promised),
