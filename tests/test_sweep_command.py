@@ -284,3 +284,24 @@ def test_a_run_that_is_none_cannot_be_judged(folder: Path) -> None:
     (folder / "run" / "journal.jsonl").write_text('{"event": "plan", "format": 2, "plan": {}}\n')
     assert "the plan makes no sense" in refused(rescored(folder), 3)
     assert "asks a stored run" in refused(rescored(folder, "--resume"), 2)
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "output_length"),
+    [([0.0] * 300, 50), ([0.0] * 5000, 5), ([0.1 * row for row in range(500)], 1), ([1.0], 20)],
+    ids=["burst", "large burst", "one token each", "one request"],
+)
+def test_odd_traffic_ends_with_a_verdict_and_finite_numbers(
+    folder: Path, arrivals_s: list[float], output_length: int
+) -> None:
+    rows = [
+        {"timestamp": round(1e3 * at_s), "input_length": 20, "output_length": output_length}
+        for at_s in arrivals_s
+    ]
+    (folder / "prod.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = tune(folder, "--fast", "--json")
+    assert done.returncode in {0, 5}, done.stderr
+    assert "Traceback" not in done.stderr
+    result = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert any(step["output_tokens_per_s"] > 0 for step in result["curve"])
+    profile.load(folder / "profile.yaml")
