@@ -16,7 +16,7 @@ from tuner.errors import ProfileError, UsageError
 from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
-from tuner.twin_store import StoredTwin, restored
+from tuner.twin_store import MOST_STORED, StoredTwin, restored
 from tuner.uncertainty import EQUAL_ATTAINMENT, choose
 
 PLAIN_WIDTH = 100
@@ -57,6 +57,9 @@ class _Plan:
     """The share that is to be served within the SLO."""
 
     replicas_needed: int | None
+    stored_requests: int
+    """How many requests the profile's traffic is here."""
+
     steps: list[Answer]
     twin_error: float | None
     warnings: list[str]
@@ -105,6 +108,7 @@ def _planned(question: Question, profile: ServingProfile, twin: StoredTwin) -> _
         best=choose({one.max_num_seqs: _value(one) for one in steps}),
         attainment=target,
         replicas_needed=needed,
+        stored_requests=len(twin.traffic),
         steps=steps,
         twin_error=profile.provenance.twin_error,
         warnings=_warnings(profile, load / replicas, steps, needed),
@@ -173,7 +177,8 @@ def _render(found: _Plan, profile: ServingProfile) -> None:
         console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
     each = found.rps / found.replicas
     console.print(
-        f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic, over "
+        f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic"
+        f"{_of_a_stretch(found.stored_requests)}, over "
         f"{found.replicas:,} {'replica' if found.replicas == 1 else 'replicas'} "
         f"({each:,.2f} req/s each, router {found.router})"
     )
@@ -195,6 +200,10 @@ def _render(found: _Plan, profile: ServingProfile) -> None:
     console.print(f"SLO {escape(str(profile.decision.slo.slo))}; the twin's error {told}")
     for warning in found.warnings:
         console.print(f"[yellow]Warning:[/] {escape(warning)}")
+
+
+def _of_a_stretch(requests: int) -> str:
+    return f" (its busiest {requests:,} requests)" if requests >= MOST_STORED else ""
 
 
 def _table(found: _Plan) -> Table:

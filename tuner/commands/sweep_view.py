@@ -143,7 +143,8 @@ def render(
         console.print(f"[yellow]Warning:[/] {escape(warning)}")
     console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
     console.print(f"profile: {escape(str(profile_path))}", soft_wrap=True)
-    console.print(f"next: tuner apply {escape(str(profile_path))} --dry-run", soft_wrap=True)
+    if verdict.kind not in {"overloaded", "inconclusive"}:
+        console.print(f"next: tuner apply {escape(str(profile_path))} --dry-run", soft_wrap=True)
 
 
 def curve_table(outcome: SweepOutcome) -> Table:
