@@ -69,7 +69,7 @@ def agreement(
     slower = _log_slowness(view, [one.iterations for one in confirming])
     before = [_log_slowness(view, [one.iterations]) for one in ladder if len(one.iterations)]
     seen = math.sqrt(float(np.mean(np.square(before)))) if before else 0.0
-    wander = math.hypot(PRIOR_WANDER, max(view.fitted.slowness_sd, seen))
+    wander = math.hypot(PRIOR_WANDER, max(view.wander, seen))
     ours = [_left(view, one) for one in confirming if not one.cut]
     theirs = [_left(view, one) for one in ladder if not one.cut]
     same = [_left(view, one) for one in ladder if not one.cut and one.max_num_seqs == cap]

@@ -22,6 +22,9 @@ from tuner.twin_law import FittedLaw, Segment, fit_law
 
 Range = tuple[float, float]
 
+NORMAL_RANGE = 3.29
+"""Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
+
 BURST_S = 10.0
 """Traffic that arrives in a shorter time is served over a longer one, and rates are of that."""
 
@@ -66,6 +69,12 @@ class Forecast:
     @property
     def is_believed(self) -> bool:
         return not self.errors or self.error <= MAX_ERROR
+
+    @property
+    def wander(self) -> float:
+        """Standard deviation of the machine's log slowness, or what its range says of it."""
+        low, high = np.log(np.quantile(self.fitted.slowness, (0.05, 0.95)))
+        return max(self.fitted.slowness_sd, float(high - low) / NORMAL_RANGE)
 
     def measurement(self, cap: int) -> Measurement:
         """Return what a replay of all of the traffic would have measured at a cap."""

@@ -45,9 +45,6 @@ DEFENSIBLE = 0.80
 """Below this share of draws that agree the verdict is inconclusive."""
 
 DRIFT_LIMIT = 0.10
-NORMAL_RANGE = 3.29
-"""Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
-
 WANDER_LIMIT = 0.08
 STALLED_LIMIT = 0.02
 DRIFT_REFUSED = 0.30
@@ -174,7 +171,7 @@ def _overloaded(
 def _machine_warnings(view: Forecast) -> list[str]:
     """Say what the machine did while it was measured."""
     found = []
-    change, wander = moved(view), wandering(view)
+    change, wander = moved(view), view.wander
     if abs(change) > DRIFT_LIMIT:
         found.append(
             f"the machine drifted: it was {abs(change):.0%} {'slower' if change > 0 else 'faster'} "
@@ -191,12 +188,6 @@ def _machine_warnings(view: Forecast) -> list[str]:
             "knows nothing of: find what holds it up"
         )
     return found
-
-
-def wandering(view: Forecast) -> float:
-    """Return the standard deviation of the machine's slowness, or what its range says of it."""
-    low, high = np.log(np.quantile(view.fitted.slowness, (0.05, 0.95)))
-    return max(view.fitted.slowness_sd, float(high - low) / NORMAL_RANGE)
 
 
 def decide(blocks: Sequence[Block], *, ceiling: int, complete: bool = True) -> Verdict:
