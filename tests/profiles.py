@@ -128,6 +128,7 @@ def profile(
             recomputed_tokens=0,
             running_peak=14,
             source="confirming run",
+            agreement=None,
             predicted=[],
         ),
         validity=Validity(

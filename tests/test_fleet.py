@@ -1,10 +1,11 @@
 """The stored twin, asked about other loads and fleets."""
 
+from typing import get_args
+
 import numpy as np
 import pytest
 
 from tuner.fleet import (
-    FLEET_ROUTERS,
     FleetRouter,
     ask,
     least_in_flight,
@@ -43,7 +44,7 @@ def test_one_replica_at_the_captured_load_is_what_was_captured() -> None:
     assert np.array_equal(part.arrival_s, twin().traffic.arrival_s)
 
 
-@pytest.mark.parametrize("router", FLEET_ROUTERS)
+@pytest.mark.parametrize("router", get_args(FleetRouter))
 def test_replicas_share_the_load_evenly(router: FleetRouter) -> None:
     parts = parts_of(twin(), load=10.0, replicas=20, router=router, seed=0)
     assert len(parts) == 4

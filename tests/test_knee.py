@@ -13,7 +13,7 @@ from tuner.knee import decide
 from tuner.ladder import FASTEST, cut_floor, doubling, littles_bound, next_trial
 from tuner.slo import Slo, Unloaded
 from tuner.trace import TraceRequest
-from tuner.uncertainty import Block, Trial, choose, intervals
+from tuner.uncertainty import Block, Trial, choose, intervals, relative_changes
 
 
 def article() -> list[Block]:
@@ -208,6 +208,16 @@ def test_intervals_widen_with_the_noise_and_hold_the_mean() -> None:
     assert calm_low < 2000 < calm_high
     assert wild_high / wild_low > calm_high / calm_low
     assert intervals([block(hopeless(1))], 1) == {}
+
+
+def test_a_step_of_the_ladder_is_told_with_its_interval() -> None:
+    blocks = repeated(article())
+    found = relative_changes(blocks, 16, 32)
+    value, low, high = found["tpot_p95_ms"]
+    assert value == pytest.approx(0.5)
+    assert low < 0.5 < high
+    assert found["goodput_rps"][0] == pytest.approx(0.0)
+    assert relative_changes(blocks, 4, 8) == {}
 
 
 def test_a_neighbour_that_met_a_bad_moment_is_tried_again() -> None:

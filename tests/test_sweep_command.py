@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -202,17 +203,40 @@ def test_what_cannot_be_is_said_in_two_lines_and_nothing_is_left(
     assert left == set()
 
 
-def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
-    def little_room() -> None:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, 20_000))
+def little_room(most: int) -> Callable[[], None]:
+    """Return what lets a process write no file of more bytes."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
 
-    done = tune(folder, "--run-dir", "run", preexec_fn=little_room)
+
+def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
+    shorten(folder / "prod.jsonl", rows=100)
+    # room for the iterations of a climb (17 kB), not for the requests of a rung (24 kB)
+    done = tune(folder, "--run-dir", "run", preexec_fn=little_room(20_000))
     assert "cannot be written" in refused(done, 3)
     kept = _trials(folder / "run")
-    assert not list((folder / "run").rglob("*.partial")) or kept
+    assert kept[0] == ("climb", 32)
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    assert _trials(folder / "run")[: len(kept)] == kept
+    again = _trials(folder / "run")
+    assert again[: len(kept)] == kept
+    assert len(again) > len(kept)
+
+
+def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
+    folder: Path,
+) -> None:
+    shorten(folder / "prod.jsonl", rows=100)
+    done = tune(folder, "--run-dir", "run", preexec_fn=little_room(5_000))
+    assert "trace.jsonl" in refused(done, 3)
+    assert not (folder / "run" / "trace.jsonl").exists()
+    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "run" / "trace.jsonl").exists()
+
+
+def shorten(trace: Path, *, rows: int) -> None:
+    lines = trace.read_text().splitlines(keepends=True)
+    trace.write_text("".join(lines[: rows + 1]))
 
 
 def test_an_older_profile_may_be_overwritten_because_its_run_still_has_it(folder: Path) -> None:

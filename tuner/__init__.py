@@ -105,6 +105,7 @@ From replay to verdict
     readings                 what the device does meanwhile
     device_use               what those readings say
     replay                   the trace, sent again: open loop
+    attempts                 a replay, made again while our own sending was late
     priority                 what keeps a sender punctual
     probe                    what an idle engine does
     climb                    iterations at every batch size, up and down
@@ -176,6 +177,7 @@ What is rolled out
 At the edges
     cli                      the entry and the one error boundary
     commands.root            the typer app: all commands
+    commands.console         where results are printed, and how times look
     commands.sweep           `tuner sweep`: its options
     commands.sweep_setup     what they mean
     commands.sweep_run       what it does

@@ -11,7 +11,8 @@ from itertools import count, cycle
 
 import numpy as np
 
-from tuner.engines.seam import Engine, EngineRequest, IterationLog, Reply
+from tuner.engines.seam import Engine, EngineRequest, IterationLog, Reply, RequestFailedError
+from tuner.errors import EngineError
 from tuner.trace import TraceRequest
 
 DWELL = 5
@@ -124,7 +125,15 @@ class _Clients:
             request = next(self._requests)
             name = f"climb-{next(self._numbers)}"
             tokens = max(1, request.output_length)
-            await self._engine.generate(EngineRequest(name, self._prompt(request), tokens), Reply())
+            asked = EngineRequest(name, self._prompt(request), tokens)
+            try:
+                await self._engine.generate(asked, Reply())
+            except RequestFailedError as failure:
+                raise EngineError(
+                    f"the engine refuses a request of {request.input_length} + {tokens} tokens: "
+                    f"{failure}",
+                    hint="Try the engine arguments with vllm serve first.",
+                ) from failure
 
     def _shuffled(self, requests: Sequence[TraceRequest]) -> Iterator[TraceRequest]:
         while True:

@@ -25,7 +25,7 @@ from tuner.traffic import scale_load
 from tuner.twin import simulate, traffic_of
 from tuner.twin_check import check, median_error
 from tuner.twin_choice import value_of, weigh
-from tuner.uncertainty import Block, choose, intervals
+from tuner.uncertainty import Block, choose, intervals, relative_changes
 from tuner.workload import Workload
 
 
@@ -199,6 +199,12 @@ def agreed(conclusion: Conclusion, evidence: Evidence) -> Agreement | None:
 def _measured_curve(
     measured: Mapping[int, Measurement], blocks: Sequence[Block]
 ) -> tuple[Step, ...]:
+    def changes(below: int | None, cap: int) -> dict[str, Change]:
+        if below is None:
+            return {}
+        found = relative_changes(blocks, below, cap)
+        return {name: Change(*values) for name, values in found.items()}
+
     return tuple(
         Step(
             numbers=one,
@@ -209,9 +215,9 @@ def _measured_curve(
                 if one.cut
                 else intervals(blocks, cap)
             ),
-            changes={},
+            changes=changes(below, cap),
         )
-        for cap, one in measured.items()
+        for below, (cap, one) in zip([None, *measured], measured.items(), strict=False)
     )
 
 

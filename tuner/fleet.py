@@ -22,7 +22,6 @@ from tuner.twin_choice import Statistics
 from tuner.twin_store import StoredTwin
 
 FleetRouter = Literal["least", "rr", "random"]
-FLEET_ROUTERS: tuple[FleetRouter, ...] = ("least", "rr", "random")
 
 ASKED_REPLICAS = 4
 """How many of a fleet's replicas are simulated."""

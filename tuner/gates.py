@@ -72,57 +72,59 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
     ]
     middle = _expected(twin.law, twin, slo, cap, parts)
     draws = [_expected(law, twin, slo, cap, parts) for law in twin.draws]
-    low = float(np.quantile([one.attainment for one in draws], 0.025))
-    floor = min(low, middle.attainment) - ATTAINMENT_TOLERANCE
-    found = [
-        Gate(
-            "slo",
-            measured.attainment_bound,
-            middle.attainment,
-            HALF,
-            kept=measured.attainment_bound >= HALF,
+    most = max([middle.preempted, *(one.preempted for one in draws)])
+    return [
+        *_share_gates(measured.attainment_bound, middle, draws),
+        *(
+            gate
+            for name in ("ttft_s", "tpot_s", "e2el_s")
+            if (gate := _time_gate(name, measured, middle, draws, tolerance)) is not None
         ),
-        Gate(
-            "attainment",
-            measured.attainment_bound,
-            middle.attainment,
-            max(0.0, floor),
-            kept=measured.attainment_bound >= floor,
+        _at_most(
+            "preemptions",
+            measured.preemptions,
+            promised=repeats * middle.preempted,
+            limit=repeats * most * (1 + tolerance),
         ),
     ]
-    for name, seen in (
-        ("ttft_s", measured.ttft_s),
-        ("tpot_s", measured.tpot_s),
-        ("e2el_s", measured.e2el_s),
-    ):
-        promised: Spread | None = getattr(middle, name)
-        if seen is None or promised is None:
-            continue
-        tails = [one.p95 for draw in draws if (one := getattr(draw, name)) is not None]
-        high = max(promised.p95, float(np.quantile(tails, 0.975)))
-        limit_s = high * (1 + tolerance) + SLACK_S[name]
-        title = f"{name.removesuffix('_s')}_p95_ms"
-        found.append(
-            Gate(
-                title,
-                seen.p95 * 1e3,
-                promised.p95 * 1e3,
-                limit_s * 1e3,
-                kept=seen.p95 <= limit_s,
-            )
-        )
-    most = max([middle.preempted, *(one.preempted for one in draws)])
-    allowed = repeats * most * (1 + tolerance)
-    found.append(
-        Gate(
-            "preemptions",
-            float(measured.preemptions),
-            float(repeats * middle.preempted),
-            allowed,
-            kept=measured.preemptions <= allowed,
-        )
+
+
+def _share_gates(
+    attained: float, middle: _Expected, draws: Sequence[_Expected]
+) -> tuple[Gate, Gate]:
+    """Gate on the share served within the SLO: half of all, and what was promised."""
+    low = float(np.quantile([one.attainment for one in draws], 0.025))
+    floor = max(0.0, min(low, middle.attainment) - ATTAINMENT_TOLERANCE)
+    return (
+        Gate("slo", attained, middle.attainment, HALF, kept=attained >= HALF),
+        Gate("attainment", attained, middle.attainment, floor, kept=attained >= floor),
     )
-    return found
+
+
+def _time_gate(
+    name: str,
+    measured: Measurement,
+    middle: _Expected,
+    draws: Sequence[_Expected],
+    tolerance: float,
+) -> Gate | None:
+    """Gate on the p95 of a time; None where nothing has one."""
+    seen: Spread | None = getattr(measured, name)
+    promised: Spread | None = getattr(middle, name)
+    if seen is None or promised is None:
+        return None
+    tails = [one.p95 for draw in draws if (one := getattr(draw, name)) is not None]
+    high_s = max(promised.p95, float(np.quantile(tails, 0.975)))
+    return _at_most(
+        f"{name.removesuffix('_s')}_p95_ms",
+        seen.p95 * 1e3,
+        promised=promised.p95 * 1e3,
+        limit=(high_s * (1 + tolerance) + SLACK_S[name]) * 1e3,
+    )
+
+
+def _at_most(name: str, measured: float, *, promised: float, limit: float) -> Gate:
+    return Gate(name, float(measured), float(promised), limit, kept=measured <= limit)
 
 
 def _expected(

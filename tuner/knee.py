@@ -68,20 +68,7 @@ def judge(
 
     ``complete`` is False when the budget ended the run before ``next_for_twin`` did.
     """
-    weighed = view.weighed
-    points_ = [
-        Point(
-            cap=cap,
-            blocks=0,
-            cut=False,
-            attainment=weighed.values[cap][0],
-            log_tail=weighed.values[cap][1],
-            goodput_rps=one.goodput_rps,
-            log_tpot=math.log(one.tpot_s.p95) if one.tpot_s else None,
-            last=one,
-        )
-        for cap, one in curve.items()
-    ]
+    weighed, points_ = view.weighed, _points_of(view, curve)
     warnings = _machine_warnings(view)
     if not complete:
         warnings.append("the run ended early: fewer caps were replayed than planned")
@@ -94,37 +81,13 @@ def judge(
     best = next(point for point in points_ if point.cap == cap)
     kind, why = kind_of(best, points_, ceiling)
     warnings += kv_warnings(best)
-    change = moved(view)
     if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
         warnings.append(
             f"batches larger than {view.fitted.extrapolated_from} were never seen: what is said of "
             f"{', '.join(map(str, guessed))} is a guess"
         )
-    if abs(change) > DRIFT_REFUSED:
-        kind, why = (
-            "inconclusive",
-            (
-                f"the machine's speed changed by {change:+.0%} during the run; measure on a "
-                "machine that nobody else uses"
-            ),
-        )
-    elif weighed.best in weighed.unseen:
-        kind, why = (
-            "inconclusive",
-            (
-                f"{weighed.best} may be better, with batches larger than the "
-                f"{view.fitted.extrapolated_from} that were seen; a larger --budget or a longer "
-                "--step would show them"
-            ),
-        )
-    elif weighed.confidence < DEFENSIBLE:
-        kind, why = (
-            "inconclusive",
-            (
-                f"between {weighed.interval[0]} and {weighed.interval[1]} the differences are "
-                "within the noise; a longer --step or a quieter machine would settle it"
-            ),
-        )
+    if (doubt := _doubt(view)) is not None:
+        kind, why = "inconclusive", doubt
     elif weighed.confidence < CONFIDENT:
         warnings.append(
             f"confidence {weighed.confidence:.2f} is below {CONFIDENT}: rivals are close"
@@ -137,6 +100,49 @@ def judge(
         reason=f"{headline(kind, cap, interval)}: {why}",
         warnings=tuple(warnings),
     )
+
+
+def _points_of(view: Forecast, curve: Mapping[int, Measurement]) -> list[Point]:
+    values = view.weighed.values
+    return [
+        Point(
+            cap=cap,
+            blocks=0,
+            cut=False,
+            attainment=values[cap][0],
+            log_tail=values[cap][1],
+            goodput_rps=one.goodput_rps,
+            log_tpot=math.log(one.tpot_s.p95) if one.tpot_s else None,
+            last=one,
+        )
+        for cap, one in curve.items()
+    ]
+
+
+def _doubt(view: Forecast) -> str | None:
+    """Say why no choice can be defended, and what would help; None when one can."""
+    weighed, change = view.weighed, moved(view)
+    if abs(change) > DRIFT_REFUSED:
+        return (
+            f"the machine became {_pace(change)} during the run; measure on a machine that nobody "
+            "else uses"
+        )
+    if weighed.best in weighed.unseen:
+        return (
+            f"{weighed.best} may be better, with batches larger than the "
+            f"{view.fitted.extrapolated_from} that were seen; a larger --budget or a longer --step "
+            "would show them"
+        )
+    if weighed.confidence < DEFENSIBLE:
+        return (
+            f"between {weighed.interval[0]} and {weighed.interval[1]} the differences are within "
+            "the noise; a longer --step or a quieter machine would settle it"
+        )
+    return None
+
+
+def _pace(change: float) -> str:
+    return f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
 
 
 def _overloaded(
@@ -174,9 +180,8 @@ def _machine_warnings(view: Forecast) -> list[str]:
     change, wander = moved(view), view.wander
     if abs(change) > DRIFT_LIMIT:
         found.append(
-            f"the machine drifted: it was {abs(change):.0%} {'slower' if change > 0 else 'faster'} "
-            "at the end than at the beginning; the choice allows for it, the latencies are of its "
-            "usual speed"
+            f"the machine drifted: it was {_pace(change)} at the end than at the beginning; the "
+            "choice allows for it, the latencies are of its usual speed"
         )
     if wander > WANDER_LIMIT:
         found.append(
@@ -245,12 +250,12 @@ def ladder_is_done(blocks: Sequence[Block]) -> bool:
 
 
 def _drift_warnings(blocks: Sequence[Block]) -> list[str]:
-    moved = drift(blocks)
-    if abs(moved) <= DRIFT_LIMIT:
+    change = drift(blocks)
+    if abs(change) <= DRIFT_LIMIT:
         return []
     return [
         (
-            f"the machine drifted: decode time of the first step was {moved:+.0%} when measured "
+            f"the machine drifted: decode time of the first step was {change:+.0%} when measured "
             "again; the noise estimate includes it"
         )
     ]

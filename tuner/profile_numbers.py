@@ -126,11 +126,27 @@ class Predicted(Numbers):
     intervals: dict[str, Range]
 
 
+class Agreement(Section):
+    """The confirming engine against the ladder's; each with what noise alone explains."""
+
+    slower: Signed
+    """How much longer its iterations took than the law says."""
+
+    slower_limit: Number
+    attainment: Signed
+    """What is left of the difference in attainment at the speed that the machine had."""
+
+    attainment_limit: Number
+
+
 class Promise(Numbers):
     """What production should see at ``load`` times the trace's rate."""
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
+    agreement: Agreement | None
+    """None where no fresh engine confirmed the choice, or without a twin to compare by."""
+
     predicted: list[Predicted]
     """By the twin for the whole part, at the captured load and at the validated one."""
 

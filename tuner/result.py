@@ -12,6 +12,7 @@ from tuner.knee import OBJECTIVE
 from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
 from tuner.profile import seal
+from tuner.profile_numbers import Agreement as AgreementSection
 from tuner.profile_numbers import Change as ChangeSection
 from tuner.profile_numbers import CurveStep, Measured, Predicted, Promise
 from tuner.profile_numbers import DeviceUse as DeviceSection
@@ -212,7 +213,10 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
     if headroom > 1 and outcome.with_headroom is None:
         said.append(f"{headroom:g} times the load was not replayed: only the twin speaks of it")
     elif headroom > 1 and not holds_with_headroom(outcome):
-        said.append(f"the choice does not hold at {headroom:g} times the load")
+        said.append(
+            f"in the windows that were replayed the choice does not hold at {headroom:g} times the "
+            "load"
+        )
     return said
 
 
@@ -224,6 +228,9 @@ def _promise(outcome: SweepOutcome) -> Promise:
         load=1.0,
         **_numbers(outcome.confirmed or outcome.chosen.numbers),
         source=source,
+        agreement=(
+            AgreementSection(**asdict(outcome.agreement)) if outcome.agreement is not None else None
+        ),
         predicted=[
             Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))
             for one in outcome.predictions

@@ -9,24 +9,21 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
+from tuner.attempts import replay_in_time
 from tuner.climb import climb
 from tuner.engines.seam import Engine, EngineFacts, Starter
-from tuner.errors import GeneratorLateError
+from tuner.errors import EngineError, GeneratorLateError
 from tuner.evidence import Evidence
 from tuner.measure import Measurement
 from tuner.prompts import prompt_token_ids
-from tuner.punctuality import check_generator
-from tuner.readings import Read, while_reading
+from tuner.readings import Read
 from tuner.records import Replay
-from tuner.replay import CutRule, replay
+from tuner.replay import CutRule
 from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.trace import TraceRequest
 from tuner.window import Window, plan_requests
 from tuner.workload import Workload
-
-LATE_RETRIES = 3
-"""A replay whose requests left late is thrown away and made again so often."""
 
 FRESH_PROMPTS = 10**9
 """Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""
@@ -101,11 +98,16 @@ class Rig:
             prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
             seed=self.settings.seed + number,
         )
+        if not len(log):
+            raise EngineError(
+                f"no iteration ended within {length_s:.0f}s of {ceiling} requests at a time",
+                hint="Give a longer --step and a larger --budget, or a lower --ceiling.",
+            )
         result = Replay(
             max_num_seqs=ceiling,
             scored_from_s=0.0,
             window_s=length_s,
-            elapsed_s=max(length_s, float(log["start_s"][-1] + log["duration_s"][-1])),
+            elapsed_s=max(length_s, float((log["start_s"] + log["duration_s"]).max())),
             records=(),
             iterations=log,
             kv_blocks=engine.facts.kv_blocks,
@@ -135,33 +137,23 @@ class Rig:
             prompt=self.prompts(engine.facts),
             turns=turns_of(requests) if self.settings.closed_sessions else None,
         )
-        retries = LATE_RETRIES
-        while True:
-            self.watcher.trial(what, window.replay_s)
-            await engine.reset_prefix_cache()
-            replaying = replay(
-                plan,
-                engine,
-                max_num_seqs=cap,
-                scored_from_s=window.run_in_s,
-                window_s=window.length_s,
-                cut_rule=rule,
-                progress=self.watcher.live,
-                name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
-            )
-            result, device = await while_reading(replaying, self.read_device)
-            result = replace(result, device=device, weight=window.weight)
-            try:
-                if rule.stop_after_s is None:  # else only its iterations count
-                    check_generator([result])
-            except GeneratorLateError as late:
-                self.evidence.add_late(what, str(late), result.elapsed_s)
-                if not retries:
-                    raise
-                retries -= 1
-                self.watcher.warn(f"{late}; measuring it again")
-            else:
-                return result
+
+        def late(error: GeneratorLateError, elapsed_s: float) -> None:
+            self.evidence.add_late(what, str(error), elapsed_s)
+            self.watcher.warn(f"{error}; thrown away")
+
+        return await replay_in_time(
+            plan,
+            engine,
+            window,
+            max_num_seqs=cap,
+            rule=rule,
+            read=self.read_device,
+            begun=lambda: self.watcher.trial(what, window.replay_s),
+            late=late,
+            name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
+            progress=self.watcher.live,
+        )
 
     def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
         return partial(

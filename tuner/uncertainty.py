@@ -242,6 +242,33 @@ def intervals(blocks: Sequence[Block], cap: int) -> dict[str, tuple[float, float
     return found
 
 
+def relative_changes(
+    blocks: Sequence[Block], below: int, cap: int
+) -> dict[str, tuple[float, float, float]]:
+    """Return what ``cap`` gives more than ``below``, as a share with its 95 % interval (value, low,
+    high), of every statistic that varies in proportion. Empty where one of the two was cut."""
+    found = {}
+    measured = whole(blocks)
+    for name, value in _STATISTICS.items():
+        if name == "attainment":
+            continue
+        one, other = (
+            [v for each in measured.get(c, []) if (v := value(each)) is not None]
+            for c in (below, cap)
+        )
+        if not one or not other:
+            continue
+        sd, freedom = noise(blocks, name)
+        reach = _student_t_975(freedom) * sd * math.sqrt(1 / len(one) + 1 / len(other))
+        middle = float(np.mean(other) - np.mean(one))
+        found[name] = (
+            math.expm1(middle),
+            math.expm1(middle - reach),
+            math.expm1(middle + reach),
+        )
+    return found
+
+
 def _student_t_975(freedom: float) -> float:
     """Return the 97.5 % quantile by Hill's expansion around the normal (good to 1 % from 2 up)."""
     z = 1.959964

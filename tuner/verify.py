@@ -1,30 +1,26 @@
 """The run of ``tuner verify``: one fresh engine, one step of replay, then the gates."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from tuner.attempts import replay_in_time
 from tuner.engines.seam import Engine, EngineFacts, Starter
-from tuner.errors import GeneratorLateError
 from tuner.gates import Gate, gates
 from tuner.measure import measure
 from tuner.prompts import prompt_token_ids
-from tuner.punctuality import check_generator
-from tuner.readings import Read, while_reading
+from tuner.readings import Read
 from tuner.records import Replay
-from tuner.replay import CutRule, replay
+from tuner.replay import CutRule
 from tuner.sampling import sample_windows
 from tuner.slo import Slo
 from tuner.trace import TraceRequest
 from tuner.traffic import busiest_window
 from tuner.twin_store import StoredTwin
 from tuner.window import Window, choose_part, in_window, plan_requests
-from tuner.workload import keep_what_fits
-
-LATE_RETRIES = 3
-LOADED = 1.5
+from tuner.workload import LOADED, keep_what_fits
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,6 @@ async def _step(
 ) -> list[Replay]:
     replays = []
     for window, sent in windows:
-        tell(f"replaying {window} of the trace")
         replays.append(await _replayed(engine, window, sent, question, tell, read))
     return replays
 
@@ -136,23 +131,13 @@ async def _replayed(  # noqa: PLR0913, PLR0917 - what is sent where
         block_size=question.trace_block_size,
     )
     plan = plan_requests(sent, window, max_model_len=engine.facts.max_model_len, prompt=prompt)
-    for retry in range(LATE_RETRIES + 1):
-        await engine.reset_prefix_cache()
-        replaying = replay(
-            plan,
-            engine,
-            max_num_seqs=question.max_num_seqs,
-            scored_from_s=window.run_in_s,
-            window_s=window.length_s,
-            cut_rule=CutRule(question.slo, floor=0.0),
-        )
-        result, device = await while_reading(replaying, read)
-        try:
-            check_generator([result])
-        except GeneratorLateError as late:
-            if retry == LATE_RETRIES:
-                raise
-            tell(f"Warning: {late}; measuring it again")
-        else:
-            return replace(result, device=device, weight=window.weight)
-    raise AssertionError
+    return await replay_in_time(
+        plan,
+        engine,
+        window,
+        max_num_seqs=question.max_num_seqs,
+        rule=CutRule(question.slo, floor=0.0),
+        read=read,
+        begun=lambda: tell(f"replaying {window} of the trace"),
+        late=lambda error, _: tell(f"Warning: {error}; thrown away"),
+    )

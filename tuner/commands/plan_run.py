@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from rich import box
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tuner.commands.console import console_for, shown_ms
 from tuner.errors import ProfileError, UsageError
 from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
 from tuner.profile import load as load_profile
@@ -19,7 +19,6 @@ from tuner.profile_schema import ServingProfile
 from tuner.twin_store import MOST_STORED, StoredTwin, restored
 from tuner.uncertainty import EQUAL_ATTAINMENT, choose
 
-PLAIN_WIDTH = 100
 MOST_LOAD = 16.0
 LEAST_TARGET = 0.9
 """What is planned for where the profile itself promises less: nobody wants more of that."""
@@ -172,9 +171,7 @@ def _jsonable(value: Any) -> Any:  # noqa: ANN401 - JSON content
 
 
 def _render(found: _Plan, profile: ServingProfile) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
+    console = console_for()
     each = found.rps / found.replicas
     console.print(
         f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic"
@@ -222,19 +219,11 @@ def _table(found: _Plan) -> Table:
             f"{one.attainment_middle:.1%}",
             f"{low:.1%}-{high:.1%}",
             f"{one.goodput_rps:,.2f}",
-            _ms(one.tpot_p95_ms),
-            _ms(one.e2el_p99_ms),
-            "-" if tails is None else f"{_ms(tails[0])}-{_ms(tails[1])}",
-            _ms(one.queue_p95_ms),
+            shown_ms(one.tpot_p95_ms),
+            shown_ms(one.e2el_p99_ms),
+            "-" if tails is None else f"{shown_ms(tails[0])}-{shown_ms(tails[1])}",
+            shown_ms(one.queue_p95_ms),
             f"{one.kv_cache_usage_peak:.0%}",
             style="bold" if chosen else None,
         )
     return table
-
-
-def _ms(value: float | None) -> str:
-    if value is None:
-        return "-"
-    if value >= 100_000:
-        return f"{value / 1e3:,.0f}s"
-    return f"{value:,.1f}" if value < 100 else f"{value:,.0f}"

@@ -12,16 +12,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tuner.commands.console import LONG_MS, console_for, shown_ms
 from tuner.exporter import Exporter
 from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
-
-PLAIN_WIDTH = 100
-"""Where stdout is no terminal, so that a log has the same lines everywhere."""
-
-LONG_MS = 100_000
-"""From here on a time is told in seconds."""
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
@@ -99,15 +94,11 @@ def render(
     outcome: SweepOutcome, *, profile_path: Path, run_dir: Path, warnings: Sequence[str]
 ) -> None:
     """Print the curve, the verdict and what to do with it."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
-    elif console.width < TABLE_WIDTH:  # a terminal that wraps is better than numbers cut off
-        console = Console(highlight=False, width=TABLE_WIDTH)
+    console = console_for(at_least=TABLE_WIDTH)
     verdict = outcome.verdict
     view = outcome.conclusion.view
     console.print(curve_table(outcome))
-    if outcome.conclusion.by_twin and len(outcome.curve) > 1:
+    if any(step.changes for step in outcome.curve):
         console.print()
         console.print("what each doubling changes, with its 95 % interval")
         console.print(changes_table(outcome))
@@ -129,6 +120,12 @@ def render(
                 f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
                 f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}"
             )
+    if (found := outcome.agreement) is not None:
+        console.print(
+            f"the fresh engine against the ladder's: iterations {found.slower:+.1%} (the machine "
+            f"explains {found.slower_limit:.0%}), in SLO {found.attainment:+.1%} "
+            f"({found.attainment_limit:.0%})"
+        )
     for said in outcome.predictions:
         numbers = said.numbers
         console.print(
@@ -184,8 +181,10 @@ def changes_table(outcome: SweepOutcome) -> Table:
         "kv_cache_usage_peak": ("KV peak", _percent),
         "preemptions": ("preempted", _number),
     }
+    told = {name for step in outcome.curve for name in step.changes}
     if not any(step.numbers.preemptions for step in outcome.curve):
-        del names["preemptions"]
+        told -= {"preemptions"}
+    names = {name: shown for name, shown in names.items() if name in told}
     table = _table("step", *(heading for heading, _ in names.values()))
     for below, step in pairwise(outcome.curve):
         cells = []
@@ -235,7 +234,4 @@ def _time(spread: Spread | None, name: str) -> str:
 def _ms(spread: Spread | None, name: str) -> str:
     if spread is None:
         return "-"
-    value_ms = getattr(spread, name) * 1e3
-    if value_ms >= LONG_MS:
-        return f"{value_ms / 1e3:,.0f}s"
-    return f"{value_ms:,.1f}" if value_ms < 100 else f"{value_ms:,.0f}"
+    return shown_ms(getattr(spread, name) * 1e3)

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.table import Table
 
 from tuner.commands import trace_plot
-from tuner.commands.trace_view import console_for, headline, plain, print_warnings, rows_line
+from tuner.commands.console import console_for
+from tuner.commands.trace_view import headline, plain, print_warnings, rows_line
 from tuner.formats.source import TraceHeader
 from tuner.traffic.columns import Floats
 from tuner.traffic.levels import Levels

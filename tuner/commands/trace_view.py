@@ -6,12 +6,10 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
+from tuner.commands.console import console_for
 from tuner.formats.replayable import Replayable
 from tuner.formats.source import TraceHeader
 from tuner.traffic.summary import Traffic
-
-PLAIN_WIDTH = 100
-"""Where stdout is no terminal, so that a log has the same lines everywhere."""
 
 
 def print_written(
@@ -62,10 +60,3 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
 def plain(text: str) -> str:
     """What a file says of itself must not move the cursor nor be taken for markup."""
     return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
-
-
-def console_for() -> Console:
-    console = Console(highlight=False)
-    if console.is_terminal:
-        return console
-    return Console(highlight=False, width=PLAIN_WIDTH, color_system=None)

@@ -15,6 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner import files
+from tuner.commands.console import console_for
 from tuner.devices import DeviceMeter
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.engines.vllm import VllmStarter
@@ -28,8 +29,6 @@ from tuner.traffic.routing import Router, busiest_part, route
 from tuner.twin_store import restored
 from tuner.verify import Verification, verify
 from tuner.window import parse_duration_s
-
-PLAIN_WIDTH = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,9 +187,6 @@ def _said(gate: Gate) -> str:
 
 
 def _render(found: Sequence[Gate]) -> None:
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("gate", "promised", "limit", "measured", ""):
         table.add_column(heading, justify="left" if heading in {"gate", ""} else "right")
@@ -203,7 +199,7 @@ def _render(found: Sequence[Gate]) -> None:
             shown.format(gate.measured),
             "kept" if gate.kept else "[bold red]broken[/]",
         )
-    console.print(table)
+    console_for().print(table)
 
 
 def _junit(found: Sequence[Gate], profile: str) -> bytes:

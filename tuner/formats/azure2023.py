@@ -4,7 +4,6 @@
 """
 
 from tuner.formats.azure import Layout
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.lines import Lines
 from tuner.formats.source import Source, TimeUnit, TraceHeader
 
@@ -22,6 +21,6 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="dates")
+    lines.refuse_unit(time_unit, the_stamps_are="dates")
     header = TraceHeader(source=NAME, time_resolution_ms=0.001, missing=MISSING)
     return Source(header, LAYOUT.rows(lines), absolute=True)

@@ -7,7 +7,6 @@ s, ids stand for 16 tokens, a parent of -1 is none. Each row is the whole contex
 from collections.abc import Iterator
 
 from tuner.formats import json_rows
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.json_rows import Fields, Object, as_ms, opening
 from tuner.formats.lines import Lines
 from tuner.formats.recent import Recent
@@ -25,7 +24,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="in s")
+    lines.refuse_unit(time_unit, the_stamps_are="in s")
     header = TraceHeader(
         source=NAME,
         time_resolution_ms=1,

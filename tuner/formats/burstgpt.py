@@ -26,7 +26,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    csv_rows.refuse_unit(lines, time_unit, the_stamps_are="in s")
+    lines.refuse_unit(time_unit, the_stamps_are="in s")
     _, columns = next(iter(lines.again()), (1, b""))
     missing = ["aborts", "prefixes"]
     missing += [] if ELAPSED in columns else ["ends", "sessions"]

@@ -3,10 +3,8 @@
 import re
 from collections.abc import Callable, Iterable, Iterator
 
-from tuner.errors import UsageError
 from tuner.formats.lines import BOM, Lines
 from tuner.formats.record import Reason, Row
-from tuner.formats.source import TimeUnit
 
 COUNT = rb"(\d{1,9})"
 BAD_COUNTS: dict[bytes, Reason] = {
@@ -63,11 +61,3 @@ def bad_count(cells: Iterable[bytes]) -> Reason:
             if re.fullmatch(pattern, cell):
                 return reason
     return "not_integer"
-
-
-def refuse_unit(lines: Lines, time_unit: TimeUnit | None, *, the_stamps_are: str) -> None:
-    """Raise UsageError for a unit where the format leaves no choice."""
-    if time_unit is not None:
-        raise UsageError(
-            f"{lines.path}: the stamps are {the_stamps_are}", hint="Leave out --time-unit."
-        )

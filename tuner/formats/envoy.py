@@ -5,7 +5,6 @@
 
 from collections.abc import Iterator
 
-from tuner.errors import UsageError
 from tuner.formats.json_rows import Fields, Object, opening, rows, with_tokens
 from tuner.formats.lines import Lines
 from tuner.formats.record import Reason
@@ -42,8 +41,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit is not None:
-        raise UsageError(f"{lines.path}: the stamps are dates", hint="Leave out --time-unit.")
+    lines.refuse_unit(time_unit, the_stamps_are="dates")
     header = TraceHeader(
         source=NAME, time_resolution_ms=1, missing=("prefixes", "sessions", "queue", "n")
     )

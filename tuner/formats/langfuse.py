@@ -6,7 +6,6 @@ Dates without a zone are UTC. Of a generation above another only the lower one i
 import re
 from collections.abc import Iterator
 
-from tuner.errors import UsageError
 from tuner.formats.json_rows import (
     MAX_PAGE_BYTES,
     Fields,
@@ -52,8 +51,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit is not None:
-        raise UsageError(f"{lines.path}: the stamps are dates", hint="Leave out --time-unit.")
+    lines.refuse_unit(time_unit, the_stamps_are="dates")
     lines.longest = MAX_PAGE_BYTES
     header = TraceHeader(source=NAME, missing=("prefixes", "queue"))
     found = innermost(_spans(lines), lines.tally)

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tuner.errors import TraceError
+from tuner.errors import TraceError, UsageError
 from tuner.formats.json_values import spans_lines, values
 from tuner.formats.record import Tally
+from tuner.formats.source import TimeUnit
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20
@@ -69,6 +70,13 @@ class Lines:
             raise TraceError(
                 f"{self.path}:{number}: holds text ({key})",
                 hint="tuner trace import --allow-text reads the rest; no text is ever written.",
+            )
+
+    def refuse_unit(self, time_unit: TimeUnit | None, *, the_stamps_are: str) -> None:
+        """Raise UsageError for a unit where the format leaves no choice."""
+        if time_unit is not None:
+            raise UsageError(
+                f"{self.path}: the stamps are {the_stamps_are}", hint="Leave out --time-unit."
             )
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:

@@ -7,7 +7,6 @@ trace. ``response_time`` is not used: of a stream it is the time to the first to
 import csv
 from collections.abc import Iterator
 
-from tuner.errors import UsageError
 from tuner.formats.json_rows import (
     MAX_PAGE_BYTES,
     Fields,
@@ -56,8 +55,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit is not None:
-        raise UsageError(f"{lines.path}: the stamps are dates", hint="Leave out --time-unit.")
+    lines.refuse_unit(time_unit, the_stamps_are="dates")
     header = TraceHeader(source=NAME, missing=("prefixes", "queue"))
     return Source(header, final_attempts(_found(lines), lines.tally), absolute=True)
 

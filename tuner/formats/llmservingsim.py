@@ -10,7 +10,6 @@ from collections.abc import Iterator
 import msgspec
 
 from tuner.formats import json_rows
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.json_rows import Fields, Object, as_ms, opening
 from tuner.formats.lines import Lines
 from tuner.formats.scalars import is_number
@@ -32,7 +31,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="in s")
+    lines.refuse_unit(time_unit, the_stamps_are="in s")
     ahead_s = _ahead_s(lines)
 
     def convert(parsed: Object) -> Iterator[Fields]:

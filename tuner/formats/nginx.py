@@ -6,7 +6,6 @@ nginx stamps a line when it writes it, at the end of the request: arrival = stam
 from collections.abc import Iterator
 from datetime import datetime
 
-from tuner.errors import UsageError
 from tuner.formats.json_rows import Fields, Object, opening, rows, with_tokens
 from tuner.formats.lines import Lines
 from tuner.formats.record import Reason, Row
@@ -41,8 +40,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit is not None:
-        raise UsageError(f"{lines.path}: $msec is in s", hint="Leave out --time-unit.")
+    lines.refuse_unit(time_unit, the_stamps_are="$msec, in s")
     header = TraceHeader(
         source=NAME, time_resolution_ms=1, missing=("prefixes", "sessions", "queue", "n")
     )

@@ -7,7 +7,7 @@ a client's: of spans above one another only the lowest is a request.
 from collections.abc import Iterator
 from typing import Literal
 
-from tuner.errors import TraceError, UsageError
+from tuner.errors import TraceError
 from tuner.formats.json_rows import checked
 from tuner.formats.lines import Lines
 from tuner.formats.otlp import (
@@ -41,8 +41,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit is not None:
-        raise UsageError(f"{lines.path}: spans are in ns", hint="Leave out --time-unit.")
+    lines.refuse_unit(time_unit, the_stamps_are="in ns")
     header = TraceHeader(source=NAME, time_resolution_ms=0.001, missing=("prefixes",))
     found = innermost(_spans(lines), lines.tally)
     return Source(header, merged(found, lines.tally), absolute=True)

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from tuner.formats import json_rows
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.json_rows import Fields, Object, opening
 from tuner.formats.lines import Lines
 from tuner.formats.scalars import (
@@ -35,7 +34,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="dates")
+    lines.refuse_unit(time_unit, the_stamps_are="dates")
 
     def convert(parsed: Object) -> Iterator[Fields]:
         yield _fields(parsed)

@@ -7,7 +7,6 @@ that the model said; the network and the provider's queue are in between.
 from collections.abc import Iterable, Iterator
 
 from tuner.formats import json_rows
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.json_rows import Fields, Object, opening
 from tuner.formats.lines import Lines
 from tuner.formats.scalars import Numbers, between_ms, epoch_ms
@@ -25,7 +24,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="dates")
+    lines.refuse_unit(time_unit, the_stamps_are="dates")
     sessions = Numbers()
 
     def convert(parsed: Object) -> Iterator[Fields]:

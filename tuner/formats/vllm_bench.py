@@ -11,7 +11,6 @@ from typing import Any
 import msgspec
 
 from tuner.errors import TraceError
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.json_rows import Fields, as_ms, checked, opening
 from tuner.formats.lines import Lines
 from tuner.formats.record import Row
@@ -49,7 +48,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="in s")
+    lines.refuse_unit(time_unit, the_stamps_are="in s")
     result = _decoded(lines)
     if any(bytes(text) not in EMPTY for text in result.generated_texts):
         lines.refuse_text(1, "generated_texts")

@@ -6,7 +6,7 @@ one start. A request that did not finish has no span at all.
 
 from collections.abc import Iterator
 
-from tuner.errors import TraceError, UsageError
+from tuner.errors import TraceError
 from tuner.formats.json_rows import checked
 from tuner.formats.lines import Lines
 from tuner.formats.otlp import INSTANCE, REQUEST_NAME, Names, is_otlp, raw_spans, request_of
@@ -26,8 +26,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit is not None:
-        raise UsageError(f"{lines.path}: spans are in ns", hint="Leave out --time-unit.")
+    lines.refuse_unit(time_unit, the_stamps_are="in ns")
     header = TraceHeader(
         source=NAME,
         time_resolution_ms=0.001,

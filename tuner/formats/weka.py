@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tuner.formats import json_rows
-from tuner.formats.csv_rows import refuse_unit
 from tuner.formats.json_rows import Fields, Object, as_ms, opening
 from tuner.formats.lines import Lines
 from tuner.formats.record import Reason, Tally
@@ -38,7 +37,7 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
-    refuse_unit(lines, time_unit, the_stamps_are="in s")
+    lines.refuse_unit(time_unit, the_stamps_are="in s")
     lines.longest = MAX_CONVERSATION_BYTES
     block_size = _block_size(lines)
     header = TraceHeader(

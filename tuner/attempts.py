@@ -1,0 +1,60 @@
+"""A replay, made again while our own requests left late: those numbers would be ours."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from tuner.engines.seam import Engine
+from tuner.errors import GeneratorLateError
+from tuner.punctuality import check_generator
+from tuner.readings import Read, while_reading
+from tuner.records import PlannedRequest, Replay
+from tuner.replay import CutRule, Progress, replay
+from tuner.window import Window
+
+RETRIES = 3
+"""So often is a replay whose requests left late thrown away and made again."""
+
+
+async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
+    plan: Sequence[PlannedRequest],
+    engine: Engine,
+    window: Window,
+    *,
+    max_num_seqs: int,
+    rule: CutRule,
+    read: Read | None,
+    begun: Callable[[], None],
+    late: Callable[[GeneratorLateError, float], None],
+    name: str = "replay",
+    progress: Progress | None = None,
+) -> Replay:
+    """Replay a window's plan with an empty prefix cache.
+
+    ``begun`` is told of every attempt, ``late`` of every one that is thrown away with its elapsed
+    seconds. Raises GeneratorLateError when the requests stay late.
+    """
+    retries = RETRIES
+    while True:
+        begun()
+        await engine.reset_prefix_cache()
+        replaying = replay(
+            plan,
+            engine,
+            max_num_seqs=max_num_seqs,
+            scored_from_s=window.run_in_s,
+            window_s=window.length_s,
+            cut_rule=rule,
+            progress=progress,
+            name=name,
+        )
+        result, device = await while_reading(replaying, read)
+        try:
+            if rule.stop_after_s is None:  # else only its iterations count
+                check_generator([result])
+        except GeneratorLateError as error:
+            late(error, result.elapsed_s)
+            if not retries:
+                raise
+            retries -= 1
+        else:
+            return replace(result, device=device, weight=window.weight)
