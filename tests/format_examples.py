@@ -297,7 +297,9 @@ def read(
     return list(source.rows), tally
 
 
-def check_reconciled(path: Path, content: bytes, format_name: str | None) -> tuple[int, int] | None:
+def check_reconciled(
+    path: Path, content: bytes, format_name: str | None, *, allow_text: bool = False
+) -> tuple[int, int] | None:
     """Read whatever this is; return (rows read, rows kept) if it is a trace, None if it is none.
 
     Raises AssertionError where counts do not reconcile, and whatever else is a bug.
@@ -307,7 +309,7 @@ def check_reconciled(path: Path, content: bytes, format_name: str | None) -> tup
     tally = Tally(str(path))
     rows: list[Row] = []
     try:
-        source, tally = open_trace(path, format_name=format_name)
+        source, tally = open_trace(path, format_name=format_name, allow_text=allow_text)
         rows = list(source.rows)
     except TraceError as error:
         refusal = error

@@ -131,6 +131,7 @@ def profile(
             agreement=None,
             predicted=[],
         ),
+        admission=None,
         validity=Validity(
             peak_concurrency=14,
             validated_load=1.25,

@@ -1,12 +1,13 @@
 """What a server may let in before its users wait for too long."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.profiles import ENGINE, profile
 from tuner import admission
-from tuner.errors import ProfileError
-from tuner.profile import ServingProfile, seal
-from tuner.profile_numbers import EngineShape, StepLaw, Twin
+from tuner.profile import ServingProfile, dump, load, parse, seal
+from tuner.profile_numbers import Admission, EngineShape, StepLaw, Twin
 
 
 def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> ServingProfile:
@@ -44,15 +45,21 @@ def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> Servi
         decision=decision,
         curve=found.curve,
         promise=found.promise,
+        admission=admission.limits(decision, found.promise, twin),
         validity=found.validity,
         provenance=found.provenance,
         twin=twin,
     )
 
 
+def limits(profile_: ServingProfile) -> Admission:
+    assert profile_.admission is not None
+    return profile_.admission
+
+
 def test_the_tokens_are_those_computed_within_the_ttft_limit() -> None:
     # 100 of 116 tokens prefill in 10 + 10 ms: 5000 a second, 2500 in half a second.
-    found = admission.limits(with_twin())
+    found = limits(with_twin())
     assert found.max_num_queued_tokens == 2500
     assert found.reasons[0] == (
         "max_num_queued_tokens 2500: a TTFT limit of 500 ms x 5000 prompt tokens/s beside 16 "
@@ -62,13 +69,13 @@ def test_the_tokens_are_those_computed_within_the_ttft_limit() -> None:
 
 def test_the_requests_are_the_slots_and_those_that_come_free() -> None:
     # 100 output tokens of 10 ms hold a slot for 1 s: half of 16 come free in half a second.
-    found = admission.limits(with_twin())
+    found = limits(with_twin())
     assert found.max_num_queued_reqs == 24
     assert found.reasons[1].startswith("max_num_queued_reqs 24: 16 slots, and those that come free")
 
 
 def test_a_stricter_limit_lets_in_less() -> None:
-    assert admission.limits(with_twin(ttft_ms=100.0)).max_num_queued_tokens == 500
+    assert limits(with_twin(ttft_ms=100.0)).max_num_queued_tokens == 500
 
 
 @pytest.mark.parametrize(("slots", "step_s"), [(0, 0.0), (4, 0.003), (12, 0.008), (24, 0.014)])
@@ -79,7 +86,19 @@ def test_a_step_is_linear_between_what_was_seen_and_beyond(slots: int, step_s: f
 
 
 def test_without_a_limit_or_a_law_there_is_nothing_to_derive() -> None:
-    with pytest.raises(ProfileError, match="no limit on the TTFT"):
-        admission.limits(with_twin(ttft_ms=None))
-    with pytest.raises(ProfileError, match="no law of its step times"):
-        admission.limits(profile())
+    assert with_twin(ttft_ms=None).admission is None
+    without = profile()
+    assert admission.limits(without.decision, without.promise, without.twin) is None
+
+
+def test_the_profile_keeps_the_limits_and_their_reasons() -> None:
+    sealed = with_twin()
+    assert parse(dump(sealed), source="p").admission == limits(sealed)
+
+
+def test_the_shipped_profiles_limits_follow_from_its_own_numbers() -> None:
+    """They are a function of the rest, so nobody can have put them there by hand."""
+    path = Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml"
+    shipped = load(path)
+    assert shipped.admission is not None
+    assert shipped.admission == admission.limits(shipped.decision, shipped.promise, shipped.twin)

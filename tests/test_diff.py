@@ -11,6 +11,7 @@ import pytest
 
 from tests.deployments import EXAMPLES, FOLDER, deployed
 from tests.profiles import ENGINE, profile
+from tests.test_admission import with_twin
 from tuner import cli
 from tuner.profile import save
 
@@ -67,6 +68,17 @@ def test_of_two_profiles_everything_that_differs_is_said(diff: Diff) -> None:
         'vllm - "0.31.0"',
         'device.name - "NVIDIA A10"',
     ]
+
+
+def test_of_two_profiles_the_admission_limits_are_compared(diff: Diff) -> None:
+    save(with_twin(ttft_ms=500.0), Path("a.yaml"))
+    save(with_twin(ttft_ms=100.0), Path("b.yaml"))
+    differing = json.loads(diff("a.yaml", "b.yaml", "--json")[1])["differences"]
+    assert {
+        one["name"]: (one["profile"], one["other"])
+        for one in differing
+        if one["section"] == "admission"
+    } == {"max_num_queued_tokens": (2500, 500), "max_num_queued_reqs": (24, 17)}
 
 
 def test_of_a_file_what_apply_would_change_is_said_and_what_undoes_it(diff: Diff) -> None:

@@ -95,5 +95,5 @@ def test_what_cannot_be_planned_is_said_in_two_lines(
 
 
 def _without_twin(path: Path, one: ServingProfile) -> None:
-    names = ("engine", "decision", "curve", "promise", "validity", "provenance")
+    names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
     profile.save(profile.seal(**{name: getattr(one, name) for name in names}, twin=None), path)

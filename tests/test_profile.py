@@ -85,8 +85,8 @@ def test_a_profile_on_disk_reads_back(tmp_path: Path) -> None:
 
 def test_the_sections_come_in_reading_order() -> None:
     assert list(yaml.safe_load(TEXT)) == [
-        "schema_version", "engine", "decision", "curve", "promise", "validity", "provenance",
-        "twin", "digest",
+        "schema_version", "engine", "decision", "curve", "promise", "admission", "validity",
+        "provenance", "twin", "digest",
     ]  # fmt: skip
 
 

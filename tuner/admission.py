@@ -4,25 +4,14 @@ Beyond them vLLM answers 503 at once instead of letting everybody wait longer th
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
-from tuner.errors import ProfileError
-from tuner.profile_numbers import StepLaw, Twin
-from tuner.profile_schema import ServingProfile
+from tuner.profile_numbers import Admission, Promise, StepLaw, Twin
+from tuner.profile_schema import Decision
 
 
-@dataclass(frozen=True, slots=True)
-class AdmissionLimits:
-    """Engine arguments, and where each comes from."""
-
-    max_num_queued_tokens: int
-    max_num_queued_reqs: int
-    reasons: tuple[str, ...]
-
-
-def limits(profile: ServingProfile) -> AdmissionLimits:
-    """Return the limits for the profile's SLO. Raises ProfileError where it does not tell.
+def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission | None:
+    """Return the limits for the decision's SLO; None without a limit on the TTFT or a law.
 
     ``max_num_queued_tokens`` = TTFT limit x prefill throughput: that many prompt tokens are
     computed before a request that comes now has waited too long. The throughput is that of
@@ -31,16 +20,12 @@ def limits(profile: ServingProfile) -> AdmissionLimits:
     ``max_num_queued_reqs`` = slots + those that come free within the TTFT limit, when all of them
     decode outputs of mean length. vLLM calls it a coarse valve; the other one guards the TTFT.
     """
-    limit_ms, twin = profile.decision.slo.ttft_ms, profile.twin
+    limit_ms = decision.slo.ttft_ms
     if limit_ms is None or twin is None:
-        missing = "limit on the TTFT" if limit_ms is None else "law of its step times"
-        raise ProfileError(
-            f"the profile has no {missing} to derive admission limits from",
-            hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
-        )
-    slots = min(profile.decision.max_num_seqs, twin.shape.max_num_batched_tokens - 1)
+        return None
+    slots = min(decision.max_num_seqs, twin.shape.max_num_batched_tokens - 1)
     tokens_per_s = _prefill_tokens_per_s(twin, slots)
-    outputs = profile.promise.output_tokens_per_s / max(profile.promise.requests_per_s, 1e-9)
+    outputs = promise.output_tokens_per_s / max(promise.requests_per_s, 1e-9)
     holding_s = max(outputs, 1.0) * _decode_s(twin.law, slots)
     limit_s = limit_ms / 1000
     tokens = max(1, int(limit_s * tokens_per_s))
@@ -53,7 +38,11 @@ def limits(profile: ServingProfile) -> AdmissionLimits:
         f"max_num_queued_reqs {requests}: {slots} slots, and those that come free within "
         f"{limit_ms:g} ms when each is held for {holding_s:.3g} s"
     )
-    return AdmissionLimits(tokens, requests, (of_tokens, of_requests))
+    return Admission(
+        max_num_queued_tokens=tokens,
+        max_num_queued_reqs=requests,
+        reasons=[of_tokens, of_requests],
+    )
 
 
 def _prefill_tokens_per_s(twin: Twin, slots: int) -> float:

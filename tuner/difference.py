@@ -12,7 +12,7 @@ from tuner.rollout import Deployment
 from tuner.targets import flags
 from tuner.targets.seam import Platform, Stated
 
-Section = Literal["engine", "decision", "promise", "measured on", "traffic"]
+Section = Literal["engine", "decision", "promise", "admission", "measured on", "traffic"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +78,7 @@ def of_profiles(one: ServingProfile, other: ServingProfile) -> list[Difference]:
         *_of_engines(one, other),
         *_of_decisions(one, other),
         *_of_promises(one, other),
+        *_of_admission(one, other),
         *_of_grounds(one, other),
     ]
 
@@ -110,6 +111,13 @@ def _of_promises(one: ServingProfile, other: ServingProfile) -> Iterator[Differe
         yours = theirs[name]
         if mine != yours:
             yield Difference("promise", name, mine, yours, _share(mine, yours))
+
+
+def _of_admission(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
+    for name in ("max_num_queued_tokens", "max_num_queued_reqs"):
+        mine, yours = getattr(one.admission, name, None), getattr(other.admission, name, None)
+        if mine != yours:
+            yield Difference("admission", name, mine, yours)
 
 
 def _of_grounds(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:

@@ -11,7 +11,16 @@ from pydantic import ValidationError
 from tuner import files, yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError
-from tuner.profile_numbers import Change, CurveStep, KvCacheUsage, Measured, Promise, Spread, Twin
+from tuner.profile_numbers import (
+    Admission,
+    Change,
+    CurveStep,
+    KvCacheUsage,
+    Measured,
+    Promise,
+    Spread,
+    Twin,
+)
 from tuner.profile_schema import (
     Decision,
     EngineSeconds,
@@ -24,6 +33,7 @@ from tuner.profile_schema import (
 )
 
 __all__ = [
+    "Admission",
     "Change",
     "CurveStep",
     "Decision",
@@ -59,6 +69,7 @@ def seal(  # noqa: PLR0913 - one argument a section
     decision: Decision,
     curve: list[CurveStep],
     promise: Promise,
+    admission: Admission | None,
     validity: Validity,
     provenance: Provenance,
     twin: Twin | None,
@@ -71,6 +82,7 @@ def seal(  # noqa: PLR0913 - one argument a section
             "decision": decision,
             "curve": curve,
             "promise": promise,
+            "admission": admission,
             "validity": validity,
             "provenance": provenance,
             "twin": twin,

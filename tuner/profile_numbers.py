@@ -151,6 +151,15 @@ class Promise(Numbers):
     """By the twin for the whole part, at the captured load and at the validated one."""
 
 
+class Admission(Section):
+    """Limits on what a server lets in, as engine arguments; off unless `tuner apply` is asked."""
+
+    max_num_queued_tokens: Seqs
+    max_num_queued_reqs: Seqs
+    reasons: list[str]
+    """Where each comes from."""
+
+
 class TwinErrors(Section):
     """Predicted / measured - 1 of one replayed window; None where nothing was measured."""
 

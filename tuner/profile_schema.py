@@ -11,6 +11,7 @@ from typing import Literal
 from pydantic import JsonValue
 
 from tuner.profile_numbers import (
+    Admission,
     Count,
     CurveStep,
     Fraction,
@@ -115,6 +116,9 @@ class ServingProfile(Section):
     decision: Decision
     curve: list[CurveStep]
     promise: Promise
+    admission: Admission | None
+    """None where the SLO has no limit on the TTFT, or the windows alone decided."""
+
     validity: Validity
     provenance: Provenance
     twin: Twin | None

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal, cast
 
+from tuner import admission
 from tuner.device_use import disturbance
 from tuner.engines.seam import EngineFacts
 from tuner.iterations import KvCacheUsage
@@ -111,19 +112,27 @@ def profile_of(
     chosen = outcome.chosen.numbers
     facts = outcome.facts
     view = outcome.conclusion.view
+    decision = Decision(
+        verdict=verdict.kind,
+        max_num_seqs=verdict.max_num_seqs,
+        interval=verdict.interval,
+        confidence=verdict.confidence,
+        reason=verdict.reason,
+        objective=OBJECTIVE,
+        slo=slo_section(outcome.slo),
+    )
+    promise = _promise(outcome)
+    twin = (
+        stored(view, seed=origin["seed"])
+        if view is not None and outcome.conclusion.by_twin
+        else None
+    )
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
-        decision=Decision(
-            verdict=verdict.kind,
-            max_num_seqs=verdict.max_num_seqs,
-            interval=verdict.interval,
-            confidence=verdict.confidence,
-            reason=verdict.reason,
-            objective=OBJECTIVE,
-            slo=slo_section(outcome.slo),
-        ),
+        decision=decision,
         curve=curve_steps(outcome),
-        promise=_promise(outcome),
+        promise=promise,
+        admission=admission.limits(decision, promise, twin),
         validity=Validity(
             peak_concurrency=max(
                 one.in_flight_peak for one in (chosen, outcome.with_headroom) if one is not None
@@ -136,11 +145,7 @@ def profile_of(
             retune_when=RETUNE_WHEN,
         ),
         provenance=_provenance(outcome, facts, origin),
-        twin=(
-            stored(view, seed=origin["seed"])
-            if view is not None and outcome.conclusion.by_twin
-            else None
-        ),
+        twin=twin,
     )
 
 

@@ -6,10 +6,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import admission, devices, files, profile, provenance, rollout, targets, yaml_strict
+from tuner import devices, files, profile, provenance, rollout, targets, yaml_strict
 from tuner.backup import Override
 from tuner.commands.apply_view import Edit
-from tuner.errors import TargetError, UndecidedError, UsageError
+from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
+from tuner.profile_numbers import Admission
 from tuner.profile_schema import ServingProfile
 from tuner.targets import systemd
 from tuner.targets.detect import detect
@@ -82,10 +83,12 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
     if not options.force:
         rollout.refuse_differences(chosen, differing)
     arguments = rollout.settings(chosen, live_knob=options.live_knob)
-    admitted = admission.limits(chosen) if options.admission_limits else None
-    if admitted is not None:
+    reasons: tuple[str, ...] = ()
+    if options.admission_limits:
+        admitted = _admission(chosen)
         arguments["max_num_queued_reqs"] = admitted.max_num_queued_reqs
         arguments["max_num_queued_tokens"] = admitted.max_num_queued_tokens
+        reasons = tuple(admitted.reasons)
     for name in rollout.of_the_file(differing) & arguments.keys():
         del arguments[name]
     rollout.check_together(here.stated, arguments, source=source)
@@ -107,11 +110,22 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         before={name: one.value for name, one in here.stated.items()},
         after={name: one.value for name, one in after.items()},
         warnings=_warnings(chosen, differing),
-        reasons=() if admitted is None else admitted.reasons,
+        reasons=reasons,
         kind=target.NAME,
         start=target.START,
         override=_override(chosen, differing, options),
     )
+
+
+def _admission(chosen: ServingProfile) -> Admission:
+    if chosen.admission is None:
+        no_limit = chosen.decision.slo.ttft_ms is None
+        missing = "limit on the TTFT" if no_limit else "law of its step times"
+        raise ProfileError(
+            f"the profile has no {missing} to derive admission limits from",
+            hint="Sweep with --slo ttft=…, on an engine that says how long its iterations take.",
+        )
+    return chosen.admission
 
 
 def deployment(
