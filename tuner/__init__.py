@@ -135,6 +135,7 @@ From replay to verdict
 
 What is rolled out
     provenance               what a number rests on
+    admission                limits on what is let in, from what users wait for
     result                   what a sweep found, as sections of a profile
     profile_numbers          its numbers, and the twin's section
     profile_schema           the sections of a serving profile
@@ -146,7 +147,6 @@ What is rolled out
     rollout                  what a profile means for one deployment
     live_server              what a running server says of itself
     difference               in what two profiles differ, or a profile and what is deployed
-    admission                limits on what is let in, from what users wait for
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only
     targets.vllm_config      a `vllm serve --config` YAML
