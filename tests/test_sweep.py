@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,13 @@ SETTINGS = SweepSettings(
 
 SLOTS_COST_LATE = World(step=WorldStep(a=0.020, b=0.0006, n0=16, h=0.0025))
 """Beyond 16 sequences each further one costs four times as much: the article's machine."""
+
+NOISY = World(
+    step=SLOTS_COST_LATE.step,
+    noise=WorldNoise(
+        sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04, stall_rate=0.033
+    ),
+)
 
 # A request every 0.25 s, 50 + 50 to 150 tokens: about 400 output tokens/s. In this world 8 slots
 # give 8 / 24.8 ms = 323 tokens/s, 16 give 16 / 29.6 ms = 541.
@@ -89,6 +96,30 @@ def swept(  # noqa: PLR0913 - what a test may vary
         book.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that several tests look at."""
+
+    run_dir: Path
+    outcome: SweepOutcome
+    told: list[str]
+
+
+def _run(run_dir: Path, world: World) -> Run:
+    notes = Notes()
+    return Run(run_dir, swept(run_dir, world, notes=notes), notes.told)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _run(tmp_path_factory.mktemp("calm") / "run", SLOTS_COST_LATE)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY)
+
+
 def test_the_articles_machine_has_its_knee_at_16(tmp_path: Path) -> None:
     settings = replace(SETTINGS, slo=Slo(ttft_s=4.0, tpot_s=0.040))
     outcome = swept(tmp_path, settings=settings, traffic=BURSTS)
@@ -104,28 +135,29 @@ def test_the_articles_machine_has_its_knee_at_16(tmp_path: Path) -> None:
     assert outcome.confirmed.attainment == pytest.approx(by_cap[16].numbers.attainment, abs=0.02)
 
 
-def test_a_whole_sweep_replays_less_than_seven_steps(tmp_path: Path) -> None:
-    assert swept(tmp_path).replay_s <= 400
+def test_a_whole_sweep_replays_less_than_seven_steps(calm: Run) -> None:
+    assert calm.outcome.replay_s <= 400
 
 
-def test_the_fast_sweep_gives_the_same_answer_for_half_of_the_time(tmp_path: Path) -> None:
-    whole = swept(tmp_path / "whole")
-    fast = swept(tmp_path / "fast", settings=replace(SETTINGS, fast=True))
-    assert fast.verdict.max_num_seqs == whole.verdict.max_num_seqs
+def test_the_fast_sweep_gives_the_same_answer_for_half_of_the_time(
+    calm: Run, tmp_path: Path
+) -> None:
+    fast = swept(tmp_path, settings=replace(SETTINGS, fast=True))
+    assert fast.verdict.max_num_seqs == calm.outcome.verdict.max_num_seqs
     assert fast.replay_s <= 200
     assert fast.confirmed is not None
     assert {step.source for step in fast.curve} == {"twin"}
 
 
-def test_the_twin_is_held_against_every_window_that_was_replayed(tmp_path: Path) -> None:
-    view = swept(tmp_path).conclusion.view
+def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> None:
+    view = calm.outcome.conclusion.view
     assert view is not None
     assert {one.max_num_seqs for one in view.errors} == {8, 16, 32}
     assert view.error < 0.02
 
 
-def test_the_twin_promises_at_the_captured_load_and_with_headroom(tmp_path: Path) -> None:
-    captured, raised = swept(tmp_path).predictions
+def test_the_twin_promises_at_the_captured_load_and_with_headroom(calm: Run) -> None:
+    captured, raised = calm.outcome.predictions
     assert (captured.load, raised.load) == (1.0, 1.25)
     assert raised.numbers.arrival_rate_rps == pytest.approx(
         1.25 * captured.numbers.arrival_rate_rps, rel=0.01
@@ -135,36 +167,26 @@ def test_the_twin_promises_at_the_captured_load_and_with_headroom(tmp_path: Path
     assert 0.95 * low <= captured.numbers.e2el_s.p99 * 1e3 <= 1.05 * high
 
 
-def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(tmp_path: Path) -> None:
-    live = swept(tmp_path / "live")
-    fresh = swept(
-        tmp_path / "fresh",
-        settings=replace(SETTINGS, fresh=True, budget_s=3600),
-    )
-    assert fresh.verdict.max_num_seqs == live.verdict.max_num_seqs
-    assert len(fresh.starts_s) > len(live.starts_s)
-
-
-NOISY = World(
-    step=SLOTS_COST_LATE.step,
-    noise=WorldNoise(
-        sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04, stall_rate=0.033
-    ),
-)
+def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(
+    calm: Run, tmp_path: Path
+) -> None:
+    fresh = swept(tmp_path, settings=replace(SETTINGS, fresh=True, budget_s=3600))
+    assert fresh.verdict.max_num_seqs == calm.outcome.verdict.max_num_seqs
+    assert len(fresh.starts_s) > len(calm.outcome.starts_s)
 
 
 @pytest.mark.parametrize("stop_at", [0, 1, 4, 7, 12, 15])
 def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
-    tmp_path: Path, stop_at: int
+    noisy: Run, tmp_path: Path, stop_at: int
 ) -> None:
-    whole = swept(tmp_path / "whole", NOISY)
+    whole = noisy.outcome
     notes = Notes()
     notes.stop_at = stop_at
     with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path / "cut", NOISY, notes=notes)
-    resumed = swept(tmp_path / "cut", NOISY, resume=True)
-    events = _events(tmp_path / "cut")
-    assert _trials(events) == _trials(_events(tmp_path / "whole"))
+        swept(tmp_path, NOISY, notes=notes)
+    resumed = swept(tmp_path, NOISY, resume=True)
+    events = _events(tmp_path)
+    assert _trials(events) == _trials(_events(noisy.run_dir))
     assert sum(event["event"] == "probe" for event in events) == 1
     assert resumed.verdict == whole.verdict
     assert resumed.curve == whole.curve
@@ -172,12 +194,11 @@ def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
     assert resumed.predictions == whole.predictions
 
 
-def test_a_finished_run_resumes_without_an_engine(tmp_path: Path) -> None:
-    first = swept(tmp_path)
+def test_a_finished_run_resumes_without_an_engine(calm: Run) -> None:
     notes = Notes()
-    again = swept(tmp_path, resume=True, notes=notes)
-    assert again.verdict == first.verdict
-    assert again.starts_s == first.starts_s
+    again = swept(calm.run_dir, resume=True, notes=notes)
+    assert again.verdict == calm.outcome.verdict
+    assert again.starts_s == calm.outcome.starts_s
     assert not any("starting" in told for told in notes.told)
 
 
@@ -212,9 +233,8 @@ def test_memory_that_binds_before_the_cap_is_said(tmp_path: Path) -> None:
     assert max(step.numbers.running_peak for step in outcome.curve) < 16
 
 
-def test_a_slow_neighbour_changes_the_confidence_and_not_the_run(tmp_path: Path) -> None:
-    noisy = WorldNoise(sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04)
-    outcome = swept(tmp_path, World(step=SLOTS_COST_LATE.step, noise=noisy))
+def test_a_slow_neighbour_changes_the_confidence_and_not_the_run(noisy: Run) -> None:
+    outcome = noisy.outcome
     assert 0.0 <= outcome.verdict.confidence <= 1.0
     low, high = outcome.verdict.interval
     assert low <= outcome.verdict.max_num_seqs <= high
@@ -244,14 +264,12 @@ def test_a_trace_that_fits_nowhere_is_refused(tmp_path: Path) -> None:
         swept(tmp_path, narrow)
 
 
-def test_the_cost_is_told_before_the_ladder(tmp_path: Path) -> None:
-    notes = Notes()
-    outcome = swept(tmp_path, notes=notes)
-    (told,) = [text for text in notes.told if "expect up to" in text]
+def test_the_cost_is_told_before_the_ladder(calm: Run) -> None:
+    (told,) = [text for text in calm.told if "expect up to" in text]
     expected_s = float(told.split("expect up to ")[1].split("s of replay")[0])
-    assert 0.5 * expected_s < outcome.replay_s <= expected_s
-    first = next(text for text in notes.told if text.startswith("climb "))
-    assert notes.told.index(told) < notes.told.index(first)
+    assert 0.5 * expected_s < calm.outcome.replay_s <= expected_s
+    first = next(text for text in calm.told if text.startswith("climb "))
+    assert calm.told.index(told) < calm.told.index(first)
 
 
 def _events(run_dir: Path) -> list[dict[str, Any]]:

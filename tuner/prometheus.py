@@ -1,9 +1,11 @@
 """What a vLLM server says at ``/metrics``, by our names, whichever vLLM wrote it. Pure."""
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Literal
 
 from prometheus_client.parser import text_string_to_metric_families
@@ -114,6 +116,8 @@ class ServerMetrics:
     """vLLM's cache configuration as text: ``block_size``, ``num_gpu_blocks``, …"""
 
     models: tuple[str, ...] = ()
+    started_s: float | None = None
+    """When the server's process started, in seconds since 1970."""
 
 
 def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
@@ -130,19 +134,59 @@ def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
             hint="Check that the address is the server's /metrics.",
         ) from error
     if not samples:
-        raise InputError(
-            f"{source}: no metric of vLLM in it",
-            hint="Check the address, and that the server runs without --disable-log-stats.",
-        )
+        raise _not_vllm(source)
     return metrics
 
 
-_Samples = Mapping[str, list[tuple[dict[str, str], float]]]
+def parse_engines(
+    text: str, *, source: str, model: str | None = None
+) -> Mapping[str, ServerMetrics]:
+    """Read every engine of a server on its own: its label ``engine`` → what it says.
+
+    Old servers have one, without that label. Raises InputError as ``parse`` does.
+    """
+    try:
+        by_engine: defaultdict[str, defaultdict[str, list[_Sample]]]
+        by_engine = defaultdict(lambda: defaultdict(list))
+        for name, found in _samples(text).items():
+            for labels, value in found:
+                by_engine[labels.get("engine", "0")][name].append((labels, value))
+        started_s = _started_s(text)
+        read = {
+            engine: replace(metrics, started_s=started_s)
+            for engine, samples in sorted(by_engine.items())
+            if (metrics := _read(samples, model)).gauges
+        }
+    except (ValueError, IndexError, KeyError) as error:
+        raise InputError(
+            f"{source}: not Prometheus text: {str(error)[:100]}",
+            hint="Check that the address is the server's /metrics.",
+        ) from error
+    if not read:
+        raise _not_vllm(source)
+    return read
+
+
+def _not_vllm(source: str) -> InputError:
+    return InputError(
+        f"{source}: no metric of vLLM in it",
+        hint="Check the address, and that the server runs without --disable-log-stats.",
+    )
+
+
+def _started_s(text: str) -> float | None:
+    """Return when the process started; with several processes a server does not tell."""
+    found = re.search(r"^process_start_time_seconds ([-+.\deE]+)$", text, flags=re.MULTILINE)
+    return float(found.group(1)) if found else None
+
+
+_Sample = tuple[dict[str, str], float]
+_Samples = Mapping[str, list[_Sample]]
 """Sample name without ``vllm:`` → label sets with their values."""
 
 
 def _samples(text: str) -> _Samples:
-    samples: defaultdict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
+    samples: defaultdict[str, list[_Sample]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.startswith("vllm:"):
@@ -205,7 +249,11 @@ def _histogram(samples: _Samples, names: Iterable[str]) -> Histogram | None:
         if counts:
             bounds = tuple(sorted(counts))
             total = sum(value for _, value in samples.get(f"{name}_sum", []))
-            return Histogram(bounds, tuple(counts[bound] for bound in bounds), total)
+            upto = tuple(counts[bound] for bound in bounds)
+            rises = all(one <= other for one, other in pairwise((0.0, *upto)))
+            if not (rises and math.isinf(bounds[-1]) and math.isfinite(upto[-1] + total)):
+                raise ValueError(f"the buckets of {name} are no distribution")
+            return Histogram(bounds, upto, total)
     return None
 
 

@@ -82,6 +82,12 @@ class RequestRecord:
     cached_tokens: int = 0
     preemptions: int = 0
     merged_outputs: int = 0
+    transfer_s: float | None = None
+    """What a queue to and from the engine took; None without one."""
+
+    held_s: float | None = None
+    """Kept after its last token until its batch was done; None where replies are streamed."""
+
     error: str | None = None
 
     @property

@@ -36,6 +36,9 @@ class CutRule:
     stop_after_s: float | None = None
     """Replay only so much of a step that arithmetic has ruled out already."""
 
+    drain_s: float | None = None
+    """Wait so long after the last request was due for what is unfinished; None: for all of it."""
+
 
 Progress = Callable[[float, int, int], None]
 """Called with (elapsed seconds, requests done, requests in flight)."""
@@ -118,10 +121,7 @@ class _Run:
     async def go(self) -> None:
         """Send everything and wait for it, or until the watch cuts it."""
         self.start_s = self.loop.time()
-        tasks = {
-            self.loop.create_task(self._send_all()),
-            self.loop.create_task(self._watch()),
-        }
+        tasks = {self.loop.create_task(work) for work in (self._send_all(), self._watch())}
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -216,6 +216,8 @@ class _Run:
             if self.progress is not None:
                 self.progress(now_s, len(self.records), len(self.flights))
             rule = self.cut_rule
+            if rule.drain_s is not None and now_s >= self.plan[-1].planned_s + rule.drain_s:
+                return
             if rule.stop_after_s is not None and now_s >= rule.stop_after_s:
                 self.cut = "ruled out by Little's law; replayed for its iterations only"
                 return
@@ -268,6 +270,8 @@ class _Run:
             cached_tokens=sum(reply.cached_tokens for reply in replies),
             preemptions=sum(reply.preemptions for reply in replies),
             merged_outputs=sum(reply.merged_outputs for reply in replies),
+            transfer_s=slowest.transfer_s,
+            held_s=slowest.held_s,
             error=error,
         )
 

@@ -231,7 +231,7 @@ def intervals(blocks: Sequence[Block], cap: int) -> dict[str, tuple[float, float
         if not values:
             continue
         sd, freedom = noise(blocks, name)
-        reach = _student_t_975(freedom) * sd / math.sqrt(len(values))
+        reach = student_t_975(freedom) * sd / math.sqrt(len(values))
         centre = float(np.mean(values))
         low, high = centre - reach, centre + reach
         found[name] = (
@@ -259,7 +259,7 @@ def relative_changes(
         if not one or not other:
             continue
         sd, freedom = noise(blocks, name)
-        reach = _student_t_975(freedom) * sd * math.sqrt(1 / len(one) + 1 / len(other))
+        reach = student_t_975(freedom) * sd * math.sqrt(1 / len(one) + 1 / len(other))
         middle = float(np.mean(other) - np.mean(one))
         found[name] = (
             math.expm1(middle),
@@ -269,7 +269,7 @@ def relative_changes(
     return found
 
 
-def _student_t_975(freedom: float) -> float:
+def student_t_975(freedom: float) -> float:
     """Return the 97.5 % quantile by Hill's expansion around the normal (good to 1 % from 2 up)."""
     z = 1.959964
     g1 = (z**3 + z) / 4

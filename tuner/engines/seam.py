@@ -100,6 +100,11 @@ class Reply:
 
     cached_tokens: int = 0
     preemptions: int = 0
+    transfer_s: float | None = None
+    """What a queue between us and the engine took to carry request and reply; None without one."""
+
+    held_s: float | None = None
+    """How long it was kept after its last token, until its whole batch was done; None without."""
 
 
 class Engine(Protocol):

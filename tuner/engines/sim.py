@@ -27,14 +27,15 @@ class SimStarter:
         self._started = 0
         self._lost: int | None = None
 
-    def go_on_after(self, sizes: Sequence[int]) -> None:
+    def go_on_after(self, sizes: Sequence[int], *, lost: bool = True) -> None:
         """Take up an interrupted run that had started engines of these sizes, in order.
 
-        The last of them was lost with it: started again it is the same engine, and no time passes,
-        so that the rest of the run meets the weather that it would have met.
+        The last of them, unless it had done its work, was ``lost`` with it: started again it is the
+        same engine, and no time passes, so that the rest of the run meets the weather that it
+        would have met.
         """
         self._started = len(sizes)
-        self._lost = sizes[-1] if sizes else None
+        self._lost = sizes[-1] if sizes and lost else None
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         world = self._world
@@ -58,7 +59,8 @@ class SimStarter:
             "async_scheduling": world.step.async_release,
         }
 
-    async def start(self, *, max_num_seqs: int) -> SimEngine:
+    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
+        """See the seam. ``world``: as what this engine finds the machine, its weather apart."""
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualTimeLoop):
             raise EngineError(
@@ -82,6 +84,6 @@ class SimStarter:
             device={"name": f"simulated:{self._world.name}", "digest": self._world.digest},
         )
         weather = EngineWeather(self._machine, number=self._started)
-        engine = SimEngine(facts, self._world, weather, loop)
+        engine = SimEngine(facts, world or self._world, weather, loop)
         loop.attach(engine)
         return engine

@@ -83,6 +83,14 @@ class WorldNoise:
 
 
 @dataclass(frozen=True, slots=True)
+class WorldWorkers:
+    """What workers behind queues cost; for ``tuner compare``."""
+
+    message: float = _number(0.0)
+    switch: float = _number(0.0, high=1e3)
+
+
+@dataclass(frozen=True, slots=True)
 class World:
     """A simulated machine with its engine."""
 
@@ -91,6 +99,7 @@ class World:
     budget: int = _count(2048, low=1)
     engine_start: float = _number(60.0)
     noise: WorldNoise = field(default_factory=WorldNoise)
+    workers: WorldWorkers = field(default_factory=WorldWorkers)
     seed: int = _count(1)
     name: str = "world"
     """The file's name without its ending; not a key."""
@@ -99,7 +108,7 @@ class World:
     """``sha256:…`` of the file; not a key."""
 
 
-_SECTIONS: Final = {"step": WorldStep, "kv": WorldKv, "noise": WorldNoise}
+_SECTIONS: Final = {"step": WorldStep, "kv": WorldKv, "noise": WorldNoise, "workers": WorldWorkers}
 
 
 def read_world(path: Path) -> World:

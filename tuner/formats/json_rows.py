@@ -34,9 +34,6 @@ TEXT_KEYS = frozenset(
 )
 """Keys under which other tools keep what was said."""
 
-MAX_PAGE_BYTES = 64 * 2**20
-"""Of one answer of an API, in a format whose rows come in pages."""
-
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 ROWS_FOR_BLOCK_SIZE = 1000
 
@@ -99,18 +96,6 @@ def objects(lines: Lines) -> Iterator[tuple[int, Object]]:
         else:
             lines.tally.rows_read += 1
             lines.tally.drop(reason, number)
-
-
-def page_of(found: Object) -> Iterable[object]:
-    """Return the objects of a page, as APIs answer (``{"data": [...]}``), or the object itself."""
-    page = found.get("data")
-    return page if isinstance(page, list) else (found,)
-
-
-def first_of_page(head: bytes) -> Object:
-    """Return the first object of a file, or of the page that it begins with."""
-    first = next(iter(page_of(opening(head))), None)
-    return first if isinstance(first, dict) else {}
 
 
 def with_tokens(found: Iterable[Row], lines: Lines, what: str, hint: str) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Langfuse: observations as its API gives them (camelCase) and as its exports have them.
+"""Langfuse: observations as its API and its interface give them (camelCase), and as its exports do.
 
 Dates without a zone are UTC. Of a generation above another only the lower one is a request.
 """
@@ -6,16 +6,8 @@ Dates without a zone are UTC. Of a generation above another only the lower one i
 import re
 from collections.abc import Iterator
 
-from tuner.formats.json_rows import (
-    MAX_PAGE_BYTES,
-    Fields,
-    Object,
-    check_text,
-    checked,
-    first_of_page,
-    objects,
-    page_of,
-)
+from tuner.formats.exports import entries, first_keys
+from tuner.formats.json_rows import Fields, Object, checked
 from tuner.formats.lines import Lines
 from tuner.formats.otlp import Names
 from tuner.formats.record import Row
@@ -37,8 +29,18 @@ from tuner.formats.source import Source, TimeUnit, TraceHeader
 NAME = "langfuse"
 DESCRIPTION = "Langfuse's observations, from its API or its exports"
 
-API = {"id", "traceId", "type", "startTime"}
-EXPORT = {"id", "trace_id", "type", "start_time"}
+API = frozenset({"id", "traceId", "type", "startTime"})
+EXPORT = frozenset({"id", "trace_id", "type", "start_time"})
+
+PROMPT = (
+    *("promptTokens", "prompt_tokens", "inputTokens", "input_tokens"),
+    *("inputUsage", "input_usage"),
+)
+OUTPUT = (
+    *("completionTokens", "completion_tokens", "outputTokens", "output_tokens"),
+    *("outputUsage", "output_usage"),
+)
+"""Counts beside the usage, or in it, as older versions and tables have them."""
 
 START, END = ("startTime", "start_time"), ("endTime", "end_time")
 FIRST_TOKEN = ("completionStartTime", "completion_start_time")
@@ -46,13 +48,12 @@ CODE = re.compile(r"\b(4\d\d|5\d\d)\b")
 
 
 def sniff(head: bytes) -> bool:
-    keys = first_of_page(head).keys()
+    keys = first_keys(head)
     return keys >= API or keys >= EXPORT
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="dates")
-    lines.longest = MAX_PAGE_BYTES
     header = TraceHeader(source=NAME, missing=("prefixes", "queue"))
     found = innermost(_spans(lines), lines.tally)
     return Source(header, merged(found, lines.tally), absolute=True)
@@ -60,23 +61,18 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 
 def _spans(lines: Lines) -> Iterator[Span]:
     names = Names()
-    for number, found in objects(lines):
-        for entry in page_of(found):
-            lines.tally.rows_read += 1
-            if not isinstance(entry, dict):
-                lines.tally.drop("malformed", number)
-                continue
-            check_text(entry, number, lines)
-            yield Span(
-                str(first(entry, ("traceId", "trace_id")) or ""),
-                str(entry.get("id") or ""),
-                str(first(entry, ("parentObservationId", "parent_observation_id")) or ""),
-                _generation(entry, number, names, lines),
-            )
+    for number, entry in entries(lines, API, EXPORT):
+        lines.tally.rows_read += 1
+        yield Span(
+            str(first(entry, ("traceId", "trace_id")) or ""),
+            str(entry.get("id") or ""),
+            str(first(entry, ("parentObservationId", "parent_observation_id")) or ""),
+            _generation(entry, number, names, lines),
+        )
 
 
 def _generation(entry: Object, number: int, names: Names, lines: Lines) -> Found | None:
-    if entry.get("type") != "GENERATION":
+    if str(entry.get("type")).upper() != "GENERATION":
         lines.tally.drop("not_generation", number)
         return None
     row = checked(_fields(entry, names), block_size=1)
@@ -101,8 +97,9 @@ def _fields(entry: Object, names: Names) -> Fields:
         usage = old
     prompt, output = _sum(usage, "input"), _sum(usage, "output")
     if prompt is None and output is None:
-        prompt = tokens(first(usage, ("promptTokens", "prompt_tokens")))
-        output = tokens(first(usage, ("completionTokens", "completion_tokens")))
+        prompt, output = (
+            tokens(first(usage, keys) or first(entry, keys)) for keys in (PROMPT, OUTPUT)
+        )
     status = _status(entry)
     if status != "ok":
         prompt, output = failed_tokens(prompt), failed_tokens(output)

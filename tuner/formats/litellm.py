@@ -4,20 +4,11 @@ Dates have no zone and are UTC. A client's request that was tried again is sever
 trace. ``response_time`` is not used: of a stream it is the time to the first token.
 """
 
-import csv
 from collections.abc import Iterator
 
-from tuner.formats.json_rows import (
-    MAX_PAGE_BYTES,
-    Fields,
-    Object,
-    check_text,
-    checked,
-    first_of_page,
-    objects,
-    page_of,
-)
-from tuner.formats.lines import BOM, Lines
+from tuner.formats.exports import entries, first_keys
+from tuner.formats.json_rows import Fields, Object, checked
+from tuner.formats.lines import Lines
 from tuner.formats.otlp import Names
 from tuner.formats.record import Reason, Row
 from tuner.formats.same_request import Found, final_attempts
@@ -39,7 +30,7 @@ from tuner.formats.source import Source, TimeUnit, TraceHeader
 NAME = "litellm"
 DESCRIPTION = "LiteLLM's spend logs (JSON, CSV) and standard logging payloads"
 
-KEYS = {"call_type", "startTime", "prompt_tokens", "completion_tokens"}
+KEYS = frozenset({"call_type", "startTime", "prompt_tokens", "completion_tokens"})
 GENERATING = frozenset(
     {
         *("completion", "acompletion", "text_completion", "atext_completion"),
@@ -51,7 +42,7 @@ GENERATING = frozenset(
 
 
 def sniff(head: bytes) -> bool:
-    return (first_of_page(head).keys() or set(_columns(head))) >= KEYS
+    return first_keys(head) >= KEYS
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
@@ -62,7 +53,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 
 def _found(lines: Lines) -> Iterator[Found]:
     names = Names()
-    for number, entry in _entries(lines):
+    for number, entry in entries(lines, KEYS):
         lines.tally.rows_read += 1
         row = checked(_fields(entry, names), block_size=1)
         if not isinstance(row, Row):
@@ -73,23 +64,6 @@ def _found(lines: Lines) -> Iterator[Found]:
         trace = first(entry, ("trace_id", "session_id"))
         group = first(entry, ("model_group", "model"))
         yield Found(row, number, None if trace is None else (str(trace), str(group)))
-
-
-def _entries(lines: Lines) -> Iterator[tuple[int, Object]]:
-    with lines.path.open("rb") as file:
-        is_csv = bool(_columns(file.read(2**16)))
-    if is_csv:
-        yield from _csv_objects(lines)
-        return
-    lines.longest = MAX_PAGE_BYTES
-    for number, found in objects(lines):
-        for entry in page_of(found):
-            if isinstance(entry, dict):
-                check_text(entry, number, lines)
-                yield number, entry
-            else:
-                lines.tally.rows_read += 1
-                lines.tally.drop("malformed", number)
 
 
 def _fields(entry: Object, names: Names) -> Fields | Reason:
@@ -132,45 +106,3 @@ def _status(entry: Object, metadata: Object) -> str:
     code = tokens(told.get("error_code"))
     found = status_of(code if isinstance(code, int) else None)
     return "error" if found == "ok" else found
-
-
-def _columns(head: bytes) -> list[str]:
-    """Return the columns of the table as CSV; none where it is not that."""
-    line = head.removeprefix(BOM).lstrip().partition(b"\n")[0].strip()
-    if line[:1] in (b"{", b"[") or len(line) > 10_000:
-        return []
-    found = [column.strip().strip('"') for column in line.decode(errors="replace").split(",")]
-    return found if set(found) >= KEYS else []
-
-
-def _csv_objects(lines: Lines) -> Iterator[tuple[int, Object]]:
-    """Yield the table's rows as objects; text of several lines may stand in quotes."""
-    last = 0
-
-    def texts() -> Iterator[str]:
-        nonlocal last
-        for number, line in lines:
-            last = number
-            yield line.decode(errors="replace") + "\n"
-
-    reader = csv.reader(texts())
-    columns = [column.strip() for column in _cells(reader) or ()]
-    while True:
-        number = last + 1
-        if (cells := _cells(reader)) is None:
-            return
-        if len(cells) != len(columns):
-            lines.tally.rows_read += 1
-            lines.tally.drop("malformed", number)
-            continue
-        entry = dict(zip(columns, cells, strict=True))
-        check_text(entry, number, lines)
-        yield number, entry
-
-
-def _cells(reader: Iterator[list[str]]) -> list[str] | None:
-    """Return the next row; none of its cells where it is broken, None at the end."""
-    try:
-        return next(reader, None)
-    except csv.Error:  # a quote that nothing closes, a line end in the middle of a line
-        return []
