@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from tests.format_examples import EXAMPLES, read
-from tuner.errors import UsageError
+from tuner.errors import TraceError, UsageError
 from tuner.formats.record import Row
 
 COLUMNS_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
@@ -54,3 +54,33 @@ def test_a_row_that_cannot_be_used_is_counted_under_its_reason(
 def test_dates_have_no_unit(tmp_path: Path, name: str) -> None:
     with pytest.raises(UsageError, match="the stamps are dates"):
         read(tmp_path / "t", EXAMPLES[name], name, time_unit="s")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '"TIMESTAMP","ContextTokens","GeneratedTokens"\n"1970-01-01 00:01:00.5","10","5"\n',
+        "timestamp;contexttokens;generatedtokens\n1970-01-01 00:01:00.5;10;5\n",
+        ",TIMESTAMP,ContextTokens,GeneratedTokens\n0,1970-01-01 00:01:00.5,10.0,5.0\n",
+        "GeneratedTokens,ContextTokens,TIMESTAMP\r\n5, 10, 1970-01-01T00:01:00.5\r\n",
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n1970-01-01T00:01:00.5Z,10,5\n",
+    ],
+)
+def test_a_table_that_another_program_wrote_anew_is_read_by_its_headings(
+    tmp_path: Path, text: str
+) -> None:
+    rows, tally = read(tmp_path / "t", text, None)
+    assert rows == [Row(60_500, 10, 5)]
+    assert tally.dropped == {}
+
+
+def test_the_year_is_told_by_the_first_date_there_is(tmp_path: Path) -> None:
+    text = COLUMNS_2024 + "NaT,1,1\n1970-01-01 00:01:00+00:00,10,5\n"
+    rows, tally = read(tmp_path / "t", text, None)
+    assert rows == [Row(60_000, 10, 5)]
+    assert tally.dropped == {"bad_timestamp": 1}
+
+
+def test_headings_alone_are_a_trace_without_rows(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="no rows"):
+        read(tmp_path / "t", COLUMNS_2024, None)

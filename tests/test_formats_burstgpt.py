@@ -87,3 +87,18 @@ def test_public_slices_are_read_whole(name: str, failed: int) -> None:
     assert (tally.rows_read, tally.rows_kept) == (200, 200)
     assert sum(row.status == "error" for row in rows) == failed
     assert all((row.e2e_ms is not None) == (name == "burstgpt3") for row in rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        OLD + "5.0,ChatGPT,472.0,18.0,490.0,Conversation log\n",
+        OLD.replace(",", ";") + "5;ChatGPT;472;18;490;Conversation log\n",
+        "," + OLD + '0,"5","ChatGPT","472","18","490","Conversation, log"\n',
+    ],
+)
+def test_a_table_that_another_program_wrote_anew_is_read_by_its_headings(
+    tmp_path: Path, text: str
+) -> None:
+    (row,), _ = read(tmp_path / "t", text, None)
+    assert (row.timestamp, row.input_length, row.output_length) == (5000, 472, 18)

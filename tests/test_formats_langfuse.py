@@ -49,7 +49,11 @@ def exported(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any field
 
 
 def read(path: Path, *lines: object, allow_text: bool = False) -> tuple[list[Row], Tally]:
-    source, tally = open_trace(write_lines(path, *lines), allow_text=allow_text)
+    return read_file(write_lines(path, *lines), allow_text=allow_text)
+
+
+def read_file(path: Path, *, allow_text: bool = False) -> tuple[list[Row], Tally]:
+    source, tally = open_trace(path, allow_text=allow_text)
     assert source.header.source == "langfuse"
     return list(source.rows), tally
 
@@ -196,3 +200,53 @@ def test_the_sum_over_n_is_split_evenly(tmp_path: Path) -> None:
     (row,), tally = read(tmp_path / "t", observation(modelParameters='{"n": 2}'))
     assert (row.n, row.output_lengths) == (2, (10, 10))
     assert len(tally.notes) == 1
+
+
+TABLE = "id,traceId,type,startTime,endTime,model,inputTokens,outputTokens,usageDetails,input\n"
+CELLS = "o1,t1,GENERATION,2024-05-29T13:46:19.963Z,2024-05-29T13:46:21.963Z,m,"
+
+
+@pytest.mark.parametrize(
+    "line", [CELLS + "100,20,,\n", CELLS + ',,"{""input"":100,""output"":20,""total"":120}",\n']
+)
+def test_a_table_as_the_interface_exports_it_is_read(tmp_path: Path, line: str) -> None:
+    (tmp_path / "t").write_text(TABLE + line)
+    (row,), tally = read_file(tmp_path / "t")
+    assert row == Row(START_MS, 100, 20, e2e_ms=2000, model="m0")
+    assert tally.dropped == {}
+
+
+def test_a_table_with_text_is_refused_unless_that_was_allowed(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(TABLE + CELLS + '100,20,,"[{""role"": ""user""},\n ""hello""]"\n')
+    with pytest.raises(TraceError, match=r"holds text \(input\)"):
+        read_file(tmp_path / "t")
+    (row,), _ = read_file(tmp_path / "t", allow_text=True)
+    assert row.input_length == 100
+
+
+def test_a_blob_export_as_a_table_is_read(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(
+        "id,trace_id,type,start_time,end_time,usage_details\n"
+        'o1,t1,GENERATION,2024-05-29 13:46:19.963000,,"{""input"":100,""output"":20}"\n'
+    )
+    (row,), _ = read_file(tmp_path / "t")
+    assert row == Row(START_MS, 100, 20)
+
+
+@pytest.mark.parametrize(
+    "counts",
+    [
+        {"promptTokens": 100, "completionTokens": 20},
+        {"inputTokens": 100, "outputTokens": 20},
+        {"inputUsage": 100, "outputUsage": 20},
+    ],
+)
+def test_counts_beside_the_usage_are_found(tmp_path: Path, counts: dict[str, int]) -> None:
+    (row,), _ = read(tmp_path / "t", {**observation(usageDetails={}), **counts})
+    assert (row.input_length, row.output_length) == (100, 20)
+
+
+def test_the_observations_of_a_whole_trace_are_read(tmp_path: Path) -> None:
+    trace = {"id": "t1", "timestamp": "2024-05-29T13:46:19.963Z", "observations": [observation()]}
+    (row,), _ = read(tmp_path / "t", trace)
+    assert row.input_length == 100

@@ -33,6 +33,7 @@ What production saw
     formats.azure            rows of Azure's traces, whatever their columns
     formats.recent           what was said of the last so many requests
     formats.json_rows        rows from JSON objects, for every format that is written so
+    formats.exports          rows as gateways and observability tools export them
     formats.json_values      JSON values in an array, or over several lines each
     formats.lines            the rows of a file of any size, as bytes
     formats.refused          files that look like traces and can be none

@@ -17,39 +17,39 @@ from tuner.formats.source import Source, TimeUnit, TraceHeader
 NAME = "burstgpt"
 DESCRIPTION = "BurstGPT's traces, releases 1 to 3, CSV"
 
-STAMP, PROMPT, OUTPUT = b"Timestamp", b"Request tokens", b"Response tokens"
-SESSION, ELAPSED, MODEL = b"Session ID", b"Elapsed time", b"Model"
+STAMP, PROMPT, OUTPUT = b"timestamp", b"request tokens", b"response tokens"
+SESSION, ELAPSED, MODEL = b"session id", b"elapsed time", b"model"
 
 
 def sniff(head: bytes) -> bool:
-    return {STAMP, MODEL, PROMPT, OUTPUT} <= set(csv_rows.first_lines(head)[0].split(b","))
+    names = csv_rows.headings(csv_rows.first_lines(head)[0]).names
+    return {STAMP, MODEL, PROMPT, OUTPUT} <= set(names)
 
 
 def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in s")
-    _, columns = next(iter(lines.again()), (1, b""))
+    columns = csv_rows.first_line(lines)
+    headings = csv_rows.headings(columns)
     missing = ["aborts", "prefixes"]
-    missing += [] if ELAPSED in columns else ["ends", "sessions"]
+    missing += [] if ELAPSED in headings.names else ["ends", "sessions"]
     header = TraceHeader(source=NAME, time_resolution_ms=1000, missing=tuple(missing))
-    found = csv_rows.rows(lines, columns, _Parser(columns).row)
+    found = csv_rows.rows(lines, columns, _Parser(headings).row)
     return Source(header, found, absolute=True, undated=True)
 
 
 class _Parser:
     """Knows which heading stands where."""
 
-    def __init__(self, columns: bytes) -> None:
-        headings = columns.split(b",")
-        self.width = len(headings)
-        self.places = {heading.strip(): at for at, heading in enumerate(headings)}
+    def __init__(self, headings: csv_rows.Headings) -> None:
+        self.headings = headings
         self.sessions = Numbers()
 
     def row(self, line: bytes) -> Row | Reason:
-        cells = [cell.strip() for cell in line.split(b",")]
-        if len(cells) != self.width:
+        cells = self.headings.cells(line)
+        if cells is None:
             return "malformed"
         try:
-            return self._row({heading: cells[at] for heading, at in self.places.items()})
+            return self._row(cells)
         except UnicodeDecodeError:
             return "encoding"
 
@@ -58,12 +58,12 @@ class _Parser:
         if not isinstance(stamp_ms, float):
             return stamp_ms
         counts = (cell.get(PROMPT, b""), cell.get(OUTPUT, b""))
-        if bad := [count for count in counts if not (count.isdigit() and len(count) < 10)]:
-            return csv_rows.bad_count(bad)
+        prompt_tokens, output_tokens = csv_rows.whole(counts[0]), csv_rows.whole(counts[1])
+        if prompt_tokens is None or output_tokens is None:
+            return csv_rows.bad_count(counts)
         e2e_ms = _ms(elapsed) if (elapsed := cell.get(ELAPSED)) else None
         if isinstance(e2e_ms, str):
             return "bad_field"
-        prompt_tokens, output_tokens = map(int, counts)
         if output_tokens and not prompt_tokens:
             return "zero_tokens"
         return Row(
