@@ -153,7 +153,7 @@ async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 
 def iteration_log() -> dict[str, Any]:
     """Log decode iterations of vLLM's scheduler output, without the rest of the engine."""
-    from tuner.engines.live_scheduler import LiveScheduler  # noqa: PLC0415 - imports vLLM
+    from tuner.engines.logged_scheduler import LoggedScheduler  # noqa: PLC0415 - imports vLLM
 
     microseconds = {}
     for size in (1, 32, 256):
@@ -162,7 +162,7 @@ def iteration_log() -> dict[str, Any]:
             num_computed_tokens=201, num_prompt_tokens=100, is_prefill_chunk=False
         )
         pool = SimpleNamespace(num_gpu_blocks=1000, get_num_free_blocks=lambda: 500)
-        scheduler: Any = object.__new__(LiveScheduler)
+        scheduler: Any = object.__new__(LoggedScheduler)
         scheduler.requests = dict.fromkeys(names, request)
         scheduler.kv_cache_manager = SimpleNamespace(block_pool=pool)
         vars(scheduler).update(_preempted=0, _lost_tokens=0)  # as schedule() does

@@ -32,7 +32,7 @@ beside what reads and writes them."""
 HOMES = {
     "vllm": {
         "capture.stat_logger",
-        *("engines.live_scheduler", "engines.vllm_arguments"),
+        *("engines.live_scheduler", "engines.logged_scheduler", "engines.vllm_arguments"),
         *("engines.vllm_config", "engines.vllm_engine", "engines.vllm_llm"),
     },
     "torch": set[str](),

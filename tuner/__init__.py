@@ -83,7 +83,7 @@ What serves it
     engines.vllm_config      vLLM's arguments: checked, pinned, resolved
     engines.vllm_engine      a running AsyncLLM
     engines.vllm_llm         AsyncLLM: made, asked, closed
-    engines.live_scheduler   vLLM's scheduler with a cap that changes live
+    engines.logged_scheduler  vLLM's scheduler, with a log of its iterations
     engines.core_process     the child process that EngineCore lives in
     engines.vllm_failure     what vLLM's failures mean
     engines.vllm_log         where vLLM speaks to
@@ -147,6 +147,15 @@ What is rolled out
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
     live_server              what a running server says of itself
+    cap_schedule             which cap holds at which time of day
+    live_protocol            what is said over the control socket of a server
+    engines.live_scheduler   vLLM's scheduler with limits that change while it serves
+    engines.live_thread      their control, on a thread that cannot harm the server
+    engines.live_control     what is asked of it, done, and taken back
+    engines.live_limits      what limits a server can have
+    engines.live_record      what goes on record
+    engines.live_listener    its clients, who may be anybody
+    engines.live_place       its socket and files, safe from other users
     difference               in what two profiles differ, or a profile and what is deployed
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only

@@ -1,185 +1,153 @@
-"""vLLM's scheduler with a cap that changes live and a log of its iterations.
+"""vLLM's scheduler with limits that change while it serves.
+
+    TUNER_LIVE_SOCKET=/run/vllm/tuner.sock \\
+        vllm serve … --scheduler-cls tuner.engines.live_scheduler.LiveScheduler
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
-Importing it adds three utility methods to EngineCore, which the front end calls by name and which
-run between two iterations. Every vLLM name used here is checked by tests/engines/test_vllm.py.
+Without the variable it opens nothing, and is vLLM's own scheduler. docs/live.md tells how to use
+it; every vLLM name used here is checked by tests/engines/test_vllm_names.py.
 """
 
 # mypy: allow-subclassing-any
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
-import struct
-import time
-from collections import deque
-from typing import TYPE_CHECKING, Any
+import os
+import threading
+from typing import TYPE_CHECKING, Any, Self
 
+import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.engine.core import EngineCore
 
-from tuner.engines.seam import ITERATION
+from tuner.capture.guard import guarded
+from tuner.engines.live_thread import LiveThread, switched_off
+from tuner.live_protocol import Limits, Refused
 
-if TYPE_CHECKING:
-    from vllm.v1.core.sched.output import SchedulerOutput
-    from vllm.v1.request import Request
+SOCKET = "TUNER_LIVE_SOCKET"
+AUDIT = "TUNER_LIVE_AUDIT"
 
-_CODES = {"f8": "d", "i4": "i", "i8": "q"}
-_ROW = struct.Struct("<" + "".join(_CODES[field[1][1:]] for field in ITERATION.descr))
+BOUNDARY_S = 2.0
+"""How long a change waits for the end of one ``schedule()``, which takes milliseconds."""
 
 
-class _Live:
-    """Mixed into vLLM's schedulers: live limits, and one log row per iteration.
+class LiveScheduler(Scheduler):
+    """For ``--scheduler-cls``, whatever async scheduling resolves to.
 
-    A row's time runs from the moment the previous iteration's tokens were out, or, after idling,
-    from the moment the scheduler began, until this iteration's tokens are out. So the rows tile
-    the busy time, also where one iteration is scheduled while another runs (async scheduling).
+    ``max_num_active_reqs`` alone is moved: it is looked at before a waiting request is let in, so
+    that what runs goes on above a lowered cap until it is done, and nothing is preempted.
     """
 
     if TYPE_CHECKING:
         max_num_running_reqs: int
         max_num_active_reqs: int
         max_num_scheduled_tokens: int
-        kv_cache_manager: Any
-        requests: dict[str, Request]
+        vllm_config: Any
 
         def get_request_counts(self) -> tuple[int, int]: ...
-        def has_requests(self) -> bool: ...
+
+    def __new__(cls, vllm_config: Any, *_: Any, **__: Any) -> Self:
+        if getattr(vllm_config, "diffusion_config", None) is not None:
+            raise ValueError("LiveScheduler is not for diffusion models: drop --scheduler-cls")
+        is_async = vllm_config.scheduler_config.async_scheduling
+        made: Self = super().__new__(
+            LiveAsyncScheduler if is_async and cls is LiveScheduler else cls
+        )
+        return made
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._built_seqs = self.max_num_running_reqs
-        self._built_tokens = self.max_num_scheduled_tokens
-        self._rows = bytearray()
-        self._pending: deque[tuple[SchedulerOutput, float, tuple[int, ...]]] = deque()
-        self._busy_since: float | None = None
-        self._preempted = 0
-        self._lost_tokens = 0
+        self._boundary = threading.Lock()
+        path = os.environ.get(SOCKET)
+        self._live = guarded(switched_off, _control, self, path) if path else None
 
-    # -- the iteration log
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        with self._boundary:
+            return super().schedule(*args, **kwargs)
 
-    def schedule(self, *args: Any, **kwargs: Any) -> "SchedulerOutput":
-        begun_s = time.monotonic()
-        self._preempted = self._lost_tokens = 0
-        output = super().schedule(*args, **kwargs)  # type: ignore[misc]
-        if output.total_num_scheduled_tokens:
-            self._pending.append((output, begun_s, self._composition(output)))
-        return output
+    def shutdown(self) -> None:
+        if self._live is not None:
+            guarded(switched_off, self._live.stop)
+        super().shutdown()
 
-    def update_from_output(self, scheduler_output: "SchedulerOutput", *args: Any) -> Any:
-        result = super().update_from_output(scheduler_output, *args)  # type: ignore[misc]
-        now_s = time.monotonic()
-        if self._pending and self._pending[0][0] is scheduler_output:
-            _, begun_s, composition = self._pending.popleft()
-            start_s = begun_s if self._busy_since is None else self._busy_since
-            self._rows += _ROW.pack(start_s, now_s - start_s, *composition)
-            self._busy_since = now_s
-        if not self._pending and not self.has_requests():
-            self._busy_since = None
-        return result
 
-    def _preempt_request(self, request: "Request", *args: Any, **kwargs: Any) -> None:
-        self._preempted += 1
-        self._lost_tokens += request.num_computed_tokens
-        super()._preempt_request(request, *args, **kwargs)  # type: ignore[misc]
+class LiveAsyncScheduler(LiveScheduler, AsyncScheduler):
+    """What LiveScheduler becomes where async scheduling is on."""
 
-    def _composition(self, output: "SchedulerOutput") -> tuple[int, ...]:
-        """Return a row's fields from ``decode_seqs`` on.
 
-        A sequence decodes when all tokens that it had were computed already and only the newest
-        one (and drafts of the next ones) goes in. Everything else is prefill: prompts, and what a
-        preempted sequence computes again.
-        """
-        decode = context = prefill = prefill_tokens = 0
-        requests, drafts = self.requests, output.scheduled_spec_decode_tokens
-        for request_id, tokens in output.num_scheduled_tokens.items():
-            request = requests[request_id]
-            before = request.num_computed_tokens - tokens
-            if (
-                (tokens == 1 or tokens == 1 + len(drafts.get(request_id, ())))
-                and before >= request.num_prompt_tokens
-                and not request.is_prefill_chunk
-            ):
-                decode += 1
-                context += before
-            else:
-                prefill += 1
-                prefill_tokens += tokens
-        cached = sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
-        again = output.scheduled_cached_reqs
-        if again.resumed_req_ids:
-            cached += sum(
-                computed
-                for request_id, computed in zip(
-                    again.req_ids, again.num_computed_tokens, strict=True
-                )
-                if request_id in again.resumed_req_ids
+def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
+    thread = LiveThread(
+        _Knobs(scheduler),
+        path,
+        audit=os.environ.get(AUDIT) or None,
+        rank=int(scheduler.vllm_config.parallel_config.data_parallel_index),
+        vllm=vllm.__version__,
+        arguments=arguments_of(scheduler.vllm_config),
+    )
+    thread.start()
+    return thread
+
+
+class _Knobs:
+    """What the control thread may touch of a scheduler: see ``live_limits.Knobs``."""
+
+    def __init__(self, scheduler: LiveScheduler) -> None:
+        self._scheduler = scheduler
+        if not hasattr(scheduler, "max_num_active_reqs"):
+            raise Refused(
+                "this vLLM has one limit for what it builds and what it lets in, and takes it for "
+                "a fault when more than that run",
+                hint="Use a vLLM that knows --max-num-active-seqs.",
             )
-        running, waiting = self.get_request_counts()
-        pool = self.kv_cache_manager.block_pool
-        used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one block is the null block
-        return (
-            *(decode, prefill, prefill_tokens, context, running, waiting, used),
-            *(self._preempted, self._lost_tokens, cached),
+        config = scheduler.vllm_config
+        self.built = Limits(
+            max_num_seqs=scheduler.max_num_running_reqs,
+            max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
+        )
+        # A prompt, an image or a draft that must fit into one iteration would wait for ever.
+        whole = (
+            not config.scheduler_config.enable_chunked_prefill
+            or config.model_config.is_multimodal_model
+            or config.speculative_config is not None
+        )
+        self.least_tokens = self.built.max_num_batched_tokens if whole else 1
+
+    def limits(self) -> Limits:
+        return Limits(
+            max_num_seqs=self._scheduler.max_num_active_reqs,
+            max_num_batched_tokens=self._scheduler.max_num_scheduled_tokens,
         )
 
-    # -- what EngineCore's utility methods call
+    def load(self) -> tuple[int, int]:
+        return self._scheduler.get_request_counts()
 
-    def tuner_take_iterations(self) -> bytes:
-        """Return the rows since the last call, as the bytes of an ITERATION array."""
-        rows, self._rows = bytes(self._rows), bytearray()
-        return rows
-
-    def tuner_state(self) -> dict[str, int]:
-        running, waiting = self.get_request_counts()
-        return {
-            "running": running,
-            "waiting": waiting,
-            "in_flight": len(self._pending),
-            "kv_blocks": self.kv_cache_manager.block_pool.num_gpu_blocks - 1,
-            "max_num_seqs": getattr(self, "max_num_active_reqs", self.max_num_running_reqs),
-            "max_num_batched_tokens": self.max_num_scheduled_tokens,
-        }
-
-    def tuner_set_limits(self, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        """Raises ValueError out of range, RuntimeError unless idle; the caller sees the message."""
-        if not 1 <= max_num_seqs <= self._built_seqs:
-            raise ValueError(f"max_num_seqs {max_num_seqs} is not in 1..{self._built_seqs}")
-        if not max_num_seqs <= max_num_batched_tokens <= self._built_tokens:
-            raise ValueError(
-                f"max_num_batched_tokens {max_num_batched_tokens} is not in "
-                f"{max_num_seqs}..{self._built_tokens}"
+    def set_limits(self, limits: Limits) -> None:
+        """The lock is held for two assignments; while the engine idles it is free."""
+        scheduler = self._scheduler
+        if not scheduler._boundary.acquire(timeout=BOUNDARY_S):  # noqa: SLF001 - one class in two
+            raise Refused(
+                f"the engine did not end an iteration's schedule within {BOUNDARY_S:g} s",
+                hint="See whether the server is alive: its log, /health.",
+                kind="failed",
             )
-        if any(self.get_request_counts()) or self._pending:
-            raise RuntimeError("requests are running or waiting")
-        if hasattr(self, "max_num_active_reqs"):
-            self.max_num_active_reqs = max_num_seqs
-        else:  # vLLM before max_num_active_seqs: one attribute sizes and admits
-            self.max_num_running_reqs = max_num_seqs
-        self.max_num_scheduled_tokens = max_num_batched_tokens
+        try:
+            scheduler.max_num_active_reqs = limits.max_num_seqs
+            scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
+        finally:
+            scheduler._boundary.release()  # noqa: SLF001
 
 
-class LiveScheduler(_Live, Scheduler):
-    """For engines without async scheduling, such as all on a CPU."""
-
-
-class LiveAsyncScheduler(_Live, AsyncScheduler):
-    """For engines with async scheduling."""
-
-
-def _set_limits(self: EngineCore, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-    self.scheduler.tuner_set_limits(max_num_seqs, max_num_batched_tokens)
-
-
-def _state(self: EngineCore) -> dict[str, int]:
-    state: dict[str, int] = self.scheduler.tuner_state()
-    return state
-
-
-def _take_iterations(self: EngineCore) -> bytes:
-    rows: bytes = self.scheduler.tuner_take_iterations()
-    return rows
-
-
-EngineCore.tuner_set_limits = _set_limits
-EngineCore.tuner_state = _state
-EngineCore.tuner_take_iterations = _take_iterations
+def arguments_of(config: Any) -> dict[str, str | int | float | bool | None]:
+    """Return the engine arguments that a profile is held against, as resolved."""
+    model, cache, parallel = config.model_config, config.cache_config, config.parallel_config
+    return {
+        "model": str(model.model),
+        "revision": model.revision,
+        "quantization": None if model.quantization is None else str(model.quantization),
+        "kv_cache_dtype": str(cache.cache_dtype),
+        "tensor_parallel_size": int(parallel.tensor_parallel_size),
+        "pipeline_parallel_size": int(parallel.pipeline_parallel_size),
+        "max_num_seqs": int(config.scheduler_config.max_num_seqs),
+        "max_num_batched_tokens": int(config.scheduler_config.max_num_batched_tokens),
+        "enable_prefix_caching": bool(cache.enable_prefix_caching),
+        "max_model_len": int(model.max_model_len),
+    }

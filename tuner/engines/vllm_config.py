@@ -62,8 +62,8 @@ def configure(
     """
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     config = _create({**arguments, **limits})
-    kind = "LiveAsyncScheduler" if config.scheduler_config.async_scheduling else "LiveScheduler"
-    config.scheduler_config.scheduler_cls = f"tuner.engines.live_scheduler.{kind}"
+    kind = "LoggedAsyncScheduler" if config.scheduler_config.async_scheduling else "LoggedScheduler"
+    config.scheduler_config.scheduler_cls = f"tuner.engines.logged_scheduler.{kind}"
     return Configuration(config, pinned(config, arguments))
 
 

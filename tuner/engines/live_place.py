@@ -1,0 +1,222 @@
+"""Where a server's control socket is, and what stands beside it: the audit and the schedule.
+
+Only the server's user and root may have a say in it, so nothing here follows a link or uses what
+somebody else owns.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import socket
+import stat
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tuner import files
+from tuner.errors import TargetError
+
+BACKLOG = 8
+MAX_SCHEDULE_BYTES = 64 * 2**10
+_LONGEST_NAME = 80
+"""In bytes; an address has room for 108 with the folder's descriptor before the name."""
+
+_PROBE_S = 1.0
+_LOCK_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A folder that was found safe, and the names in it."""
+
+    socket: Path
+    audit: Path
+
+    @property
+    def schedule(self) -> Path:
+        return self.socket.with_name(f"{self.socket.name}.schedule.json")
+
+
+def place(path: str, *, rank: int, audit: str | None) -> Place:
+    """Return the place that the environment names; each further rank gets a socket of its own.
+
+    Raises TargetError for a place that somebody else could write to.
+    """
+    chosen = Path(path)
+    if not chosen.is_absolute() or chosen.name in {"", ".."}:
+        raise TargetError(f"{path}: not the whole path of a socket", hint="Begin it with /.")
+    chosen = chosen if rank == 0 else chosen.with_name(f"{chosen.name}.dp{rank}")
+    if len(os.fsencode(chosen.name)) > _LONGEST_NAME:
+        raise TargetError(f"{chosen}: the name is too long", hint="Use a shorter name.")
+    if audit is not None and not Path(audit).is_absolute():
+        raise TargetError(f"{audit}: not the whole path of the audit", hint="Begin it with /.")
+    with _folder(chosen):
+        pass
+    beside = chosen.with_name(f"{chosen.name}.audit.jsonl")
+    return Place(chosen, beside if audit is None else Path(audit))
+
+
+def listen(at: Place) -> socket.socket:
+    """Return a socket that listens there, for its owner alone.
+
+    A socket that nobody listens at any more is replaced. Raises TargetError for one that is in use,
+    and for anything that is no socket of ours.
+    """
+    with _folder(at.socket) as folder, _alone(folder, at.socket):
+        address = f"/proc/self/fd/{folder}/{at.socket.name}"
+        _clear(at.socket, folder, address)
+        listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            os.fchmod(listening.fileno(), 0o600)  # what is bound gets this mode, whatever the umask
+            listening.bind(address)
+            Path(address).chmod(0o600)  # where fchmod did not: nobody connects before listen()
+            listening.listen(BACKLOG)
+            listening.setblocking(False)
+        except OSError as problem:
+            listening.close()
+            raise _explained(at.socket, problem) from None
+        return listening
+
+
+def withdraw(at: Place, listening: socket.socket) -> None:
+    """Take the name away and close. Never raises: a name left behind does no harm.
+
+    In this order: while we listen, no other server takes the name.
+    """
+    with contextlib.suppress(OSError):
+        at.socket.unlink()
+    listening.close()
+
+
+def append(at: Place, entry: Mapping[str, object]) -> None:
+    """Add a line to the audit, on the disk on return. Raises TargetError; nothing is then added."""
+    line = json.dumps(entry).encode("ascii") + b"\n"
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(at.audit, flags, 0o600)
+        try:
+            _check_ours(at.audit, os.fstat(descriptor))
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the ranks of a server may share one
+            _append(descriptor, line)
+        finally:
+            os.close(descriptor)
+    except OSError as problem:
+        raise _explained(at.audit, problem) from None
+
+
+def _append(descriptor: int, line: bytes) -> None:
+    end = os.fstat(descriptor).st_size
+    if end and os.pread(descriptor, 1, end - 1) != b"\n":  # a line that a crash has cut
+        line = b"\n" + line
+    written = 0
+    try:
+        written = os.write(descriptor, line)
+        os.fsync(descriptor)
+    finally:
+        if written < len(line):
+            os.ftruncate(descriptor, end)
+    if written < len(line):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def load_schedule(at: Place) -> bytes | None:
+    """Return what was kept; None where there is nothing. Raises TargetError."""
+    try:
+        descriptor = os.open(at.schedule, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    except OSError as problem:
+        raise _explained(at.schedule, problem) from None
+    with os.fdopen(descriptor, "rb") as stream:
+        _check_ours(at.schedule, os.fstat(descriptor))
+        return stream.read(MAX_SCHEDULE_BYTES)
+
+
+def keep_schedule(at: Place, content: bytes | None) -> None:
+    """Replace what is kept, whole or not at all; None removes it. Raises TargetError."""
+    with contextlib.suppress(FileNotFoundError):
+        _check_ours(at.schedule, at.schedule.lstat())
+    if content is None:
+        files.remove(at.schedule)
+    else:
+        files.write_atomically(at.schedule, content)
+
+
+@contextlib.contextmanager
+def _folder(path: Path) -> Iterator[int]:
+    """Give a descriptor of the folder, checked; what is done through it is done in that folder."""
+    folder = path.parent
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as problem:
+        raise _explained(folder, problem) from None
+    try:
+        status = os.fstat(descriptor)
+        if status.st_uid not in {os.geteuid(), 0}:
+            raise TargetError(
+                f"{folder}: belongs to another user ({status.st_uid})",
+                hint=f"Use a folder of the server's own: install -d -m 700 -o {os.geteuid()} …",
+            )
+        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
+            raise TargetError(
+                f"{folder}: others may replace what is in it", hint=f"chmod go-w {folder}"
+            )
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _alone(folder: int, path: Path) -> Iterator[None]:
+    """Let servers, and the ranks of one, that start at the same time do this one by one."""
+    until_s = time.monotonic() + _LOCK_S
+    while True:
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except OSError:
+            if time.monotonic() > until_s:
+                raise TargetError(
+                    f"{path.parent}: another process has locked it", hint="Find it with lsof."
+                ) from None
+            time.sleep(0.05)
+    yield  # closing the folder's descriptor unlocks
+
+
+def _clear(path: Path, folder: int, address: str) -> None:
+    """Remove a socket that nobody listens at. Raises TargetError for anything else."""
+    try:
+        status = os.stat(path.name, dir_fd=folder, follow_symlinks=False)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISSOCK(status.st_mode):
+        raise TargetError(f"{path}: is there and is no socket", hint="Move it away.")
+    if status.st_uid not in {os.geteuid(), 0}:
+        raise TargetError(f"{path}: belongs to another user", hint="Use another path.")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_S)
+        try:
+            probe.connect(address)
+        except ConnectionRefusedError:
+            os.unlink(path.name, dir_fd=folder)
+            return
+        except OSError:
+            pass  # it is busy, so it lives
+    raise TargetError(
+        f"{path}: a living server listens there", hint="Give each server its own path."
+    )
+
+
+def _check_ours(path: Path, status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode) or status.st_uid not in {os.geteuid(), 0}:
+        raise TargetError(f"{path}: is no regular file of the server's user", hint="Move it away.")
+
+
+def _explained(path: Path, problem: OSError) -> TargetError:
+    if problem.errno in {errno.ELOOP, errno.ENXIO}:
+        return TargetError(f"{path}: is a link, or no file", hint="Move it away.")
+    why = (problem.strerror or str(problem)).lower()
+    return TargetError(f"{path}: {why}", hint="Check the path, its permissions and the disk.")
