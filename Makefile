@@ -16,6 +16,9 @@ PROFILE ?= profile.yaml
 SWEEP_ARGS ?= --budget 3m
 PYTEST_ARGS ?=
 
+# On every core. Those with a real engine run one after the other: they measure.
+PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical $(PYTEST_ARGS)
+
 # Every start of an engine imports vLLM anew: three times faster with its bytecode kept.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -31,10 +34,11 @@ sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to p
 test: static  ## Everything a change must pass, real engine included; .ci/run calls this
 	@scripts/get_prometheus.sh
 	@$(BIN)/python scripts/tools.py
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(PLAIN_TESTS)
+	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
 
 check: static  ## The same without the tests that need vLLM
-	$(BIN)/python -m pytest -m "not vllm" $(PYTEST_ARGS)
+	$(PLAIN_TESTS)
 
 coverage: setup-dev  ## Show which lines the tests without vLLM do not reach
 	$(BIN)/coverage run -m pytest -m "not vllm" $(PYTEST_ARGS)
