@@ -196,7 +196,8 @@ def test_a_file_of_which_no_row_can_be_used_names_the_reason_and_the_first_place
     with pytest.raises(TraceError) as caught:
         read(tmp_path / "t", HEADER, row(-1), row(-2), row(None))
     assert str(caught.value) == (
-        f"{tmp_path / 't'}:2: none of 3 rows can be used; 2 of them before_origin"
+        f"{tmp_path / 't'}:2: none of 3 rows can be used; 2 of them before_origin: "
+        "the arrival time lies before the trace's origin"
     )
 
 

@@ -263,3 +263,14 @@ def test_a_unit_for_dates_is_wrong_usage(tmp_path: Path) -> None:
 def test_what_is_no_row_in_a_page_is_counted(tmp_path: Path) -> None:
     _, tally = read(tmp_path / "t", {"data": [spend(), 7]})
     assert tally.dropped == {"malformed": 1}
+
+
+def test_messages_that_litellm_took_away_are_no_text(tmp_path: Path) -> None:
+    (row,), _ = read(
+        tmp_path / "t",
+        payload(
+            messages=[{"role": "user", "content": "redacted-by-litellm"}],
+            response={"text": "redacted-by-litellm"},
+        ),
+    )
+    assert row.input_length == 10

@@ -134,3 +134,12 @@ def test_bodies_in_the_log_are_text(tmp_path: Path) -> None:
 def test_a_unit_is_wrong_usage(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="msec"):
         open_trace(write_lines(tmp_path / "t", entry()), time_unit="ms")
+
+
+@pytest.mark.parametrize("key", ["timestamp", "ts", "time"])
+def test_msec_may_have_a_name_of_its_own(tmp_path: Path, key: str) -> None:
+    line = {"request_time": "1.5", "status": "200", "prompt_tokens": "5", "completion_tokens": "6"}
+    source, tally = open_trace(write_lines(tmp_path / "t", {key: "1763726473.5", **line}))
+    (row,) = source.rows
+    assert (row.timestamp, row.e2e_ms) == (1_763_726_472_000, 1500)
+    assert tally.notes == []

@@ -251,3 +251,47 @@ def test_the_format_is_found_out(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", export(client(), scope="opentelemetry.openai"))
     source, _ = open_trace(path)
     assert source.header.source == "otel-genai"
+
+
+LANGFUSE = {
+    "langfuse.observation.type": "generation",
+    "langfuse.observation.model.name": "m",
+    "langfuse.observation.usage_details": '{"input": 80, "input_cached_tokens": 20, "output": 7}',
+    "langfuse.observation.completion_start_time": '"2026-11-21T10:01:13.250Z"',
+    "langfuse.observation.model.parameters": '{"max_tokens": 9}',
+}
+
+
+def test_spans_in_langfuses_spelling_are_requests(tmp_path: Path) -> None:
+    above = span("app", attributes=LANGFUSE | {"langfuse.observation.type": "span"})
+    (row,), tally = read(tmp_path / "t", export(above, span("call", attributes=LANGFUSE)))
+    assert (row.input_length, row.output_length, row.max_tokens) == (100, 7, 9)
+    assert (row.ttft_ms, row.model) == (250, "m0")
+    assert tally.dropped == {}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "langfuse.observation.input",
+        "langfuse.trace.output",
+        "ai.prompt",
+        "ai.response.text",
+        "mlflow.spanInputs",
+        "pydantic_ai.all_messages",
+    ],
+)
+def test_text_of_any_library_is_refused(tmp_path: Path, key: str) -> None:
+    with pytest.raises(TraceError, match=rf"holds text \({key}\)"):
+        read(tmp_path / "t", export(span("call", attributes=LANGFUSE | {key: "hello"})))
+
+
+def test_an_operation_that_nobody_has_named_is_a_request_if_it_has_tokens(tmp_path: Path) -> None:
+    counts = {"gen_ai.usage.input_tokens": 100, "gen_ai.usage.output_tokens": 7}
+    spans = [
+        span("call", attributes=counts | {"gen_ai.operation.name": name}, traceId=f"{at:032x}")
+        for at, name in enumerate(["responses", "invoke_agent", "execute_tool"], start=1)
+    ]
+    (row,), tally = read(tmp_path / "t", export(*spans))
+    assert row.input_length == 100
+    assert (tally.rows_read, tally.dropped) == (1, {})

@@ -111,7 +111,7 @@ def test_an_export_says_how_to_replay_it(tuner: Run, tmp_path: Path) -> None:
         ("timed_trace", "--timed-trace-chunk-hash-size 16 --num-prompts 1"),
     ]:
         out = tuner("trace", "export", path, "--format", name, "-o", tmp_path / name).out
-        assert "1 requests over 0.0s" in out
+        assert "1 request over 0.0s" in out
         assert "left out: 1 error" in out
         assert words in out
 

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tuner.commands import trace_plot
 from tuner.commands.console import console_for
-from tuner.commands.trace_view import headline, plain, print_warnings, rows_line
+from tuner.commands.trace_view import headline, plain, print_warnings, requests, rows_line
 from tuner.formats.source import TraceHeader
 from tuner.traffic.columns import Floats
 from tuner.traffic.levels import Levels
@@ -204,10 +204,13 @@ def _print_part(console: Console, part: Likeness) -> None:
         else f"heavier than {part.rank:.0%} of the parts of that length"
     )
     console.print(
-        f"the part {part.start_s:,.1f}s+{part.length_s:g}s: {part.requests:,} requests, "
+        f"the part {part.start_s:,.1f}s+{part.length_s:g}s: {requests(part.requests)}, "
         f"{part.load:,.2f} x the mean load, {rank}",
         soft_wrap=True,
     )
+    if not part.tells:
+        console.print("too few of them to hold their lengths against the whole's")
+        return
     console.print(
         f"{like}; prompts lie {part.input_distance:.0%} apart, outputs {part.output_distance:.0%}, "
         f"chance alone up to {part.distance_by_chance:.0%}",

@@ -26,7 +26,7 @@ def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable
     lasted_s = found.requests[-1].arrival_ms / 1000
     left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
     console.print(
-        f"{plain(str(path))}: {len(found.requests):,} requests over {lasted_s:,.1f}s, "
+        f"{plain(str(path))}: {requests(len(found.requests))} over {lasted_s:,.1f}s, "
         f"block ids of {found.block_size} tokens" + (f"; left out: {left_out}" if left_out else ""),
         soft_wrap=True,
     )
@@ -38,11 +38,15 @@ def headline(traffic: Traffic) -> str:
     """Return the line at which a wrong unit of time shows at once."""
     rate, tick = traffic.arrival_rate_rps, traffic.tick_ms
     return (
-        f"{traffic.requests:,} requests over {traffic.duration_s / 3600:,.4g} h "
+        f"{requests(traffic.requests)} over {traffic.duration_s / 3600:,.4g} h "
         f"({traffic.duration_s:,.1f}s), "
         f"{'all at one time' if rate is None else f'{rate:,.4g} req/s'}, "
         f"tick {'none' if tick is None else f'{tick:,.4g} ms'}"
     )
+
+
+def requests(count: int) -> str:
+    return f"{count:,} request{'' if count == 1 else 's'}"
 
 
 def rows_line(header: TraceHeader) -> str:

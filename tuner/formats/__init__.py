@@ -36,7 +36,7 @@ from tuner.formats import (
     weka,
 )
 from tuner.formats.lines import MAX_LINE_BYTES, Lines
-from tuner.formats.record import Row, Tally
+from tuner.formats.record import REASONS, Row, Tally
 from tuner.formats.refused import REFUSED
 from tuner.formats.replayable import Replayable
 from tuner.formats.source import Source, TimeUnit
@@ -103,13 +103,19 @@ EXPORTERS: tuple[Exporter, ...] = (mooncake, aiperf, guidellm, timed_trace)
 HEAD_BYTES = MAX_LINE_BYTES + 2
 """The longest first line there may be, whole, with its end, and one byte more."""
 SIGNATURES = {
-    b"\x1f\x8b": "compressed (gzip)",
-    b"\x28\xb5\x2f\xfd": "compressed (zstd)",
-    b"BZh": "compressed (bzip2)",
-    b"PK\x03\x04": "a zip archive",
-    b"PAR1": "a Parquet file",
-    b"\xff\xfe": "UTF-16 text",
-    b"\xfe\xff": "UTF-16 text",
+    b"\x1f\x8b": ("compressed (gzip)", "Unpack it first: gunzip -k FILE."),
+    b"\x28\xb5\x2f\xfd": ("compressed (zstd)", "Unpack it first: unzstd FILE."),
+    b"BZh": ("compressed (bzip2)", "Unpack it first: bunzip2 -k FILE."),
+    b"\xfd7zXZ\x00": ("compressed (xz)", "Unpack it first: unxz -k FILE."),
+    b"\x04\x22\x4d\x18": ("compressed (lz4)", "Unpack it first: unlz4 FILE."),
+    b"PK\x03\x04": ("a zip archive, or a spreadsheet", "Unpack it, or export it as CSV."),
+    b"PAR1": ("a Parquet file", "Write it as JSON lines: pandas.read_parquet(…).to_json(…)."),
+    b"ARROW1": ("an Arrow file", "Write it as JSON lines or CSV first."),
+    b"SQLite format 3": ("an SQLite database", "Export the table as CSV first."),
+    b"\xff\xfe": ("UTF-16 text", "Convert it: iconv -f UTF-16 -t UTF-8."),
+    b"\xfe\xff": ("UTF-16 text", "Convert it: iconv -f UTF-16 -t UTF-8."),
+    b"version https://git-lfs": ("a pointer of Git LFS, not the file", "Fetch it: git lfs pull."),
+    b"<": ("a page of HTML or XML, not a trace", "Download the raw file itself."),
 }
 
 
@@ -145,7 +151,7 @@ def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
     reason, count = max(tally.dropped.items(), key=lambda item: item[1])
     raise TraceError(
         f"{tally.place}:{tally.first_line[reason]}: none of {tally.rows_read:,} rows can be used; "
-        f"{count:,} of them {reason}",
+        f"{count:,} of them {reason}: {REASONS[reason]}",
         hint="docs/traces.md explains the reason; --format names another format.",
     )
 
@@ -161,9 +167,9 @@ def _head(path: Path) -> bytes:
         raise _unreadable(str(path), error) from error
     if not head.strip():
         raise TraceError(f"{path}: empty", hint="Capture or import a trace first.")
-    for signature, what in SIGNATURES.items():
+    for signature, (what, cure) in SIGNATURES.items():
         if head.startswith(signature):
-            raise TraceError(f"{path}: {what}", hint="Convert it to UTF-8 text first.")
+            raise TraceError(f"{path}: {what}", hint=cure)
     if b"\x00" in head.partition(b"\n")[0]:  # further down it is one bad row
         raise TraceError(f"{path}: binary, not text", hint="A trace is UTF-8 text.")
     return head

@@ -27,6 +27,7 @@ class Layout:
         self.columns = columns
         self.has_images = IMAGES in columns.lower()
         self.has_zone = bool(zone)
+        self.needed = NEEDED | ({IMAGES} if self.has_images else set())
         images = csv_rows.COUNT + b"," if self.has_images else b"()"
         stamp = b"(" + minute + b")" + SECOND + b"(" + zone + b")"
         self.row = re.compile(stamp + b"," + images + TOKENS)
@@ -36,7 +37,7 @@ class Layout:
         """Whether a file that begins so has this year's columns, in any order, and dates."""
         columns, rows = csv_rows.first_lines(head)
         headings = csv_rows.headings(columns)
-        if not set(headings.names) >= NEEDED or (IMAGES in headings.names) != self.has_images:
+        if not self.needed <= set(headings.names) or self.has_images != (IMAGES in headings.names):
             return False
         for row in rows:
             if stamp := STAMP.fullmatch((headings.cells(row) or {}).get(b"timestamp", b"")):
@@ -47,7 +48,7 @@ class Layout:
         """Yield rows whose timestamp is ms since 1970; dates without a zone are taken for UTC."""
         columns = csv_rows.first_line(lines)
         headings = csv_rows.headings(columns)
-        if not set(headings.names) >= NEEDED:
+        if not self.needed <= set(headings.names):
             columns, headings = self.columns, csv_rows.headings(self.columns)
         parser = _Parser(self, headings)
         return csv_rows.rows(lines, columns, parser.row, parser.rows)

@@ -23,7 +23,7 @@ from tuner.formats.source import Source, TimeUnit, TraceHeader
 NAME = "envoy"
 DESCRIPTION = "Envoy AI gateway's access logs, JSON"
 
-KEYS = {"start_time", "duration", "response_code"}
+KEYS = {"start_time", "response_code"}
 PROMPT = ("gen_ai.usage.input_tokens", "llm_input_token", "input_tokens", "prompt_tokens")
 OUTPUT = ("gen_ai.usage.output_tokens", "llm_output_token", "output_tokens", "completion_tokens")
 CACHED = (

@@ -37,7 +37,9 @@ TEXT_KEYS = frozenset(
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 ROWS_FOR_BLOCK_SIZE = 1000
 
-NO_TEXT = ("", "{}", "[]", "null", "None")
+NO_TEXT = ("", "{}", "[]", "null", "None", "redacted-by-litellm")
+NO_TEXT_KEYS = frozenset({"role", "type", "object", "finish_reason", "id", "model", "index"})
+"""What messages say of themselves."""
 
 _decode = msgspec.json.Decoder().decode
 
@@ -166,9 +168,9 @@ def is_text(value: object) -> bool:
     """Whether a value under one of the keys for text says anything."""
     if isinstance(value, str):
         return value not in NO_TEXT
-    if isinstance(value, list | dict):
-        return any(map(is_text, value.values() if isinstance(value, dict) else value))
-    return False
+    if isinstance(value, dict):
+        return any(is_text(held) for key, held in value.items() if key not in NO_TEXT_KEYS)
+    return isinstance(value, list) and any(map(is_text, value))
 
 
 def _salvage(text: str) -> Object:

@@ -22,6 +22,7 @@ from tuner.formats.scalars import (
     inner,
     sequences,
     status_of,
+    token_sum,
     tokens,
 )
 from tuner.formats.source import Source, TimeUnit, TraceHeader
@@ -95,11 +96,9 @@ def _fields(entry: Object, names: Names) -> Fields:
     old = inner(entry.get("usage"))
     if not usage and str(old.get("unit") or "TOKENS") == "TOKENS":
         usage = old
-    prompt, output = _sum(usage, "input"), _sum(usage, "output")
+    prompt, output = token_sum(usage, "input"), token_sum(usage, "output")
     if prompt is None and output is None:
-        prompt, output = (
-            tokens(first(usage, keys) or first(entry, keys)) for keys in (PROMPT, OUTPUT)
-        )
+        prompt, output = (tokens(first({**entry, **usage}, keys)) for keys in (PROMPT, OUTPUT))
     status = _status(entry)
     if status != "ok":
         prompt, output = failed_tokens(prompt), failed_tokens(output)
@@ -113,35 +112,13 @@ def _fields(entry: Object, names: Names) -> Fields:
         "max_tokens": tokens(
             first(parameters, ("max_tokens", "maxTokens", "max_completion_tokens"))
         ),
-        "cached_tokens": _sum(usage, "input", "cache", "creation"),
+        "cached_tokens": token_sum(usage, "input", "cache", "creation"),
         "stream": flag(parameters.get("stream")),
         "session_id": names.session.named("s", first(entry, ("sessionId", "session_id"))),
         "model": names.model.named(
             "m", first(entry, ("model", "providedModelName", "provided_model_name"))
         ),
     }
-
-
-def _sum(usage: Object, word: str, also: str = "", never: str = "\n") -> object:
-    """Return the sum of the counts whose key has the word: Langfuse's own rule; None without any.
-
-    Cached input stands under a key of its own beside the rest.
-    """
-    counts = [
-        tokens(value)
-        for key, value in usage.items()
-        if word in key.lower()
-        and also in key.lower()
-        and never not in key.lower()
-        and "cost" not in key.lower()
-    ]
-    known = [count for count in counts if count is not None]
-    wrong = [count for count in known if isinstance(count, bool) or not isinstance(count, int)] or [
-        count for count in known if count < 0
-    ]
-    if wrong:
-        return wrong[0]
-    return sum(known) if known else None
 
 
 def _status(entry: Object) -> str:

@@ -16,6 +16,7 @@ from tuner.formats.scalars import (
     failed_tokens,
     first,
     may_generate,
+    real,
     seconds_ms,
     status_of,
     tokens,
@@ -25,7 +26,9 @@ from tuner.formats.source import Source, TimeUnit, TraceHeader
 NAME = "nginx"
 DESCRIPTION = "nginx's access logs, JSON, with counts of tokens added"
 
-STAMPS = ("msec", "time_iso8601", "time_local")
+STAMPS = ("msec", "timestamp", "ts", "time_iso8601", "@timestamp", "time", "time_local")
+"""Its own variables, and names that people give them."""
+
 PROMPT = ("prompt_tokens", "input_tokens", "gen_ai.usage.input_tokens", "usage.prompt_tokens")
 OUTPUT = (
     *("completion_tokens", "output_tokens", "gen_ai.usage.output_tokens"),
@@ -51,7 +54,7 @@ def _rows(lines: Lines) -> Iterator[Row]:
     models, replicas = Numbers(), Numbers()
 
     def convert(entry: Object) -> Iterator[Fields | Reason]:
-        if first(entry, STAMPS[:1]) is None:
+        if not isinstance(real(first(entry, STAMPS)), float | int):  # a date
             lines.tally.note(WHOLE_SECONDS)
         yield _fields(entry, models, replicas)
 

@@ -12,14 +12,13 @@ from tuner.formats.json_rows import checked
 from tuner.formats.lines import Lines
 from tuner.formats.otlp import (
     INSTANCE,
-    OUTPUT,
-    PROMPT,
     REQUEST_NAME,
     Names,
     RawSpan,
     is_otlp,
     raw_spans,
     request_of,
+    tokens_of,
 )
 from tuner.formats.record import Row
 from tuner.formats.same_request import Found, Span, innermost, merged
@@ -29,8 +28,18 @@ from tuner.formats.source import Source, TimeUnit, TraceHeader
 NAME = "otel-genai"
 DESCRIPTION = "gen_ai spans of OpenTelemetry, OpenLLMetry and OpenInference, OTLP/JSON"
 
-GENERATING = frozenset({"chat", "text_completion", "generate_content", "completion", "llm"})
+GENERATING = frozenset(
+    {"chat", "text_completion", "generate_content", "completion", "llm", "generation"}
+)
 OTHER_CALLS = frozenset({"embeddings", "embedding", "rerank", "reranker"})
+LINKS = frozenset(
+    {
+        *("invoke_agent", "create_agent", "execute_tool", "invoke_workflow", "retrieval"),
+        *("agent", "chain", "tool", "workflow", "task", "retriever", "guardrail", "evaluator"),
+        *("span", "event"),
+    }
+)
+"""These sum up what the requests beneath them used."""
 CLIENTS = "times are the clients': with the network, and with what they tried again"
 
 Kind = Literal["request", "other call", "link"]
@@ -50,16 +59,20 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 def kind_of(span: RawSpan) -> Kind:
     """Return whether a span is a request, or a call that generates nothing, or neither."""
     says = first(
-        span.attributes, ("gen_ai.operation.name", "openinference.span.kind", "llm.request.type")
+        span.attributes,
+        (
+            *("gen_ai.operation.name", "openinference.span.kind", "langfuse.observation.type"),
+            *("llm.request.type", "traceloop.span.kind"),
+        ),
     )
     what = str(says).lower()
     if what in OTHER_CALLS:
         return "other call"
     if what in GENERATING or span.name == REQUEST_NAME:
         return "request"
-    # Agents, chains and tools sum up what the requests beneath them used.
-    counts = says is None and first(span.attributes, (*PROMPT, *OUTPUT)) is not None
-    return "request" if counts else "link"
+    if what in LINKS:
+        return "link"
+    return "link" if tokens_of(span.attributes) == (None, None) else "request"
 
 
 def _spans(lines: Lines) -> Iterator[Span]:

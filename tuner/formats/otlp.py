@@ -17,6 +17,7 @@ from tuner.formats.lines import BOM, Lines
 from tuner.formats.scalars import (
     Numbers,
     between_ms,
+    epoch_ms,
     failed_tokens,
     first,
     flag,
@@ -26,6 +27,7 @@ from tuner.formats.scalars import (
     seconds_ms,
     sequences,
     status_of,
+    token_sum,
     tokens,
 )
 
@@ -37,21 +39,25 @@ REQUEST_NAME = "llm_request"
 
 PROMPT = (
     *("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens"),
-    *("llm.token_count.prompt", "llm.usage.prompt_tokens"),
+    *("llm.token_count.prompt", "llm.usage.prompt_tokens", "ai.usage.inputTokens"),
 )
 OUTPUT = (
     *("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens"),
-    *("llm.token_count.completion", "llm.usage.completion_tokens"),
+    *("llm.token_count.completion", "llm.usage.completion_tokens", "ai.usage.outputTokens"),
 )
 CACHED = (
     *("gen_ai.usage.cache_read.input_tokens", "gen_ai.usage.cache_read_input_tokens"),
     *("gen_ai.usage.cached_input_tokens", "llm.token_count.prompt_details.cache_read"),
 )
-MODEL = ("gen_ai.response.model", "gen_ai.request.model", "llm.model_name")
-SESSION = ("gen_ai.conversation.id", "session.id")
+MODEL = (
+    *("gen_ai.response.model", "gen_ai.request.model", "llm.model_name"),
+    "langfuse.observation.model.name",
+)
+SESSION = ("gen_ai.conversation.id", "session.id", "langfuse.session.id")
 N = ("gen_ai.request.choice.count", "gen_ai.request.n")
 STREAM = ("gen_ai.request.stream", "llm.is_streaming")
 FIRST_TOKEN_S = ("gen_ai.latency.time_to_first_token", "gen_ai.response.time_to_first_chunk")
+PARAMETERS = ("llm.invocation_parameters", "langfuse.observation.model.parameters")
 CODE = ("http.response.status_code", "http.status_code", "error.type")
 INSTANCE = ("service.instance.id", "host.name", "k8s.pod.name")
 
@@ -61,6 +67,13 @@ TEXT = (
     *("llm.input_messages", "llm.output_messages", "llm.prompts", "llm.completions"),
     *("input.value", "output.value", "traceloop.entity.input", "traceloop.entity.output"),
     *("gen_ai.event.content", "gen_ai.tool.call.arguments", "gen_ai.tool.call.result"),
+    *("langfuse.observation.input", "langfuse.observation.output"),
+    *("langfuse.trace.input", "langfuse.trace.output"),
+    *("ai.prompt", "ai.prompt.messages", "ai.response.text", "ai.response.object"),
+    *("ai.response.toolCalls", "ai.response.reasoning", "ai.toolCall.args", "ai.toolCall.result"),
+    *("mlflow.spanInputs", "mlflow.spanOutputs", "all_messages_events", "final_result"),
+    *("pydantic_ai.all_messages", "request_data", "response_data", "embedding.text"),
+    *("llm.prompt_template.variables", "retrieval.documents"),
 )
 LISTED = tuple(f"{key}.{digit}" for key in TEXT for digit in range(10))
 """Lists are flattened: ``gen_ai.prompt.0.content``."""
@@ -147,11 +160,12 @@ def request_of(found: RawSpan, names: Names) -> Fields:
     """Return a span's request by canonical names; the counts of a request that failed may lack."""
     attributes, resource = found.attributes, found.resource
     start_ms, end_ms = (_ms(found.span.get(f"{side}TimeUnixNano")) for side in ("start", "end"))
-    parameters = inner(attributes.get("llm.invocation_parameters"))
+    parameters = inner(first(attributes, PARAMETERS))
     status = _status(found)
+    prompt, output = tokens_of(attributes)
     counts: Fields = {
-        "input_length": tokens(first(attributes, PROMPT)),
-        **sequences(first(attributes, N) or parameters.get("n"), tokens(first(attributes, OUTPUT))),
+        "input_length": prompt,
+        **sequences(first(attributes, N) or parameters.get("n"), output),
     }
     if status in ("error", "rejected"):
         counts = {
@@ -164,7 +178,7 @@ def request_of(found: RawSpan, names: Names) -> Fields:
         **counts,
         "status": status,
         "e2e_ms": between_ms(start_ms, end_ms),
-        "ttft_ms": seconds_ms(first(attributes, FIRST_TOKEN_S)),
+        "ttft_ms": _ttft_ms(attributes, start_ms),
         "queue_ms": seconds_ms(attributes.get("gen_ai.latency.time_in_queue")),
         "max_tokens": tokens(
             first(attributes, ("gen_ai.request.max_tokens",)) or parameters.get("max_tokens")
@@ -176,6 +190,23 @@ def request_of(found: RawSpan, names: Names) -> Fields:
         "model": names.model.named("m", first(attributes, MODEL)),
         "replica": names.replica.of(first(resource, INSTANCE)) if found.is_server else None,
     }
+
+
+def tokens_of(attributes: dict[str, Any]) -> tuple[object, object]:
+    """Return the tokens of the prompt and of the output, in whatever spelling; None if unknown."""
+    prompt, output = (tokens(first(attributes, keys)) for keys in (PROMPT, OUTPUT))
+    if prompt is None and output is None:
+        told = inner(attributes.get("langfuse.observation.usage_details"))
+        prompt, output = token_sum(told, "input"), token_sum(told, "output")
+    return prompt, output
+
+
+def _ttft_ms(attributes: dict[str, Any], start_ms: object) -> object:
+    told = first(attributes, FIRST_TOKEN_S)
+    if told is not None:
+        return seconds_ms(told)
+    date = first(attributes, ("langfuse.observation.completion_start_time",))
+    return between_ms(start_ms, epoch_ms(date.strip('"') if isinstance(date, str) else date))
 
 
 def _span(

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.formats.json_rows import opening
+from tuner.formats.json_rows import Object, opening
 from tuner.formats.lines import BOM
 
 
@@ -41,9 +41,46 @@ def _is_concurrency_schedule(head: bytes) -> bool:
 
 def _is_prompts(head: bytes) -> bool:
     keys = opening(head).keys()
-    return "timestamp" not in keys and (
-        {"prompt", "output_tokens"} <= keys or "conversations" in keys
+    return "timestamp" not in keys and bool(
+        {"prompt", "output_tokens"} <= keys
+        or keys & {"conversations", "turns"}
+        or {"session_id", "payloads"} <= _first_listed(head, "data").keys()
     )
+
+
+def _first_listed(head: bytes, key: str) -> Object:
+    """Return the first object of a list in the first object, as far as the head shows it."""
+    _, found, rest = head.partition(b'"' + key.encode() + b'"')
+    listed = rest.lstrip(b" \t\r\n:")
+    return opening(listed) if found and listed.startswith(b"[") else {}
+
+
+def _is_load_generators(head: bytes) -> bool:
+    first = opening(head)
+    return (
+        {"metadata", "metrics"} <= first.keys()
+        or "benchmarks" in first
+        or b'"generative_benchmark' in head[:LOG_BYTES]
+    )
+
+
+def _is_other_spans(head: bytes) -> bool:
+    keys = opening(head).keys()
+    return bool(
+        {"context", "parent_id", "start_time"} <= keys  # printed by an SDK
+        or keys & {"batches", "resource_spans", "spans"}  # Tempo, protobuf's own names, others
+        or {"traceId", "id", "timestamp", "duration"} <= keys  # Zipkin
+        or {"traceID", "spans"} <= _first_listed(head, "data").keys()  # Jaeger
+        or {"trace_id", "span_id"} <= keys
+    )
+
+
+def _is_wrapped(head: bytes) -> bool:
+    return {"log", "stream", "time"} <= opening(head).keys() or bool(CRI_LINE.match(head))
+
+
+def _is_text_access_log(head: bytes) -> bool:
+    return ACCESS_LINE.match(_first_line(head)) is not None
 
 
 VLLM_LINE = re.compile(
@@ -52,6 +89,10 @@ VLLM_LINE = re.compile(
     re.MULTILINE,
 )
 UVICORN_LINE = re.compile(rb'^INFO: +[\da-fA-F.:\[\]]+ - "[A-Z]+ /\S* HTTP/', re.MULTILINE)
+ACCESS_LINE = re.compile(rb'\S+ \S+ \S+ \[[^]]{1,40}\] "[A-Z]+ [^"]*" \d{3} |\[20[^]]+Z\] "[A-Z]+ ')
+"""nginx's and Envoy's own text formats."""
+
+CRI_LINE = re.compile(rb"\d{4}-\d\d-\d\dT[\d:.]+(?:Z|[+-]\d\d:\d\d) std(?:out|err) [FP] ")
 LOG_BYTES = 2**18
 """A server's banner may stand above its first line of log."""
 
@@ -106,5 +147,25 @@ REFUSED: tuple[Refused, ...] = (
         _is_concurrency_schedule,
         "a concurrency schedule: how many at a time, not when they came nor how long they were",
         "Use the trace that it was made from, or capture one; its peak is a guide for --ceiling.",
+    ),
+    Refused(
+        _is_other_spans,
+        "spans, but not as OTLP/JSON",
+        "Let the OpenTelemetry collector's file exporter write them: see docs/traces.md.",
+    ),
+    Refused(
+        _is_load_generators,
+        "the result of a load generator: what it sent by itself, not what production asked for",
+        "Import the trace that it replayed, or capture production's own.",
+    ),
+    Refused(
+        _is_wrapped,
+        "a log inside the log of a container",
+        "Unwrap it: jq -r .log FILE for Docker's, cut -d' ' -f4- FILE for Kubernetes'.",
+    ),
+    Refused(
+        _is_text_access_log,
+        "an access log as text: it has no tokens, and its times are ends",
+        "Log JSON with counts of tokens: see docs/traces.md on nginx and envoy.",
     ),
 )

@@ -63,6 +63,28 @@ def tokens(value: Any) -> Any:  # noqa: ANN401 - what is no count stays what it 
     return value
 
 
+def token_sum(usage: Mapping[str, Any], word: str, also: str = "", never: str = "\n") -> object:
+    """Return the sum of the counts whose key has the word: Langfuse's own rule; None without any.
+
+    Cached input stands under a key of its own beside the rest.
+    """
+    counts = [
+        tokens(value)
+        for key, value in usage.items()
+        if word in key.lower()
+        and also in key.lower()
+        and never not in key.lower()
+        and "cost" not in key.lower()
+    ]
+    known = [count for count in counts if count is not None]
+    wrong = [count for count in known if isinstance(count, bool) or not isinstance(count, int)] or [
+        count for count in known if count < 0
+    ]
+    if wrong:
+        return wrong[0]
+    return sum(known) if known else None
+
+
 def failed_tokens(value: Any) -> int | None:  # noqa: ANN401
     """Return the count of a request that failed; what cannot be one, such as -1, is unknown."""
     count = tokens(value)

@@ -76,8 +76,10 @@ def _decoded(lines: Lines) -> _Result:
         ) from error
     if absent := [name for name in NEEDED if not getattr(result, name)]:
         raise TraceError(
-            f"{lines.path}: no {', '.join(absent)}: the result is not a detailed one",
-            hint="Run vllm bench serve with --save-result --save-detailed.",
+            f"{lines.path}: no {', '.join(absent)}: when requests were sent is in detailed results "
+            "only",
+            hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
+            "and SGLang, never write start_times.",
         )
     size = len(result.start_times)
     for name in LISTS:

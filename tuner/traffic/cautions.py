@@ -88,8 +88,10 @@ def _tick(traffic: Traffic) -> str | None:
 def _size(traffic: Traffic) -> str | None:
     if traffic.served >= FEW_REQUESTS and traffic.duration_s >= SHORT_S:
         return None
+    one = traffic.served == 1
     return (
-        f"{traffic.served:,} served requests in {traffic.duration_s:,.1f}s are too few to carry a "
+        f"{traffic.served:,} served request{'' if one else 's'} in {traffic.duration_s:,.1f}s "
+        f"{'is' if one else 'are'} too few to carry a "
         f"tuning: capture at least {FEW_REQUESTS} and {SHORT_S:.0f}s, better the busiest hour"
     )
 

@@ -14,6 +14,10 @@ UNLIKE = 0.15
 """Two samples whose distributions lie so far apart anywhere are of different lengths."""
 
 
+TELLING = 0.3
+"""Where chance alone moves samples farther apart than this, their distance says nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Likeness:
     """A part held against the whole trace."""
@@ -33,6 +37,11 @@ class Likeness:
     output_distance: float
     distance_by_chance: float
     """What a random draw of as many requests stays below 95 times in 100."""
+
+    @property
+    def tells(self) -> bool:
+        """Whether there are enough requests, about twenty, to say anything of their lengths."""
+        return self.distance_by_chance <= TELLING
 
     @property
     def is_like(self) -> bool:
