@@ -182,6 +182,16 @@ What is rolled out
     targets.yaml_scalar      a YAML scalar, character by character
     targets.view             a text within texts, and its place in the file
     targets.yaml_edit        edits that leave the rest of a YAML text as it was
+    monitoring               the registry of files that watch a server, one module each
+    monitoring.seam          what such a file is; types only
+    monitoring.prometheus_rules  alert rules for Prometheus
+    monitoring.prometheus_rule_crd  the same for its operator
+    monitoring.grafana_dashboard  a dashboard for Grafana
+    monitoring.panels        panels of one
+    monitoring.alerts        each alert: a promise broken, and what to do then
+    monitoring.lines         the profile's numbers as limits
+    monitoring.promql        vLLM's metrics as PromQL
+    monitoring.seal          whose file it is, and whether it was edited since
     backup                   writes that can be taken back
 
 At the edges
@@ -205,7 +215,9 @@ At the edges
     commands.verify_run      what it does, and how it looks
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
+    commands.apply_options   its command line as one value
     commands.apply_plan      what it would write
+    commands.apply_generated  what it would write of files that are tuner's own
     commands.apply_view      how it looks
     commands.diff            `tuner diff`: its options
     commands.diff_run        what it does, and how it looks

@@ -19,7 +19,8 @@ def apply(  # noqa: PLR0913 - one parameter an option
         typer.Option(
             metavar="KIND",
             help="Kind of FILE; default: found out. One of vllm-config, compose, kubernetes, "
-            "kustomize, kserve, helm-production-stack, helm-llm-d, systemd, env.",
+            "kustomize, kserve, helm-production-stack, helm-llm-d, systemd, env; or of a file that "
+            "watches the servers: prometheus-rules, prometheus-rule-crd, grafana-dashboard.",
         ),
     ] = None,
     container: Annotated[
@@ -27,6 +28,13 @@ def apply(  # noqa: PLR0913 - one parameter an option
         typer.Option(
             metavar="NAME",
             help="Which container, service, model or variable of FILE, where several may be meant.",
+        ),
+    ] = None,
+    selector: Annotated[
+        str | None,
+        typer.Option(
+            metavar="MATCHERS",
+            help="Which servers such a file watches, in PromQL; default: those of the model.",
         ),
     ] = None,
     output: Annotated[
@@ -70,7 +78,7 @@ def apply(  # noqa: PLR0913 - one parameter an option
 
     Only the engine arguments of the profile are touched; comments, order and everything else stay.
     """
-    from tuner.commands.apply_plan import ApplyOptions  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.apply_options import ApplyOptions  # noqa: PLC0415 - keeps --help light
     from tuner.commands.apply_run import run  # noqa: PLC0415
 
     run(
@@ -87,5 +95,6 @@ def apply(  # noqa: PLR0913 - one parameter an option
             admission_limits=admission_limits,
             force=force,
             json=json_,
+            selector=selector,
         )
     )

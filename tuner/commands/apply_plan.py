@@ -2,12 +2,15 @@
 
 import getpass
 import platform
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import devices, files, profile, provenance, rollout, targets, yaml_strict
+from tuner import devices, files, monitoring, profile, provenance, rollout, targets
 from tuner.backup import Override
+from tuner.commands import apply_generated
+from tuner.commands.apply_options import ApplyOptions, read_text
 from tuner.commands.apply_view import Edit
 from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
 from tuner.profile_numbers import Admission
@@ -15,24 +18,6 @@ from tuner.profile_schema import ServingProfile
 from tuner.targets import systemd
 from tuner.targets.detect import detect
 from tuner.targets.seam import Target
-
-
-@dataclass(frozen=True, slots=True)
-class ApplyOptions:
-    """The command line."""
-
-    profile: Path | None
-    file: Path | None
-    to: str | None
-    container: str | None
-    output: Path | None
-    dry_run: bool
-    exec: bool
-    rollback: Path | None
-    live_knob: bool
-    admission_limits: bool
-    force: bool
-    json: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +40,22 @@ def plan(options: ApplyOptions) -> Edit:
             f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
         )
     text = (read_text(options.file) if options.file is not None else None) or ""
-    target = target_of(options.to, options.file or options.output, text)
+    kind = monitoring.kind_of(options.to, text)
+    if kind is not None:
+        return apply_generated.plan(
+            chosen,
+            kind,
+            options,
+            warnings=_warnings(chosen, []),
+            override=_override(chosen, [], options),
+        )
+    watching = [one.NAME for one in monitoring.KINDS]
+    if options.selector is not None:
+        raise UsageError(
+            "--selector is of what watches servers",
+            hint=f"Use it with --to {' or '.join(watching)}.",
+        )
+    target = target_of(options.to, options.file or options.output, text, also=watching)
     if options.exec and target is not targets.TARGETS[0]:
         raise UsageError(
             f"--exec and {target.NAME} exclude each other",
@@ -65,10 +65,10 @@ def plan(options: ApplyOptions) -> Edit:
     return _edit(chosen, target, places, options)
 
 
-def target_of(to: str | None, file: Path | None, text: str) -> Target:
-    """Return the target that is named, or else that a file is of."""
+def target_of(to: str | None, file: Path | None, text: str, *, also: Sequence[str] = ()) -> Target:
+    """Return the target that is named, or else that a file is of; ``also`` are other names."""
     if to is not None:
-        return targets.named(to)
+        return targets.named(to, also=also)
     return targets.TARGETS[0] if file is None else detect(file, text, source=str(file))
 
 
@@ -112,7 +112,7 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         warnings=_warnings(chosen, differing),
         reasons=reasons,
         kind=target.NAME,
-        start=target.START,
+        next=f"start: {target.START}",
         override=_override(chosen, differing, options),
     )
 
@@ -172,12 +172,6 @@ def _places(target: Target, options: ApplyOptions) -> _Places:
         raise TargetError(f"{read_from}: no such file", hint="With -o, FILE is only read.")
     same = files.resolve(read_from) == files.resolve(path)
     return _Places(read_from, read_from if same else path)
-
-
-def read_text(path: Path) -> str | None:
-    if not files.resolve(path).exists():
-        return None
-    return yaml_strict.read(path, error=TargetError, missing="Run the command again.")
 
 
 def _warnings(chosen: ServingProfile, differing: list[rollout.Difference]) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from typing import NoReturn
 
 from tuner import backup, files
 from tuner.commands import apply_view
-from tuner.commands.apply_plan import ApplyOptions, plan
+from tuner.commands.apply_options import ApplyOptions
+from tuner.commands.apply_plan import plan
 from tuner.commands.apply_view import Edit
 from tuner.errors import EngineError, UsageError
 
@@ -55,7 +56,13 @@ def _check_usage(options: ApplyOptions) -> None:
             "--exec and --json exclude each other", hint="vLLM takes over the output; drop --json."
         )
     if options.rollback is not None:
-        others = (options.profile, options.file, options.output, options.container)
+        others = (
+            options.profile,
+            options.file,
+            options.output,
+            options.container,
+            options.selector,
+        )
         if (
             any(other is not None for other in others)
             or options.live_knob

@@ -38,8 +38,8 @@ class Edit:
     kind: str
     """Of the file, as in ``--to``."""
 
-    start: str
-    """The command that starts the server with the file, with ``{file}`` for its name."""
+    next: str
+    """What to do with the file, with ``{file}`` for its name."""
 
     override: Override | None
     """What speaks against it, and who wrote it all the same."""
@@ -76,8 +76,8 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
     if copy is not None:
         say(f"backup: {copy}\n")
     if not to_stderr:
-        start = edit.start.format(file=name, path=_path(edit.path))
-        say(f"start: {start}\nundo: tuner apply --rollback {name}\n")
+        then = edit.next.format(file=name, path=_path(edit.path))
+        say(f"{then}\nundo: tuner apply --rollback {name}\n")
 
 
 def _path(path: Path) -> str:

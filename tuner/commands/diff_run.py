@@ -8,7 +8,8 @@ from itertools import groupby
 from pathlib import Path
 
 from tuner import difference, live_server, profile
-from tuner.commands.apply_plan import deployment, read_text, target_of
+from tuner.commands.apply_options import read_text
+from tuner.commands.apply_plan import deployment, target_of
 from tuner.difference import Difference
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, TargetError, UsageError

@@ -4,6 +4,8 @@ A target is a module that offers what ``seam.Target`` asks for. To add one, writ
 it in TARGETS; the first is the default.
 """
 
+from collections.abc import Sequence
+
 from tuner.errors import UsageError
 from tuner.targets import (
     compose,
@@ -31,11 +33,12 @@ TARGETS: tuple[Target, ...] = (
 )
 
 
-def named(name: str) -> Target:
+def named(name: str, *, also: Sequence[str] = ()) -> Target:
+    """Return the target of this name. Raises UsageError with all names, and those of ``also``."""
     for target in TARGETS:
         if name == target.NAME:
             return target
     raise UsageError(
         f"no rollout target {name!r}",
-        hint=f"Known: {', '.join(target.NAME for target in TARGETS)}.",
+        hint=f"Known: {', '.join([*(target.NAME for target in TARGETS), *also])}.",
     )

@@ -32,7 +32,8 @@ def detect(name: PurePath, text: str, *, source: str) -> Target:
         return env
     if not text or name.suffix not in vllm_config.SUFFIXES:
         return vllm_config
-    found = [_of(document) for document in parse(text, source=source).roots]
+    documents = parse(text, source=source).roots
+    found = [_of(document) for document in documents]
     kinds = {target.NAME: target for target in found if target is not None}
     if len(kinds) > 1 and kserve.NAME in kinds and kubernetes.NAME in kinds:
         del kinds[kubernetes.NAME]
@@ -41,9 +42,10 @@ def detect(name: PurePath, text: str, *, source: str) -> Target:
             f"{source}: is of several kinds: {', '.join(sorted(kinds))}",
             hint="Say which one with --to.",
         )
-    if not kinds and len(found) > 1:
+    if not kinds and (len(found) > 1 or any(map(_is_not_vllms, documents))):
+        several = f"holds {len(found)} documents" if len(found) > 1 else "is"
         raise TargetError(
-            f"{source}: holds {len(found)} documents of no known kind",
+            f"{source}: {several} of no known kind",
             hint="Say what it is with --to, or name another file.",
         )
     return next(iter(kinds.values()), vllm_config)
@@ -58,6 +60,11 @@ def _of(document: yaml.Node) -> Target | None:
     if kind in kubernetes.KINDS or kind == "List":
         return kubernetes if _has_images(document) else kustomize
     return compose if get(document, "services") is not None else _of_values(document)
+
+
+def _is_not_vllms(document: yaml.Node) -> bool:
+    """Whether it says that it is something else: a manifest, or a file of Prometheus."""
+    return any(get(document, key) is not None for key in ("apiVersion", "kind", "groups"))
 
 
 def _of_values(document: yaml.Node) -> Target | None:
