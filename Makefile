@@ -14,6 +14,7 @@ BIN := .venv/bin
 TRACE ?= traces/translation.jsonl
 PROFILE ?= profile.yaml
 SWEEP_ARGS ?= --budget 3m
+COMPARE_ARGS ?= --budget 13m
 PYTEST_ARGS ?=
 
 # On every core. Those with a real engine run one after the other: they measure.
@@ -23,13 +24,16 @@ PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical $(PYTEST_ARGS)
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep test check coverage static fix docs readme golden bench clean setup setup-dev
+.PHONY: help sweep compare test check coverage static fix docs readme golden bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
 
 sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to profile
 	$(BIN)/tuner sweep --trace $(TRACE) -o $(PROFILE) $(SWEEP_ARGS)
+
+compare: setup  ## Serve the sample trace in every way of the article; tables into docs/journey.md
+	$(BIN)/python scripts/journey.py real $(COMPARE_ARGS)
 
 test: static  ## Everything a change must pass, real engine included; .ci/run calls this
 	@scripts/get_prometheus.sh

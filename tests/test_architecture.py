@@ -34,6 +34,7 @@ HOMES = {
         "capture.stat_logger",
         *("engines.live_scheduler", "engines.logged_scheduler", "engines.vllm_arguments"),
         *("engines.vllm_config", "engines.vllm_engine", "engines.vllm_llm"),
+        "engines.worker_process",
     },
     "torch": set[str](),
     "optuna": {"refine"},

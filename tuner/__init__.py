@@ -87,9 +87,22 @@ What serves it
     engines.core_process     the child process that EngineCore lives in
     engines.vllm_failure     what vLLM's failures mean
     engines.vllm_log         where vLLM speaks to
+    engines.vllm_workers     worker processes behind queues, and vLLM's engines beside them
+    engines.worker           one such process, seen from here
+    engines.worker_process   what runs in it: a queue, vllm.LLM, another queue
+    engines.queue_messages   what goes through the queues; types only
+    approaches               the registry of ways to serve that are compared, one module each
+    approaches.seam          what an approach is; types only
+    approaches.one_worker    one request at a time behind queues
+    approaches.two_workers   two of these on one device
+    approaches.static_batching  batches that end with their slowest
+    approaches.untuned       continuous batching with a cap that nobody measured
+    approaches.tuned         with the one that was found
+    approaches.full_profile  with every argument of a profile
     engines.sim              how simulated engines come into being
     engines.sim_engine       a running one
     engines.world            the file that describes the simulated machine
+    engines.sim_workers      workers behind queues on that machine
     engines.weather          noise, drift, stalls and bad neighbours of that machine
     engines.virtual_time     an event loop on which time is free
     scheduler_model          vLLM's scheduler as a discrete-event model
@@ -131,6 +144,11 @@ From replay to verdict
     rig                      the engine under test: started, replayed on, climbed on
     sweep                    the run, from engine to verdict
     outcome                  what a sweep found
+    load_levels              how heavy the traffic of a comparison is, and its lengths
+    calibration              at which rate an engine serves so many at a time
+    comparison               what approaches do, and how they compare
+    comparing                what a comparison has measured so far
+    compare                  the run: blocks, approaches in random order
     rescore                  a stored run judged anew
     exporter                 tuner's own Prometheus metrics
 
@@ -213,6 +231,10 @@ At the edges
     commands.plan_run        what it does, and how it looks
     commands.verify          `tuner verify`: its options
     commands.verify_run      what it does, and how it looks
+    commands.compare         `tuner compare`: its options
+    commands.compare_setup   what they mean
+    commands.compare_run     what it does
+    commands.compare_view    how it looks
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
     commands.apply_options   its command line as one value

@@ -36,7 +36,6 @@ _CONTENT = {
     "measured": {"at_s"},
     "gathered": {"complete", "at_s"},
     "calibrated": {"rates_rps", "max_model_len", "at_s"},
-    "tuned": {"max_num_seqs", "source", "at_s"},
     "failed": {"approach", "block", "load", "lengths", "why", "hint", "at_s"},
 }
 """Event → what it must hold."""
@@ -247,9 +246,7 @@ def _pack(result: Replay) -> dict[str, NDArray[Any]]:
 def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
     ends = np.cumsum(data["itl_count"])
     nothing = np.full(len(ends), np.nan)  # of what an older tuner did not keep
-    columns = {
-        one.name: (data[one.name] if one.name in data else nothing).tolist() for one in _SCALARS
-    }
+    columns = {one.name: data.get(one.name, nothing).tolist() for one in _SCALARS}
     records = []
     for index, (outcome, error) in enumerate(data["texts"].tolist()):
         values = {name: column[index] for name, column in columns.items()}

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, capture, diff, plan, sweep, trace, verify
+from tuner.commands import apply, capture, compare, diff, plan, sweep, trace, verify
 
 app = typer.Typer(
     name="tuner",
@@ -43,5 +43,6 @@ app.command("apply")(apply.apply)
 app.command("diff")(diff.diff)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
+app.command("compare")(compare.compare)
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

@@ -6,7 +6,7 @@ import importlib.util
 import os
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner import models, provenance
 from tuner.engines import core_process, vllm_log
@@ -48,6 +48,13 @@ class VllmStarter:
 
         context = core_process.CoreContext(self.log)
         return await VllmEngine.start(configuration, context, self.log, begun_s)
+
+    def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
+        """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
+        configuration = self._configure(max_num_seqs)
+        from tuner.engines import vllm_config  # noqa: PLC0415 - imports vLLM
+
+        return vllm_config.for_llm(configuration, share=share)
 
     def _configure(self, max_num_seqs: int) -> "Configuration":
         _prepare(str(self._arguments["model"]), self.log)

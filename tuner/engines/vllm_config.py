@@ -7,7 +7,7 @@ import difflib
 from collections.abc import Mapping
 from typing import Any
 
-from vllm import AsyncEngineArgs
+from vllm import AsyncEngineArgs, EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
@@ -34,6 +34,9 @@ _RIG: dict[str, ArgumentValue] = {
     "skip_tokenizer_init": True,  # prompts are token ids
 }
 """How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
+
+_MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization")
+"""The first of these that is set says what an engine may take of the device's memory."""
 
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
 """Of one machine or one deployment; a profile says nothing of them."""
@@ -97,16 +100,33 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
             f"data_parallel_size is {arguments['data_parallel_size']}: tuner runs one engine",
             hint="Set data_parallel_size to 1, and --replicas to how many share the traffic.",
         )
-    rig = {name: value for name, value in _RIG.items() if name in known}
-    model = {"model": models.model_path(str(arguments["model"]))}
-    if models.is_shipped(str(arguments["model"])) and current_platform.is_cpu():
-        rig["distributed_executor_backend"] = arguments.get("distributed_executor_backend", "uni")
+    rigged = {name: value for name, value in _rigged(arguments).items() if name in known}
     try:
-        return AsyncEngineArgs(**{**arguments, **model, **rig}).create_engine_config(
-            UsageContext.OPENAI_API_SERVER
-        )
+        return AsyncEngineArgs(**rigged).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
         raise refused(error) from error
+
+
+def _rigged(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
+    """Return the arguments with how tuner itself runs the engine."""
+    rig = dict(_RIG)
+    if models.is_shipped(str(arguments["model"])) and current_platform.is_cpu():
+        rig["distributed_executor_backend"] = arguments.get("distributed_executor_backend", "uni")
+    return {**arguments, "model": models.model_path(str(arguments["model"])), **rig}
+
+
+def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
+    """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory."""
+    known = {field.name for field in dataclasses.fields(EngineArgs)}
+    arguments = dict(configuration.arguments)
+    for name in _MEMORY:
+        if (value := arguments.get(name)) is not None:
+            assert isinstance(value, int | float)
+            arguments[name] = type(value)(value * share)
+            break
+    scheduler = configuration.config.scheduler_config.scheduler_cls
+    asked = {**_rigged(arguments), "scheduler_cls": scheduler}
+    return {name: value for name, value in asked.items() if name in known}
 
 
 def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:

@@ -50,12 +50,12 @@ def failed_to_start(error: BaseException, log_text: str, log: str) -> EngineErro
     return EngineError(f"vLLM did not start: {said}", hint=_cure(said, f"Read {log}."))
 
 
-def died(exit_code: int | None, log_text: str, log: str) -> EngineError:
-    """Return what to raise when the engine was running and is no more."""
+def died(exit_code: int | None, log_text: str, log: str, *, who: str = "EngineCore") -> EngineError:
+    """Return what to raise when the engine, or ``who`` runs it, was running and is no more."""
     said = root_cause(log_text.partition(_FATAL)[2])
     if said is None and exit_code is not None and exit_code < 0:
-        said = f"EngineCore was killed by {_signal_name(-exit_code)}"
-    said = said or "EngineCore ended"
+        said = f"{who} was killed by {_signal_name(-exit_code)}"
+    said = said or f"{who} ended"
     return EngineError(f"The engine died: {said}", hint=_cure(said, f"Read {log}."))
 
 

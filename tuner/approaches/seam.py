@@ -1,0 +1,55 @@
+"""What an approach of ``tuner compare`` is, and what it is built from. Types only."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tuner.engines.seam import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Batching:
+    """How a worker makes batches: of so many requests, or of what came within ``wait_s`` of the
+    first. All replies of a batch leave when the slowest is done."""
+
+    size: int = 1
+    wait_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What the user has set of the approaches."""
+
+    tuned: int
+    """The ``max_num_seqs`` that was found."""
+
+    static: Batching
+    untuned: int
+
+
+class Site(Protocol):
+    """A machine on which approaches are built: a real one with vLLM, or a simulated one.
+
+    Every engine that it starts has the whole device to itself. All may raise EngineError.
+    """
+
+    @property
+    def has_profile(self) -> bool:
+        """Whether there is a whole configuration beside the base's."""
+        ...
+
+    async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
+        """Start an engine that batches continuously, with the base's arguments or a profile's."""
+        ...
+
+    async def workers(self, count: int, batching: Batching) -> Engine:
+        """Start worker processes behind queues, each with a synchronous engine and its share of
+        the memory."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Approach:
+    name: str
+    title: str
+    start: Callable[[Site, Setup], Awaitable[Engine]]

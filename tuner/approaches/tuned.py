@@ -1,0 +1,11 @@
+"""Continuous batching with the ``max_num_seqs`` that was found, and else as untuned."""
+
+from tuner.approaches.seam import Approach, Setup, Site
+from tuner.engines.seam import Engine
+
+
+async def _start(site: Site, setup: Setup) -> Engine:
+    return await site.continuous(max_num_seqs=setup.tuned)
+
+
+APPROACH = Approach("tuned", "continuous, tuned", _start)

@@ -1,0 +1,11 @@
+"""Continuous batching with a ``max_num_seqs`` that nobody has measured."""
+
+from tuner.approaches.seam import Approach, Setup, Site
+from tuner.engines.seam import Engine
+
+
+async def _start(site: Site, setup: Setup) -> Engine:
+    return await site.continuous(max_num_seqs=setup.untuned)
+
+
+APPROACH = Approach("untuned", "continuous, untuned", _start)

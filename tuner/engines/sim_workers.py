@@ -1,0 +1,204 @@
+"""The approaches of ``tuner compare`` on a simulated machine.
+
+A worker is a task that does what the real one's process does: take a request or a batch off the
+queue, let the engine serve it to the end, send all replies. Its queue costs what the world says.
+"""
+
+import asyncio
+from dataclasses import dataclass, replace
+
+from tuner.approaches.seam import Batching
+from tuner.engines.seam import (
+    Engine,
+    EngineFacts,
+    EngineRequest,
+    IterationLog,
+    Reply,
+    RequestFailedError,
+)
+from tuner.engines.sim import SimStarter
+from tuner.engines.world import World
+from tuner.errors import EngineError
+
+
+class SimSite:
+    """See tuner.approaches.seam.Site."""
+
+    def __init__(
+        self,
+        starter: SimStarter,
+        world: World,
+        *,
+        queue_size: int,
+        max_num_batched_tokens: int | None,
+    ) -> None:
+        """``max_num_batched_tokens`` is the profile's, None without one."""
+        self._starter, self._world = starter, world
+        self._queue_size = queue_size
+        self._profile_tokens = max_num_batched_tokens
+
+    @property
+    def has_profile(self) -> bool:
+        return self._profile_tokens is not None
+
+    async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
+        engine = await self._starter.start(max_num_seqs=max_num_seqs)
+        if of_profile and self._profile_tokens is not None:
+            tokens = min(self._profile_tokens, self._world.budget)
+            await engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
+        return engine
+
+    async def workers(self, count: int, batching: Batching) -> Engine:
+        world = self._world
+        blocks = world.kv.blocks // count
+        if not blocks:
+            raise EngineError(
+                f"{world.kv.blocks} KV blocks are too few for {count} workers",
+                hint="Raise kv.blocks in the world file.",
+            )
+        inner = await self._starter.start(
+            max_num_seqs=count * batching.size, world=time_sliced(world) if count > 1 else None
+        )
+        facts = replace(inner.facts, max_model_len=blocks * world.kv.block_size)
+        return _SimWorkers(inner, facts, count, batching, world.workers.message, self._queue_size)
+
+
+def time_sliced(world: World) -> World:
+    """Return the machine as two engines find it that run one sequence each, in turns.
+
+    Where both decode, an iteration of ours is one of each, and ``workers.switch`` dearer than
+    that; a prompt is an iteration of its own.
+    """
+    step = world.step
+    alone_s = step.a + step.b
+    shared = replace(
+        step,
+        a=0.0,
+        b=alone_s,
+        n0=1,
+        h=2 * world.workers.switch * alone_s,
+        p0=step.p0 + step.a,
+        pad=False,
+    )
+    return replace(world, step=shared)
+
+
+@dataclass(slots=True)
+class _Ticket:
+    """A request on its way through a queue."""
+
+    number: int
+    request: EngineRequest
+    reply: Reply
+    sent_s: float
+    done: "asyncio.Future[None]"
+
+
+class _SimWorkers:
+    """See the seam: tuner.engines.seam.Engine."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a worker is made of
+        self,
+        inner: Engine,
+        facts: EngineFacts,
+        count: int,
+        batching: Batching,
+        message_s: float,
+        queue_size: int,
+    ) -> None:
+        self._inner, self._facts = inner, facts
+        self._batching, self._message_s = batching, message_s
+        self._loop = asyncio.get_running_loop()
+        self._queue = asyncio.Queue[_Ticket](queue_size)
+        self._sent = 0
+        self._waited_for: set[int] = set()
+        self._wanted_from = 0
+        self._workers = [self._loop.create_task(self._work()) for _ in range(count)]
+
+    @property
+    def facts(self) -> EngineFacts:
+        return self._facts
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        length = len(request.prompt_token_ids) + request.output_length
+        if length > self._facts.max_model_len:
+            raise RequestFailedError(
+                f"{length} tokens of prompt and output, a worker has memory for "
+                f"{self._facts.max_model_len}"
+            )
+        ticket = _Ticket(self._sent, request, reply, self._loop.time(), self._loop.create_future())
+        try:
+            self._queue.put_nowait(ticket)
+        except asyncio.QueueFull:
+            raise RequestFailedError("the queue is full") from None
+        self._sent += 1
+        self._waited_for.add(ticket.number)
+        try:
+            await ticket.done
+        finally:
+            self._waited_for.discard(ticket.number)
+            if not self._waited_for:
+                self._wanted_from = self._sent
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        raise EngineError(
+            f"workers keep their limits: max_num_seqs={max_num_seqs}, "
+            f"max_num_batched_tokens={max_num_batched_tokens} refused",
+            hint="Start other workers.",
+        )
+
+    async def is_idle(self) -> bool:
+        return not self._waited_for and await self._inner.is_idle()
+
+    async def reset_prefix_cache(self) -> None:
+        await self._queue.join()
+        await self._inner.reset_prefix_cache()
+
+    async def take_iterations(self) -> IterationLog:
+        await self._queue.join()
+        return await self._inner.take_iterations()
+
+    async def stop(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        await self._inner.stop()
+
+    async def _work(self) -> None:
+        while True:
+            batch = await self._collect()
+            wanted = [ticket for ticket in batch if ticket.number >= self._wanted_from]
+            if wanted:
+                await self._serve(wanted)
+            for _ in batch:
+                self._queue.task_done()
+
+    async def _collect(self) -> list[_Ticket]:
+        batch = [await self._queue.get()]
+        try:
+            async with asyncio.timeout(self._batching.wait_s):
+                while len(batch) < self._batching.size:
+                    batch.append(await self._queue.get())
+        except TimeoutError:
+            pass
+        return batch
+
+    async def _serve(self, batch: list[_Ticket]) -> None:
+        begun_s = self._loop.time()
+        await asyncio.sleep(self._message_s * len(batch))
+        replies = [Reply() for _ in batch]
+        async with asyncio.TaskGroup() as group:
+            for ticket, reply in zip(batch, replies, strict=True):
+                group.create_task(self._inner.generate(ticket.request, reply))
+        done_s = self._loop.time()
+        await asyncio.sleep(self._message_s * len(batch))
+        for ticket, served in zip(batch, replies, strict=True):
+            reply = ticket.reply
+            reply.output_tokens, reply.output_s = served.output_tokens, served.output_s
+            reply.first_token_s = reply.last_token_s = self._loop.time()
+            reply.queue_s = begun_s - ticket.sent_s
+            reply.preemptions = served.preemptions
+            reply.transfer_s = 2 * self._message_s
+            reply.held_s = done_s - served.output_s[-1]
+            if not ticket.done.done():
+                ticket.done.set_result(None)

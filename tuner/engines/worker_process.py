@@ -1,0 +1,142 @@
+"""What runs in a worker process of ``tuner compare``: a queue, ``vllm.LLM``, another queue.
+
+The engine runs in the worker's own process and thread: while it serves a batch nothing else
+happens there. Imports vLLM when it runs, not before.
+"""
+
+# ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
+
+import os
+import queue
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tuner.approaches.seam import Batching
+from tuner.engines.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+
+if TYPE_CHECKING:
+    from multiprocessing.queues import Queue
+    from multiprocessing.sharedctypes import Synchronized
+
+
+def work(
+    arguments: Mapping[str, Any],
+    batching: Batching,
+    requests: "Queue[Prompt | Order]",
+    results: "Queue[Ready | Done | Answer | Skipped]",
+    wanted_from: "Synchronized[int]",
+) -> None:
+    """Start the engine, then serve batches until the process is ended."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    engine = _Engine(arguments)
+    results.put(engine.ready())
+    while True:
+        batch, order = _collect(requests, batching)
+        wanted = []
+        for prompt, read_s in batch:
+            if prompt.number < wanted_from.value:
+                results.put(Skipped(prompt.number))
+            else:
+                wanted.append((prompt, read_s))
+        if wanted:
+            for done in engine.serve(wanted):
+                results.put(done._replace(sent_s=time.monotonic()))
+            engine.rest()
+        if order is not None:
+            results.put(Answer(order.number, engine.obey(order)))
+
+
+def _collect(
+    requests: "Queue[Prompt | Order]", batching: Batching
+) -> tuple[list[tuple[Prompt, float]], Order | None]:
+    """Return a batch, each prompt with what the queue took to bring it, and what ended it early."""
+    batch: list[tuple[Prompt, float]] = []
+    until_s: float | None = None
+    while len(batch) < batching.size:
+        waiting_s = time.monotonic()
+        try:
+            message = requests.get(
+                timeout=None if until_s is None else max(0.0, until_s - waiting_s)
+            )
+        except queue.Empty:
+            break
+        now_s = time.monotonic()
+        if isinstance(message, Order):
+            return batch, message
+        # it may have lain there while we were at work: that is not the queue's doing
+        batch.append((message, now_s - max(waiting_s, message.sent_s)))
+        until_s = until_s or now_s + batching.wait_s
+    return batch, None
+
+
+class _Engine:
+    """``vllm.LLM``, and when it had which token."""
+
+    def __init__(self, arguments: Mapping[str, Any]) -> None:
+        from vllm import LLM  # noqa: PLC0415 - in the worker process only
+
+        self._llm = LLM(**arguments)
+        self._arguments = arguments
+        client = self._llm.llm_engine.engine_core
+        self._scheduler = client.engine_core.scheduler
+        self._token_s: dict[str, list[float]] = {}
+        step = client.get_output
+
+        def timed_step() -> Any:
+            outputs = step()
+            now_s = time.monotonic()
+            for one in outputs.outputs:
+                if one.new_token_ids:
+                    # vLLM adds to its own number what makes it unique
+                    self._token_s.setdefault(one.request_id.partition("-")[0], []).append(now_s)
+            return outputs
+
+        client.get_output = timed_step
+
+    def ready(self) -> Ready:
+        from tuner.engines.vllm_config import pinned  # noqa: PLC0415 - imports vLLM
+
+        config = self._llm.llm_engine.vllm_config
+        return Ready(
+            arguments=pinned(config, {"model": self._arguments["model"]}),
+            max_model_len=config.model_config.max_model_len,
+            vocab_size=config.model_config.get_vocab_size(),
+            block_size=config.cache_config.block_size,
+            kv_blocks=self._scheduler.tuner_state()["kv_blocks"],
+        )
+
+    def serve(self, batch: Sequence[tuple[Prompt, float]]) -> list[Done]:
+        """Generate a batch, and return when the slowest is done."""
+        from tuner.engines.vllm_llm import exactly  # noqa: PLC0415 - imports vLLM
+
+        begun_s = time.monotonic()
+        outputs = self._llm.generate(
+            [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in batch],
+            [exactly(prompt.output_length) for prompt, _ in batch],
+            use_tqdm=False,
+        )
+        done_s = time.monotonic()
+        return [
+            Done(
+                number=prompt.number,
+                output_tokens=len(output.outputs[0].token_ids),
+                output_s=tuple(self._token_s.pop(output.request_id)),
+                read_s=read_s,
+                begun_s=begun_s,
+                batch_done_s=done_s,
+                sent_s=done_s,
+            )
+            for (prompt, read_s), output in zip(batch, outputs, strict=True)
+        ]
+
+    def rest(self) -> None:
+        """Let the scheduler hear of the last ends, as EngineCore's own loop does before it idles;
+        else the time until the next batch would count as busy."""
+        self._llm.llm_engine.step()
+
+    def obey(self, order: Order) -> bytes | bool:
+        if order.what == "take_iterations":
+            rows: bytes = self._scheduler.tuner_take_iterations()
+            return rows
+        return bool(self._llm.reset_prefix_cache())
