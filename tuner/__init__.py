@@ -167,6 +167,7 @@ What is rolled out
     live_server              what a running server says of itself
     cap_schedule             which cap holds at which time of day
     live_protocol            what is said over the control socket of a server
+    live_client              who asks there: all ranks of a server, or none
     engines.live_scheduler   vLLM's scheduler with limits that change while it serves
     engines.live_thread      their control, on a thread that cannot harm the server
     engines.live_control     what is asked of it, done, and taken back
@@ -241,6 +242,9 @@ At the edges
     commands.apply_plan      what it would write
     commands.apply_generated  what it would write of files that are tuner's own
     commands.apply_view      how it looks
+    commands.apply_live      `tuner apply --live`: what it does
+    commands.apply_live_plan  what it asks of a server, and whether it may
+    commands.apply_live_view  how it looks
     commands.diff            `tuner diff`: its options
     commands.diff_run        what it does, and how it looks
     errors                   everything raised on purpose

@@ -75,8 +75,14 @@ class RollBack(_Change):
     do: Literal["rollback"]
 
 
-Request = AskState | SetLimits | SetSchedule | ClearSchedule | RollBack
-Change = SetLimits | SetSchedule | ClearSchedule | RollBack
+class PutBack(_Change):
+    """Undo the change just made, be it a roll back: another rank of the same server failed."""
+
+    do: Literal["put_back"]
+
+
+Change = SetLimits | SetSchedule | ClearSchedule | RollBack | PutBack
+Request = AskState | Change
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="do")])
 

@@ -231,9 +231,28 @@ def refuse_differences(profile: ServingProfile, differing: Sequence[Difference])
     holds = ", ".join(text for part, text in words.items() if part in parts)
     raise GateError(
         f"the profile was measured elsewhere: {'; '.join(one.words for one in differing)}",
-        hint=f"Still holds: {holds}. Sweep there, or pass --force: what the file states of these "
-        "is then kept, and the override recorded.",
+        hint=f"Still holds: {holds}. Sweep there, or pass --force: what is deployed then keeps its "
+        "own of these, and the override is recorded.",
     )
+
+
+def cautions(profile: ServingProfile, differing: Sequence[Difference]) -> tuple[str, ...]:
+    """Return what to beware of when the profile is rolled out all the same."""
+    found = []
+    if differing:
+        what = "; ".join(one.words for one in differing)
+        found.append(f"the profile was measured elsewhere: {what}")
+    if profile.provenance.engine == "sim":
+        found.append("the profile was measured on a simulated engine")
+    if profile.decision.verdict in ("overloaded", "inconclusive"):
+        found.append(verdict(profile))
+    return tuple(found)
+
+
+def verdict(profile: ServingProfile) -> str:
+    """Return verdict and reason; most reasons begin with the verdict already."""
+    word, reason = profile.decision.verdict, profile.decision.reason
+    return reason if reason.startswith(word) else f"{word}: {reason}"
 
 
 def of_the_file(differing: Sequence[Difference]) -> frozenset[str]:

@@ -49,8 +49,52 @@ def apply(  # noqa: PLR0913 - one parameter an option
     ] = False,
     rollback: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Restore FILE as it was before the last apply."),
+        typer.Option(
+            metavar="FILE",
+            help="Restore FILE as it was before the last apply; with --live, a server's SOCKET.",
+        ),
     ] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="Change a running server through its control socket, without a restart; without "
+            "a profile, show what holds.",
+        ),
+    ] = False,
+    socket: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="PATH", help="Its TUNER_LIVE_SOCKET; may be repeated: all change, or none."
+        ),
+    ] = None,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Its address: also hold the profile against what it says there."
+        ),
+    ] = None,
+    at: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="HH:MM=PROFILE",
+            help="Let a profile's cap hold from this time of day; repeat it for the others.",
+        ),
+    ] = None,
+    zone: Annotated[
+        str | None,
+        typer.Option(metavar="ZONE", help="The time zone of --at, such as Europe/Berlin or UTC."),
+    ] = None,
+    clear_schedule: Annotated[
+        bool, typer.Option("--clear-schedule", help="End the schedule; the cap stays as it is.")
+    ] = False,
+    token_budget: Annotated[
+        bool,
+        typer.Option("--token-budget", help="With --live, also set max_num_batched_tokens."),
+    ] = False,
+    reason: Annotated[
+        str, typer.Option(metavar="TEXT", help="With --live: why, for the server's audit.")
+    ] = "",
     live_knob: Annotated[
         bool,
         typer.Option(
@@ -78,9 +122,51 @@ def apply(  # noqa: PLR0913 - one parameter an option
 
     Only the engine arguments of the profile are touched; comments, order and everything else stay.
     """
-    from tuner.commands.apply_options import ApplyOptions  # noqa: PLC0415 - keeps --help light
+    from tuner.commands import apply_live  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.apply_live_plan import LiveOptions  # noqa: PLC0415
+    from tuner.commands.apply_options import ApplyOptions  # noqa: PLC0415
     from tuner.commands.apply_run import run  # noqa: PLC0415
 
+    apply_live.refuse(
+        live={
+            "--socket": socket,
+            "--url": url,
+            "--at": at,
+            "--zone": zone,
+            "--clear-schedule": clear_schedule,
+            "--token-budget": token_budget,
+            "--reason": reason,
+        },
+        file={
+            "FILE": file,
+            "--to": to,
+            "--container": container,
+            "--selector": selector,
+            "--output": output,
+            "--exec": exec_,
+            "--live-knob": live_knob,
+            "--admission-limits": admission_limits,
+        },
+        is_live=live,
+    )
+    if live:
+        apply_live.run(
+            LiveOptions(
+                profile=profile,
+                sockets=socket or (),
+                url=url,
+                at=at or (),
+                zone=zone,
+                clear_schedule=clear_schedule,
+                token_budget=token_budget,
+                reason=reason,
+                rollback=rollback,
+                dry_run=dry_run,
+                force=force,
+                json=json_,
+            )
+        )
+        return
     run(
         ApplyOptions(
             profile=profile,

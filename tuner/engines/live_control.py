@@ -4,7 +4,6 @@ Runs on a thread of its own inside EngineCore. It never waits for the engine whi
 something that the engine needs, and needs nothing of vLLM but what ``Knobs`` says.
 """
 
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -28,6 +27,7 @@ from tuner.live_protocol import (
     Change,
     ClearSchedule,
     Limits,
+    PutBack,
     Refused,
     RollBack,
     SetLimits,
@@ -57,6 +57,12 @@ class _Position:
     """The last one that was made, or that was found when the schedule came."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Done:
+    was: _Position
+    new: _Position
+
+
 class LiveControl:
     """Not for several threads: whoever runs the listener calls ``answer`` and ``tick``."""
 
@@ -75,7 +81,10 @@ class LiveControl:
         self._record = LiveRecord(at, about, now)
         self._schedule: CapSchedule | None = None
         self._turn: Turn | None = None
-        self._undo: deque[tuple[_Position, _Position]] = deque(maxlen=MOST_UNDONE)
+        self._undo: tuple[_Done, ...] = ()
+        self._last: tuple[_Done, tuple[_Done, ...]] | None = None
+        """The latest change of somebody's, and what could be rolled back before it."""
+
         self._revision = 0
         self._problem: str | None = None
 
@@ -154,24 +163,32 @@ class LiveControl:
                 self._keep(None)  # one that was not taken up
             new = _Position(was.limits, None, None)
         else:
-            new = self._undone(was)
+            new = self._undone(was, last=isinstance(request, PutBack))
         if (new.limits, new.schedule) == (was.limits, was.schedule):
             return False
         self._go(was, new, request, peer)
-        if isinstance(request, RollBack):
-            self._undo.pop()
-        else:
-            self._undo.append((was, new))
+        done, before = _Done(was, new), self._undo
+        if isinstance(request, PutBack):
+            assert self._last is not None
+            self._undo, self._last = self._last[1], None
+            return True
+        took_back = isinstance(request, RollBack)
+        self._undo = before[:-1] if took_back else (*before, done)[-MOST_UNDONE:]
+        self._last = (done, before)
         return True
 
-    def _undone(self, was: _Position) -> _Position:
-        if not self._undo:
+    def _undone(self, was: _Position, *, last: bool) -> _Position:
+        if last:
+            done = None if self._last is None else self._last[0]
+        else:
+            done = self._undo[-1] if self._undo else None
+        if done is None:
             raise Refused(
                 "there is no change to take back since the server was started",
                 hint="tuner apply PROFILE --live sets other limits.",
             )
-        before, after = self._undo[-1]
-        if was != after:
+        before = done.was
+        if was != done.new:
             raise Refused(
                 "the schedule has changed the limits after the change that would be taken back",
                 hint="End the schedule with --clear-schedule, or apply another profile.",

@@ -1,0 +1,131 @@
+"""The control of a live server with nothing but a scheduler's numbers behind it."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuner import live_client
+from tuner.engines import live_place
+from tuner.engines.live_control import LiveControl
+from tuner.engines.live_listener import Listener
+from tuner.live_protocol import About, Limits, Refused, State
+
+DIGEST = "sha256:" + "0" * 64
+BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
+ARGUMENTS: dict[str, Any] = {"model": "m", "kv_cache_dtype": "auto", "tensor_parallel_size": 1}
+
+
+@dataclass
+class Numbers:
+    """What a scheduler would have."""
+
+    built: Limits = BUILT
+    set: Limits = BUILT
+    running: int = 0
+    waiting: int = 0
+    least_tokens: int = 1
+    busy: bool = False
+
+    def limits(self) -> Limits:
+        return self.set
+
+    def load(self) -> tuple[int, int]:
+        return self.running, self.waiting
+
+    def set_limits(self, limits: Limits) -> None:
+        if self.busy:
+            raise Refused("the engine is busy", hint="Wait.", kind="failed")
+        self.set = limits
+
+
+@dataclass
+class Server:
+    path: Path
+    numbers: Numbers
+    control: LiveControl
+    clock: "Clock"
+
+    @property
+    def audit(self) -> list[dict[str, Any]]:
+        return audit(self.path)
+
+    @property
+    def state(self) -> State:
+        return live_client.state(self.path)
+
+    @property
+    def cap(self) -> int:
+        return self.numbers.set.max_num_seqs
+
+
+@dataclass
+class Clock:
+    """Stands still until it is set."""
+
+    time: datetime = field(default_factory=lambda: datetime(2026, 11, 20, 12, tzinfo=UTC))
+
+    def __call__(self) -> datetime:
+        return self.time
+
+    def set(self, text: str) -> None:
+        self.time = datetime.fromisoformat(text)
+
+
+def audit(path: Path) -> list[dict[str, Any]]:
+    text = path.with_name(f"{path.name}.audit.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.splitlines()]
+
+
+@contextmanager
+def serving(  # noqa: PLR0913 - one parameter for each thing that may differ
+    path: Path,
+    *,
+    rank: int = 0,
+    numbers: Numbers | None = None,
+    clock: Clock | None = None,
+    arguments: dict[str, Any] | None = None,
+    vllm: str = "0.32.0",
+) -> Iterator[Server]:
+    """Answer at a socket, as the thread in a server does."""
+    numbers, clock = numbers or Numbers(), clock or Clock()
+    at = live_place.place(str(path), rank=rank, audit=None)
+    listening = live_place.listen(at)
+    about = About(
+        pid=1, rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})}, device=None
+    )
+    control = LiveControl(numbers, at, about, now=clock)
+    try:
+        control.open()
+        listener = Listener(
+            listening, answer=control.answer, refuse=control.refuse, tick=control.tick
+        )
+        thread = threading.Thread(target=listener.run)
+        thread.start()
+        try:
+            yield Server(at.socket, numbers, control, clock)
+        finally:
+            listener.stop()
+            thread.join(20)
+            assert not thread.is_alive()
+    finally:
+        live_place.withdraw(at, listening)
+
+
+def said(path: Path, line: bytes, *, then: Callable[[socket.socket], None] | None = None) -> Any:  # noqa: ANN401 - JSON
+    """Send raw bytes and return the answer; None where there is none."""
+    received = b""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(20)
+        client.connect(str(path))
+        client.sendall(line)
+        if then is not None:
+            then(client)
+        while got := client.recv(2**16):
+            received += got
+    return json.loads(received) if received else None

@@ -1,0 +1,327 @@
+"""The control socket against clients and users that mean no good, and servers that were killed."""
+
+import json
+import os
+import resource
+import socket
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.live_servers import Numbers, said, serving
+from tuner import live_client
+from tuner.engines import live_listener, live_place
+from tuner.engines.live_listener import Peer, peer_of
+from tuner.errors import InputError, TargetError
+from tuner.live_protocol import MAX_LINE_BYTES
+
+AS_ANOTHER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(1234)
+os.setuid(1234)
+client = socket.socket(socket.AF_UNIX)
+client.connect(sys.argv[1])
+try:
+    client.sendall(b'{"version": 1, "do": "state"}\\n')
+    answer = client.recv(1)
+except ConnectionError:
+    answer = b""
+sys.exit(len(answer))
+"""
+STATE = b'{"version": 1, "do": "state"}\n'
+
+
+def place(path: Path) -> live_place.Place:
+    return live_place.place(str(path), rank=0, audit=None)
+
+
+def uses(at: live_place.Place) -> list[Callable[[], object]]:
+    return [
+        lambda: live_place.append(at, {}),
+        lambda: live_place.load_schedule(at),
+        lambda: live_place.keep_schedule(at, b"{}"),
+    ]
+
+
+def mode(path: Path) -> int:
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+def test_the_socket_and_its_files_are_for_their_owner_alone(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        with serving(tmp_path / "tuner.sock") as server:
+            assert mode(server.path) == 0o600
+            assert mode(tmp_path / "tuner.sock.audit.jsonl") == 0o600
+    finally:
+        os.umask(before)
+
+
+def test_a_socket_may_lie_deeper_than_an_address_is_long(tmp_path: Path) -> None:
+    folder = tmp_path.joinpath(*["f" * 50] * 4)
+    folder.mkdir(parents=True)
+    with serving(folder / "tuner.sock") as server:
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_the_ranks_of_a_server_have_a_socket_each(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    with serving(path), serving(path, rank=1) as one, serving(path, rank=10) as ten:
+        assert [one.path.name, ten.path.name] == ["tuner.sock.dp1", "tuner.sock.dp10"]
+        (tmp_path / "tuner.sock.dp2x").touch()
+        assert live_client.ranks(path) == [path, one.path, ten.path]
+
+
+def test_the_socket_goes_with_the_server(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock"):
+        pass
+    assert not (tmp_path / "tuner.sock").exists()
+
+
+def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(path))
+    with pytest.raises(InputError, match="nobody listens there any more"):
+        live_client.state(path)
+    with serving(path) as server:
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_the_socket_of_a_living_server_is_not(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    with serving(path) as server:
+        with pytest.raises(TargetError, match="a living server listens there"):
+            live_place.listen(place(path))
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_of_two_servers_that_start_at_once_one_gets_the_socket(tmp_path: Path) -> None:
+    at = place(tmp_path / "tuner.sock")
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(at.socket))
+    got: list[socket.socket] = []
+    refused: list[TargetError] = []
+    start = threading.Barrier(4)
+
+    def listen() -> None:
+        start.wait()
+        try:
+            got.append(live_place.listen(at))
+        except TargetError as problem:
+            refused.append(problem)
+
+    threads = [threading.Thread(target=listen) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (len(got), len(refused)) == (1, 3)
+    got[0].close()
+
+
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling", "link to a socket"])
+def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
+    path, other = tmp_path / "tuner.sock", tmp_path / "precious"
+    other.write_text("precious")
+    with socket.socket(socket.AF_UNIX) as elsewhere:
+        elsewhere.bind(str(tmp_path / "elsewhere"))
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        target = {"link": other, "dangling": tmp_path / "none"}.get(kind, tmp_path / "elsewhere")
+        path.symlink_to(target)
+    with pytest.raises(TargetError, match="is there and is no socket"):
+        live_place.listen(place(path))
+    assert os.path.lexists(path)
+    assert other.read_text() == "precious"
+    assert not (tmp_path / "none").exists()
+
+
+@pytest.mark.parametrize(
+    ("folder_mode", "is_safe"),
+    [
+        *((safe, True) for safe in (0o700, 0o755, 0o1777)),
+        *((open_, False) for open_ in (0o777, 0o775, 0o757)),
+    ],
+)
+def test_a_folder_that_others_write_to_is_refused_unless_it_is_sticky(
+    tmp_path: Path, folder_mode: int, is_safe: bool
+) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    folder.chmod(folder_mode)
+    if is_safe:
+        place(folder / "tuner.sock")
+        return
+    with pytest.raises(TargetError, match="others may replace what is in it") as refused:
+        place(folder / "tuner.sock")
+    assert refused.value.hint == f"chmod go-w {folder}"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_what_belongs_to_others_is_not_used(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    os.chown(folder, 1234, 1234)
+    with pytest.raises(TargetError, match=r"belongs to another user \(1234\)"):
+        place(folder / "tuner.sock")
+    at = place(tmp_path / "tuner.sock")
+    for path, use in zip((at.audit, at.schedule, at.schedule), uses(at), strict=True):
+        path.write_text("theirs")
+        os.chown(path, 1234, 1234)
+        with pytest.raises(TargetError, match="no regular file of the server's user"):
+            use()
+        assert path.read_text() == "theirs"
+
+
+def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:
+    at, precious = place(tmp_path / "tuner.sock"), tmp_path / "precious"
+    precious.write_text("precious")
+    at.audit.symlink_to(precious)
+    at.schedule.symlink_to(precious)
+    for use in uses(at):
+        with pytest.raises(TargetError):
+            use()
+    assert precious.read_text() == "precious"
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["tuner.sock", "", "/", "/none/there/tuner.sock", "/etc/passwd/tuner.sock", "/tmp/" + "s" * 90],
+)
+def test_paths_that_cannot_be_used_are_refused(path: str) -> None:
+    with pytest.raises(TargetError):
+        live_place.place(path, rank=0, audit=None)
+
+
+def test_the_audit_may_be_elsewhere_but_not_anywhere(tmp_path: Path) -> None:
+    path = str(tmp_path / "tuner.sock")
+    at = live_place.place(path, rank=0, audit=str(tmp_path / "audit.jsonl"))
+    live_place.append(at, {"event": "set"})
+    assert json.loads((tmp_path / "audit.jsonl").read_text()) == {"event": "set"}
+    with pytest.raises(TargetError, match="whole path of the audit"):
+        live_place.place(path, rank=0, audit="audit.jsonl")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(TargetError):  # without waiting for a reader
+        live_place.append(live_place.place(path, rank=0, audit=str(tmp_path / "pipe")), {})
+
+
+# -- clients
+
+
+def test_the_kernel_says_who_is_there() -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX)
+    with ours, theirs:
+        assert peer_of(ours) == Peer(os.getpid(), os.geteuid())
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(tmp_path: Path) -> None:
+    outside = tmp_path
+    while outside != outside.parent:  # pytest's folders are closed to others
+        outside.chmod(0o755)
+        outside = outside.parent
+        if outside.stat().st_mode & 0o005 == 0o005:
+            break
+    with serving(tmp_path / "tuner.sock") as server:
+        server.path.chmod(0o666)
+        asked = subprocess.run(
+            [sys.executable, "-I", "-S", "-c", AS_ANOTHER, server.path], check=False, timeout=20
+        )
+        assert asked.returncode == 0
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+        endless = b'{"version": 1, "do": "' + b"x" * live_client.MAX_ANSWER_BYTES
+        with pytest.raises((BrokenPipeError, ConnectionResetError)):
+            said(server.path, endless)
+        answer = said(server.path, b"x" * (MAX_LINE_BYTES + 1))
+        assert "longer than 65536 bytes" in answer["error"]
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_half_closed_and_silent_clients_are_no_trouble(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+        half = said(server.path, STATE, then=lambda client: client.shutdown(socket.SHUT_WR))
+        assert half["ok"]
+        unended = said(server.path, STATE[:-1], then=lambda client: client.shutdown(socket.SHUT_WR))
+        assert unended["ok"]
+        assert said(server.path, b"", then=lambda client: client.shutdown(socket.SHUT_WR)) is None
+        for _ in range(50):
+            with socket.socket(socket.AF_UNIX) as gone:
+                gone.connect(str(server.path))
+                gone.sendall(STATE)  # and leaves without reading
+        assert server.state.limits.max_num_seqs == 32
+
+
+def test_slow_clients_make_others_wait_only_when_they_are_many(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+        slow = [socket.socket(socket.AF_UNIX) for _ in range(live_listener.MOST_CLIENTS - 1)]
+        for client in slow:
+            client.connect(str(server.path))
+            client.sendall(STATE[:5])
+        assert server.state.limits.max_num_seqs == 32  # beside them
+        for client in slow:
+            client.close()
+        monkeypatch.setattr(live_listener, "CLIENT_S", 0.2)
+        server.state  # noqa: B018 - the next clients get that long
+        slow = [socket.socket(socket.AF_UNIX) for _ in range(2 * live_listener.MOST_CLIENTS)]
+        for client in slow:
+            client.connect(str(server.path))
+            client.sendall(STATE[:5])
+        assert server.state.limits.max_num_seqs == 32  # after them
+        for client in slow:
+            client.close()
+
+
+def test_a_process_without_descriptors_serves_again_when_it_has_some(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server, socket.socket(socket.AF_UNIX) as client:
+        were = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (client.fileno() + 1, were[1]))
+        try:
+            client.connect(str(server.path))
+            client.sendall(STATE)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, were)
+        client.settimeout(20)
+        assert json.loads(client.recv(2**16))["ok"]
+
+
+def test_what_answers_otherwise_is_no_live_server(tmp_path: Path) -> None:
+    path = tmp_path / "other.sock"
+    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\n", b"{}\n", b'{"ok": true}\n'):
+        with socket.socket(socket.AF_UNIX) as other:
+            path.unlink(missing_ok=True)
+            other.bind(str(path))
+            other.listen()
+
+            def serve(other: socket.socket = other, answer: bytes = answer) -> None:
+                client, _ = other.accept()
+                with client:
+                    client.recv(2**16)
+                    client.sendall(answer)
+
+            thread = threading.Thread(target=serve)
+            thread.start()
+            with pytest.raises(InputError):
+                live_client.state(path)
+            thread.join()
+
+
+def test_numbers_of_a_busy_engine_are_told_all_the_same(tmp_path: Path) -> None:
+    numbers = Numbers(running=20, waiting=3, busy=True)
+    with serving(tmp_path / "tuner.sock", numbers=numbers) as server:
+        assert (server.state.running, server.state.waiting) == (20, 3)
