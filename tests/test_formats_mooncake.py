@@ -22,7 +22,9 @@ def test_fractional_stamps_need_a_unit(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "t", row(0), row(1), row(61.114))
     with pytest.raises(TraceError, match=r"t:3: timestamp 61\.114 may be s or ms") as caught:
         stamps(path)
-    assert caught.value.hint == "Say --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf)."
+    assert caught.value.hint == (
+        "tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf)."
+    )
 
 
 @pytest.mark.parametrize(("unit", "factor"), [("s", 1000), ("ms", 1)])

@@ -21,6 +21,7 @@ from tuner.traffic.part import UNLIKE, Likeness
 from tuner.traffic.summary import Concurrency, Lengths, Traffic
 
 PLOT_HEIGHT = 5
+LEAST_WIDTH = 80
 HEAVIEST = 0.999
 
 
@@ -81,7 +82,7 @@ def print_json(report: Report) -> None:
 
 
 def print_report(report: Report) -> None:
-    console = console_for()
+    console = console_for(at_least=LEAST_WIDTH)
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
     console.print(f"[bold]{plain(str(report.path))}[/] (from {plain(header.source + model)})")
@@ -141,7 +142,7 @@ def _print_plot(console: Console, report: Report) -> None:
 
 
 def _spread_table(traffic: Traffic) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
         table.add_column(heading, justify="right", no_wrap=True)
@@ -149,7 +150,8 @@ def _spread_table(traffic: Traffic) -> Table:
     def row(title: str, found: Lengths | Concurrency | None) -> None:
         if found is not None:
             values = (found.p50, found.p90, found.p95, found.p99, found.max)
-            table.add_row(title, f"{found.mean:,.1f}", *(f"{value:,.0f}" for value in values))
+            mean = f"{found.mean:,.{0 if found.mean >= 1000 else 1}f}"
+            table.add_row(title, mean, *(f"{value:,.0f}" for value in values))
 
     row("input tokens", traffic.input_tokens)
     row("output tokens", traffic.output_tokens)

@@ -152,7 +152,7 @@ def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
     raise TraceError(
         f"{tally.place}:{tally.first_line[reason]}: none of {tally.rows_read:,} rows can be used; "
         f"{count:,} of them {reason}: {REASONS[reason]}",
-        hint="docs/traces.md explains the reason; --format names another format.",
+        hint="docs/traces.md says what to do; or tuner trace import --format NAME names another.",
     )
 
 
@@ -207,7 +207,8 @@ def _detect(path: Path, head: bytes) -> Format:
             f"{path}:1: longer than {MAX_LINE_BYTES >> 20} MiB: no row of a trace is",
             hint="Write one request a line; a list of requests in one line is no trace.",
         )
+    names = ", ".join(known.NAME for known in FORMATS)
     raise TraceError(
         f"{path}:1: not a trace format that tuner knows",
-        hint=f"Name it with --format: {', '.join(known.NAME for known in FORMATS)}.",
+        hint=f"tuner trace import --format NAME, if it is one of {names}.",
     )

@@ -175,6 +175,6 @@ def _in_ms(row: Row, time_unit: TimeUnit | None, lines: Lines, number: int) -> R
     if isinstance(row.timestamp, float):
         raise TraceError(
             f"{lines.path}:{number}: timestamp {row.timestamp} may be s or ms",
-            hint="Say --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
+            hint="tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
         )
     return row
