@@ -97,6 +97,16 @@ def test_a_stream_is_recorded_with_its_first_token(folder: Path) -> None:
     assert 0 <= found.ttft_s <= found.e2e_s
 
 
+def test_the_steps_of_a_beam_search_come_one_after_the_other(folder: Path) -> None:
+    with served(application(ToyEngine())) as url:
+        ask(url, steps_before=2)
+    first, second, third = recorded(folder).requests
+    assert first.e2e_s is not None
+    assert second.e2e_s is not None
+    assert second.arrival_s > first.arrival_s + first.e2e_s - 1e-5  # rounded
+    assert third.arrival_s > second.arrival_s + second.e2e_s - 1e-5
+
+
 @pytest.mark.parametrize(("stream", "tokens"), [(False, 3), (True, 2)])
 def test_a_client_that_hangs_up_is_an_abort_with_the_tokens_so_far(
     folder: Path, *, stream: bool, tokens: int

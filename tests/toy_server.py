@@ -109,6 +109,8 @@ async def _complete(request: Request) -> Response:
         output_kind=Kind.DELTA if body.get("stream") else Kind.FINAL_ONLY,
     )
     prompt = {"type": "token", "prompt_token_ids": body["prompt"]}
+    for _ in range(body.get("steps_before", 0)):  # as a beam search asks, again and again
+        await anext(engine.generate(prompt, params, "cmpl-0"))
     stream = engine.generate(prompt, params, "cmpl-1", session_id=body.get("session"))
 
     async def events() -> AsyncIterator[bytes]:

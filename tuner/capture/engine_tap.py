@@ -50,7 +50,7 @@ def _begun(
     )
     lora, session = kwargs.get("lora_request"), kwargs.get("session_id")
     call = Call(
-        arrival_s=exchange.arrival_s,
+        arrival_s=exchange.call_arrival_s(),
         n=params.n,
         max_tokens=params.max_tokens,
         priority=kwargs.get("priority") or 0,

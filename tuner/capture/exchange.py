@@ -36,6 +36,9 @@ class Exchange:
     called: bool = False
     """The engine was asked."""
 
+    answered_before: bool = False
+    """The engine has answered a call: any that comes now is a further step, such as a beam's."""
+
     open: dict[Call, Callable[[], None]] = field(default_factory=dict)
     """Calls under way → what looks up how many tokens they have so far."""
 
@@ -46,12 +49,20 @@ class Exchange:
         if self.first_chunk_s is None:
             self.first_chunk_s = time.monotonic()
 
+    def call_arrival_s(self) -> float:
+        """Return when a call that begins now arrived: with the request, or after the step before.
+
+        The prompts of a batch arrive together; the steps of a beam search do not.
+        """
+        return time.monotonic() if self.answered_before else self.arrival_s
+
     def begin(self, call: Call, look_up: Callable[[], None]) -> None:
         self.called = True
         self.open[call] = look_up
 
     def finished(self, call: Call) -> None:
         if self.open.pop(call, None) is not None:
+            self.answered_before = True
             self.emit(call)
 
     def stopped(self, call: Call, *, failed: bool) -> None:
