@@ -15,6 +15,9 @@ from tests.deployments import EXAMPLES, FOLDER, Example, applied
 
 ROOT = Path(__file__).parent.parent
 BY_FILE = {example.file: example for example in EXAMPLES}
+COMPOSES = ("docker-compose", "docker-compose-2")
+"""The Python program, and the Go program that took its place."""
+
 FLAGS = ["--max-num-batched-tokens", "8192", "--enable-prefix-caching"]
 
 
@@ -36,8 +39,9 @@ def run(*command: str, cwd: Path) -> str:
     return done.stdout
 
 
-def test_docker_compose_reads_the_service(tmp_path: Path) -> None:
-    compose = found("docker-compose")
+@pytest.mark.parametrize("program", COMPOSES)
+def test_docker_compose_reads_the_service(tmp_path: Path, program: str) -> None:
+    compose = found(program)
     (tmp_path / "compose.yaml").write_text(applied(BY_FILE["compose.yaml"]))
     (tmp_path / ".env").write_text("HF_TOKEN=secret\n")
     done = subprocess.run(
@@ -54,8 +58,9 @@ def test_docker_compose_reads_the_service(tmp_path: Path) -> None:
     assert words[5:] == ["--enable-prefix-caching", "--max-num-batched-tokens", "8192"]
 
 
-def test_docker_compose_undoubles_what_was_doubled(tmp_path: Path) -> None:
-    compose = found("docker-compose")
+@pytest.mark.parametrize("program", COMPOSES)
+def test_docker_compose_undoubles_what_was_doubled(tmp_path: Path, program: str) -> None:
+    compose = found(program)
     text = "services:\n  vllm:\n    image: vllm/vllm-openai\n    command: [acme/m]\n"
     from tuner.targets import compose as target  # noqa: PLC0415 - the name is taken above
 

@@ -1,9 +1,12 @@
 """What is written, as vLLM's own parser reads it; and what we know of that parser, still true."""
 
 import dataclasses
+import http.client
 import os
 import re
+import shlex
 import signal
+import socket
 import subprocess
 import sys
 from argparse import Namespace
@@ -16,13 +19,23 @@ import pytest
 import yaml
 
 from tests.deployments import ENGINE as ENGINE_OF_EXAMPLES
-from tests.deployments import EXAMPLES, WORDS, Example, applied
+from tests.deployments import EXAMPLES, MODEL, WORDS, Example, applied
 from tests.profiles import ENGINE, profile
-from tuner import models, rollout
+from tuner import models, prometheus, rollout
 from tuner.engines.seam import ArgumentValue
-from tuner.targets import env, vllm_config, vllm_flags
+from tuner.monitoring import prometheus_rules
+from tuner.targets import named, vllm_config, vllm_flags
 
 pytestmark = pytest.mark.vllm
+BY_FILE = {example.file: example for example in EXAMPLES}
+STARTED = ("vllm.env", "vllm.service")
+"""What a server is really started from: a variable in a shell, and a unit; every kind's words are
+held against vLLM's parser."""
+
+OLD_METRICS = {
+    "vllm:gpu_cache_usage_perc",
+    *(f"vllm:time_per_output_token_seconds_{part}" for part in ("sum", "count")),
+}
 
 
 class Serve:
@@ -215,23 +228,60 @@ def test_what_is_known_of_the_flags_without_vllm_is_true(serve: Serve) -> None:
     } == vllm_flags.WHOLE_NAMES
 
 
-def test_a_server_started_from_a_file_of_variables_runs_with_the_profile(tmp_path: Path) -> None:
-    tiny = {
-        "model": "tuner:tiny",
-        "dtype": "float32",
-        "max_num_seqs": 3,
-        "max_num_batched_tokens": 512,
-        "max_model_len": 256,
-        "kv_cache_memory_bytes": 64 * 2**20,
-        "enforce_eager": True,
-        "load_format": "dummy",
-    }
-    arguments = rollout.settings(profile(engine=tiny), live_knob=False)
-    (tmp_path / "vllm.env").write_text(env.write("", arguments, source="vllm.env"))
-    script = "set -a; . ./vllm.env; exec vllm serve $VLLM_ARGS --port 0 --uds server.sock"
+TINY: dict[str, ArgumentValue] = {
+    "model": "tuner:tiny",
+    "dtype": "float32",
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 512,
+    "max_model_len": 256,
+    "kv_cache_memory_bytes": 64 * 2**20,
+    "enforce_eager": True,
+    "load_format": "dummy",
+}
+
+
+def scripts(kind: str) -> str:
+    """Return what starts the server once the profile is in an example of this kind."""
+    text = applied_to_tiny(BY_FILE[kind])
+    if kind == "vllm.env":
+        return "set -a; . ./vllm.env; exec vllm serve $VLLM_ARGS"
+    if kind == "statefulset.yaml":  # its own script, flags and all
+        return str(yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["args"][0])
+    return shlex.join(["exec", "vllm", "serve", *WORDS[kind](text)])
+
+
+def applied_to_tiny(example: Example) -> str:
+    """Return the example with the tiny model and its profile in it."""
+    arguments = rollout.settings(profile(engine=TINY), live_knob=False)
+    text = example.text.replace(MODEL, str(arguments["model"])).replace("/models", "models")
+    text = re.sub(r"--port[ =]8000", "--port 0", text)
+    return named(example.kind).write(text, arguments, source=example.file)
+
+
+@pytest.mark.parametrize("kind", STARTED)
+def test_a_server_started_from_a_file_runs_with_the_profile(tmp_path: Path, kind: str) -> None:
+    if kind == "vllm.env":
+        (tmp_path / kind).write_text(applied_to_tiny(BY_FILE[kind]))
+    script = scripts(kind).rstrip() + " --uds server.sock"
     with started(script, tmp_path) as log:
         assert re.search(r"non-default args: .*'max_num_seqs': 3\b", log)
         assert re.search(r"non-default args: .*'max_num_batched_tokens': 512\b", log)
+        said = scraped(tmp_path / "server.sock")
+    config = prometheus.parse(said, source=kind).cache_config
+    assert config["kv_cache_memory_bytes"] == str(64 * 2**20)
+    watched = prometheus_rules.render(profile(engine=TINY), matchers="")
+    names = set(re.findall(r"vllm:\w+", watched)) - OLD_METRICS
+    assert [name for name in sorted(names) if not re.search(rf"(?m)^{name}\{{", said)] == []
+
+
+def scraped(socket_path: Path) -> str:
+    """Return what the server says at /metrics."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(socket_path))
+        client = http.client.HTTPConnection("localhost")
+        client.sock = connection
+        client.request("GET", "/metrics")
+        return client.getresponse().read().decode()
 
 
 @contextmanager
