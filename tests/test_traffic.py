@@ -335,3 +335,14 @@ def test_what_to_beware_of_is_told(requests: list[TraceRequest], text: str) -> N
 def test_what_the_source_cannot_show_is_told() -> None:
     assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
     assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
+
+
+def test_dates_are_not_said_to_be_of_another_unit() -> None:
+    said = told(*healthy(gap_s=0.0005), header=TraceHeader(source="litellm"))
+    assert "are the stamps right?" in said
+    assert "--time-unit" not in said
+
+
+def test_a_server_that_mostly_idles_shows_no_limit() -> None:
+    idle = [request(i, i * 1.0, e2e_s=0.1 if i % 50 else 3.0, queue_s=0.0) for i in range(200)]
+    assert "the old server's limit" not in told(*idle)

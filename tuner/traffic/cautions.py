@@ -12,6 +12,9 @@ MAX_RATE_RPS = 1000.0
 MIN_RATE_RPS = 0.002
 """A rate beyond these is a unit mistaken for another more often than it is traffic."""
 
+EITHER_UNIT = frozenset({"unknown", "mooncake", "aiperf", "guidellm", "timed_trace"})
+"""Formats whose stamps may be in s or in ms."""
+
 EPOCH_S = (1.0e9, 4.0e9)  # 2001 to 2096
 GAP_SHARE = 0.99
 """One gap that is more of the trace's time than this is a clock's leap, or two traces in one."""
@@ -27,7 +30,7 @@ ENGINE_BLOCK_SIZE = 16
 
 def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[str, ...]:
     found = [
-        _gap(columns, traffic) or _unit(columns, traffic),
+        _gap(columns, traffic) or _unit(columns, traffic, header),
         _tick(traffic),
         _size(traffic),
         _uniform(columns, traffic),
@@ -42,9 +45,15 @@ def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[s
     return tuple(text for text in found if text)
 
 
-def _unit(columns: Columns, traffic: Traffic) -> str | None:
+def _unit(columns: Columns, traffic: Traffic, header: TraceHeader) -> str | None:
     rate = traffic.arrival_rate_rps
     first_s = float(columns.arrival_s[0])
+    if header.source not in EITHER_UNIT:  # their stamps are dates, or say their unit
+        return (
+            f"{rate:,.0f} req/s is more than most clusters see: are the stamps right?"
+            if rate is not None and rate > MAX_RATE_RPS
+            else None
+        )
     if EPOCH_S[0] <= first_s * 1000 <= EPOCH_S[1]:
         return (
             "the first stamp looks like seconds since 1970 that were read as ms: "
@@ -140,7 +149,7 @@ def _old_limit(traffic: Traffic) -> str | None:
     running, in_flight = traffic.running, traffic.recorded
     if running is None or in_flight is None:
         return None
-    if running.p50 < FLAT * running.p99 or in_flight.p95 <= running.p95 / FLAT:
+    if not running.p50 or running.p50 < FLAT * running.p99 or in_flight.p95 <= running.p95 / FLAT:
         return None
     return (
         f"half of the time {running.p50:,} or more ran and never many more, while up to "
