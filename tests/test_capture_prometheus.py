@@ -279,6 +279,18 @@ def test_an_address_where_nothing_listens_is_named(tmp_path: Path) -> None:
         capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
 
 
+def test_a_login_in_the_address_is_sent_and_never_repeated(tmp_path: Path) -> None:
+    assert prometheus_api.without_login("https://eve:p%40ss@host:9/x") == (
+        "https://host:9/x",
+        "Basic ZXZlOnBAc3M=",
+    )
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"http://eve:secret@127.0.0.1:{free.getsockname()[1]}"
+    with pytest.raises(InputError, match="cannot be reached: Connection refused") as refused:
+        capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
+    assert "secret" not in str(refused.value)
+
+
 def test_times_and_addresses_are_checked_before_anything_is_asked(tmp_path: Path) -> None:
     for url, begin, end, says in (
         ("http://x", "1h", "2h", "--from 1h is not before --to 2h"),

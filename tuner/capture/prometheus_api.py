@@ -1,5 +1,6 @@
 """Samples out of a Prometheus, or what speaks like one, as they were scraped."""
 
+import base64
 import http.client
 import math
 import urllib.error
@@ -38,7 +39,8 @@ class Place:
     selector: str = ""
     """Label matchers, as between braces: ``job="vllm",model_name="m"``."""
 
-    token: str | None = None
+    authorization: str | None = None
+    """The header of that name."""
 
 
 class _Series(msgspec.Struct):
@@ -57,6 +59,16 @@ class _Answer(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
+
+
+def without_login(url: str) -> tuple[str, str | None]:
+    """Return the address without ``user:password@``, and these as a header of authorization."""
+    parts = urllib.parse.urlsplit(url)
+    login, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, None
+    encoded = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
+    return urllib.parse.urlunsplit(parts._replace(netloc=host)), f"Basic {encoded}"
 
 
 def samples(place: Place, names: Sequence[str]) -> Samples:
@@ -100,7 +112,7 @@ def _number(text: str, place: Place) -> float:
 
 def _ask(place: Place, query: str, time_s: float) -> list[_Series]:
     form = urllib.parse.urlencode({"query": query, "time": f"{time_s:.3f}"}).encode()
-    headers = {"Authorization": f"Bearer {place.token}"} if place.token else {}
+    headers = {"Authorization": place.authorization} if place.authorization else {}
     address = f"{place.url.rstrip('/')}/api/v1/query"
     try:
         request = urllib.request.Request(address, data=form, headers=headers)  # noqa: S310 - checked
@@ -113,7 +125,8 @@ def _ask(place: Place, query: str, time_s: float) -> list[_Series]:
             if refused.code in {401, 403}:
                 raise InputError(
                     f"{place.url}: refused ({refused.code})",
-                    hint="Put a bearer token into TUNER_PROMETHEUS_TOKEN.",
+                    hint="Put a bearer token into TUNER_PROMETHEUS_TOKEN, or log in with "
+                    "http://USER:PASSWORD@HOST.",
                 ) from None
     except (OSError, http.client.HTTPException, ValueError) as problem:
         reason = getattr(problem, "reason", problem)

@@ -40,13 +40,15 @@ def prometheus(asked: Asked, output: Path, *, seed: int, force: bool) -> None:
             f"--from {asked.from_} is not before --to {asked.to}",
             hint="Write how long ago: --from 2h --to 1h",
         )
-    token = os.environ.get(TOKEN) or None
-    place = prometheus_api.Place(asked.url, from_s, to_s, asked.selector, token)
+    url, login = prometheus_api.without_login(asked.url)
+    if token := os.environ.get(TOKEN):
+        login = f"Bearer {token}"
+    place = prometheus_api.Place(url, from_s, to_s, asked.selector, login)
     with whole_file(output, force=force) as out:
         samples = prometheus_api.samples(place, history.METRICS)
-        engines = history.engines(samples, place=asked.url)
+        engines = history.engines(samples, place=url)
         for engine in engines:
-            history.check_whole(engine, place=asked.url)
+            history.check_whole(engine, place=url)
         header, rows = trace_of(engines, seed=seed)
         out.write(header_line(header))
         out.writelines(map(row_line, rows))
