@@ -165,6 +165,18 @@ What is rolled out
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
     live_server              what a running server says of itself
+    live_windows             what it counted between two scrapes, and over windows of them
+    scraper                  its /metrics, read at steady times
+    today                    requests like today's, out of what was counted
+    expected                 what the twin says of a window, and how slow the server was
+    sequential               tests that may be looked at after every window
+    drift                    today's traffic against the profile's
+    choice                   whether today's traffic would choose another cap
+    watch                    whether what was promised is still so
+    watched                  what one window showed, in numbers to print
+    watch_reasons            why it says what it says
+    watch_journal            every window, on disk the moment it is over
+    canary                   whether a canary is worse than its baseline
     cap_schedule             which cap holds at which time of day
     live_protocol            what is said over the control socket of a server
     live_client              who asks there: all ranks of a server, or none
@@ -247,6 +259,11 @@ At the edges
     commands.apply_live_view  how it looks
     commands.diff            `tuner diff`: its options
     commands.diff_run        what it does, and how it looks
+    commands.watch           `tuner watch`: its options
+    commands.watch_setup     what they mean
+    commands.watch_session   the watch as it goes on
+    commands.watch_run       what it does, and how it ends
+    commands.watch_view      how it looks
     errors                   everything raised on purpose
     files                    files written whole or not at all
     yaml_strict              YAML that somebody else wrote

@@ -84,6 +84,11 @@ def write(
     return None if was is None else copy
 
 
+def can_go_back(path: Path) -> bool:
+    """Whether there is a write to undo. Raises TargetError for a damaged record."""
+    return bool(_load(files.resolve(path)))
+
+
 def roll_back(path: Path, *, force: bool) -> RolledBack:
     """Undo the last write that is not yet undone; ``unchanged`` if the file already is what it was.
 

@@ -1,12 +1,16 @@
-"""tuner's own Prometheus metrics, while a run goes on."""
+"""tuner's own Prometheus metrics, while a run or a watch goes on."""
+
+from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
+from tuner.choice import Choice
 from tuner.errors import UsageError
 from tuner.measure import Measurement
+from tuner.watch import Measured
 
 
-class Exporter:
+class _Endpoint:
     """Serves ``/metrics`` on this machine until closed. Raises UsageError when the port is taken.
 
     A registry of its own: vLLM fills, and empties, the global one.
@@ -14,6 +18,26 @@ class Exporter:
 
     def __init__(self, port: int) -> None:
         self.registry = CollectorRegistry()
+        try:
+            self._server, self._thread = start_http_server(
+                port, addr="127.0.0.1", registry=self.registry
+            )
+        except OSError as error:
+            raise UsageError(
+                f"--metrics-port {port}: {error.strerror}", hint="Choose a free port."
+            ) from error
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class Exporter(_Endpoint):
+    """What a sweep shows."""
+
+    def __init__(self, port: int) -> None:
+        super().__init__(port)
         self.replays = Counter(
             "tuner_replays", "Replays finished.", ["max_num_seqs"], registry=self.registry
         )
@@ -30,14 +54,6 @@ class Exporter:
                 ("e2el_p99_seconds", "99th percentile of end-to-end latency."),
             )
         }
-        try:
-            self._server, self._thread = start_http_server(
-                port, addr="127.0.0.1", registry=self.registry
-            )
-        except OSError as error:
-            raise UsageError(
-                f"--metrics-port {port}: {error.strerror}", hint="Choose a free port."
-            ) from error
 
     def measured(self, one: Measurement) -> None:
         cap = str(one.max_num_seqs)
@@ -53,7 +69,66 @@ class Exporter:
             if value is not None:
                 self.numbers[name].labels(cap).set(value)
 
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+
+class WatchExporter(_Endpoint):
+    """What a watch says. A measure that is not known is absent."""
+
+    def __init__(self, port: int, verdicts: Sequence[str]) -> None:
+        super().__init__(port)
+        self._verdicts = verdicts
+        self._verdict = Gauge(
+            "tuner_watch_verdict",
+            "1 for what the watch says, 0 for what it does not.",
+            ["verdict"],
+            registry=self.registry,
+        )
+        self._windows = Gauge(
+            "tuner_watch_windows", "Windows so far, or pairs of them.", registry=self.registry
+        )
+        self._measure = Gauge(
+            "tuner_watch_measure",
+            "Mean since the last change: of slowness, rate and lengths the ratio to the profile's.",
+            ["measure", "bound"],
+            registry=self.registry,
+        )
+        self._limit = Gauge(
+            "tuner_watch_limit",
+            "Limits of each measure.",
+            ["measure", "bound"],
+            registry=self.registry,
+        )
+        self._beyond = Gauge(
+            "tuner_watch_beyond",
+            "1 for a measure that is beyond a limit.",
+            ["measure"],
+            registry=self.registry,
+        )
+        self._rightness = Gauge(
+            "tuner_watch_choice_rightness",
+            "Share of the laws under which the profile's max_num_seqs is right for today.",
+            registry=self.registry,
+        )
+        self._attainment = Gauge(
+            "tuner_watch_attainment",
+            "Share of today's requests within the SLO, by the twin.",
+            ["max_num_seqs"],
+            registry=self.registry,
+        )
+
+    def show(self, verdict: str, windows: int, measures: Mapping[str, Measured]) -> None:
+        for one in self._verdicts:
+            self._verdict.labels(one).set(one == verdict)
+        self._windows.set(windows)
+        for name, measure in measures.items():
+            self._beyond.labels(name).set(measure.state in {"above", "below"})
+            self._limit.labels(name, "high").set(measure.high)
+            if measure.low is not None:
+                self._limit.labels(name, "low").set(measure.low)
+            if measure.value is not None:
+                for bound in ("value", "low", "high"):
+                    self._measure.labels(name, bound).set(getattr(measure.value, bound))
+
+    def show_choice(self, choice: Choice, max_num_seqs: int) -> None:
+        self._rightness.set(choice.rightness)
+        self._attainment.labels(str(choice.best)).set(choice.best_attainment)
+        self._attainment.labels(str(max_num_seqs)).set(choice.attainment)

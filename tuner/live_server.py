@@ -31,13 +31,8 @@ class LiveServer:
 
 def ask(url: str) -> LiveServer:
     """Read ``/version`` and ``/metrics``. Raises InputError where no vLLM answers."""
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"--url {url}: neither http:// nor https://",
-            hint="Give the server's address: --url http://localhost:8000",
-        )
-    base = url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
-    metrics = prometheus.parse(_get(f"{base}/metrics"), source=f"{base}/metrics")
+    base = base_of(url)
+    metrics = prometheus.parse(get(f"{base}/metrics"), source=f"{base}/metrics")
     found = {
         _NAMES.get(name, name): _WORDS[text] if text in _WORDS else typed(text)
         for name, text in metrics.cache_config.items()
@@ -46,19 +41,30 @@ def ask(url: str) -> LiveServer:
     return LiveServer(_version(base), found)
 
 
+def base_of(url: str, *, option: str = "--url") -> str:
+    """Return the address that a server's paths begin with. Raises UsageError."""
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{option} {url}: neither http:// nor https://",
+            hint=f"Give the server's address: {option} http://localhost:8000",
+        )
+    return url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
+
+
 def _version(base: str) -> str | None:
     try:
-        answer = json.loads(_get(f"{base}/version"))
+        answer = json.loads(get(f"{base}/version"))
     except (InputError, ValueError):  # a gateway in front may not pass it on
         return None
     version = answer.get("version") if isinstance(answer, dict) else None
     return version if isinstance(version, str) else None
 
 
-def _get(url: str) -> str:
-    request = urllib.request.Request(url)  # noqa: S310 - http or https, see ask
+def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
+    """Return the text at an address. Raises InputError."""
+    request = urllib.request.Request(url)  # noqa: S310 - http or https, see base_of
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
             content = answer.read(MAX_ANSWER_BYTES + 1)
     except urllib.error.HTTPError as problem:
         problem.close()

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, capture, compare, diff, plan, sweep, trace, verify
+from tuner.commands import apply, capture, compare, diff, plan, sweep, trace, verify, watch
 
 app = typer.Typer(
     name="tuner",
@@ -43,6 +43,7 @@ app.command("apply")(apply.apply)
 app.command("diff")(diff.diff)
 app.command("plan")(plan.plan)
 app.command("verify")(verify.verify)
+app.command("watch")(watch.watch)
 app.command("compare")(compare.compare)
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

@@ -1,0 +1,244 @@
+"""How often does `tuner watch` alarm falsely, and how soon rightly? On random worlds.
+
+    python scripts/study_watch.py --worlds 25 [--level noisy] [--change "slower 20 %"]
+
+Each world is a machine with traffic (scripts/random_worlds.py). `tuner sweep --fast` makes a
+profile of its first 20 minutes, on virtual time; then the same machine, with new weather and a new
+engine start, serves what comes next, scraped every 2 s in windows of 10 s. Nothing changes for
+--windows windows; then the machine is slower or the traffic another, and as many windows follow.
+Printed per level of noise: watches with any false alarm before the change (what is beyond a limit,
+and *re-tune now*), the verdict at that moment, and per change how many were caught within --windows
+windows, after how many in the middle and at the 90th percentile.
+"""
+
+import argparse
+import math
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import Pool
+from pathlib import Path
+from time import monotonic
+from typing import Final
+
+import numpy as np
+from random_worlds import CAPS, NOISE, Case, case
+from study_sweeps import swept
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.live_sim import simulated
+from tuner.drift import reference
+from tuner.live_windows import WindowMaker
+from tuner.settings import SweepSettings
+from tuner.twin import Traffic
+from tuner.twin_store import restored, stored
+from tuner.watch import Promised, Verdict, Watch, wander_of
+
+TUNED_S = 1200.0
+WINDOW_S, EVERY_S, RUN_IN_S = 10.0, 2.0, 60.0
+TOLERANCE = 0.10
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What happens to the machine or to the traffic."""
+
+    slower: float = 1.0
+    rate: float = 1.0
+    inputs: float = 1.0
+    outputs: float = 1.0
+
+
+CHANGES: Final[dict[str, Change]] = {
+    "slower 5 %": Change(slower=1.05),
+    "slower 10 %": Change(slower=1.10),
+    "slower 20 %": Change(slower=1.20),
+    "slower 50 %": Change(slower=1.50),
+    "rate x 1.5": Change(rate=1.5),
+    "rate x 2": Change(rate=2.0),
+    "rate x 0.5": Change(rate=0.5),
+    "inputs x 2": Change(inputs=2.0),
+    "outputs x 1.5": Change(outputs=1.5),
+    "outputs x 2": Change(outputs=2.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    level: str
+    seed: int
+    change: str
+    false_alarms: tuple[str, ...]
+    """What was beyond a limit at any window before the change."""
+
+    retuned: bool
+    """Whether *re-tune now* was said before it."""
+
+    verdict: Verdict
+    """Just before it."""
+
+    delay: float
+    """Windows from the change to the first alarm that was not there before; infinite without."""
+
+    after: Verdict
+    """At the end."""
+
+
+def promised_of(one: Case) -> Promised | None:
+    """Return what a sweep of the first part promises; None where its twin was not believed."""
+    early = replace(one, traffic=one.traffic.between(0.0, TUNED_S))
+    settings = SweepSettings(
+        ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
+        fast=True, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+    )  # fmt: skip
+    outcome = swept(early, settings)
+    view = outcome.conclusion.view
+    if view is None or not view.is_believed:
+        return None
+    twin = restored(stored(view, seed=0), source="study")
+    return Promised(
+        twin=twin,
+        slo=outcome.slo,
+        max_num_seqs=outcome.verdict.max_num_seqs,
+        caps=CAPS,
+        reference=reference(twin, captured_rps=len(early.traffic) / TUNED_S, validated_load=1.25),
+        wander=wander_of(None if outcome.agreement is None else outcome.agreement.slower_limit),
+        tolerance=TOLERANCE,
+    )
+
+
+def changed(traffic: Traffic, at_s: float, change: Change, seed: int) -> Traffic:
+    """Return the traffic with other lengths and another rate from some time on."""
+    rng = np.random.default_rng(seed)
+    late = traffic.arrival_s >= at_s
+    copies = np.where(late, np.floor(change.rate + rng.random(len(late))), 1).astype(int)
+    rows = np.repeat(np.arange(len(late)), copies)
+    first = np.concatenate(([True], np.diff(rows) > 0)) if len(rows) else np.zeros(0, bool)
+    jitter_s = np.where(first, 0.0, rng.uniform(0.0, 2.0, len(rows)))
+    arrival_s = traffic.arrival_s[rows] + jitter_s
+    order = np.argsort(arrival_s, kind="stable")
+    rows, arrival_s = rows[order], arrival_s[order]
+
+    def scaled(lengths: np.ndarray, by: float) -> np.ndarray:
+        return np.asarray(
+            np.maximum(1, np.rint(lengths[rows] * np.where(late[rows], by, 1.0))), np.int64
+        )
+
+    return Traffic(
+        arrival_s,
+        scaled(traffic.input_length, change.inputs),
+        scaled(traffic.output_length, change.outputs),
+        traffic.cached_length[rows],
+    )
+
+
+def watched(
+    one: Case, promised: Promised, change: Change, windows: int
+) -> tuple[list[tuple[frozenset[str], Verdict]], Verdict]:
+    """Return what was beyond its limit, and the verdict, after every window; and the last one."""
+    at_s = windows * WINDOW_S
+    live = one.traffic.between(TUNED_S, TUNED_S + 2 * at_s)
+    live = replace(live, arrival_s=live.arrival_s - TUNED_S)
+    server = simulated(
+        replace(one.world, seed=one.world.seed + 100_000),
+        changed(live, at_s, change, one.world.seed),
+        cap=promised.max_num_seqs,
+        until_s=2 * at_s,
+        slow_from_s=at_s,
+        slow_by=change.slower,
+    )
+    maker = WindowMaker(WINDOW_S, EVERY_S, RUN_IN_S)
+    watch = Watch(promised)
+    said = []
+    for place in range(int(2 * at_s / EVERY_S) + 1):
+        window = maker.add(place * EVERY_S, {"0": server.scrape(place * EVERY_S)})
+        if window is not None:
+            watch.add(window)
+            said.append((frozenset([*watch.beyond, *watch.distant_lengths]), watch.verdict))
+    return said, watch.verdict
+
+
+def judge(
+    job: tuple[int, str], *, names: Sequence[str], windows: int, harder: bool
+) -> list[Result]:
+    seed, level = job
+    one = case(seed, level, harder=harder, duration_s=TUNED_S + 2 * windows * WINDOW_S)
+    promised = promised_of(one)
+    if promised is None:
+        return []
+    found = []
+    for name in names:
+        said, last = watched(one, promised, CHANGES[name], windows)
+        before, after = said[:windows], said[windows:]
+        alarms = frozenset().union(*(beyond for beyond, _ in before))
+        standing = before[-1][0]
+        delay = next(
+            (float(i + 1) for i, (beyond, _) in enumerate(after) if beyond - standing), math.inf
+        )
+        found.append(
+            Result(
+                level=level,
+                seed=seed,
+                change=name,
+                false_alarms=tuple(sorted(alarms)),
+                retuned=any(verdict == "re-tune now" for _, verdict in before),
+                verdict=before[-1][1],
+                delay=delay,
+                after=last,
+            )
+        )
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=25)
+    parser.add_argument("--first", type=int, default=900, help="seed of the first world")
+    parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
+    parser.add_argument("--change", action="append", choices=CHANGES, help="default: all")
+    parser.add_argument("--windows", type=int, default=100)
+    parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    names = options.change or list(CHANGES)
+    begin_s = monotonic()
+    levels = options.level or list(NOISE)
+    seeds = range(options.first, options.first + options.worlds)
+    work: Callable[[tuple[int, str]], list[Result]] = partial(
+        judge, names=names, windows=options.windows, harder=options.harder
+    )
+    with Pool(options.processes) as pool:
+        for level in levels:
+            done = pool.imap_unordered(work, [(seed, level) for seed in seeds])
+            report(level, [one for found in done for one in found], names, options.windows)
+    print(f"{options.worlds} worlds a level in {monotonic() - begin_s:.0f} s")
+
+
+def report(level: str, results: Sequence[Result], names: Sequence[str], windows: int) -> None:
+    honest = [one for one in results if one.change == names[0]]
+    alarmed = [(one.seed, *one.false_alarms) for one in honest if one.false_alarms]
+    verdicts = Counter(one.verdict for one in honest)
+    print(
+        f"{level}: {len(honest)} worlds x {windows} honest windows: {len(alarmed)} with a false"
+        f" alarm, {sum(one.retuned for one in honest)} with re-tune now; verdicts"
+        f" {dict(verdicts)}; alarms {alarmed}"
+    )
+    for name in names:
+        some = [one for one in results if one.change == name]
+        delays = np.array([one.delay for one in some])
+        after = Counter(one.after for one in some)
+        print(
+            f"    {name:14} caught {np.isfinite(delays).mean():.2f}"
+            f" | windows: {np.quantile(delays, 0.5, method='higher'):.0f} in the middle,"
+            f" {np.quantile(delays, 0.9, method='higher'):.0f} at p90 | {dict(after)}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()

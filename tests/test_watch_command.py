@@ -1,0 +1,323 @@
+"""`tuner watch` on servers that answer over HTTP, on a clock that nobody waits for."""
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live_sim import OLD_NAMES, SimulatedServer, exposition, poisson, profile_of, simulated
+from tests.served_metrics import FreeClock, Page, page_of, serving
+from tests.test_watch import CAP, CAPS, RATE, STORED, WORLD
+from tuner import backup
+from tuner import profile as profiles
+from tuner.commands.watch_run import run
+from tuner.commands.watch_setup import WatchOptions
+from tuner.errors import (
+    EngineError,
+    GateError,
+    InputError,
+    Interrupted,
+    TargetError,
+    TunerError,
+    UndecidedError,
+    UsageError,
+)
+
+TUNER = str(Path(sys.executable).with_name("tuner"))
+LENGTH_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("watch") / "profile.yaml"
+    profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def honest() -> SimulatedServer:
+    return simulated(WORLD, poisson(RATE, LENGTH_S, seed=2), cap=CAP, until_s=LENGTH_S)
+
+
+@pytest.fixture(scope="module")
+def slow() -> SimulatedServer:
+    return simulated(
+        WORLD, poisson(RATE, LENGTH_S, seed=3), cap=CAP, until_s=LENGTH_S,
+        slow_from_s=0.0, slow_by=1.5,
+    )  # fmt: skip
+
+
+def options(profile: Path, url: str, **changes: Any) -> WatchOptions:  # noqa: ANN401
+    plain: dict[str, Any] = {
+        "profile": profile, "url": url, "canary": None, "for_": "390s", "every": "2s",
+        "window": "10s", "tolerance": 0.1, "served_model": None, "fail_on": "re-tune",
+        "rollback": None, "run_dir": None, "metrics_port": None, "seed": 0, "json": True,
+    }  # fmt: skip
+    return WatchOptions(**{**plain, **changes})
+
+
+Watched = tuple[dict[str, Any], TunerError | None]
+
+
+@pytest.fixture
+def watch(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Watched]:
+    def go(page: Page, clock: FreeClock | None = None, **changes: Any) -> Watched:  # noqa: ANN401
+        clock = clock or FreeClock()
+        ended: TunerError | None = None
+        with serving(page, clock) as url:
+            try:
+                run(options(profile, changes.pop("url", url), **changes), clock=clock)
+            except TunerError as error:
+                ended = error
+        printed = capsys.readouterr().out
+        return json.loads(printed) if printed.startswith("{") else {"text": printed}, ended
+
+    return go
+
+
+def test_an_honest_server_is_still_valid(
+    watch: Callable[..., Watched], honest: SimulatedServer, tmp_path: Path
+) -> None:
+    found, ended = watch(page_of(honest), run_dir=tmp_path / "run")
+    assert ended is None
+    assert found["verdict"] == "still valid"
+    assert found["windows"] == 39
+    assert found["measures"]["slowness"]["state"] == "within"
+    assert found["choice"]["rightness"] == 1.0
+    (server,) = found["servers"]
+    assert server["missed_scrapes"] == server["restarts"] == 0
+    low, high = server["times"]["itl_ms"]["counted"]["p50"]
+    assert low < server["times"]["itl_ms"]["counted"]["mean"] < high
+    text = (tmp_path / "run" / "windows.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["event"] for line in lines] == ["begin"] + ["window"] * 39
+    assert lines[-1]["verdict"] == "still valid"
+    assert (
+        sum(line["finished"] for line in lines[1:])
+        <= server["times"]["e2el_ms"]["counted"]["count"]
+    )
+
+
+def test_a_slow_server_breaks_the_promise_and_the_file_is_restored(
+    watch: Callable[..., Watched], slow: SimulatedServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("before\n")
+    backup.write(file, b"after\n", was=b"before\n")
+    found, ended = watch(page_of(slow), rollback=file)
+    assert isinstance(ended, GateError)
+    assert "re-tune now: iterations take 1.5" in str(ended)
+    assert found["windows"] < 39  # it does not wait
+    assert file.read_text() == "before\n"
+    assert "restored" in found["rolled_back"]
+    assert "restored" in ended.hint
+
+
+def test_a_file_without_a_backup_is_refused_before_anything_is_watched(
+    watch: Callable[..., Watched], honest: SimulatedServer, tmp_path: Path
+) -> None:
+    (tmp_path / "other.yaml").write_text("x\n")
+    _, ended = watch(page_of(honest), rollback=tmp_path / "other.yaml")
+    assert isinstance(ended, TargetError)
+
+
+def test_other_traffic_fails_only_when_asked_and_rolls_nothing_back(
+    watch: Callable[..., Watched], tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("before\n")
+    backup.write(file, b"after\n", was=b"before\n")
+    heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
+    found, ended = watch(page_of(heavy), rollback=file, for_="300s")
+    assert (found["verdict"], ended) == ("drifting", None)
+    found, ended = watch(page_of(heavy), rollback=file, fail_on="drifting", for_="300s")
+    assert isinstance(ended, GateError)
+    assert "the rate is 1." in str(ended)
+    assert file.read_text() == "after\n"
+    assert found["rolled_back"] is None
+
+
+def test_a_server_of_years_ago_is_read_too(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, ended = watch(page_of(honest, OLD_NAMES), for_="300s")
+    assert (found["verdict"], ended) == ("still valid", None)
+
+
+def test_scrapes_that_fail_now_and_then_are_counted_and_forgiven(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine = page_of(honest)
+
+    def page(at_s: float) -> str | None:
+        if at_s and at_s % 30 < 2:
+            return None
+        return "\x00<html>" if at_s and at_s % 50 < 2 else fine(at_s)
+
+    found, ended = watch(page)
+    assert ended is None
+    assert found["verdict"] == "still valid"
+    assert found["servers"][0]["missed_scrapes"] > 10
+
+
+def test_a_server_that_dies_ends_the_watch_with_what_is_known(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine = page_of(honest)
+    found, ended = watch(lambda at_s: fine(at_s) if at_s < 200 else None)
+    assert isinstance(ended, EngineError)
+    assert "does not answer any more" in str(ended)
+    assert found["windows"] >= 19
+    assert found["requests"] > 500
+
+
+def test_ctrl_c_says_what_is_known_so_far(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    clock = FreeClock()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    clock.at_wake[101.0] = stop
+    found, ended = watch(page_of(honest), clock)
+    assert isinstance(ended, Interrupted)
+    assert "so far: not enough evidence" in str(ended)
+    assert found["windows"] == 10
+
+
+def test_too_little_is_no_verdict_and_says_what_it_would_take(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, ended = watch(page_of(honest), for_="60s", json=False)
+    assert isinstance(ended, UndecidedError)
+    assert "about" in ended.hint
+    assert "not enough evidence" in found["text"]
+    assert "between tokens" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("page", "changes", "kind", "said"),
+    [
+        ("hello", {}, InputError, "not Prometheus text"),
+        ("vllm:x{ 3", {}, InputError, "not Prometheus text"),
+        ('vllm:a_bucket{le="1"} 1\n', {}, InputError, "no metric of vLLM"),
+        (None, {}, InputError, "no answer"),
+        ("", {"url": "ftp://x"}, UsageError, "neither http:// nor https://"),
+        ("", {"canary": "x"}, InputError, "no metric of vLLM"),
+        ("", {"every": "8s"}, UsageError, "less than 2 times --every"),
+        ("", {"for_": "5s"}, UsageError, "shorter than one window"),
+        ("", {"window": "0s"}, UsageError, "not a positive duration"),
+    ],
+)
+def test_what_cannot_be_watched_is_said_at_once(
+    watch: Callable[..., Watched], page: str | None, changes: dict[str, Any], kind: type, said: str
+) -> None:
+    found, ended = watch(lambda _: page, **changes)
+    assert isinstance(ended, kind)
+    assert said in str(ended)
+    assert found == {"text": ""}
+
+
+def test_several_models_are_told_apart(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine = page_of(honest)
+
+    def page(at_s: float) -> str | None:
+        text = fine(at_s)
+        assert text is not None
+        return text + text.replace('model_name="m"', 'model_name="n"')
+
+    _, ended = watch(page)
+    assert isinstance(ended, InputError)
+    assert "--served-model m" in ended.hint
+    found, ended = watch(page, served_model="m", for_="120s")
+    assert found["servers"][0]["missed_scrapes"] == 0
+
+
+def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    clock, said = FreeClock(), list[str]()
+
+    def look() -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            said.append(answer.read().decode())
+
+    clock.at_wake[381.0] = look
+    watch(page_of(honest), clock, metrics_port=port)
+    assert 'tuner_watch_verdict{verdict="still valid"} 1.0' in said[0]
+    assert 'tuner_watch_beyond{measure="slowness"} 0.0' in said[0]
+    assert 'tuner_watch_measure{bound="high",measure="slowness"} 1.' in said[0]
+    assert "tuner_watch_choice_rightness 1.0" in said[0]
+
+
+def test_a_canary_is_rolled_back_or_promoted(
+    watch: Callable[..., Watched], honest: SimulatedServer, slow: SimulatedServer, tmp_path: Path
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("before\n")
+    backup.write(file, b"after\n", was=b"before\n")
+    clock = FreeClock()
+    with serving(page_of(slow), clock) as canary:
+        found, ended = watch(page_of(honest), clock, canary=canary)
+        assert isinstance(ended, GateError)
+        assert "tuner apply --rollback FILE" in ended.hint
+        assert file.read_text() == "after\n"
+        clock.at_s = 0.0
+        found, ended = watch(page_of(honest), clock, canary=canary, rollback=file)
+    assert found["verdict"] == "roll back"
+    assert found["measures"]["tpot"]["state"] == "above"
+    assert file.read_text() == "before\n"
+    clock = FreeClock()
+    with serving(page_of(honest), clock) as canary:
+        found, ended = watch(page_of(honest), clock, canary=canary, run_dir=tmp_path / "run")
+    assert (found["verdict"], ended) == ("promote", None)
+    assert found["windows"] < 39
+    last = (tmp_path / "run" / "windows.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["effects"]["tpot"] == 0.0
+
+
+def test_a_canary_that_dies_is_rolled_back(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine, clock = page_of(honest), FreeClock()
+    with serving(lambda at_s: fine(at_s) if at_s < 60 else None, clock) as canary:
+        found, ended = watch(fine, clock, canary=canary)
+    assert found["verdict"] == "roll back"
+    assert isinstance(ended, GateError)
+    assert "does not answer any more" in str(ended)
+
+
+def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [TUNER, "watch", str(profile), "--url", f"http://127.0.0.1:{port}", "--for", "30s"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 2
+    assert "no answer" in done.stderr
+
+
+def test_engines_are_told_apart_by_their_label(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, _ = watch(
+        lambda at_s: exposition({name: honest.scrape(at_s) for name in ("0", "1")}), for_="120s"
+    )
+    assert found["measures"]["rate"]["value"]["value"] == pytest.approx(1.0, abs=0.2)
+    assert found["measures"]["slowness"]["value"]["value"] == pytest.approx(1.0, abs=0.1)

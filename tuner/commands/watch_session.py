@@ -1,0 +1,124 @@
+"""A watch as it goes on: what each moment's scrapes add, and who is told."""
+
+from dataclasses import asdict, dataclass, field
+
+from tuner.canary import CanaryGate
+from tuner.commands.watch_setup import Times
+from tuner.commands.watch_view import Progress
+from tuner.exporter import WatchExporter
+from tuner.live_windows import Window, WindowMaker
+from tuner.scraper import Absence, Moment, Server
+from tuner.watch import Promised, Watch
+from tuner.watch_journal import WindowJournal
+from tuner.watch_reasons import reason, server_is_why
+
+RUN_IN_S = 60.0
+"""Scrapes before a window that the twin is given too, so that it begins as full as the server."""
+
+
+@dataclass(slots=True)
+class Side:
+    """One server: what it said, and what became of it."""
+
+    server: Server
+    watch: Watch
+    maker: WindowMaker
+    absence: Absence
+
+
+@dataclass(slots=True)
+class Session:
+    """A watch as it goes on."""
+
+    sides: list[Side]
+    gate: CanaryGate | None
+    progress: Progress
+    journal: WindowJournal | None
+    exporter: WatchExporter | None
+    ends_early: bool
+    gone: str = ""
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def verdict(self) -> str:
+        return self.sides[0].watch.verdict if self.gate is None else self.gate.decision
+
+    @property
+    def reason(self) -> str:
+        return reason(self.sides[0].watch) if self.gate is None else self.gate.reason
+
+    def begin(self) -> None:
+        for warning in self.warnings:
+            self.progress.warn(warning)
+
+    def take(self, moment: Moment) -> bool:
+        """Take in what all servers said at one moment; return whether there is no more to do."""
+        windows: list[Window | None] = []
+        for side, scrape in zip(self.sides, moment, strict=True):
+            if side.absence.add(scrape):
+                self._is_gone(side)
+                return True
+            if scrape.engines is None:
+                self.progress.missed(side.server.url, scrape.problem)
+                windows.append(None)
+            else:
+                windows.append(side.maker.add(scrape.at_s, scrape.engines))
+        if self.gate is None:
+            return windows[0] is not None and self._window(windows[0])
+        if windows[0] is None or windows[1] is None:
+            return False
+        return self._pair(self.gate, windows[0], windows[1])
+
+    def _window(self, window: Window) -> bool:
+        watch = self.sides[0].watch
+        seen = watch.add(window)
+        self.progress.window(seen, watch)
+        if self.journal is not None:
+            self.journal.append(
+                "window", {**asdict(seen), "verdict": watch.verdict, "beyond": watch.beyond}
+            )
+        if self.exporter is not None:
+            self.exporter.show(watch.verdict, watch.windows, watch.measures())
+            if watch.choice is not None:
+                self.exporter.show_choice(watch.choice, watch.promised.max_num_seqs)
+        return self.ends_early and watch.verdict == "re-tune now" and server_is_why(watch)
+
+    def _pair(self, gate: CanaryGate, baseline: Window, canary: Window) -> bool:
+        one, other = (
+            (window, side.watch.compared(window, cap=side.watch.promised.max_num_seqs))
+            for side, window in zip(self.sides, (baseline, canary), strict=True)
+        )
+        effects = gate.add(one, other)
+        seen = [
+            side.watch.account(*pair) for side, pair in zip(self.sides, (one, other), strict=True)
+        ]
+        self.progress.pair(seen[0], seen[1], gate)
+        if self.journal is not None:
+            self.journal.append(
+                "pair",
+                {
+                    "baseline": asdict(seen[0]),
+                    "canary": asdict(seen[1]),
+                    "effects": dict(effects),
+                    "verdict": gate.decision,
+                },
+            )
+        if self.exporter is not None:
+            self.exporter.show(gate.decision, gate.pairs, gate.measures())
+        return gate.decision != "undecided"
+
+    def _is_gone(self, side: Side) -> None:
+        if self.gate is not None and side is self.sides[1]:
+            self.gate.gone = side.absence.problem
+        else:
+            self.gone = side.absence.problem
+
+
+def side_of(server: Server, promised: Promised, times: Times, seed: int) -> Side:
+    """Return a server that nothing is known of yet."""
+    return Side(
+        server=server,
+        watch=Watch(promised, seed=seed),
+        maker=WindowMaker(times.window_s, times.every_s, max(RUN_IN_S, times.window_s)),
+        absence=Absence(times.every_s),
+    )

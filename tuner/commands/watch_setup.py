@@ -1,0 +1,101 @@
+"""What the options of ``tuner watch`` mean."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from tuner import difference, live_server
+from tuner.drift import reference
+from tuner.errors import InputError, ProfileError, UsageError
+from tuner.profile_schema import ServingProfile
+from tuner.scraper import Server
+from tuner.twin_store import restored
+from tuner.watch import Promised, wander_of
+from tuner.window import parse_duration_s
+
+FOREVER = "forever"
+LEAST_STEPS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class WatchOptions:
+    """The command line, as given."""
+
+    profile: Path
+    url: str
+    canary: str | None
+    for_: str
+    every: str
+    window: str
+    tolerance: float
+    served_model: str | None
+    fail_on: Literal["re-tune", "drifting"]
+    rollback: Path | None
+    run_dir: Path | None
+    metrics_port: int | None
+    seed: int
+    json: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    for_s: float
+    every_s: float
+    window_s: float
+
+
+def times_of(options: WatchOptions) -> Times:
+    """Return the times of a watch in seconds. Raises UsageError."""
+    every_s = parse_duration_s(options.every, option="--every")
+    window_s = parse_duration_s(options.window, option="--window")
+    for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")
+    if window_s < LEAST_STEPS * every_s:
+        raise UsageError(
+            f"--window {options.window}: less than {LEAST_STEPS} times --every {options.every}",
+            hint="A window needs several readings: --every 2s --window 10s.",
+        )
+    if for_s < window_s:
+        raise UsageError(
+            f"--for {options.for_}: shorter than one window of {options.window}",
+            hint="A verdict takes a dozen windows at least: --for 30m.",
+        )
+    return Times(for_s, every_s, window_s)
+
+
+def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
+    """Return what is watched. Raises ProfileError for a profile without a twin."""
+    if profile.twin is None:
+        raise ProfileError(
+            f"{options.profile}: twin: is null: the windows alone decided this profile",
+            hint="Sweep again; only a twin can say what today's traffic should give.",
+        )
+    twin = restored(profile.twin, source=str(options.profile))
+    agreement = profile.promise.agreement
+    return Promised(
+        twin=twin,
+        slo=profile.decision.slo.slo,
+        max_num_seqs=profile.decision.max_num_seqs,
+        caps=tuple(step.max_num_seqs for step in profile.curve),
+        reference=reference(
+            twin,
+            captured_rps=profile.validity.arrival_rate_rps,
+            validated_load=profile.validity.validated_load,
+        ),
+        wander=wander_of(None if agreement is None else agreement.slower_limit),
+        tolerance=options.tolerance,
+    )
+
+
+def differences(profile: ServingProfile, server: Server) -> list[str]:
+    """Return in what the server says that it differs from the profile, in words."""
+    try:
+        here = live_server.ask(server.url)
+    except InputError:
+        return []
+    found = difference.of_server(profile, here.arguments, here.version, source=server.url)
+    shown = [
+        f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
+        for one in found
+    ]
+    return [f"{server.url} runs {', '.join(shown)}: tuner diff says more"] if shown else []

@@ -1,0 +1,229 @@
+"""What a server counted between two scrapes of its /metrics, and over windows of them. Pure.
+
+All numbers are increments: of counters, and of the buckets of histograms. They add up exactly, so
+a window's distribution is that of all that happened in it, never an average of averages.
+"""
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+
+from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
+
+LATE = 5
+"""A step that lasts so many times the interval between scrapes says too little of when things
+happened: it belongs to no window."""
+
+NORMAL_975 = 1.96
+
+KEPT_STEPS = 1024
+"""Steps of one engine that are remembered at most."""
+
+RESTART_S = 1.0
+"""Start times that differ by less are one start: they are rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One engine from one scrape to the next. Times are of the one who scrapes."""
+
+    begin_s: float
+    end_s: float
+    in_flight: float
+    """Running and waiting at the begin; 0 where the engine was restarted since."""
+
+    running: float
+    """At the end, as are the next two."""
+
+    waiting: float
+    kv_cache_usage: float | None
+    counters: Mapping[Counter, float]
+    finish_reasons: Mapping[str, float]
+    distributions: Mapping[Distribution, Histogram]
+    restarted: bool
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def finished(self) -> float:
+        return sum(self.finish_reasons.values())
+
+    @property
+    def failed(self) -> float:
+        """Requests that ended otherwise than by their last token."""
+        return sum(self.finish_reasons.get(reason, 0.0) for reason in ("abort", "error"))
+
+
+def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: float) -> Step:
+    """Return what came between two scrapes of one engine.
+
+    A server that was restarted between them counts from 0 again: all of ``after`` is new.
+    """
+    restarted = was_restarted(before, after)
+    earlier = ServerMetrics({}, {}, {}) if restarted else before
+    return Step(
+        begin_s=begin_s,
+        end_s=end_s,
+        in_flight=earlier.gauges.get("running", 0.0) + earlier.gauges.get("waiting", 0.0),
+        running=after.gauges.get("running", 0.0),
+        waiting=after.gauges.get("waiting", 0.0),
+        kv_cache_usage=after.gauges.get("kv_cache_usage"),
+        counters={
+            name: value - earlier.counters.get(name, 0.0) for name, value in after.counters.items()
+        },
+        finish_reasons={
+            reason: value - earlier.finish_reasons.get(reason, 0.0)
+            for reason, value in after.finish_reasons.items()
+        },
+        distributions={
+            name: one
+            if name not in earlier.distributions
+            else one.since(earlier.distributions[name])
+            for name, one in after.distributions.items()
+        },
+        restarted=restarted,
+    )
+
+
+def was_restarted(before: ServerMetrics, after: ServerMetrics) -> bool:
+    """Whether a counter fell, or the process says that it started later."""
+    if before.started_s is not None and after.started_s is not None:
+        return after.started_s > before.started_s + RESTART_S
+    fell = any(after.counters.get(name, 0.0) < value for name, value in before.counters.items())
+    return fell or any(
+        name not in after.distributions or after.distributions[name].count < one.count
+        for name, one in before.distributions.items()
+    )
+
+
+def total(steps: Iterable[Step], name: Distribution) -> Histogram | None:
+    """Return a distribution over several steps; None where none of them has it."""
+    found = [one.distributions[name] for one in steps if name in one.distributions]
+    return reduce(added, found) if found else None
+
+
+def added(one: Histogram, other: Histogram) -> Histogram:
+    """Return two distributions as one."""
+    if one.bounds != other.bounds:  # a restart with other buckets: the newer ones go on
+        return other
+    counts = tuple(a + b for a, b in zip(one.counts, other.counts, strict=True))
+    return Histogram(one.bounds, counts, one.total + other.total)
+
+
+def quantile_range(one: Histogram, fraction: float) -> tuple[float, float] | None:
+    """Return the bounds between which a quantile lies; None without values.
+
+    Where the values are a sample, 95 of 100 such ranges hold the quantile of what they are drawn
+    from: the ranks are 1.96 sqrt(n q (1 - q)) to either side. The upper bound is infinite in the
+    last, endless bucket.
+    """
+    if not one.count:
+        return None
+    reach = NORMAL_975 * math.sqrt(fraction * (1 - fraction) * one.count)
+    ranks = (fraction * one.count - reach, min(one.count, fraction * one.count + reach))
+    places = [next(i for i, upto in enumerate(one.counts) if upto >= rank) for rank in ranks]
+    lowest = one.bounds[places[0] - 1] if places[0] else 0.0
+    return lowest, one.bounds[places[1]]
+
+
+def share_above(one: Histogram, bound: float) -> float | None:
+    """Return the share of values above one of the bounds; None without values."""
+    if not one.count:
+        return None
+    return 1 - one.counts[one.bounds.index(bound)] / one.count
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Steps of every engine over one stretch of time, and what came just before it."""
+
+    begin_s: float
+    end_s: float
+    steps: Mapping[str, tuple[Step, ...]]
+    """Engine → its steps."""
+
+    run_in: Mapping[str, tuple[Step, ...]]
+    """Engine → the steps before, without a gap."""
+
+    @property
+    def length_s(self) -> float:
+        return self.end_s - self.begin_s
+
+    @property
+    def every_step(self) -> list[Step]:
+        return [one for steps in self.steps.values() for one in steps]
+
+    @property
+    def restarts(self) -> int:
+        return sum(one.restarted for one in self.every_step)
+
+
+@dataclass(slots=True)
+class WindowMaker:
+    """Makes windows of scrapes as they come. Windows end on a grid, whatever was missed."""
+
+    length_s: float
+    every_s: float
+    run_in_s: float
+    missed: int = 0
+    """Stretches that are in no window, because scrapes were missing."""
+
+    _before: tuple[float, Mapping[str, ServerMetrics]] | None = None
+    _steps: dict[str, deque[Step]] = field(default_factory=dict)
+    _origin_s: float = 0.0
+    _number: int = 0
+    _begin_s: float | None = None
+
+    def add(self, at_s: float, engines: Mapping[str, ServerMetrics]) -> Window | None:
+        """Take a scrape in; return the window that it completes."""
+        before, self._before = self._before, (at_s, engines)
+        if before is None:
+            self._origin_s = at_s
+            return None
+        begin_s, were = before
+        # within half a step: otherwise a window would last one step longer whenever one is early
+        number = int((at_s - self._origin_s + self.every_s / 2) // self.length_s)
+        ends, self._number = number > self._number, number
+        if at_s - begin_s > LATE * self.every_s or engines.keys() != were.keys():
+            self.missed += 1
+            self._steps.clear()
+            self._begin_s = None
+            return None
+        for name, metrics in engines.items():
+            kept = self._steps.setdefault(name, deque(maxlen=KEPT_STEPS))
+            kept.append(step(were[name], metrics, begin_s, at_s))
+        if self._begin_s is None:
+            self._begin_s = begin_s
+        if not ends or at_s - self._begin_s < self.length_s / 2:
+            return None
+        begin_s, self._begin_s = self._begin_s, at_s
+        return self._window(begin_s, at_s)
+
+    def _window(self, begin_s: float, end_s: float) -> Window:
+        for kept in self._steps.values():
+            while kept and kept[0].end_s <= begin_s - self.run_in_s:
+                kept.popleft()
+        return Window(
+            begin_s,
+            end_s,
+            steps=self._between(begin_s, end_s),
+            run_in={
+                name: _since_restart(steps)
+                for name, steps in self._between(-1e300, begin_s).items()
+            },
+        )
+
+    def _between(self, begin_s: float, end_s: float) -> dict[str, tuple[Step, ...]]:
+        return {
+            name: tuple(one for one in kept if begin_s <= one.begin_s < end_s)
+            for name, kept in self._steps.items()
+        }
+
+
+def _since_restart(steps: Sequence[Step]) -> tuple[Step, ...]:
+    first = max((i for i, one in enumerate(steps) if one.restarted), default=0)
+    return tuple(steps[first:])

@@ -1,0 +1,123 @@
+"""A live server's /metrics, read at steady times."""
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+from tuner import live_server, prometheus
+from tuner.errors import InputError
+from tuner.prometheus import ServerMetrics
+
+GONE_S = 60.0
+"""A server that has not answered for so long is gone; so is one that missed GONE_SCRAPES."""
+
+GONE_SCRAPES = 5
+LEAST_TIMEOUT_S = 1.0
+MOST_TIMEOUT_S = 10.0
+
+
+class Clock(Protocol):
+    """Seconds on one clock that never jumps."""
+
+    def now_s(self) -> float: ...
+
+    def sleep_until(self, at_s: float) -> None: ...
+
+
+class MachineClock:
+    """The machine's monotonic clock."""
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def sleep_until(self, at_s: float) -> None:
+        while (left_s := at_s - self.now_s()) > 0:
+            time.sleep(left_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """Where to read, and of which model, should it serve several."""
+
+    url: str
+    model: str | None = None
+    option: str = "--url"
+
+    def read(self, *, timeout_s: float = MOST_TIMEOUT_S) -> Mapping[str, ServerMetrics]:
+        """Return what each engine says. Raises InputError, and UsageError for no address."""
+        address = f"{live_server.base_of(self.url, option=self.option)}/metrics"
+        text = live_server.get(address, timeout_s=timeout_s)
+        engines = prometheus.parse_engines(text, source=address, model=self.model)
+        models = {name for one in engines.values() for name in one.models}
+        if self.model is None and len(models) > 1:
+            raise InputError(
+                f"{address}: {len(models)} models: {', '.join(sorted(models))[:100]}",
+                hint=f"Choose one: --served-model {min(models)}",
+            )
+        return engines
+
+
+@dataclass(frozen=True, slots=True)
+class Scrape:
+    """One answer, and when it was asked for: in the middle of the asking."""
+
+    at_s: float
+    engines: Mapping[str, ServerMetrics] | None
+    """None where there was none."""
+
+    problem: str = ""
+
+
+Moment = tuple[Scrape, ...]
+"""A scrape of every server, at the same time."""
+
+
+def moments(
+    servers: Sequence[Server], *, every_s: float, for_s: float, clock: Clock
+) -> Iterator[Moment]:
+    """Yield scrapes of all servers at steady times until ``for_s`` have passed.
+
+    One that takes too long is missed; those whose time passed meanwhile are left out.
+    """
+    timeout_s = min(MOST_TIMEOUT_S, max(LEAST_TIMEOUT_S, every_s))
+    begin_s = clock.now_s()
+    place = 0
+    with ThreadPoolExecutor(len(servers)) as pool:
+        while place * every_s <= for_s:
+            clock.sleep_until(begin_s + place * every_s)
+            asked = [pool.submit(_scrape, server, timeout_s, clock) for server in servers]
+            yield tuple(one.result() for one in asked)
+            place = max(place + 1, int((clock.now_s() - begin_s) // every_s) + 1)
+
+
+def _scrape(server: Server, timeout_s: float, clock: Clock) -> Scrape:
+    begin_s = clock.now_s()
+    try:
+        engines = server.read(timeout_s=timeout_s)
+    except InputError as problem:
+        return Scrape((begin_s + clock.now_s()) / 2, None, str(problem))
+    return Scrape((begin_s + clock.now_s()) / 2, engines)
+
+
+@dataclass(slots=True)
+class Absence:
+    """How long a server has not answered."""
+
+    every_s: float
+    missed: int = 0
+    in_a_row: int = 0
+    problem: str = ""
+    _last_s: float | None = None
+
+    def add(self, scrape: Scrape) -> bool:
+        """Take a scrape in; return whether the server is gone."""
+        if scrape.engines is not None:
+            self._last_s, self.in_a_row = scrape.at_s, 0
+            return False
+        self.missed += 1
+        self.in_a_row += 1
+        self.problem = scrape.problem
+        since_s = 0.0 if self._last_s is None else scrape.at_s - self._last_s
+        return self.in_a_row >= GONE_SCRAPES and since_s >= GONE_S

@@ -1,0 +1,47 @@
+"""What a watch saw, on disk window by window: RUN_DIR/windows.jsonl, one object a line."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from tuner.errors import RunError
+
+NAME = "windows.jsonl"
+
+
+class WindowJournal:
+    """Appends to a run directory, which is made if it is not there. Raises RunError.
+
+    A watch that goes on in the same directory writes another ``begin``.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._path = run_dir / NAME
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            # unbuffered: what could not be written must not be tried again at the end
+            self._file: IO[bytes] = self._path.open("ab", buffering=0)
+        except OSError as problem:
+            raise self._cannot(problem) from None
+
+    def append(self, event: str, content: Mapping[str, object]) -> None:
+        """Write one line; it is on disk when this returns."""
+        line = json.dumps({"event": event, **content}, allow_nan=False) + "\n"
+        rest = memoryview(line.encode())
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as problem:
+            raise self._cannot(problem) from None
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _cannot(self, problem: OSError) -> RunError:
+        return RunError(
+            f"{self._path}: cannot be written: {(problem.strerror or str(problem)).lower()}",
+            hint="Free some space, or give another --run-dir.",
+        )
