@@ -5,62 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.engines.conftest import VLLM_CRAMPED, request, until_it_generates
+from tests.engines.processes import PATIENCE_S, cores, family, lives, wait_until
 from tuner.engines.seam import ArgumentValue, Reply
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import EngineError
 
 pytestmark = pytest.mark.vllm
-
-PATIENCE_S = 120.0
-
-
-def status(pid: int) -> tuple[int, str] | None:
-    """Return parent and state of a process, or None when there is none."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return int(fields[1]), fields[0]
-
-
-def lives(pid: int) -> bool:
-    now = status(pid)
-    return now is not None and now[1] != "Z"
-
-
-def family(pid: int) -> set[int]:
-    """Return all living descendants of a process."""
-    parents = {
-        int(entry.name): now[0]
-        for entry in Path("/proc").iterdir()
-        if entry.name.isdecimal() and (now := status(int(entry.name))) and now[1] != "Z"
-    }
-    found, todo = set[int](), {pid}
-    while todo:
-        todo = {child for child, parent in parents.items() if parent in todo} - found
-        found |= todo
-    return found
-
-
-def leads(pid: int) -> bool:
-    try:
-        return os.getsid(pid) == pid
-    except ProcessLookupError:
-        return False
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        time.sleep(0.02)
 
 
 def launch(log: Path, how: str) -> subprocess.Popen[str]:
@@ -78,11 +34,6 @@ def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     with launch(tmp_path / "vllm.log", "for-ever") as process:
         yield process
         process.kill()
-
-
-def cores(pid: int | None = None) -> set[int]:
-    """Return the engines of a process, which alone of all descendants lead sessions."""
-    return {each for each in family(pid or os.getpid()) if leads(each)}
 
 
 def test_no_engine_survives_a_tuner_that_is_killed_while_it_generates(

@@ -35,8 +35,8 @@ _RIG: dict[str, ArgumentValue] = {
 }
 """How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
 
-_MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization")
-"""The first of these that is set says what an engine may take of the device's memory."""
+_MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
+"""What an engine may take of the device's memory."""
 
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
 """Of one machine or one deployment; a profile says nothing of them."""
@@ -123,7 +123,6 @@ def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
         if (value := arguments.get(name)) is not None:
             assert isinstance(value, int | float)
             arguments[name] = type(value)(value * share)
-            break
     scheduler = configuration.config.scheduler_config.scheduler_cls
     asked = {**_rigged(arguments), "scheduler_cls": scheduler}
     return {name: value for name, value in asked.items() if name in known}

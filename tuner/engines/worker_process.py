@@ -6,10 +6,13 @@ happens there. Imports vLLM when it runs, not before.
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
+import contextlib
 import os
 import queue
 import time
+import traceback
 from collections.abc import Mapping, Sequence
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tuner.approaches.seam import Batching
@@ -29,8 +32,28 @@ def work(
 ) -> None:
     """Start the engine, then serve batches until the process is ended."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-    engine = _Engine(arguments)
-    results.put(engine.ready())
+    with contextlib.ExitStack() as ending:
+        ending.push(_say_why)
+        engine = _Engine(arguments)
+        results.put(engine.ready())
+        _serve(engine, batching, requests, results, wanted_from)
+
+
+def _say_why(
+    _kind: type[BaseException] | None, error: BaseException | None, _traceback: TracebackType | None
+) -> None:
+    """Write an error to the log of this engine, while standard error still is that."""
+    if error is not None:
+        traceback.print_exception(error)
+
+
+def _serve(
+    engine: "_Engine",
+    batching: Batching,
+    requests: "Queue[Prompt | Order]",
+    results: "Queue[Ready | Done | Answer | Skipped]",
+    wanted_from: "Synchronized[int]",
+) -> None:
     while True:
         batch, order = _collect(requests, batching)
         wanted = []
