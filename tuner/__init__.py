@@ -36,6 +36,7 @@ What production saw
     formats.exports          rows as gateways and observability tools export them
     formats.json_values      JSON values in an array, or over several lines each
     formats.lines            the rows of a file of any size, as bytes
+    formats.concurrency_schedule  how many are to be in flight, and when: no trace by itself
     formats.refused          files that look like traces and can be none
     formats.otlp             spans as OTLP/JSON, and the requests in them
     formats.scalars          counts, times and flags as other programs write them
@@ -64,6 +65,7 @@ What it says, before anything is run
     traffic.concurrency      how many requests at a time, in flight and running
     traffic.levels           how many of some intervals hold at each time
     traffic.routing          which replica gets which request
+    traffic.held             requests that hold a given concurrency
     traffic.scaling          more or less load from the same traffic
     traffic.part             how a part of a trace compares with the whole
     traffic.summary          all of it at once
@@ -238,6 +240,7 @@ At the edges
     commands.trace_report    how `tuner trace show` looks
     commands.trace_plot      its bars over time
     commands.trace_view      how the others look
+    commands.trace_schedule  a concurrency schedule, made a trace
     commands.capture         `tuner capture`: its options
     commands.capture_run     what it does
     commands.plan            `tuner plan`: its options

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tuner.errors import UsageError
+
 app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
 
 
@@ -80,12 +82,24 @@ def import_(  # noqa: PLR0913 - one parameter an option
         bool,
         typer.Option("--allow-text", help="Read a file that holds text, and leave the text out."),
     ] = False,
+    lengths: Annotated[
+        Path | None,
+        typer.Option(help="Trace whose lengths to take, where FILE is a concurrency schedule."),
+    ] = None,
     force: Force = False,
 ) -> None:
     """Write a trace of any known format in tuner's own."""
     from tuner import stream  # noqa: PLC0415 - keeps --help light
-    from tuner.commands import trace_run  # noqa: PLC0415
+    from tuner.commands import trace_run, trace_schedule  # noqa: PLC0415
 
+    if lengths is not None:
+        if format_name or time_unit or spread_ticks:
+            raise UsageError(
+                "--lengths takes no --format, --time-unit or --spread-ticks",
+                hint="A schedule has one form; leave them out.",
+            )
+        trace_schedule.import_(file, lengths, output, model=model, force=force)
+        return
     trace_run.import_(
         stream.Input(file, format_name, time_unit, allow_text),
         output,

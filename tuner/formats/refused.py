@@ -146,7 +146,8 @@ REFUSED: tuple[Refused, ...] = (
     Refused(
         _is_concurrency_schedule,
         "a concurrency schedule: how many at a time, not when they came nor how long they were",
-        "Use the trace that it was made from, or capture one; its peak is a guide for --ceiling.",
+        "tuner trace import --lengths TRACE makes one of it, with the lengths of another's "
+        "requests.",
     ),
     Refused(
         _is_other_spans,
