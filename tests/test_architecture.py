@@ -38,7 +38,7 @@ HOMES = {
     },
     "torch": set[str](),
     "optuna": {"refine"},
-    "plotly": {"report"},
+    "plotly": {"commands.compare_plot", "report"},
     "prometheus_client": {"exporter", "prometheus"},
     "pynvml": {"devices"},
     "ray": set[str](),

@@ -1,5 +1,6 @@
 """`tuner compare` on simulated machines: the story of the article, faults, and interruptions."""
 
+import importlib.util
 import json
 import shutil
 from collections.abc import Callable
@@ -117,6 +118,8 @@ def test_the_markdown_has_the_same_numbers(article: tuple[dict[str, Any], Path])
     served = rows(result)["tuned"]["measured"]["requests_per_s"]
     assert f"| continuous, tuned (16) | {served:.2f} |" in page
     assert page.count("| one worker |") == 2
+    plotted = importlib.util.find_spec("plotly") is not None
+    assert (folder / "comparison.html").exists() == plotted
 
 
 def test_heavier_levels_have_more_requests_in_flight(compare: Compare) -> None:
@@ -167,6 +170,19 @@ def test_without_a_tuned_value_a_fast_sweep_finds_one(compare: Compare) -> None:
     result = compare(max_num_seqs=None, approaches="tuned", step="5s")
     assert result["tuned"]["max_num_seqs"] == 16
     assert "a fast sweep at this load: knee at 16" in result["tuned"]["source"]
+
+
+def test_a_profile_brings_its_value_and_its_whole_configuration(
+    compare: Compare, tmp_path: Path
+) -> None:
+    profile = ROOT / "profiles" / "translation-tiny-cpu.yaml"
+    changes: dict[str, Any] = {"profile": profile, "approaches": "tuned,profile", "step": "5s"}
+    assert compare(**changes, max_num_seqs=None)["tuned"] == {
+        "max_num_seqs": 8,
+        "source": str(profile),
+    }
+    result = compare(**changes, max_num_seqs=4, run_dir=tmp_path / "other")
+    assert [row["max_num_seqs"] for row in rows(result).values()] == [4, 8]
 
 
 def test_a_queue_that_fills_refuses_requests_and_the_others_go_on(compare: Compare) -> None:

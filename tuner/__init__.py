@@ -251,6 +251,7 @@ At the edges
     commands.compare_setup   what they mean
     commands.compare_run     what it does
     commands.compare_view    how it looks
+    commands.compare_plot    how it looks as a plot
     commands.apply           `tuner apply`: its options
     commands.apply_run       what it does
     commands.apply_options   its command line as one value

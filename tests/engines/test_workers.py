@@ -172,7 +172,7 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
 
     async def main() -> None:
         await run.calibrate()
-        await run.run(Setup(tuned=8, static=Batching(4, 0.05), untuned=8), spent_s=0.0)
+        await run.run(Setup(8, Batching(4, 0.05), 8, None), spent_s=0.0)
 
     asyncio.run(main())
     comparing.journal.close()

@@ -5,7 +5,8 @@ from tuner.engines.seam import Engine
 
 
 async def _start(site: Site, setup: Setup) -> Engine:
-    return await site.continuous(max_num_seqs=setup.tuned, of_profile=True)
+    assert setup.of_profile is not None  # or it is not chosen
+    return await site.continuous(max_num_seqs=setup.of_profile, of_profile=True)
 
 
 APPROACH = Approach("profile", "the whole profile", _start)

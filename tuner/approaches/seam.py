@@ -25,6 +25,8 @@ class Setup:
 
     static: Batching
     untuned: int
+    of_profile: int | None
+    """The profile's own ``max_num_seqs``; None without a profile."""
 
 
 class Site(Protocol):
@@ -33,13 +35,9 @@ class Site(Protocol):
     Every engine that it starts has the whole device to itself. All may raise EngineError.
     """
 
-    @property
-    def has_profile(self) -> bool:
-        """Whether there is a whole configuration beside the base's."""
-        ...
-
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
-        """Start an engine that batches continuously, with the base's arguments or a profile's."""
+        """Start an engine that batches continuously, with the base's other arguments or the
+        profile's."""
         ...
 
     async def workers(self, count: int, batching: Batching) -> Engine:

@@ -1,6 +1,7 @@
 """What ``tuner compare`` does with its options."""
 
 import asyncio
+import importlib.util
 import json
 import sys
 from collections.abc import Sequence
@@ -53,7 +54,12 @@ def run(options: CompareOptions) -> None:
             run.warnings += trace.warnings
             place.execute(run.calibrate(), book)
             tuned, spent_s = _tuned(options, place, run, progress)
-            setup = Setup(tuned=tuned.max_num_seqs, static=options.static, untuned=options.untuned)
+            setup = Setup(
+                tuned=tuned.max_num_seqs,
+                static=options.static,
+                untuned=options.untuned,
+                of_profile=_of_profile(options),
+            )
             place.execute(run.run(setup, spent_s=spent_s), book)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted(
@@ -79,9 +85,8 @@ def _tuned(
     comparing, spent_s = run.comparing, run.comparing.spent_s()
     if options.max_num_seqs is not None:
         return Tuned(options.max_num_seqs, "--max-num-seqs"), spent_s
-    if options.profile is not None:
-        value = load_profile(options.profile).decision.max_num_seqs
-        return Tuned(value, str(options.profile)), spent_s
+    if (of_profile := _of_profile(options)) is not None:
+        return Tuned(of_profile, str(options.profile)), spent_s
     if not {"tuned", "profile"} & {one.name for one in run.settings.approaches}:
         return Tuned(options.untuned, "no approach needs it"), spent_s
     found = comparing.rates()
@@ -108,6 +113,10 @@ def _tuned(
     return tuned, spent_s + outcome.replay_s + sum(outcome.starts_s)
 
 
+def _of_profile(options: CompareOptions) -> int | None:
+    return load_profile(options.profile).decision.max_num_seqs if options.profile else None
+
+
 def _report(
     options: CompareOptions,
     settings: CompareSettings,
@@ -120,6 +129,11 @@ def _report(
     result = json_object(tables, comparing, tuned, facts, warnings)
     if options.output is not None:
         _write(options.output, tables, result, markdown(tables, tuned, facts))
+        if importlib.util.find_spec("plotly") is None:
+            sys.stderr.write(
+                "No plot: plotly is not installed. Run pip install 'tuner[report]', and the "
+                "command again with --resume.\n"
+            )
     if options.json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
@@ -147,4 +161,7 @@ def _write(folder: Path, tables: Sequence[Table], result: dict[str, object], pag
     files.write_atomically(folder / "comparison.md", page.encode())
     text = json.dumps(result, indent=1) + "\n"
     files.write_atomically(folder / "comparison.json", text.encode())
-    del tables
+    if importlib.util.find_spec("plotly") is not None:
+        from tuner.commands import compare_plot  # noqa: PLC0415 - plotly, where there is one
+
+        files.write_atomically(folder / "comparison.html", compare_plot.page(tables).encode())

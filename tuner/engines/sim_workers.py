@@ -37,10 +37,6 @@ class SimSite:
         self._queue_size = queue_size
         self._profile_tokens = max_num_batched_tokens
 
-    @property
-    def has_profile(self) -> bool:
-        return self._profile_tokens is not None
-
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         engine = await self._starter.start(max_num_seqs=max_num_seqs)
         if of_profile and self._profile_tokens is not None:

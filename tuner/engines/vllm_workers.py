@@ -43,10 +43,6 @@ class VllmSite:
         self._profile = VllmStarter(profile, log=log) if profile is not None else None
         self._queue_size, self._log = queue_size, log
 
-    @property
-    def has_profile(self) -> bool:
-        return self._profile is not None
-
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         starter = self._profile if of_profile and self._profile is not None else self._base
         return await starter.start(max_num_seqs=max_num_seqs)
