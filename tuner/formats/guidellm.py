@@ -2,8 +2,6 @@
 
 from collections.abc import Iterator
 
-import msgspec
-
 from tuner.formats import json_rows
 from tuner.formats.json_rows import Fields, Object, as_ms
 from tuner.formats.lines import Lines
@@ -28,19 +26,8 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 
 
 def export(found: Replayable) -> Iterator[bytes]:
-    """Yield rows with s, to the microsecond."""
-    for one in found.requests:
-        yield (
-            msgspec.json.encode(
-                {
-                    "timestamp": round(one.arrival_ms / 1000, 6),
-                    "input_length": one.input_length,
-                    "output_length": one.output_length,
-                    "hash_ids": one.hash_ids,
-                }
-            )
-            + b"\n"
-        )
+    """Return rows with s, to the microsecond."""
+    return found.lines(lambda arrival_ms: round(arrival_ms / 1000, 6))
 
 
 def usage(name: str, found: Replayable) -> str:

@@ -6,8 +6,6 @@ either unit, so these must name theirs.
 
 from collections.abc import Iterator
 
-import msgspec
-
 from tuner.formats import canonical, json_rows
 from tuner.formats.json_rows import opening
 from tuner.formats.lines import Lines
@@ -34,19 +32,8 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 
 
 def export(found: Replayable) -> Iterator[bytes]:
-    """Yield rows with whole ms, as Mooncake's own."""
-    for one in found.requests:
-        yield (
-            msgspec.json.encode(
-                {
-                    "timestamp": round(one.arrival_ms),
-                    "input_length": one.input_length,
-                    "output_length": one.output_length,
-                    "hash_ids": one.hash_ids,
-                }
-            )
-            + b"\n"
-        )
+    """Return rows with whole ms, as Mooncake's own."""
+    return found.lines(round)
 
 
 def usage(name: str, found: Replayable) -> str:

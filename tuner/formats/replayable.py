@@ -3,8 +3,10 @@
 They know a time, two lengths and block ids, whose number must be that of the blocks begun.
 """
 
-from collections.abc import Hashable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass
+
+import msgspec
 
 from tuner.formats.record import SERVED, Row
 
@@ -35,6 +37,17 @@ class Replayable:
 
     notes: tuple[str, ...]
     """What the other tool will do differently."""
+
+    def lines(self, stamp: Callable[[float], float]) -> Iterator[bytes]:
+        """Yield Mooncake's keys; ``stamp`` makes of ms what the tool counts in."""
+        for one in self.requests:
+            row = {
+                "timestamp": stamp(one.arrival_ms),
+                "input_length": one.input_length,
+                "output_length": one.output_length,
+                "hash_ids": one.hash_ids,
+            }
+            yield msgspec.json.encode(row) + b"\n"
 
 
 def replayable(rows: Iterable[Row], *, block_size: int, wanted: int | None) -> Replayable:
