@@ -17,7 +17,8 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
 from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
@@ -30,7 +31,7 @@ from study_sweeps import swept
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.live_sim import simulated
+from tests.live_sim import SimulatedServer, simulated
 from tuner.drift import reference
 from tuner.live_windows import WindowMaker
 from tuner.settings import SweepSettings
@@ -84,8 +85,11 @@ class Result:
     delay: float
     """Windows from the change to the first alarm that was not there before; infinite without."""
 
+    news: tuple[str, ...]
+    """What that alarm was."""
+
     after: Verdict
-    """At the end."""
+    """Then, or at the end."""
 
 
 def promised_of(one: Case) -> Promised | None:
@@ -136,14 +140,39 @@ def changed(traffic: Traffic, at_s: float, change: Change, seed: int) -> Traffic
     )
 
 
-def watched(
-    one: Case, promised: Promised, change: Change, windows: int
-) -> tuple[list[tuple[frozenset[str], Verdict]], Verdict]:
-    """Return what was beyond its limit, and the verdict, after every window; and the last one."""
-    at_s = windows * WINDOW_S
+@dataclass(slots=True)
+class Stand:
+    """A watch and where it stands."""
+
+    maker: WindowMaker
+    watch: Watch
+    place: int = 0
+    """The next scrape."""
+
+    said: list[tuple[frozenset[str], Verdict]] = field(default_factory=list)
+    """What was beyond its limit, and the verdict, after every window."""
+
+    def go(self, server: SimulatedServer, until_s: float, *, until_alarm: bool = False) -> None:
+        """Watch on; with ``until_alarm`` until something is beyond a limit that was not before."""
+        standing = self.said[-1][0] if self.said else frozenset[str]()
+        while self.place * EVERY_S <= until_s:
+            at_s = self.place * EVERY_S
+            self.place += 1
+            window = self.maker.add(at_s, {"0": server.scrape(at_s)})
+            if window is None:
+                continue
+            self.watch.add(window)
+            beyond = frozenset([*self.watch.beyond, *self.watch.distant_lengths])
+            self.said.append((beyond, self.watch.verdict))
+            if until_alarm and beyond - standing:
+                return
+
+
+def server_of(one: Case, promised: Promised, change: Change, at_s: float) -> SimulatedServer:
+    """Return the machine in new weather, with what came after the profile's traffic."""
     live = one.traffic.between(TUNED_S, TUNED_S + 2 * at_s)
     live = replace(live, arrival_s=live.arrival_s - TUNED_S)
-    server = simulated(
+    return simulated(
         replace(one.world, seed=one.world.seed + 100_000),
         changed(live, at_s, change, one.world.seed),
         cap=promised.max_num_seqs,
@@ -151,44 +180,37 @@ def watched(
         slow_from_s=at_s,
         slow_by=change.slower,
     )
-    maker = WindowMaker(WINDOW_S, EVERY_S, RUN_IN_S)
-    watch = Watch(promised)
-    said = []
-    for place in range(int(2 * at_s / EVERY_S) + 1):
-        window = maker.add(place * EVERY_S, {"0": server.scrape(place * EVERY_S)})
-        if window is not None:
-            watch.add(window)
-            said.append((frozenset([*watch.beyond, *watch.distant_lengths]), watch.verdict))
-    return said, watch.verdict
 
 
 def judge(
     job: tuple[int, str], *, names: Sequence[str], windows: int, harder: bool
 ) -> list[Result]:
     seed, level = job
-    one = case(seed, level, harder=harder, duration_s=TUNED_S + 2 * windows * WINDOW_S)
+    at_s = windows * WINDOW_S
+    one = case(seed, level, harder=harder, duration_s=TUNED_S + 2 * at_s)
     promised = promised_of(one)
     if promised is None:
         return []
+    honest = Stand(WindowMaker(WINDOW_S, EVERY_S, RUN_IN_S), Watch(promised))
+    honest.go(server_of(one, promised, Change(), at_s), at_s)
+    before = honest.said
     found = []
     for name in names:
-        said, last = watched(one, promised, CHANGES[name], windows)
-        before, after = said[:windows], said[windows:]
-        alarms = frozenset().union(*(beyond for beyond, _ in before))
-        standing = before[-1][0]
-        delay = next(
-            (float(i + 1) for i, (beyond, _) in enumerate(after) if beyond - standing), math.inf
-        )
+        now = deepcopy(honest)
+        now.go(server_of(one, promised, CHANGES[name], at_s), 2 * at_s, until_alarm=True)
+        news = now.said[-1][0] - before[-1][0]
+        now.watch.ask()
         found.append(
             Result(
                 level=level,
                 seed=seed,
                 change=name,
-                false_alarms=tuple(sorted(alarms)),
+                false_alarms=tuple(sorted(frozenset().union(*(one for one, _ in before)))),
                 retuned=any(verdict == "re-tune now" for _, verdict in before),
                 verdict=before[-1][1],
-                delay=delay,
-                after=last,
+                delay=float(len(now.said) - len(before)) if news else math.inf,
+                news=tuple(sorted(news)),
+                after=now.watch.verdict,
             )
         )
     return found
@@ -231,10 +253,12 @@ def report(level: str, results: Sequence[Result], names: Sequence[str], windows:
         some = [one for one in results if one.change == name]
         delays = np.array([one.delay for one in some])
         after = Counter(one.after for one in some)
+        news = Counter(what for one in some for what in one.news)
         print(
             f"    {name:14} caught {np.isfinite(delays).mean():.2f}"
             f" | windows: {np.quantile(delays, 0.5, method='higher'):.0f} in the middle,"
-            f" {np.quantile(delays, 0.9, method='higher'):.0f} at p90 | {dict(after)}",
+            f" {np.quantile(delays, 0.9, method='higher'):.0f} at p90 | {dict(after)}"
+            f" | by {dict(news)}",
             flush=True,
         )
 

@@ -260,5 +260,6 @@ def _histogram(samples: _Samples, names: Iterable[str]) -> Histogram | None:
 def _by_label(found: Iterable[tuple[dict[str, str], float]], label: str) -> dict[str, float]:
     values: defaultdict[str, float] = defaultdict(float)
     for labels, value in found:
-        values[labels[label]] += value
+        if math.isfinite(value):
+            values[labels[label]] += value
     return dict(values)

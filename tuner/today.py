@@ -19,6 +19,10 @@ from tuner.twin import Traffic
 
 RAKES = 30
 HALVINGS = 40
+MOST_REQUESTS = 20_000
+"""In a window and its run-in: a server that claims more is asked about so many."""
+
+MOST_TOKENS = 10_000_000.0
 MIXED = 0.02
 """Share of the raked table that is independent of the stored one, so that no pair of buckets is
 impossible."""
@@ -42,7 +46,7 @@ def arrivals(steps: Sequence[Step]) -> Ints:
             counts.append(one.finished + one.running + one.waiting - one.in_flight)
         waiting = one.waiting
     settled, debt = [], 0
-    for count in np.rint(counts).astype(int).tolist():
+    for count in np.rint(np.clip(counts, -MOST_REQUESTS, MOST_REQUESTS)).astype(int).tolist():
         settled.append(max(0, count - debt))
         debt = max(0, debt - count)
     return np.array(settled, np.int64)
@@ -63,8 +67,9 @@ def traffic_like(steps: Sequence[Step], stored: Traffic, *, seed: int) -> Traffi
     """
     rng = np.random.default_rng(seed)
     counts = arrivals(steps)
+    counts = np.minimum(counts, MOST_REQUESTS // len(steps))
     begin_s = steps[0].begin_s
-    waited = round(steps[0].in_flight)
+    waited = min(MOST_REQUESTS, max(0, round(steps[0].in_flight)))
     span_s = steps[-1].end_s - begin_s
     rate = max(1.0, float(counts.sum())) / span_s
     times = [begin_s - rng.uniform(0, waited / rate, waited)]
@@ -159,8 +164,10 @@ def _bent(
         return np.zeros(0, np.int64)
     uppers = np.array(one.bounds)
     lowers = np.concatenate(([0.0], uppers[:-1]))
-    low = np.maximum(1.0, np.floor(lowers[buckets]) + 1)
-    high = np.floor(uppers[buckets])
+    low = np.clip(np.floor(lowers[buckets]) + 1, 1.0, MOST_TOKENS)
+    high = np.minimum(
+        np.floor(uppers[buckets]), np.where(np.isinf(uppers[buckets]), np.inf, MOST_TOKENS)
+    )
     endless = np.where(known, np.maximum(2 * low, like), 2 * low)
     high = np.maximum(low, np.where(np.isfinite(high), high, endless))
     width = high - low

@@ -97,6 +97,8 @@ class Watch:
     seed: int = 0
     windows: int = 0
     requests: int = 0
+    finished: int = 0
+    failed: int = 0
     restarts: int = 0
     most_running: float = 0.0
     choice: Choice | None = None
@@ -154,6 +156,8 @@ class Watch:
         self.totals.add(window, found)
         shown = seen(self.windows, window, found)
         self.requests += shown.arrived
+        self.finished += shown.finished
+        self.failed += shown.failed
         return shown
 
     def ask(self) -> None:

@@ -1,10 +1,11 @@
 """What a watch saw, on disk window by window: RUN_DIR/windows.jsonl, one object a line."""
 
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from tuner.errors import RunError
 
@@ -28,7 +29,7 @@ class WindowJournal:
 
     def append(self, event: str, content: Mapping[str, object]) -> None:
         """Write one line; it is on disk when this returns."""
-        line = json.dumps({"event": event, **content}, allow_nan=False) + "\n"
+        line = json.dumps(plain({"event": event, **content}), allow_nan=False) + "\n"
         rest = memoryview(line.encode())
         try:
             while rest:
@@ -45,3 +46,14 @@ class WindowJournal:
             f"{self._path}: cannot be written: {(problem.strerror or str(problem)).lower()}",
             hint="Free some space, or give another --run-dir.",
         )
+
+
+def plain(value: Any) -> Any:  # noqa: ANN401 - JSON content
+    """Return it as JSON can hold it: six digits, null for what is no number."""
+    if isinstance(value, Mapping):
+        return {key: plain(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(one) for one in value]
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if math.isfinite(value) else None
+    return value

@@ -5,7 +5,7 @@ from contextlib import ExitStack, closing
 from tuner import backup
 from tuner.canary import CanaryGate
 from tuner.commands.watch_session import Session, side_of
-from tuner.commands.watch_setup import Times, WatchOptions, differences, promised_of, times_of
+from tuner.commands.watch_setup import Times, WatchOptions, promised_of, times_of, warnings_of
 from tuner.commands.watch_view import Progress, Result, json_object, render
 from tuner.errors import (
     EngineError,
@@ -49,7 +49,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             journal=_journal(options, stack),
             exporter=_exporter(options, stack),
             ends_early=options.rollback is not None,
-            warnings=differences(profile, servers[-1]),
+            warnings=warnings_of(profile, servers[-1]),
         )
         stack.enter_context(session.progress)
         try:

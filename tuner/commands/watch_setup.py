@@ -87,15 +87,21 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
     )
 
 
-def differences(profile: ServingProfile, server: Server) -> list[str]:
-    """Return in what the server says that it differs from the profile, in words."""
+def warnings_of(profile: ServingProfile, server: Server) -> list[str]:
+    """Return what to know beforehand: a profile without a promise, a server that differs."""
+    said = []
+    verdict = profile.decision.verdict
+    if verdict in {"overloaded", "inconclusive"}:
+        said.append(f"the profile's verdict is {verdict}: what it promises is little")
     try:
         here = live_server.ask(server.url)
     except InputError:
-        return []
+        return said
     found = difference.of_server(profile, here.arguments, here.version, source=server.url)
     shown = [
         f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
         for one in found
     ]
-    return [f"{server.url} runs {', '.join(shown)}: tuner diff says more"] if shown else []
+    if shown:
+        said.append(f"{server.url} runs {', '.join(shown)}: tuner diff says more")
+    return said

@@ -16,6 +16,7 @@ from rich.table import Table
 from tuner.canary import LOGARITHMIC, CanaryGate
 from tuner.commands.console import console_for, shown_ms
 from tuner.watch import Measured, Watch
+from tuner.watch_journal import plain
 from tuner.watched import Seen
 
 COLOURS = {
@@ -153,6 +154,8 @@ def json_object(result: Result) -> None:
         "servers": [
             {
                 "requests": one.requests,
+                "finished": one.finished,
+                "failed": one.failed,
                 "restarts": one.restarts,
                 "missed_scrapes": missed,
                 "gaps": gaps,
@@ -165,7 +168,7 @@ def json_object(result: Result) -> None:
     if result.gate is None:
         found["choice"] = None if watch.choice is None else asdict(watch.choice)
         found["traffic"] = _traffic(watch)
-    sys.stdout.write(json.dumps(_short(found), allow_nan=False) + "\n")
+    sys.stdout.write(json.dumps(plain(found), allow_nan=False) + "\n")
 
 
 def _traffic(watch: Watch) -> dict[str, Any]:
@@ -185,14 +188,6 @@ def _traffic(watch: Watch) -> dict[str, Any]:
 
 def _measures(measures: Mapping[str, Measured]) -> dict[str, Any]:
     return {name: asdict(one) for name, one in measures.items()}
-
-
-def _short(value: Any) -> Any:  # noqa: ANN401 - JSON content
-    if isinstance(value, dict):
-        return {key: _short(one) for key, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_short(one) for one in value]
-    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def render(result: Result) -> None:
@@ -219,6 +214,9 @@ def render(result: Result) -> None:
 def _notes(result: Result) -> list[str]:
     notes = []
     for watch, missed, gaps in zip(result.watches, result.missed, result.gaps, strict=True):
+        if watch.failed:
+            share = watch.failed / max(1, watch.finished)
+            notes.append(f"{watch.failed:,} requests ({share:.1%}) ended with an error or aborted")
         if watch.restarts:
             notes.append(f"the server was restarted {watch.restarts} times")
         if missed or gaps:
