@@ -179,6 +179,42 @@ REFUSED: list[tuple[str, str, str]] = [
         "f:1: MAX_NUM_SEQS looks like max_num_seqs, in a way that tuner does not know",
     ),
     ("env", 'VLLM_ARGS="m $MORE"\n', "f:1: $MORE may hold more flags"),
+    ("env", "export A=1 VLLM_ARGS=m\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
+    ("env", "VLLM_ARGS+=' -x'\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
+    ("env", "\ufeffVLLM_ARGS=m\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
+    # Templates, where a text is split at blanks
+    (
+        "env",
+        'VLLM_ARGS="m --max-num-seqs {{ seqs }}"\n',
+        "f:1: max_num_seqs is decided elsewhere: {{ seqs }}",
+    ),
+    ("env", 'VLLM_ARGS="m {{ more }}"\n', "f:1: {{ more }} may hold more flags"),
+    (
+        "compose",
+        compose('    command: "m --max-num-seqs {{ seqs }}"\n    image: vllm/vllm-openai\n'),
+        "f:3: max_num_seqs is decided elsewhere: {{ seqs }}",
+    ),
+    (
+        "systemd",
+        unit("/bin/vllm serve m --max-num-seqs {{ seqs }}"),
+        "f:2: max_num_seqs is decided elsewhere: {{ seqs }}",
+    ),
+    # Lines that only seem to go on
+    (
+        "compose",
+        compose("    command: |\n      m \\\n      --port 8\n    image: vllm/vllm-openai\n"),
+        "f:3: cannot be understood: Compose does not join lines at a backslash",
+    ),
+    (
+        "systemd",
+        unit("/bin/vllm serve m \\ \n --max-num-seqs 8"),
+        "f:2: ExecStart cannot be understood: it ends in a backslash",
+    ),
+    (
+        "systemd",
+        unit("/bin/vllm serve m ; /bin/true"),
+        "f:2: ExecStart holds several commands",
+    ),
 ]
 
 

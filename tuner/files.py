@@ -157,6 +157,12 @@ def remove(path: Path) -> None:
         raise _explained(path, problem) from None
 
 
+def other_names(path: Path) -> int:
+    """Return how many hard links the file has beside this one; they keep the old content."""
+    status = _status(resolve(path))
+    return 0 if status is None else status.st_nlink - 1
+
+
 def check_writable(path: Path) -> None:
     """Refuse a file that its owner protects; replacing it would get round that."""
     status = _status(resolve(path))

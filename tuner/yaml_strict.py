@@ -159,6 +159,12 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
             f"{source}: larger than {MAX_BYTES >> 20} MiB",
             hint="Check that this is the right file.",
         )
+    if b"\0" in content:
+        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+        raise error(
+            f"{source}:{line}: a byte of 0: not UTF-8 text",
+            hint="Check that this is the right file; if it is, save it as UTF-8.",
+        )
     try:
         return content.decode("utf-8")
     except UnicodeDecodeError as problem:

@@ -32,6 +32,8 @@ def run(options: ApplyOptions) -> None:
         _become(server, _temporary_file(edit))
     copy = None
     if edit.is_needed:
+        if others := files.other_names(edit.path):
+            apply_view.warn(f"hard links to the old content of {edit.path} remain: {others}")
         copy = backup.write(
             edit.path,
             edit.new.encode(),

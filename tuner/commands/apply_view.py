@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import re
 import shlex
 import sys
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from typing import Any
 
 from tuner.backup import Override, RolledBack
 from tuner.engines.seam import ArgumentValue
+
+_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
+"""Control characters, and those that change what is seen of the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +68,17 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         return
     _warn(edit)
     say = sys.stderr.write if to_stderr else _print
-    name = shlex.quote(str(edit.path))
+    name = _for_shell(str(edit.path))
     if not edit.is_needed:
-        say(f"{edit.path}: nothing to change, max_num_seqs is {edit.max_num_seqs}\n")
+        say(f"{visible(edit.path)}: nothing to change, max_num_seqs is {edit.max_num_seqs}\n")
         return
-    say(f"{edit.path}: {'written' if edit.was is None else 'changed'}\n")
+    say(f"{visible(edit.path)}: {'written' if edit.was is None else 'changed'}\n")
     for change in edit.changes:
         say(f"  {change['argument']}: {_shown(change['before'])} -> {_shown(change['after'])}\n")
     for reason in edit.reasons:
         say(f"  because {reason}\n")
     if copy is not None:
-        say(f"backup: {copy}\n")
+        say(f"backup: {visible(copy)}\n")
     if not to_stderr:
         then = edit.next.format(file=name, path=_path(edit.path))
         say(f"{then}\nundo: tuner apply --rollback {name}\n")
@@ -82,7 +86,23 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
 
 def _path(path: Path) -> str:
     """Return the name of a file for a shell that would look for a bare one on its PATH."""
-    return shlex.quote(str(path) if "/" in str(path) else f"./{path}")
+    return _for_shell(str(path) if "/" in str(path) else f"./{path}")
+
+
+def visible(path: Path) -> str:
+    """Return a file's name on one line, with nothing in it that moves the cursor or hides."""
+    return _HIDDEN.sub(_escaped, str(path))
+
+
+def _for_shell(name: str) -> str:
+    """Return the word that a shell, such as bash, takes for the name."""
+    if _HIDDEN.search(name) is None:
+        return shlex.quote(name)
+    return "$'" + _HIDDEN.sub(_escaped, re.sub(r"(['\\])", r"\\\1", name)) + "'"
+
+
+def _escaped(hidden: re.Match[str]) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in hidden[0].encode())
 
 
 def show_dry_run(edit: Edit, *, as_json: bool) -> None:
@@ -93,7 +113,7 @@ def show_dry_run(edit: Edit, *, as_json: bool) -> None:
     _warn(edit)
     _print(diff(edit))
     if not edit.is_needed:
-        sys.stderr.write(f"{edit.path}: nothing to change\n")
+        sys.stderr.write(f"{visible(edit.path)}: nothing to change\n")
 
 
 def show_rollback(path: Path, outcome: RolledBack, *, as_json: bool) -> None:
@@ -105,14 +125,14 @@ def show_rollback(path: Path, outcome: RolledBack, *, as_json: bool) -> None:
         "removed": "removed; there was no such file before the last apply",
         "unchanged": "already as it was before the last apply",
     }
-    _print(f"{path}: {words[outcome]}\n")
+    _print(f"{visible(path)}: {words[outcome]}\n")
 
 
 def diff(edit: Edit) -> str:
     """Return the unified diff from what is read to what is written."""
-    old_name = "/dev/null" if edit.read_from is None else str(edit.read_from)
+    old_name = "/dev/null" if edit.read_from is None else visible(edit.read_from)
     lines = difflib.unified_diff(
-        _lines(edit.old), _lines(edit.new), fromfile=old_name, tofile=str(edit.path)
+        _lines(edit.old), _lines(edit.new), fromfile=old_name, tofile=visible(edit.path)
     )
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
@@ -153,7 +173,11 @@ def _print(text: str) -> None:
 
 def _warn(edit: Edit) -> None:
     for warning in edit.warnings:
-        sys.stderr.write(f"Warning: {warning}\n")
+        warn(warning)
+
+
+def warn(warning: str) -> None:
+    sys.stderr.write(f"Warning: {warning}\n")
 
 
 def _shown(value: ArgumentValue) -> str:

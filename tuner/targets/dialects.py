@@ -20,6 +20,9 @@ class Dialect:
     expansion: re.Pattern[str]
     """What is replaced before a program sees it."""
 
+    continued: re.Pattern[str] | None
+    """How a line goes on in the next one; None: it does not."""
+
     literal: dict[str, str]
     """What is written twice to be there once."""
 
@@ -40,6 +43,10 @@ _SHELL_EXPANSION = re.compile(
     r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|\$[0-9@*#?$!-]|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
 )
 _COMPOSE_EXPANSION = re.compile(r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*")
+_NEXT_LINE = re.compile(r"\\\n")
+_SYSTEMD_NEXT_LINE = re.compile(r"\\(?:\r\n|\n)(?:[ \t]*[#;][^\n]*\n)*")
+"""Comments may stand between the lines."""
+
 _SYSTEMD_EXPANSION = re.compile(r"\$\{[A-Za-z_][^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|%[A-Za-z]")
 
 
@@ -92,6 +99,7 @@ SHELL = Dialect(
     ends="\n;&|()",
     comments=True,
     expansion=_SHELL_EXPANSION,
+    continued=_NEXT_LINE,
     literal={},
     c_escapes=False,
     double_escapes='"\\$`\n',
@@ -103,6 +111,7 @@ COMPOSE = Dialect(
     ends=";&|<>",
     comments=False,
     expansion=_COMPOSE_EXPANSION,
+    continued=None,
     literal={"$$": "$"},
     c_escapes=False,
     double_escapes='"\\',
@@ -114,6 +123,7 @@ SYSTEMD = Dialect(
     ends="",
     comments=False,
     expansion=_SYSTEMD_EXPANSION,
+    continued=_SYSTEMD_NEXT_LINE,
     literal={"$$": "$", "%%": "%"},
     c_escapes=True,
     double_escapes="",
@@ -125,6 +135,7 @@ VARIABLE = Dialect(
     ends="",
     comments=False,
     expansion=_SHELL_EXPANSION,
+    continued=None,
     literal={},
     c_escapes=False,
     double_escapes='"\\$`\n',

@@ -29,6 +29,7 @@ _HEAD = "# Flags for `vllm serve $VLLM_ARGS`, set by `tuner apply`.\n"
 _LINE = re.compile(
     r"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE
 )
+_SET = re.compile(r"^[^#\n]*?\b(VLLM_(?:[A-Z]+_)*ARGS)[ \t]*\+?=", re.MULTILINE)
 _OURS = re.compile(r"VLLM_([A-Z]+_)*ARGS")
 
 
@@ -40,6 +41,11 @@ class _Entry:
     """Of the value, without its quotes."""
 
     quotes: str
+
+    @property
+    def outside(self) -> tuple[int, int]:
+        """Where it begins and ends, with its quotes."""
+        return self.start - len(self.quotes), self.end + len(self.quotes)
 
 
 def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
@@ -68,16 +74,25 @@ def write(
     line = _line(edits, entry)
     before = line.stated()
     line.write(arguments)
-    result = edits.result()
+    result = _quoted(text, edits.result(), entry)
     after = _chosen(result, source=source, container=entry.name)
     if after is None:
         raise container_target.unsafe(source, f"{entry.name} would be gone")
     found = _line(Edits(result, source), after).stated()
     faults = container_target.differences(before, found, arguments)
-    kept = result[: after.start], result[after.end :]
-    if faults or kept != (text[: entry.start], text[entry.end :]):
+    kept = result[: after.outside[0]], result[after.outside[1] :]
+    if faults or kept != (text[: entry.outside[0]], text[entry.outside[1] :]):
         raise container_target.unsafe(source, ", ".join(faults) or "something else would change")
     return result
+
+
+def _quoted(text: str, result: str, entry: _Entry) -> str:
+    """Put quotes around a value that was one word: a shell would run the others."""
+    end = entry.end + len(result) - len(text)
+    value = result[entry.start : end]
+    if entry.quotes or " " in text[entry.start : entry.end] or " " not in value:
+        return result
+    return f'{result[: entry.start]}"{value}"{result[end:]}'
 
 
 def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, source: str) -> str:
@@ -102,6 +117,7 @@ def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, s
 
 def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
     """Return the variable of flags; None where there is none yet."""
+    _refuse_unknown(text, source=source)
     found = {}
     for match in _LINE.finditer(text):
         name, value = match[1], match[2]
@@ -122,6 +138,18 @@ def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
             f"{source}: which variable?", hint=f"--container NAME, of {', '.join(found)}."
         )
     return next(iter(found.values()), None)
+
+
+def _refuse_unknown(text: str, *, source: str) -> None:
+    """Refuse a variable of flags that is set otherwise than on a line of its own."""
+    known = {match.start(1) for match in _LINE.finditer(text)}
+    for match in _SET.finditer(text):
+        if match.start(1) not in known:
+            raise TargetError(
+                f"{source}:{Edits(text, source).line(match.start(1))}: {match[1]} is set in a way "
+                "that tuner does not know",
+                hint=f'Write it on a line of its own: {match[1]}="…".',
+            )
 
 
 def _line(edits: Edits, entry: _Entry) -> CommandLine:

@@ -24,7 +24,7 @@ START = "systemctl daemon-reload && systemctl restart UNIT"
 ON_THIS_MACHINE = True
 
 _ASSIGNMENT = re.compile(r"[ \t]*([A-Za-z][A-Za-z0-9-]*)[ \t]*=[ \t]*")
-_SECTION = re.compile(r"[ \t]*\[([^\]]*)\][ \t]*$")
+_SECTION = re.compile(r"\ufeff?[ \t]*\[([^\]]*)\][ \t\r]*$")
 _HEAD = (
     "# Set by `tuner apply`; the rest of the unit is as it was.\n[Service]\nExecStart=\nExecStart="
 )
@@ -94,7 +94,13 @@ def _open(text: str, *, source: str) -> tuple[CommandLine, _Setting]:
         raise TargetError(
             f"{place}: ExecStart cannot be understood: {problem}", hint="Mend the quotes there."
         ) from None
-    part = TextPart(view, commands[0] if commands else [], SYSTEMD, edits)
+    words = commands[0] if commands else []
+    if any(view.text[word.start : word.end] == ";" for word in words):
+        raise TargetError(
+            f"{place}: ExecStart holds several commands",
+            hint="Give each a line of its own, with an empty ExecStart= before the one to edit.",
+        )
+    part = TextPart(view, words, SYSTEMD, edits)
     part = script_in([part], part.tokens, None) or part
     begins = vllm_begins([token.text for token in part.tokens])
     if len(begins) != 1:
@@ -132,7 +138,7 @@ def _settings(text: str) -> Iterator[_Setting]:
         if (header := _SECTION.match(line)) is not None:
             section = header[1]
         elif not line.lstrip().startswith(("#", ";")):
-            while text[at:end].rstrip(" \t\r").endswith("\\") and end < len(text):
+            while text[at:end].removesuffix("\r").endswith("\\") and end < len(text):
                 end = _line_end(text, end + 1)
                 while re.match(
                     r"[ \t]*[#;]", text[text.rfind("\n", 0, end) + 1 : end]

@@ -7,7 +7,9 @@ from tuner.targets.dialects import Dialect
 from tuner.targets.view import Span, View
 
 _BLANK = " \t\r\n"
-_CONTINUED = re.compile(r"\\[ \t]*(?:\r\n|\n)(?:[ \t]*[#;][^\n]*\n)*")
+_TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
+"""What Helm, Ansible and their like fill in before anybody splits the text."""
+
 _REDIRECTION = re.compile(r"&?[<>]+[&|]?|[<>]&-?")
 _C_CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{3})")
 _C_LETTERS = dict(zip("abfnrstv", "\a\b\f\n\r \t\v", strict=True))
@@ -70,7 +72,7 @@ class _Scanner:
                 found.append([])
             elif here in _BLANK:
                 self.at += 1
-            elif continued := _CONTINUED.match(self.text, self.at):
+            elif continued := self._continued():
                 self.at = continued.end()
             elif here == "#" and self.dialect.comments:
                 self.at = self._find("\n", self.at)
@@ -130,7 +132,11 @@ class _Scanner:
             return True
         if self.dialect.comments and here in "<>":
             return True
-        return _CONTINUED.match(self.text, self.at) is not None
+        return self._continued() is not None
+
+    def _continued(self) -> re.Match[str] | None:
+        pattern = self.dialect.continued
+        return None if pattern is None else pattern.match(self.text, self.at)
 
     def _quoted(self, quotes: str) -> _Piece:
         opened, piece = self.at, _Piece()
@@ -148,6 +154,10 @@ class _Scanner:
     def _one(self, quotes: str | None) -> _Piece:
         """Read one character, or what stands for some."""
         dialect, start = self.dialect, self.at
+        if (template := _TEMPLATE.match(self.text, start)) is not None:
+            self.at = template.end()
+            texts = [(c, (start + n, start + n + 1)) for n, c in enumerate(template[0])]
+            return _Piece(texts, known=False, splits=quotes is None)
         raw = quotes == "'" and not dialect.c_escapes
         if self.text[start] == "\\" and not raw:
             return self._escaped(quotes)
@@ -188,6 +198,8 @@ class _Scanner:
         elif quotes and after not in self.dialect.double_escapes:
             return _Piece([("\\", (start, start + 1)), (after, (start + 1, start + 2))])
         elif after == "\n":
+            if self.dialect.continued is None:
+                raise UnreadableError(f"{self.dialect.name} does not join lines at a backslash")
             return _Piece()
         return _Piece([(after, (start, self.at))])
 
