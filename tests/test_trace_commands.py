@@ -400,3 +400,39 @@ def test_help_needs_no_numbers() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SAMPLES.parent
     )
     assert result.stdout.strip() == "set()"
+
+
+def test_what_one_recorded_server_got_can_be_cut_out(tuner: Run, tmp_path: Path) -> None:
+    rows = [row(i * 1000, replica=i % 2, output_length=5 + 5 * (i % 2)) for i in range(10)]
+    path = write_lines(tmp_path / "t", HEADER, *rows)
+    assert "the traffic of 2 servers" in tuner("trace", "show", path).out
+    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", "--replica", "busiest")
+    assert "the traffic of" not in ended.out
+    found = load(tmp_path / "out")
+    assert [(one.row, one.arrival_s) for one in found.requests] == [
+        (i, float(i)) for i in range(1, 10, 2)
+    ]
+    assert found.header.notes == ("replica 1",)
+    assert found.header.rows_kept == 5
+    tuner("trace", "cut", path, "-o", tmp_path / "a", "--replica", "0", "--window", "2s+4s")
+    assert [one.arrival_s for one in load(tmp_path / "a").requests] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ((), 2, "nothing to cut"),
+        (("--replica", "x"), 2, "--replica 'x' is no number"),
+        (("--replica", "busiest"), 2, "does not say which server"),
+        (("--replica", "7"), 3, "no request of replica 7"),
+        (("--replica", "0", "--length", "5s"), 2, "--length is of the busiest part"),
+    ],
+)
+def test_a_cut_that_cannot_be_made_is_refused(
+    tuner: Run, tmp_path: Path, options: tuple[str, ...], code: int, says: str
+) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(4)))
+    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", *options)
+    assert ended.code == code
+    assert says in ended.err
+    assert not (tmp_path / "out").exists()

@@ -4,6 +4,7 @@ The map, in reading order; data flows downwards.
 
 What production saw
     trace                    requests: read, checked, cut and written
+    trace_parts              a part of them by length or by server
     formats                  the registry of trace formats, one module each
     formats.canonical        tuner's own: JSON lines, a superset of Mooncake's
     formats.mooncake         Mooncake's traces and their like

@@ -131,33 +131,6 @@ def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
     return Trace(header, requests, digest(requests, header.block_size), trace.warnings)
 
 
-def drop_longer(trace: Trace, *, max_model_len: int) -> Trace:
-    """Return the requests whose prompt and output fit; count the others as ``over_max_model_len``.
-
-    Longer ones are never clipped: that would be other traffic. Raises TraceError when none fits.
-    """
-    kept = tuple(
-        request
-        for request in trace.requests
-        if request.input_length + max(request.output_length, *request.output_lengths, 0)
-        <= max_model_len
-    )
-    if not kept:
-        raise TraceError(
-            f"every request is longer than {max_model_len} tokens",
-            hint="Use a model with a longer context.",
-        )
-    over = len(trace.requests) - len(kept)
-    if not over:
-        return trace
-    header = dataclasses.replace(
-        trace.header,
-        rows_kept=len(kept),
-        dropped=trace.header.dropped | {"over_max_model_len": over},
-    )
-    return Trace(header, kept, digest(kept, header.block_size), trace.warnings)
-
-
 def digest(requests: Iterable[TraceRequest], block_size: int) -> str:
     """Return ``sha256:…`` of the canonical rows: the same for one traffic in any format."""
     found = hashlib.sha256(f"block_size {block_size}\n".encode())

@@ -132,25 +132,33 @@ def cut(  # noqa: PLR0913 - one parameter an option
     *,
     output: Output,
     window: Annotated[
-        str, typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest with --length.")
-    ],
+        str | None,
+        typer.Option(help="Part to keep: START+LEN (120s+60s), or busiest with --length."),
+    ] = None,
     length: Annotated[
         str | None, typer.Option(help="Length of the busiest part; default: 60s.")
     ] = None,
     max_model_len: Annotated[
         int | None, typer.Option(min=1, help="Drop and count requests with more tokens than this.")
     ] = None,
+    replica: Annotated[
+        str | None,
+        typer.Option(help="Keep what one recorded server got: its number, or busiest."),
+    ] = None,
     format_name: FormatName = None,
     time_unit: Unit = None,
     force: Force = False,
 ) -> None:
-    """Write a part of a trace, with its gaps and its prompts as they are in the whole."""
+    """Write a part of a trace, with its gaps and its prompts as they are in the whole.
+
+    Without --window all of its time.
+    """
     from tuner import stream  # noqa: PLC0415 - keeps --help light
     from tuner.commands import trace_run  # noqa: PLC0415
 
     trace_run.cut(
         stream.Input(file, format_name, time_unit),
         output,
-        trace_run.Part(window, length, max_model_len),
+        trace_run.Part(window, length, max_model_len, replica),
         force=force,
     )

@@ -18,7 +18,8 @@ from tuner.formats import exporter_named, open_trace
 from tuner.formats.replayable import replayable
 from tuner.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
 from tuner.trace import cut as cut_out
-from tuner.trace import drop_longer, lines_of, reading_warnings
+from tuner.trace import lines_of, reading_warnings
+from tuner.trace_parts import drop_longer, only_replica
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import Columns, columns_of
@@ -47,11 +48,15 @@ class Replicas:
 class Part:
     """The part of a trace to keep, as the user writes it."""
 
-    window: str
+    window: str | None
+    """None: all of it."""
+
     length: str | None
     """Of the busiest part; None: not given."""
 
     max_model_len: int | None
+    replica: str | None = None
+    """A number, or ``busiest``."""
 
 
 def show(file: Input, replicas: Replicas, part: Part, *, as_json: bool) -> None:
@@ -128,10 +133,13 @@ def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:
     with whole_file(output, force=force) as out:
         with _telling(f"reading {file.path.name}") as tell:
             scanned = scan(file, tell)
-        start_s, length_s = asked or _busiest(scanned.columns, part)
+        start_s, length_s = asked or _wanted(scanned.columns, part)
         with _telling(f"cutting {file.path.name}") as tell:
             trace = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
-        trace = cut_out(trace, start_s=start_s, length_s=length_s)
+        if part.window is not None:
+            trace = cut_out(trace, start_s=start_s, length_s=length_s)
+        if part.replica is not None:
+            trace = only_replica(trace, _replica(scanned.columns, part.replica))
         if part.max_model_len is not None:
             trace = drop_longer(trace, max_model_len=part.max_model_len)
         out.writelines(lines_of(trace))
@@ -143,7 +151,7 @@ def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:
 
 def _start_and_length(part: Part) -> tuple[float, float] | None:
     """Return the part in seconds; None for the busiest."""
-    if part.window == "busiest":
+    if part.window is None or part.window == "busiest":
         return None
     start, plus, length = part.window.partition("+")
     if not plus:
@@ -184,6 +192,33 @@ def _busiest(columns: Columns, part: Part) -> tuple[float, float]:
     length_s = parse_duration_s(part.length or BUSIEST, option="--length")
     start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
     return start_s, length_s
+
+
+def _wanted(columns: Columns, part: Part) -> tuple[float, float]:
+    """Return the busiest part, or, where none is asked for, all there is."""
+    if part.window is not None:
+        return _busiest(columns, part)
+    if part.replica is None and part.max_model_len is None:
+        raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
+    if part.length is not None:
+        raise UsageError("--length is of the busiest part", hint="Add --window busiest.")
+    return 0.0, float(columns.arrival_s[-1]) + 1.0
+
+
+def _replica(columns: Columns, asked: str) -> int:
+    """Return the number of a recorded server; of ``busiest`` that which was asked for most."""
+    if asked.isascii() and asked.isdecimal() and len(asked) < 10:
+        return int(asked)
+    if asked != "busiest":
+        raise UsageError(f"--replica {asked!r} is no number", hint="Write a number, or busiest.")
+    known = columns.replica >= 0
+    if not known.any():
+        raise UsageError(
+            "--replica busiest: the trace does not say which server got which request",
+            hint="Route it: tuner sweep --replicas N --router least.",
+        )
+    numbers, places = np.unique(columns.replica[known], return_inverse=True)
+    return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
 
 
 def _shares(columns: Columns, replicas: Replicas) -> trace_report.Shares | None:

@@ -40,6 +40,7 @@ def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[s
         _old_limit(traffic),
         _grain(traffic),
         _missing(header),
+        _replicas(columns),
         _prefixes(traffic, header),
     ]
     return tuple(text for text in found if text)
@@ -167,6 +168,16 @@ def _missing(header: TraceHeader) -> str | None:
     if "aborts" not in header.missing:
         return None
     return "the source cannot show aborted requests: the load is understated by what they took"
+
+
+def _replicas(columns: Columns) -> str | None:
+    servers = len(np.unique(columns.replica[columns.replica >= 0]))
+    if servers < 2:
+        return None
+    return (
+        f"the traffic of {servers} servers: one of them gets a part of it; take it with tuner "
+        f"trace cut --replica busiest, or route anew with --replicas {servers}"
+    )
 
 
 def _prefixes(traffic: Traffic, header: TraceHeader) -> str | None:
