@@ -56,10 +56,13 @@ def fuzz_in_this_process(name: str, libfuzzer: list[str]) -> None:
         atheris.Fuzz()
 
 
-def fuzz(name: str, example: str, asked: argparse.Namespace, corpus: Path) -> dict[str, int] | None:
+def fuzz(
+    name: str, examples: list[str], asked: argparse.Namespace, corpus: Path
+) -> dict[str, int] | None:
     """Fuzz one format in a process of its own; None where a file broke it."""
     corpus.mkdir(parents=True, exist_ok=True)
-    (corpus / "example").write_bytes(example.encode())
+    for number, example in enumerate(examples):
+        (corpus / f"example-{number}").write_bytes(example.encode())
     asked.keep.mkdir(parents=True, exist_ok=True)
     options = (
         *(f"-runs={asked.n}", f"-seed={asked.seed}", f"-max_len={MAX_BYTES}", "-len_control=0"),
@@ -82,7 +85,7 @@ def fuzz(name: str, example: str, asked: argparse.Namespace, corpus: Path) -> di
 def main() -> int:
     if sys.argv[1:2] == [IN_THIS_PROCESS]:
         fuzz_in_this_process(sys.argv[2], sys.argv[3:])
-    from tests.format_examples import EXAMPLES  # noqa: PLC0415 - imports what is instrumented above
+    from tests.format_examples import EXAMPLES, TABLES  # noqa: PLC0415 - instrumented above
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("formats", nargs="*", default=[*EXAMPLES], help="default: all")
@@ -97,7 +100,8 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as at:
         for name in asked.formats:
             begin_s = time.monotonic()
-            found = fuzz(name, EXAMPLES[name], asked, (asked.corpus or Path(at)) / name)
+            examples = [one[name] for one in (EXAMPLES, TABLES) if name in one]
+            found = fuzz(name, examples, asked, (asked.corpus or Path(at)) / name)
             broke |= found is None
             if found is not None:
                 found["seconds"] = round(time.monotonic() - begin_s)

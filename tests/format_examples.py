@@ -281,6 +281,30 @@ EXAMPLES: dict[str, str] = {
 }
 
 
+TABLES: dict[str, str] = {
+    "azure2023": (
+        '"GeneratedTokens";"TIMESTAMP";"ContextTokens"\n"10.0";"2023-11-16T18:17:03.97";"4808.0"\n'
+    ),
+    "azure2024": (
+        ",TIMESTAMP,ContextTokens,GeneratedTokens\n0,NaT,1,1\n1,2024-05-12 00:00:00Z,1452,3\n"
+    ),
+    "burstgpt": (
+        ',"Timestamp","Model","Request tokens","Response tokens","Total tokens","Log Type"\n'
+        '0,"5.0","ChatGPT","472.0","18.0","490.0","Conversation, log"\n'
+    ),
+    "litellm": (
+        "call_type,startTime,endTime,prompt_tokens,completion_tokens,metadata,messages\n"
+        'acompletion,2025-01-24 09:20:46.8,2025-01-24 09:20:48.8,10,20,"{""a"": 1}",{}\n'
+    ),
+    "langfuse": (
+        "id,traceId,type,startTime,endTime,inputTokens,outputTokens,usageDetails,input\n"
+        'o1,t1,GENERATION,2024-05-29T13:46:19.963Z,,,,"{""input"":9,""output"":2}","a\n\nb, c"\n'
+        "o2,t1,SPAN,2024-05-29T13:46:19.963Z,,100,20,,\n"
+    ),
+}
+"""Tables as spreadsheets and databases write them."""
+
+
 def read(
     path: Path,
     content: str | bytes,

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.format_examples import EXAMPLES, check_reconciled
+from tests.format_examples import EXAMPLES, TABLES, check_reconciled
 from tests.mutations import mutated
 from tuner import stream
 from tuner.formats import FORMATS
@@ -57,6 +57,14 @@ def test_an_example_is_the_same_traffic_once_imported(tmp_path: Path, name: str)
 def test_whatever_happens_to_a_file_the_counts_reconcile(path: Path, name: str, seed: int) -> None:
     content = mutated(EXAMPLES[name].encode(), random.Random(seed))
     check_reconciled(path, content, name)
+
+
+@pytest.mark.parametrize("name", TABLES)
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_to_a_table_the_counts_reconcile(path: Path, name: str, seed: int) -> None:
+    content = mutated(TABLES[name].encode(), random.Random(seed))
+    check_reconciled(path, content, name, allow_text=True)
 
 
 @pytest.mark.parametrize("name", NAMES)
