@@ -5,18 +5,23 @@ live ladder    six caps on one engine against an engine of its own for every cap
 generator      lag of the replay and its share of a core while 32 streams run at once
 sim            requests per second through the simulated engine
 iteration log  what logging an iteration costs inside EngineCore, by its number of sequences
+live control   vLLM's schedule() without it, with it, and while a client asks without a pause
 twin           a million requests at one cap, and 20 refits of an hour's trace at four caps
 """
 
 import argparse
 import asyncio
 import json
+import os
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from timeit import repeat
 from types import SimpleNamespace
 from typing import Any
@@ -40,6 +45,15 @@ from tuner.twin_law import Segment, fit_law
 
 TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
 CAPS = doubling(32)
+ASKS = """
+import sys
+from pathlib import Path
+from tuner import live_client
+live_client.state(Path(sys.argv[1]))
+print(flush=True)
+while True:
+    live_client.state(Path(sys.argv[1]))
+"""
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 
 
@@ -178,6 +192,54 @@ def iteration_log() -> dict[str, Any]:
     return microseconds
 
 
+def live_control() -> dict[str, Any]:
+    """Schedule the same decode iterations without it, with it, and while a client asks, in turn."""
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - slow to import
+
+    from tests.engines import lone_scheduler as lone  # noqa: PLC0415
+
+    results: dict[str, float] = {}
+    for size in (1, 32):
+        config = lone.configured(max_num_seqs=32)
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.environ[lone.live.SOCKET] = f"{folder}/tuner.sock"
+            plain, live = (
+                lone.scheduler_of(k, config) for k in (Scheduler, lone.live.LiveScheduler)
+            )
+            for number in range(2 * size):
+                lone.add((plain, live)[number % 2], f"{number}", prompt=8, tokens=2000)
+            times: dict[str, list[float]] = {"none": [], "control": [], "asked": []}
+            command = [sys.executable, "-c", ASKS, path]
+            with subprocess.Popen(command, stdout=subprocess.PIPE) as client:  # noqa: S603 - ours
+                assert client.stdout is not None
+                client.stdout.readline()
+                for _ in range(12):
+                    times["asked"].append(_schedule_us(lone, live))
+                    client.send_signal(signal.SIGSTOP)
+                    times["control"].append(_schedule_us(lone, live))
+                    times["none"].append(_schedule_us(lone, plain))
+                    client.send_signal(signal.SIGCONT)
+                client.kill()
+            live.shutdown()
+        results[f"us_at_{size}_sequences"] = median(times["none"])
+        for name in ("control", "asked"):
+            ratios = [one / other for one, other in zip(times[name], times["none"], strict=True)]
+            results[f"{name}_over_none_at_{size}"] = median(ratios)
+    return results
+
+
+def _schedule_us(lone: Any, scheduler: Any) -> float:  # noqa: ANN401 - a module, and vLLM's
+    """Return the mean time of one schedule()."""
+    taken_s = 0.0
+    for _ in range(60):
+        begin_s = time.monotonic()
+        output = scheduler.schedule()
+        taken_s += time.monotonic() - begin_s
+        lone.compute(scheduler, output)
+    return 1e6 * taken_s / 60
+
+
 def twin() -> dict[str, Any]:
     rng = np.random.default_rng(0)
     shape = EngineShape(
@@ -217,6 +279,7 @@ def main() -> int:
         ("generator", lambda: asyncio.run(generator(requests[:150]))),
         ("sim", lambda: virtual_time.run(sim(requests))),
         ("iteration log", iteration_log),
+        ("live control", live_control),
         ("twin", twin),
     ]
     for name, bench in benches:

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.vllm
 CALLED = {
     "vllm.v1.core.sched.scheduler.Scheduler": [
         *("schedule", "update_from_output", "_preempt_request"),
-        *("get_request_counts", "has_requests", "reset_prefix_cache"),
+        *("get_request_counts", "has_requests", "reset_prefix_cache", "shutdown"),
     ],
     "vllm.v1.core.sched.async_scheduler.AsyncScheduler": ["schedule", "update_from_output"],
     "vllm.v1.core.block_pool.BlockPool": ["get_num_free_blocks"],
@@ -24,7 +24,7 @@ CALLED = {
     "vllm.v1.engine.core.EngineCoreProc": ["run_engine_core"],
     "vllm.v1.engine.utils": ["get_mp_context"],
     "vllm.v1.metrics.loggers.PrometheusStatLogger": ["record", "log_engine_initialized"],
-    "vllm.config.ModelConfig": ["get_vocab_size"],
+    "vllm.config.ModelConfig": ["get_vocab_size", "is_multimodal_model"],
     "vllm.inputs.engine": ["tokens_input"],
 }
 """Class or module → functions."""
@@ -32,6 +32,7 @@ CALLED = {
 SET_BY_INIT = {
     "vllm.v1.core.sched.scheduler.Scheduler": [
         *("max_num_running_reqs", "max_num_scheduled_tokens", "requests", "kv_cache_manager"),
+        *("max_num_active_reqs", "vllm_config"),
     ],
     "vllm.v1.core.kv_cache_manager.KVCacheManager": ["block_pool"],
     "vllm.v1.core.block_pool.BlockPool": ["num_gpu_blocks"],
@@ -54,7 +55,10 @@ FIELDS = {
     ],
     "vllm.v1.metrics.stats.RequestStateStats": ["queued_ts", "scheduled_ts", "last_token_ts"],
     "vllm.outputs.CompletionOutput": ["token_ids", "finish_reason"],
-    "vllm.config.ModelConfig": ["dtype", "max_model_len", "enforce_eager", "seed"],
+    "vllm.config.ModelConfig": [
+        *("dtype", "max_model_len", "enforce_eager", "seed"),
+        *("model", "revision", "quantization"),
+    ],
     "vllm.config.CacheConfig": [
         *("gpu_memory_utilization", "kv_cache_memory_bytes", "cache_dtype", "block_size"),
         "enable_prefix_caching",
@@ -63,7 +67,10 @@ FIELDS = {
         *("max_num_seqs", "max_num_batched_tokens", "enable_chunked_prefill"),
         *("async_scheduling", "scheduler_cls", "policy"),
     ],
-    "vllm.config.ParallelConfig": ["tensor_parallel_size", "pipeline_parallel_size"],
+    "vllm.config.ParallelConfig": [
+        *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_index"),
+    ],
+    "vllm.config.VllmConfig": ["speculative_config", "diffusion_config"],
     "vllm.engine.arg_utils.AsyncEngineArgs": [
         *("model", "load_format", "skip_tokenizer_init", "disable_log_stats"),
         *("enable_log_requests", "otlp_traces_endpoint", "distributed_executor_backend"),

@@ -35,7 +35,7 @@ def plan(options: ApplyOptions) -> Edit:
     chosen = profile.load(options.profile)
     if chosen.decision.verdict == "inconclusive" and not options.force:
         raise UndecidedError(
-            f"{options.profile}: {_verdict(chosen)}",
+            f"{options.profile}: {rollout.verdict(chosen)}",
             hint="Sweep with a larger --budget; --force applies max_num_seqs "
             f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
         )
@@ -46,7 +46,7 @@ def plan(options: ApplyOptions) -> Edit:
             chosen,
             kind,
             options,
-            warnings=_warnings(chosen, []),
+            warnings=rollout.cautions(chosen, []),
             override=_override(chosen, [], options),
         )
     watching = [one.NAME for one in monitoring.KINDS]
@@ -109,7 +109,7 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         max_num_seqs=chosen.decision.max_num_seqs,
         before={name: one.value for name, one in here.stated.items()},
         after={name: one.value for name, one in after.items()},
-        warnings=_warnings(chosen, differing),
+        warnings=rollout.cautions(chosen, differing),
         reasons=reasons,
         kind=target.NAME,
         next=f"start: {target.START}",
@@ -174,31 +174,13 @@ def _places(target: Target, options: ApplyOptions) -> _Places:
     return _Places(read_from, read_from if same else path)
 
 
-def _warnings(chosen: ServingProfile, differing: list[rollout.Difference]) -> tuple[str, ...]:
-    warnings = []
-    if differing:
-        what = "; ".join(one.words for one in differing)
-        warnings.append(f"the profile was measured elsewhere: {what}")
-    if chosen.provenance.engine == "sim":
-        warnings.append("the profile was measured on a simulated engine")
-    if chosen.decision.verdict in ("overloaded", "inconclusive"):
-        warnings.append(_verdict(chosen))
-    return tuple(warnings)
-
-
-def _verdict(chosen: ServingProfile) -> str:
-    """Return verdict and reason; most reasons begin with the verdict already."""
-    verdict, reason = chosen.decision.verdict, chosen.decision.reason
-    return reason if reason.startswith(verdict) else f"{verdict}: {reason}"
-
-
 def _override(
     chosen: ServingProfile, differing: list[rollout.Difference], options: ApplyOptions
 ) -> Override | None:
     """Return what goes on record when ``--force`` made the difference."""
     despite = [one.words for one in differing]
     if chosen.decision.verdict == "inconclusive":
-        despite.append(_verdict(chosen))
+        despite.append(rollout.verdict(chosen))
     if not despite:
         return None
     try:

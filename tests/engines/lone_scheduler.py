@@ -1,0 +1,94 @@
+"""vLLM's scheduler without the rest of an engine: whatever it schedules is computed at once.
+
+Imports vLLM, so that only what a ``vllm`` test or a benchmark runs may import it.
+"""
+
+# ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
+
+from typing import Any
+
+import torch
+from vllm import AsyncEngineArgs, SamplingParams
+from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.outputs import ModelRunnerOutput
+from vllm.v1.request import Request
+from vllm.v1.structured_output import StructuredOutputManager
+
+from tuner import models
+from tuner.engines import live_scheduler as live
+
+__all__ = ["add", "compute", "configured", "live", "scheduler_of", "step"]
+
+BLOCKS = 4000
+BLOCK_TOKENS = 16
+
+
+def configured(**arguments: Any) -> Any:
+    """Return the configuration of a server for the tiny model."""
+    config = AsyncEngineArgs(
+        model=models.model_path("tuner:tiny"),
+        load_format="dummy",
+        dtype="float32",
+        enforce_eager=True,
+        skip_tokenizer_init=True,
+        enable_prefix_caching=False,
+        kv_cache_memory_bytes=2**26,
+        distributed_executor_backend="uni",
+        **{"max_num_seqs": 8, "max_num_batched_tokens": 2048, **arguments},
+    ).create_engine_config()
+    config.cache_config.num_gpu_blocks = BLOCKS
+    return config
+
+
+def scheduler_of(kind: Any, config: Any) -> Any:
+    """Make a scheduler as EngineCore does."""
+    spec = FullAttentionSpec(
+        block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
+    )
+    return kind(
+        vllm_config=config,
+        kv_cache_config=KVCacheConfig(
+            num_blocks=BLOCKS,
+            kv_cache_tensors=[],
+            kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
+        ),
+        structured_output_manager=StructuredOutputManager(config),
+        block_size=BLOCK_TOKENS,
+        hash_block_size=BLOCK_TOKENS,
+        log_stats=True,
+    )
+
+
+def add(scheduler: Any, name: str, *, prompt: int, tokens: int) -> Any:
+    """Let a request wait, and return it."""
+    request = Request(
+        request_id=name,
+        prompt_token_ids=list(range(prompt)),
+        sampling_params=SamplingParams(max_tokens=tokens, ignore_eos=True),
+        pooling_params=None,
+    )
+    scheduler.add_request(request)
+    return request
+
+
+def step(scheduler: Any) -> Any:
+    """Make one iteration and return what was scheduled."""
+    output = scheduler.schedule()
+    compute(scheduler, output)
+    return output
+
+
+def compute(scheduler: Any, output: Any) -> None:
+    """Give every sequence whose tokens are all computed its next one."""
+    names = list(output.num_scheduled_tokens)
+    ends = [scheduler.requests[name] for name in names]
+    scheduler.update_from_output(
+        output,
+        ModelRunnerOutput(
+            req_ids=names,
+            req_id_to_index={name: index for index, name in enumerate(names)},
+            sampled_token_ids=[
+                [7] if one.num_computed_tokens >= one.num_tokens else [] for one in ends
+            ],
+        ),
+    )

@@ -1,0 +1,251 @@
+"""Limits that change while vLLM's own scheduler is at work."""
+
+# ruff: noqa: ANN401 - vLLM's objects, and modules that import it
+
+import importlib
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.live_servers import DIGEST, audit
+from tuner import live_client
+from tuner.live_protocol import Limits, Refused, SetLimits
+
+pytestmark = pytest.mark.vllm
+
+BUILT = Limits(max_num_seqs=8, max_num_batched_tokens=2048)
+
+
+@pytest.fixture(scope="module")
+def lone() -> Any:
+    """tests.engines.lone_scheduler, which has no business in tests without vLLM."""
+    return importlib.import_module("tests.engines.lone_scheduler")
+
+
+@pytest.fixture(scope="module")
+def config(lone: Any) -> Any:
+    return lone.configured()
+
+
+@pytest.fixture
+def scheduler(lone: Any, config: Any) -> Any:
+    return lone.scheduler_of(lone.live.LiveScheduler, config)
+
+
+def cap(max_num_seqs: int, max_num_batched_tokens: int = 2048) -> Limits:
+    return Limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens)
+
+
+def test_what_runs_above_a_lowered_cap_goes_on_and_nothing_else_begins(
+    lone: Any, scheduler: Any
+) -> None:
+    long = [lone.add(scheduler, f"long-{n}", prompt=10, tokens=9) for n in range(4)]
+    short = [lone.add(scheduler, f"short-{n}", prompt=10, tokens=3) for n in range(4)]
+    waiting = [lone.add(scheduler, f"waiting-{n}", prompt=10, tokens=3) for n in range(4)]
+    lone.step(scheduler)
+    assert scheduler.get_request_counts() == (8, 4)
+    lone.live._Knobs(scheduler).set_limits(cap(4))
+    lone.step(scheduler)
+    assert scheduler.get_request_counts() == (8, 4)
+    lone.step(scheduler)  # the third and last token of the short ones
+    assert scheduler.get_request_counts() == (4, 4)
+    lone.step(scheduler)
+    assert scheduler.get_request_counts() == (4, 4)
+    lone.live._Knobs(scheduler).set_limits(cap(6))
+    lone.step(scheduler)
+    assert scheduler.get_request_counts() == (6, 2)
+    while scheduler.has_requests():
+        lone.step(scheduler)
+    assert [one.num_output_tokens for one in (*long, *short, *waiting)] == [9] * 4 + [3] * 8
+    assert sum(one.num_preemptions for one in (*long, *short, *waiting)) == 0
+
+
+@settings(max_examples=40)
+@given(
+    requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12)), min_size=1, max_size=25),
+    changes=st.lists(st.none() | st.tuples(st.integers(1, 8), st.integers(8, 64)), max_size=40),
+)
+def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
+    lone: Any,
+    config: Any,
+    requests: list[tuple[int, int]],
+    changes: list[tuple[int, int] | None],
+) -> None:
+    scheduler = lone.scheduler_of(lone.live.LiveScheduler, config)
+    knobs = lone.live._Knobs(scheduler)
+    made = [
+        lone.add(scheduler, f"{number}", prompt=prompt, tokens=tokens)
+        for number, (prompt, tokens) in enumerate(requests)
+    ]
+    for turn in range(10_000):
+        if not scheduler.has_requests():
+            break
+        change = changes[turn] if turn < len(changes) else None
+        if change is not None:
+            knobs.set_limits(cap(*change))
+        before, _ = scheduler.get_request_counts()
+        output = scheduler.schedule()
+        running, _ = scheduler.get_request_counts()
+        lone.compute(scheduler, output)
+        limits = knobs.limits()
+        assert running <= max(before, limits.max_num_seqs)
+        assert output.total_num_scheduled_tokens <= limits.max_num_batched_tokens
+        assert not output.preempted_req_ids
+    assert [one.num_output_tokens for one in made] == [tokens for _, tokens in requests]
+
+
+def test_a_change_waits_for_the_schedule_that_is_being_made(
+    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM ends schedule() with asserts on its limits, which must not move meanwhile."""
+    done = threading.Event()
+    during: list[tuple[bool, int]] = []
+    ends = scheduler._update_after_schedule
+
+    def change() -> None:
+        lone.live._Knobs(scheduler).set_limits(cap(2, 16))
+        done.set()
+
+    def last_part_of_schedule(output: Any) -> None:
+        thread.start()
+        during.append((done.wait(0.1), scheduler.max_num_scheduled_tokens))
+        ends(output)
+
+    thread = threading.Thread(target=change)
+    monkeypatch.setattr(scheduler, "_update_after_schedule", last_part_of_schedule)
+    lone.add(scheduler, "a", prompt=20, tokens=1)
+    lone.step(scheduler)
+    thread.join()
+    assert during == [(False, 2048)]
+    assert scheduler.max_num_scheduled_tokens == 16
+
+
+def test_an_engine_that_hangs_is_not_waited_for(
+    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lone.live, "BOUNDARY_S", 0.05)
+    knobs = lone.live._Knobs(scheduler)
+    with scheduler._boundary, pytest.raises(Refused, match="did not end"):
+        knobs.set_limits(cap(4))
+    assert knobs.limits() == BUILT
+    knobs.set_limits(cap(4))
+    assert knobs.limits() == cap(4)
+
+
+def test_one_name_does_whatever_async_scheduling_is(lone: Any) -> None:
+    config = lone.configured()
+    config.scheduler_config.async_scheduling = True
+    made = lone.scheduler_of(lone.live.LiveScheduler, config)
+    assert type(made) is lone.live.LiveAsyncScheduler
+    assert lone.live._Knobs(made).limits() == BUILT
+    config.scheduler_config.async_scheduling = False
+    assert type(lone.scheduler_of(lone.live.LiveScheduler, config)) is lone.live.LiveScheduler
+
+
+def test_a_server_that_was_started_with_a_lower_cap_may_be_raised_to_its_size(lone: Any) -> None:
+    knobs = lone.live._Knobs(
+        lone.scheduler_of(lone.live.LiveScheduler, lone.configured(max_num_active_seqs=3))
+    )
+    assert (knobs.built.max_num_seqs, knobs.limits().max_num_seqs) == (8, 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "least"),
+    [({}, 1), ({"enable_chunked_prefill": False, "max_num_batched_tokens": 2048}, 2048)],
+)
+def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
+    lone: Any, arguments: dict[str, object], least: int
+) -> None:
+    assert (
+        lone.live._Knobs(
+            lone.scheduler_of(lone.live.LiveScheduler, lone.configured(**arguments))
+        ).least_tokens
+        == least
+    )
+
+
+def test_diffusion_models_are_refused(lone: Any) -> None:
+    with pytest.raises(ValueError, match="drop --scheduler-cls"):
+        lone.live.LiveScheduler(SimpleNamespace(diffusion_config=object()))
+
+
+def threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def test_without_the_variable_nothing_is_opened(
+    lone: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TUNER_LIVE_SOCKET", raising=False)
+    monkeypatch.chdir(tmp_path)
+    sockets = Path("/proc/net/unix").read_text().count("tuner")
+    made = lone.scheduler_of(lone.live.LiveScheduler, config)
+    assert made._live is None
+    assert "tuner-live" not in threads()
+    assert Path("/proc/net/unix").read_text().count("tuner") <= sockets
+    assert list(tmp_path.iterdir()) == []
+    made.shutdown()
+
+
+def test_with_it_the_socket_is_there_until_shutdown(
+    lone: Any, config: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tuner.sock"
+    monkeypatch.setenv("TUNER_LIVE_SOCKET", str(path))
+    made = lone.scheduler_of(lone.live.LiveScheduler, config)
+    wait_for(path)
+    request = SetLimits(version=1, do="set", max_num_seqs=3, profile=DIGEST)
+    assert live_client.ask(path, request).changed  # while it idles
+    assert made.max_num_active_reqs == 3
+    assert live_client.state(path).about.arguments["kv_cache_dtype"] == "auto"
+    made.shutdown()
+    assert "tuner-live" not in threads()
+    assert not path.exists()
+    assert [entry["event"] for entry in audit(path)] == ["started", "set"]
+
+
+@pytest.mark.parametrize("path", ["relative.sock", "/none/there/tuner.sock", "/proc/tuner.sock"])
+def test_a_control_that_cannot_be_leaves_the_server_as_it_is(
+    lone: Any,
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
+) -> None:
+    monkeypatch.setenv("TUNER_LIVE_SOCKET", path)
+    made = lone.scheduler_of(lone.live.LiveScheduler, config)
+    made._live._thread.join(20)
+    assert "live control is off" in caplog.text
+    request = lone.add(made, "a", prompt=5, tokens=3)
+    while made.has_requests():
+        lone.step(made)
+    assert request.num_output_tokens == 3
+    made.shutdown()
+
+
+def test_a_vllm_that_cannot_be_changed_live_serves_all_the_same(
+    lone: Any,
+    config: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def without(scheduler: object) -> None:
+        raise Refused("one limit for both", hint=str(scheduler))
+
+    monkeypatch.setenv("TUNER_LIVE_SOCKET", str(tmp_path / "tuner.sock"))
+    monkeypatch.setattr(lone.live, "_Knobs", without)
+    made = lone.scheduler_of(lone.live.LiveScheduler, config)
+    assert made._live is None
+    assert "live control is off: Refused: one limit for both" in caplog.text
+
+
+def wait_for(path: Path) -> None:
+    tick = threading.Event()
+    while not path.exists() or path.stat().st_mode & 0o777 != 0o600:
+        tick.wait(0.01)
