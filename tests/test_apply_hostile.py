@@ -94,7 +94,7 @@ def test_behind_a_linked_folder_the_real_file_changes(run: Tuner) -> None:
         ("loop.yaml", "loop.yaml: cannot be written: symlink loop from 'loop.yaml'"),
         ("folder", "folder: is a directory"),
         ("pipe.yaml", "pipe.yaml: is not a regular file"),
-        ("nul.yaml", "nul.yaml:2: a byte of 0: not UTF-8 text"),
+        ("nul.yaml", "nul.yaml:2: not UTF-8 text (byte 9)"),
         ("large.yaml", "large.yaml: larger than 1 MiB"),
         ("configmap.yaml", "configmap.yaml: is of no known kind"),
         ("rules.yaml", "rules.yaml: is of no known kind"),

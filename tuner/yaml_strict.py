@@ -159,20 +159,18 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
             f"{source}: larger than {MAX_BYTES >> 20} MiB",
             hint="Check that this is the right file.",
         )
-    if b"\0" in content:
-        line = content.count(b"\n", 0, content.index(b"\0")) + 1
+    wrong = content.find(b"\0")
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as problem:
+        text, wrong = "", problem.start
+    if wrong >= 0:
+        line = content.count(b"\n", 0, wrong) + 1
         raise error(
-            f"{source}:{line}: a byte of 0: not UTF-8 text",
+            f"{source}:{line}: not UTF-8 text (byte {wrong})",
             hint="Check that this is the right file; if it is, save it as UTF-8.",
         )
-    try:
-        return content.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        line = content.count(b"\n", 0, problem.start) + 1
-        raise error(
-            f"{source}:{line}: not UTF-8 text (byte {problem.start})",
-            hint="Check that this is the right file; if it is, save it as UTF-8.",
-        ) from None
+    return text
 
 
 def compose(

@@ -1,13 +1,11 @@
 """A Compose file: the command of a service. Pure."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
-from tuner.targets import container_target
+from tuner.targets.container_target import ContainerFile
 from tuner.targets.containers import COMPOSE_FILE, Container
-from tuner.targets.seam import Platform, Stated
 from tuner.targets.yaml_file import YamlFile
 from tuner.targets.yaml_nodes import entries, get
 
@@ -27,19 +25,5 @@ def containers(file: YamlFile) -> Iterator[Container]:
                 yield Container("", name, node, spelling=COMPOSE_FILE, replaces=extends)
 
 
-def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    return container_target.read(text, containers, source=source, container=container)
-
-
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    return container_target.platform(text, containers, source=source, container=container)
-
-
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    return container_target.write(text, arguments, containers, source=source, container=container)
+_FILE = ContainerFile(containers)
+read, platform, write = _FILE.read, _FILE.platform, _FILE.write

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import yaml
 
@@ -19,50 +20,52 @@ _VERSION = re.compile(r"(?:^|/)vllm(?:-openai|-cpu)*(?:-release-repo)?:v?(\d+\.\
 _GPU_LABEL = "nvidia.com/gpu.product"
 
 
-def read(
-    text: str, find: FindContainers, *, source: str, container: str | None
-) -> dict[str, Stated]:
-    _, one, line = _open(text, find, source=source, container=container)
-    return line.stated() | dict(one.elsewhere)
+@dataclass(frozen=True, slots=True)
+class ContainerFile:
+    """What ``seam.Target`` asks for, of a kind of file whose containers ``find`` yields."""
 
+    find: FindContainers
 
-def platform(text: str, find: FindContainers, *, source: str, container: str | None) -> Platform:
-    """Return what image and node selector say."""
-    _, one, _ = _open(text, find, source=source, container=container)
-    image, selected = get(one.node, "image"), get(one.pod, "nodeSelector", _GPU_LABEL)
-    version = version_of(text_at(image) or "")
-    return Platform(
-        vllm=Stated(version, _line(image)) if version else None,
-        gpu=Stated(text_at(selected) or "", _line(selected)) if selected else None,
-    )
+    def read(self, text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
+        _, one, line = _open(text, self.find, source=source, container=container)
+        return line.stated() | dict(one.elsewhere)
 
+    def platform(self, text: str, *, source: str, container: str | None = None) -> Platform:
+        """Return what image and node selector say."""
+        _, one, _ = _open(text, self.find, source=source, container=container)
+        image, selected = get(one.node, "image"), get(one.pod, "nodeSelector", _GPU_LABEL)
+        version = version_of(text_at(image) or "")
+        return Platform(
+            vllm=Stated(version, _line(image)) if version else None,
+            gpu=Stated(text_at(selected) or "", _line(selected)) if selected else None,
+        )
 
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    find: FindContainers,
-    *,
-    source: str,
-    container: str | None,
-) -> str:
-    """Return the text with these arguments in the container's command line."""
-    file, one, line = _open(text, find, source=source, container=container)
-    arguments = {name: value for name, value in arguments.items() if name not in one.elsewhere}
-    before = line.stated()
-    line.write(arguments)
-    result = file.edits.result()
-    if result != text:
-        try:
-            after_file, after, after_line = _open(
-                result, find, source=source, container=container or one.full_name
-            )
-            after_stated = after_line.stated()
-        except TargetError as problem:
-            raise unsafe(source, str(problem)) from None
-        faults = differences(before, after_stated, arguments)
-        if faults or outline(file, _touched(one)) != outline(after_file, _touched(after)):
-            raise unsafe(source, ", ".join(faults) or "something else would change")
-    return result
+    def write(
+        self,
+        text: str,
+        arguments: Mapping[str, ArgumentValue],
+        *,
+        source: str,
+        container: str | None = None,
+    ) -> str:
+        """Return the text with these arguments in the container's command line."""
+        file, one, line = _open(text, self.find, source=source, container=container)
+        arguments = {name: value for name, value in arguments.items() if name not in one.elsewhere}
+        before = line.stated()
+        line.write(arguments)
+        result = file.edits.result()
+        if result != text:
+            try:
+                after_file, after, after_line = _open(
+                    result, self.find, source=source, container=container or one.full_name
+                )
+                after_stated = after_line.stated()
+            except TargetError as problem:
+                raise unsafe(source, str(problem)) from None
+            faults = differences(before, after_stated, arguments)
+            if faults or outline(file, _touched(one)) != outline(after_file, _touched(after)):
+                raise unsafe(source, ", ".join(faults) or "something else would change")
+        return result
 
 
 def differences(

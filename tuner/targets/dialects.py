@@ -3,7 +3,7 @@
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 _SAFE = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
@@ -130,17 +130,8 @@ SYSTEMD = Dialect(
     write=_each_value(_systemd_quote),
     within=_systemd_within,
 )
-VARIABLE = Dialect(
-    name="a variable",
-    ends="",
-    comments=False,
-    expansion=_SHELL_EXPANSION,
-    continued=None,
-    literal={},
-    c_escapes=False,
-    double_escapes='"\\$`\n',
-    write=_shell_quote,
-    within=_shell_within,
+VARIABLE = replace(
+    SHELL, name="a variable", ends="", comments=False, continued=None, write=_shell_quote
 )
 """Words split at blanks. Who splits them, and whether quotes count, differs from place to place: so
 nothing that would need quotes is written there."""

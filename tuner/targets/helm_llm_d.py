@@ -4,16 +4,15 @@ The chart writes model, port, served name and sizes of parallelism itself, in fr
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
-from tuner.targets import container_target
+from tuner.targets.container_target import ContainerFile
 from tuner.targets.containers import KUBERNETES, Container
 from tuner.targets.kubernetes import of_pod
-from tuner.targets.seam import Platform, Stated
+from tuner.targets.seam import Stated
 from tuner.targets.yaml_file import YamlFile
 from tuner.targets.yaml_nodes import entries, get, text_at
 
@@ -68,19 +67,5 @@ def _parallelism(section: yaml.Node | None, near: yaml.Node) -> dict[str, Stated
     return {"tensor_parallel_size": Stated(1, near.start_mark.line + 1)}
 
 
-def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    return container_target.read(text, containers, source=source, container=container)
-
-
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    return container_target.platform(text, containers, source=source, container=container)
-
-
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    return container_target.write(text, arguments, containers, source=source, container=container)
+_FILE = ContainerFile(containers)
+read, platform, write = _FILE.read, _FILE.platform, _FILE.write

@@ -4,16 +4,15 @@ How traffic is split between an old and a new revision is left as it is: canaryT
 InferenceService, group and weight of an LLMInferenceService.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
-from tuner.targets import container_target
+from tuner.targets.container_target import ContainerFile
 from tuner.targets.containers import Container
 from tuner.targets.kubernetes import of_pod
-from tuner.targets.seam import Platform, Stated
+from tuner.targets.seam import Stated
 from tuner.targets.yaml_file import YamlFile
 from tuner.targets.yaml_nodes import get, text_at
 
@@ -82,22 +81,12 @@ def _model_of(uri: yaml.Node | None) -> dict[str, Stated]:
     return {"model": Stated(uri.value.removeprefix("hf://"), uri.start_mark.line + 1)}
 
 
+_FILE = ContainerFile(containers)
+platform, write = _FILE.platform, _FILE.write
+
+
 def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    found = container_target.read(text, containers, source=source, container=container)
+    found = _FILE.read(text, source=source, container=container)
     if "model_id" in found:  # what the runtime for Hugging Face's models calls it
         found.setdefault("model", found.pop("model_id"))
     return found
-
-
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    return container_target.platform(text, containers, source=source, container=container)
-
-
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    return container_target.write(text, arguments, containers, source=source, container=container)

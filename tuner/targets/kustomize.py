@@ -3,16 +3,15 @@
 Either replaces a container's whole list of arguments; so one that has no list yet gets none.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import yaml
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.targets import container_target, kubernetes
+from tuner.targets import kubernetes
+from tuner.targets.container_target import ContainerFile
 from tuner.targets.containers import KUBERNETES, Container
-from tuner.targets.seam import Platform, Stated
 from tuner.targets.yaml_file import YamlFile
 from tuner.targets.yaml_nodes import get, items, text_at
 
@@ -62,19 +61,5 @@ def _of_operation(file: YamlFile, operation: yaml.Node) -> Iterator[Container]:
         )
 
 
-def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    return container_target.read(text, containers, source=source, container=container)
-
-
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    return container_target.platform(text, containers, source=source, container=container)
-
-
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    return container_target.write(text, arguments, containers, source=source, container=container)
+_FILE = ContainerFile(containers)
+read, platform, write = _FILE.read, _FILE.platform, _FILE.write
