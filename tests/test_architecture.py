@@ -55,10 +55,10 @@ WORLD = {
 
 CATCH_ALL = {
     *("capture.engine_tap", "capture.guard", "capture.spool"),
-    *("engines.vllm_config", "engines.vllm_engine"),
+    *("engines.vllm_config", "engines.vllm_engine", "refine"),
 }
-"""vLLM refuses and fails with whatever its depths raise, and what records inside a server may not
-fail it; nothing else is caught unnamed."""
+"""vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what
+records inside a server may not fail it; nothing else is caught unnamed."""
 
 HEAVY = {"msgspec", "numba", "numpy", "optuna", "plotly", "pydantic", "ray", "torch", "vllm"}
 """What ``tuner --help`` has no time for."""

@@ -153,6 +153,16 @@ From replay to verdict
     comparing                what a comparison has measured so far
     compare                  the run: blocks, approaches in random order
     rescore                  a stored run judged anew
+    knobs                    what a refinement may change, and why
+    objective                what it makes better, and when that is proven
+    bench                    engines for configurations, and trials on them
+    screen                   the twin's first look at a configuration
+    refine                   Optuna around the knee: the only importer of optuna
+    search                   what to replay next, and what became of it
+    paired                   what was found against the knee, in turns
+    refined                  what a refinement's trials come to
+    validation               the refined engine by itself
+    refinement               the run, from climb to profile
     exporter                 tuner's own Prometheus metrics
 
 What is rolled out
@@ -236,6 +246,10 @@ At the edges
     commands.sweep_setup     what they mean
     commands.sweep_run       what it does
     commands.sweep_view      how it looks
+    commands.refine          `tuner refine`: its options
+    commands.refine_setup    what they mean
+    commands.refine_run      what it does
+    commands.refine_view     how it looks
     commands.trace           `tuner trace`: its options
     commands.trace_run       what it does
     commands.trace_report    how `tuner trace show` looks

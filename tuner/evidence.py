@@ -157,12 +157,12 @@ class Evidence:
     def replayed(self) -> dict[int, Replay]:
         """Return number of window → its replay, of the trial under way."""
         events = self._of_trial(len(self.trials()))
-        return {event["window"]: self._load(event) for event in events}
+        return {event["window"]: self.load(event) for event in events}
 
     def blocks(self, slo: Slo) -> list[Block]:
         """Return the rungs of the ladder and their repeats as measured, in order."""
         return [
-            Block(trial, measure([self._load(event) for event in self._of_trial(number)], slo))
+            Block(trial, measure([self.load(event) for event in self._of_trial(number)], slo))
             for number, trial in enumerate(self.trials())
             if trial.purpose in RUNGS
         ]
@@ -172,7 +172,7 @@ class Evidence:
         by_cap: dict[int, list[Replay]] = {}
         for number, trial in enumerate(self.trials()):
             if trial.purpose in RUNGS:
-                replays = [self._load(event) for event in self._of_trial(number)]
+                replays = [self.load(event) for event in self._of_trial(number)]
                 by_cap.setdefault(trial.max_num_seqs, []).extend(replays)
         return {
             cap: measure([one for one in replays if not one.cut] or replays, slo)
@@ -191,7 +191,7 @@ class Evidence:
                 engine = engines.setdefault(which, len(engines))
             if event["event"] != "replay" or event["purpose"] in CONFIRMING:
                 continue
-            replay = self._load(event)
+            replay = self.load(event)
             start_s = max(free_s, replay.start_s)  # another boot's clock may stand lower
             free_s = start_s + replay.elapsed_s
             if len(replay.iterations):
@@ -203,20 +203,20 @@ class Evidence:
         ``confirming`` only that of the confirming engine."""
         purposes = ("confirm",) if confirming else RUNGS
         replays = (
-            self._load(event) for event in self.journal.of("replay") if event["purpose"] in purposes
+            self.load(event) for event in self.journal.of("replay") if event["purpose"] in purposes
         )
         return [observed(one) for one in replays if not one.ruled_out]
 
     def whole_windows(self) -> Iterator[tuple[int, Replay]]:
         """Yield (number of its window, replay) of every rung that was not cut."""
         for event in self.journal.of("replay"):
-            if event["purpose"] in RUNGS and (replay := self._load(event)).cut is None:
+            if event["purpose"] in RUNGS and (replay := self.load(event)).cut is None:
                 yield event["window"], replay
 
     def confirming(self, purpose: str, max_num_seqs: int) -> list[Replay]:
         """Return the replays on the confirming engine, in the order of their windows."""
         return [
-            self._load(event)
+            self.load(event)
             for event in self.journal.of("replay")
             if (event["purpose"], event["max_num_seqs"]) == (purpose, max_num_seqs)
         ]
@@ -239,7 +239,7 @@ class Evidence:
         for number, trial in enumerate(self.trials()):
             if trial.purpose in RUNGS:
                 found.pop(trial.max_num_seqs, None)
-                logs = [self._load(event).device for event in self._of_trial(number)]
+                logs = [self.load(event).device for event in self._of_trial(number)]
                 if logs and (why := disturbance(device_use(logs))):
                     found[trial.max_num_seqs] = why
         return found
@@ -248,7 +248,7 @@ class Evidence:
         """Return how long a rung takes that is not cut short; None before there was one."""
         found = []
         for number, trial in enumerate(self.trials()):
-            replays = [self._load(event) for event in self._of_trial(number)]
+            replays = [self.load(event) for event in self._of_trial(number)]
             if trial.purpose in RUNGS and not any(one.cut for one in replays):
                 found.append(sum(one.elapsed_s for one in replays))
         return max(found, default=None)
@@ -277,7 +277,8 @@ class Evidence:
             if one["trial"] == number and one["purpose"] not in CONFIRMING
         ]
 
-    def _load(self, event: Event) -> Replay:
+    def load(self, event: Event) -> Replay:
+        """Return the replay that an event names."""
         if event["file"] not in self._replays:
             self._replays[event["file"]] = self.journal.replay(event)
         return self._replays[event["file"]]

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, capture, compare, diff, plan, sweep, trace, verify, watch
+from tuner.commands import apply, capture, compare, diff, plan, refine, sweep, trace, verify, watch
 
 app = typer.Typer(
     name="tuner",
@@ -39,6 +39,7 @@ def root(
 
 
 app.command("sweep")(sweep.sweep)
+app.command("refine")(refine.refine)
 app.command("apply")(apply.apply)
 app.command("diff")(diff.diff)
 app.command("plan")(plan.plan)

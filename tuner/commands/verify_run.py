@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 from xml.etree import ElementTree as ET
 
 from rich import box
@@ -69,7 +69,7 @@ def run(options: VerifyOptions) -> None:
     twin = restored(profile.twin, source=str(options.profile))
     step_s = parse_duration_s(options.step, option="--step")
     trace = load(options.trace)
-    requests = _requests(options, trace.requests)
+    requests = requests_of(options, trace.requests)
     starter, execute, read = _engine(options, profile)
     console = Console(stderr=True, highlight=False)
 
@@ -78,7 +78,7 @@ def run(options: VerifyOptions) -> None:
 
     def check(facts: EngineFacts) -> None:
         if not options.force:
-            _check_machine(profile, facts)
+            check_machine(profile, facts)
 
     question = Verification(
         twin=twin,
@@ -121,7 +121,21 @@ def _engine(
     return VllmStarter(cast("Any", arguments)), asyncio.run, DeviceMeter().read
 
 
-def _requests(options: VerifyOptions, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+class Shared(Protocol):
+    """The options that say which server's requests are replayed."""
+
+    @property
+    def trace(self) -> Path: ...
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def router(self) -> Router: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def requests_of(options: Shared, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
+    """Return one server's requests. Raises TraceError when none was served."""
     served = [one for one in requests if one.status in {"ok", "aborted"}]
     if not served:
         raise TraceError(
@@ -133,7 +147,7 @@ def _requests(options: VerifyOptions, requests: Sequence[TraceRequest]) -> list[
     return served
 
 
-def _check_machine(profile: ServingProfile, facts: EngineFacts) -> None:
+def check_machine(profile: ServingProfile, facts: EngineFacts) -> None:
     """Refuse to hold another machine to this profile's promise."""
     provenance = profile.provenance
     pairs: list[tuple[str, object, object]] = [

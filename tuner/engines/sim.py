@@ -3,6 +3,7 @@
 import asyncio
 import platform
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numba
 
@@ -10,22 +11,36 @@ from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.engines.sim_engine import SimEngine
 from tuner.engines.virtual_time import VirtualTimeLoop
 from tuner.engines.weather import EngineWeather, Machine
-from tuner.engines.world import World
+from tuner.engines.world import World, WorldKv
 from tuner.errors import EngineError
 
 VOCAB_SIZE = 32_000
 """Any will do: the tokens themselves are never looked at."""
 
 
+VARIABLE = ("max_num_batched_tokens", "num_gpu_blocks_override", "block_size")
+"""What engines of one machine may differ in besides ``max_num_seqs``."""
+
+
+@dataclass(slots=True)
+class _Line:
+    """The engines that were started on one machine, one after the other."""
+
+    machine: Machine
+    started: int = 0
+    lost: int | None = None
+    """The size of one that an interruption ended."""
+
+
 class SimStarter:
     """Starts engines on one simulated machine, whose weather goes on from engine to engine."""
 
-    def __init__(self, world: World, *, model: str | None = None) -> None:
+    def __init__(
+        self, world: World, *, model: str | None = None, line: _Line | None = None
+    ) -> None:
         self._world = world
         self._model = model or f"sim:{world.name}"
-        self._machine = Machine(world)
-        self._started = 0
-        self._lost: int | None = None
+        self._line = line or _Line(Machine(world))
 
     def go_on_after(self, sizes: Sequence[int], *, lost: bool = True) -> None:
         """Take up an interrupted run that had started engines of these sizes, in order.
@@ -34,8 +49,37 @@ class SimStarter:
         same engine, and no time passes, so that the rest of the run meets the weather that it
         would have met.
         """
-        self._started = len(sizes)
-        self._lost = sizes[-1] if sizes and lost else None
+        self._line.started = len(sizes)
+        self._line.lost = sizes[-1] if sizes and lost else None
+
+    def varied(self, arguments: Mapping[str, ArgumentValue]) -> "SimStarter":
+        """Return what starts engines on the same machine with these engine arguments changed.
+
+        Raises EngineError for what a simulated engine cannot change, or has no memory for.
+        """
+        found = dict.fromkeys(VARIABLE, 0)
+        for name, value in arguments.items():
+            if name not in VARIABLE or not isinstance(value, int) or value < 1:
+                raise EngineError(
+                    f"{name}={value} is nothing that a simulated engine can be started with",
+                    hint=f"It takes whole numbers for {', '.join(VARIABLE)}.",
+                )
+            found[name] = value
+        world = self._world
+        memory = world.kv.blocks * world.kv.block_size
+        size = found["block_size"] or world.kv.block_size
+        blocks = found["num_gpu_blocks_override"] or memory // size
+        if not 1 <= blocks <= memory // size:
+            raise EngineError(
+                f"{blocks} blocks of {size} tokens do not fit the {memory} tokens of memory",
+                hint="Lower num_gpu_blocks_override or block_size.",
+            )
+        changed = replace(
+            world,
+            kv=WorldKv(blocks=blocks, block_size=size),
+            budget=found["max_num_batched_tokens"] or world.budget,
+        )
+        return SimStarter(changed, model=self._model, line=self._line)
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         world = self._world
@@ -68,10 +112,11 @@ class SimStarter:
                 hint="Run the program with tuner.engines.virtual_time.run.",
             )
         arguments = self.resolve(max_num_seqs=max_num_seqs)
-        if max_num_seqs != self._lost:
+        line = self._line
+        if max_num_seqs != line.lost:
             await asyncio.sleep(self._world.engine_start)
-            self._started += 1
-        self._lost = None
+            line.started += 1
+        line.lost = None
         facts = EngineFacts(
             engine="sim",
             arguments=arguments,
@@ -83,7 +128,7 @@ class SimStarter:
             versions={"python": platform.python_version(), "numba": numba.__version__},
             device={"name": f"simulated:{self._world.name}", "digest": self._world.digest},
         )
-        weather = EngineWeather(self._machine, number=self._started)
+        weather = EngineWeather(line.machine, number=line.started)
         engine = SimEngine(facts, world or self._world, weather, loop)
         loop.attach(engine)
         return engine

@@ -1,0 +1,261 @@
+"""Does `tuner refine` find what a full grid would, for a quarter of its engine time? Random worlds.
+
+    python scripts/study_refine.py --worlds 25 [--first 100] [--harder] [--level noisy]
+
+Each world is a machine with traffic (scripts/random_worlds.py). A sweep gives the profile, a
+refinement searches 12 caps x 6 token budgets around its knee on virtual time, and both are held
+against every cell of that grid on the same machine without noise, over the whole trace. Printed per
+level of noise: how often the answer is within 2 % of the grid's best, in the score that orders
+configurations (goodput, then the tail) and in goodput alone; the same of the plain knee; how often
+the knee was replaced, and how often what replaced it is truly worse than the interval that was
+stated; the engine time spent, as a share of the grid's.
+"""
+
+import argparse
+import math
+import os
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from multiprocessing import Pool
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import numpy as np
+from random_worlds import CAPS, NOISE, Case, case, shape_of
+from study_sweeps import Silent, requests_of
+
+from tuner import journal
+from tuner.bench import Bench
+from tuner.engines import virtual_time
+from tuner.engines.sim import SimStarter
+from tuner.engines.world import step_law
+from tuner.evidence import Evidence
+from tuner.knobs import CAP, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.measure import Measurement
+from tuner.objective import gains as gains_of
+from tuner.objective import parse_objectives
+from tuner.profile import ServingProfile
+from tuner.refine import Study
+from tuner.refined import curve_of
+from tuner.refinement import Plan, Refinement, refine
+from tuner.result import profile_of
+from tuner.rig import Rig
+from tuner.screen import measured_by
+from tuner.settings import SweepSettings
+from tuner.slo import Slo
+from tuner.sweep import sweep
+
+GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
+NEAR = math.log(1.02)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seed: int
+    level: str
+    verdict: str
+    replaced: bool
+    chosen: Configuration
+    knee: Configuration
+    score: float
+    """Of the answer below the grid's best: a log ratio, 0.02 is 2 %."""
+
+    goodput: float
+    """The same of goodput alone."""
+
+    knee_score: float
+    true_gain: float
+    """Goodput of the answer over the knee's: a log ratio."""
+
+    why: str
+    stated: tuple[float, float] | None
+    share: float
+    """Engine seconds of those of the grid."""
+
+    spent_s: float
+    starts: int
+
+
+def grid_of(one: Case) -> dict[tuple[int, int], Configuration]:
+    budget = one.world.budget
+    budgets = sorted({max(32, round(budget * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1)})
+    cells = ((cap, tokens) for cap in GRID_CAPS for tokens in budgets)
+    return {(cap, tokens): {CAP: cap, TOKENS: tokens} for cap, tokens in cells}
+
+
+def truth_of(one: Case, slo: Slo, cell: Configuration) -> Measurement:
+    law, shape = step_law(one.world.step, GRID_CAPS[-1]), shape_of(one.world, known=False)
+    shape = replace(shape, max_num_batched_tokens=number(cell[TOKENS]))
+    return measured_by(one.traffic, law, shape, slo, cap=number(cell[CAP]))
+
+
+def has_room(seed: int, *, harder: bool) -> bool:
+    """Whether the grid's best is over 2 % better than the best doubling at the world's budget."""
+    one = case(seed, "quiet", harder=harder)
+    knee: Configuration = {CAP: one.best, TOKENS: one.world.budget}
+    aims, base = parse_objectives("goodput"), truth_of(one, one.slo, knee)
+    found = [
+        values[0]
+        for cell in grid_of(one).values()
+        if (values := gains_of(aims, truth_of(one, one.slo, cell), base)) is not None
+    ]
+    return max(found, default=0.0) > NEAR
+
+
+def space_of(profile: ServingProfile, grid: Sequence[Configuration]) -> Space:
+    named = {
+        CAP: tuple(sorted({number(cell[CAP]) for cell in grid})),
+        TOKENS: tuple(sorted({number(cell[TOKENS]) for cell in grid})),
+    }
+    demand = Demand(longest_prompt=0, shares_prefixes=False, kv_peak=0.0, caps=CAPS)
+
+    def refusal(name: str, _value: object) -> str | None:
+        return None if name in named else "not of this study"
+
+    engine: dict[str, Any] = dict(profile.engine)
+    return build_space(engine, demand, named, refusal)
+
+
+def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinement]:
+    requests = requests_of(one)
+    machine = SimStarter(one.world)
+    with tempfile.TemporaryDirectory() as folder:
+        book = journal.create(Path(folder) / "sweep", {})
+        outcome = virtual_time.run(sweep(requests, machine, settings, book, Silent()))
+        book.close()
+        origin = {
+            "tuner": "study", "seed": 0, "created": "2025-01-01T00:00:00+00:00", "wall_s": 0.0,
+            "warnings": [], "model_digest": None,
+        }  # fmt: skip
+        profile = profile_of(outcome, headroom=1.25, trace_digest="sha256:0", origin=origin)
+        grid = list(grid_of(one).values())
+        space = space_of(profile, grid)
+        plan = Plan(
+            profile=profile,
+            space=space,
+            objectives=parse_objectives("goodput"),
+            settings=replace(settings, slo=profile.decision.slo.slo),
+            start_s=one.world.engine_start,
+            curve=curve_of(profile, space.knee, parse_objectives("goodput")),
+            max_model_len=one.world.kv.blocks * one.world.kv.block_size,
+        )
+        book = journal.create(Path(folder) / "refine", {})
+        own = {"num_gpu_blocks_override": one.world.kv.blocks}
+
+        def vary(cell: Configuration) -> SimStarter:
+            return machine.varied({**own, **{k: v for k, v in cell.items() if k != CAP}})
+
+        rig = Rig(machine, plan.settings, Evidence(book), Silent(), None)
+        study = Study(
+            str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="", machine=""
+        )
+        bench = Bench(rig, vary, lambda _: None)
+        begin_s = sum(outcome.starts_s) + outcome.replay_s
+        found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)
+        book.close()
+        study.close()
+    return profile, found
+
+
+def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Result:
+    seed, level = job
+    one = case(seed, level, harder=harder)
+    profile, found = refined(one, settings)
+    slo = profile.decision.slo.slo
+    knee: Configuration = {
+        CAP: profile.decision.max_num_seqs, TOKENS: int(str(profile.engine[TOKENS])),
+    }  # fmt: skip
+    answer = {**knee, **found.chosen} if found.outcome is not None else knee
+    aims = parse_objectives("goodput")
+    base = truth_of(one, slo, knee)
+
+    def score(cell: Configuration) -> tuple[float, float]:
+        measured = truth_of(one, slo, cell)
+        values = gains_of(aims, measured, base)
+        return (-math.inf, 0.0) if values is None else (values[0], measured.goodput_rps)
+
+    cells = [score(cell) for cell in grid_of(one).values()]
+    best, most = max(value for value, _ in cells), max(goodput for _, goodput in cells)
+    mine, goodput = score(answer)
+    ratio = found.paired.ratios.get("goodput") if found.paired is not None else None
+    step_s = found.workload.step_s
+    grid_s = one.world.engine_start + len(cells) * step_s
+    spent_s = sum(found.starts_s) + found.replay_s
+    return Result(
+        seed=seed,
+        level=level,
+        verdict=profile.decision.verdict,
+        replaced=found.outcome is not None,
+        chosen=found.chosen,
+        knee=knee,
+        score=best - mine,
+        goodput=math.log(most / goodput) if goodput > 0 and most > 0 else 0.0,
+        knee_score=best - score(knee)[0],
+        true_gain=math.log(goodput / base.goodput_rps) if base.goodput_rps > 0 else 0.0,
+        why=found.reason[-220:],
+        stated=None if ratio is None else (math.log(ratio.low), math.log(ratio.high)),
+        share=spent_s / grid_s,
+        spent_s=spent_s,
+        starts=len(found.starts_s),
+    )
+
+
+def report(level: str, results: Sequence[Result]) -> None:
+    moved = [one for one in results if one.replaced]
+    worse = [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[0])]
+    lost = [one for one in moved if one.true_gain < -NEAR]
+    print(
+        f"{level:8} within 2 %: score {np.mean([one.score <= NEAR for one in results]):.3f},"
+        f" goodput {np.mean([one.goodput <= NEAR for one in results]):.3f}"
+        f" | the plain knee {np.mean([one.knee_score <= NEAR for one in results]):.3f}"
+        f" | replaced {len(moved)} of {len(results)},"
+        f" worse than stated {[one.seed for one in worse]},"
+        f" by over 2 % {[one.seed for one in lost]}"
+        f" | true gain {np.mean([one.true_gain for one in moved]) if moved else 0:+.3f}"
+        f" | engine time {np.mean([one.share for one in results]):.2f} of the grid's,"
+        f" at most {max(one.share for one in results):.2f}"
+        f" | starts {np.mean([one.starts for one in results]):.1f}",
+        flush=True,
+    )
+    for one in results:
+        if one.score > NEAR or one in worse:
+            print(f"    {one}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--worlds", type=int, default=25)
+    parser.add_argument("--first", type=int, default=0, help="seed of the first world")
+    parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
+    parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
+    parser.add_argument(
+        "--room", action="store_true", help="only where the grid has over 2 %% more"
+    )
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    options = parser.parse_args()
+    settings = SweepSettings(
+        ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
+        fast=False, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+    )  # fmt: skip
+    begin_s = monotonic()
+    levels = options.level or list(NOISE)
+    seeds: Sequence[int] = range(options.first, options.first + options.worlds)
+    with Pool(options.processes) as pool:
+        if options.room:
+            found = pool.map(partial(has_room, harder=options.harder), seeds)
+            seeds = [seed for seed, room in zip(seeds, found, strict=True) if room]
+            print(f"{len(seeds)} of {options.worlds} worlds have room", flush=True)
+        jobs = [(seed, level) for seed in seeds for level in levels]
+        work = partial(judge, settings=settings, harder=options.harder)
+        results = list(pool.imap_unordered(work, jobs))
+    for level in levels:
+        report(level, [one for one in results if one.level == level])
+    print(f"{len(jobs)} refinements in {monotonic() - begin_s:.0f} s")
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    main()

@@ -1,0 +1,114 @@
+"""What a refinement may change: read, built, and refused before anything starts."""
+
+import pytest
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import UsageError
+from tuner.knobs import CAP, TOKENS, Demand, build_space, parse_search, restart_key
+
+ENGINE: dict[str, ArgumentValue] = {CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m"}
+PLAIN = Demand(longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32))
+FULL = Demand(longest_prompt=9000, shares_prefixes=True, kv_peak=0.99, caps=(8, 16))
+
+
+def takes_all(_name: str, _value: ArgumentValue) -> str | None:
+    return None
+
+
+def test_the_default_space_is_the_knee_between_its_doublings_and_the_budget_around_its_own() -> (
+    None
+):
+    space = build_space(ENGINE, PLAIN, {}, takes_all)
+    values = {knob.name: knob.values for knob in space.knobs}
+    assert values[CAP] == (8, 10, 12, 14, 16, 20, 24, 28, 32)
+    assert values[TOKENS] == (512, 1024, 2048, 4096)
+    assert space.knee[CAP] == 16
+
+
+def test_arguments_that_cannot_matter_are_left_out_and_it_says_why() -> None:
+    space = build_space(ENGINE, PLAIN, {}, takes_all)
+    names = {knob.name for knob in space.knobs}
+    assert names == {CAP, TOKENS, "async_scheduling"}
+    assert any("begin alike" in line for line in space.left_out)
+    assert any("changes what the model answers" in line for line in space.left_out)
+
+
+def test_long_prompts_shared_prefixes_and_a_full_cache_bring_their_arguments_in() -> None:
+    space = build_space(ENGINE, FULL, {}, takes_all)
+    assert {knob.name for knob in space.knobs} >= {
+        "enable_prefix_caching", "long_prefill_token_threshold", "block_size",
+    }  # fmt: skip
+
+
+def test_what_the_engine_does_not_take_is_left_out_by_default_and_refused_when_named() -> None:
+    def refusal(name: str, _value: ArgumentValue) -> str | None:
+        return "not on this machine" if name == "async_scheduling" else None
+
+    space = build_space(ENGINE, PLAIN, {}, refusal)
+    assert "async_scheduling: not on this machine" in space.left_out
+    with pytest.raises(UsageError, match="--search async_scheduling=True: not on this machine"):
+        build_space(ENGINE, PLAIN, {"async_scheduling": (True,)}, refusal)
+
+
+def test_the_profiles_own_value_is_always_among_those_that_are_named() -> None:
+    space = build_space(ENGINE, PLAIN, {CAP: (20, 12), TOKENS: (2048,)}, takes_all)
+    values = {knob.name: knob.values for knob in space.knobs}
+    assert values[CAP] == (12, 16, 20)
+    assert TOKENS not in values  # one value is nothing to search
+
+
+def test_a_budget_below_every_cap_is_refused() -> None:
+    with pytest.raises(UsageError, match="max_num_batched_tokens=4 is less than every max_num"):
+        build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (4, 64)}, takes_all)
+
+
+def test_a_space_that_differs_in_nothing_is_refused() -> None:
+    with pytest.raises(UsageError, match="the space is empty"):
+        build_space(ENGINE, PLAIN, {CAP: (16,), TOKENS: (2048,), "async_scheduling": ()}, takes_all)
+
+
+def test_configurations_that_contradict_are_left_out() -> None:
+    space = build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (16,)}, takes_all)
+    pairs = {(one[CAP], one[TOKENS]) for one in space.configurations(live=True, at=space.knee)}
+    assert pairs == {(8, 16), (16, 16), (8, 2048), (16, 2048), (32, 2048)}
+
+
+def test_only_cap_and_budget_change_without_a_restart() -> None:
+    one = {CAP: 8, TOKENS: 512, "block_size": 16}
+    assert restart_key(one) == restart_key({**one, CAP: 4, TOKENS: 99})
+    assert restart_key(one) != restart_key({**one, "block_size": 32})
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("block_size=16,32", ["16", "32"]),
+        ("max-num-seqs=8:12:2", ["8", "10", "12"]),
+        ("max_num_batched_tokens=256:65536:log", [str(2**n) for n in range(8, 17)]),
+        ("gpu_memory_utilization=0.3:0.9:0.2", ["0.3", "0.5", "0.7", "0.9"]),
+        ("max_num_seqs=0:16", ["0", "2", "4", "6", "8", "10", "12", "14", "16"]),
+    ],
+)
+def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
+    assert list(parse_search([text]).values()) == [values]
+
+
+@pytest.mark.parametrize(
+    ("texts", "said"),
+    [
+        (["block_size"], "is not KEY=VALUES"),
+        (["block_size="], "is not KEY=VALUES"),
+        (["block_size=16,,32"], "has an empty value"),
+        (["a=1", "a=2"], "is there twice"),
+        (["a=9:1"], "is an empty range"),
+        (["a=nan:1"], "is an empty range"),
+        (["a=one:two"], "is no range of numbers"),
+        (["a=0:9:log"], "has no such steps"),
+        (["a=1:9:0"], "has no such steps"),
+        (["a=1:1000000:1"], "has more than 64 values"),
+        (["a=1:2:3:4"], "has too many parts"),
+    ],
+)
+def test_what_is_no_search_is_refused(texts: list[str], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        parse_search(texts)

@@ -1,0 +1,100 @@
+"""When a gain over the knee is proven, and when it is not."""
+
+from dataclasses import dataclass
+
+import pytest
+
+from tuner.errors import UsageError
+from tuner.measure import Spread
+from tuner.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives, proof, ratio
+
+
+def flat(seconds: float) -> Spread:
+    return Spread(*[seconds] * 5)
+
+
+@dataclass(frozen=True)
+class Numbers:
+    goodput_rps: float
+    tail_s: float = 1.0
+    attainment: float = 1.0
+    output_tokens_per_s: float = 100.0
+
+    @property
+    def e2el_s(self) -> Spread:
+        return flat(self.tail_s)
+
+    @property
+    def tpot_s(self) -> Spread:
+        return flat(self.tail_s / 100)
+
+    @property
+    def ttft_s(self) -> Spread | None:
+        return None
+
+
+KNEE = Numbers(10.0)
+
+
+def ratios(*pairs: tuple[Numbers, Numbers]) -> dict[str, object]:
+    return {
+        aim.name: found for aim in OBJECTIVES.values() if (found := ratio(aim, pairs)) is not None
+    }
+
+
+def proven(*pairs: tuple[Numbers, Numbers]) -> str | None:
+    found = proof(GOODPUT, ratios(*pairs))  # type: ignore[arg-type]
+    return None if found is None else found.name
+
+
+def test_four_pairs_that_agree_prove_a_tenth_more_goodput() -> None:
+    assert proven(*[(KNEE, Numbers(11.0))] * 4) == "goodput"
+
+
+def test_equal_engines_prove_nothing() -> None:
+    assert proven(*[(KNEE, KNEE)] * 4) is None
+
+
+def test_pairs_that_contradict_each_other_prove_nothing() -> None:
+    up, down = (KNEE, Numbers(12.0)), (KNEE, Numbers(9.0))
+    assert proven(up, down, up, down) is None
+
+
+def test_a_shorter_tail_at_the_same_goodput_is_a_gain_too() -> None:
+    assert proven(*[(KNEE, Numbers(10.0, tail_s=0.8))] * 4) == "e2el"
+
+
+def test_a_shorter_tail_that_costs_goodput_is_none() -> None:
+    assert proven(*[(KNEE, Numbers(9.5, tail_s=0.5))] * 4) is None
+
+
+def test_the_interval_covers_what_the_twin_foresees_of_the_whole_traffic() -> None:
+    pairs = [(KNEE, Numbers(11.0))] * 4
+    alone, warned = ratio(GOODPUT, pairs), ratio(GOODPUT, pairs, [-0.05] * 20)
+    assert alone is not None
+    assert warned is not None
+    assert alone.is_better
+    assert not warned.is_better
+    assert warned.low == pytest.approx(0.951, abs=0.001)
+
+
+def test_gains_are_log_ratios_in_which_goodput_comes_before_the_tail() -> None:
+    more, shorter = Numbers(10.3, tail_s=2.0), Numbers(10.0, tail_s=0.5)
+    (first,) = gains([GOODPUT], more, KNEE) or ()
+    (second,) = gains([GOODPUT], shorter, KNEE) or ()
+    assert first == pytest.approx(0.0296 - 0.01, abs=0.0001)
+    assert second == pytest.approx(0.01)
+
+
+def test_a_gain_over_nothing_is_undefined() -> None:
+    assert gains([GOODPUT], KNEE, Numbers(0.0)) is None
+
+
+def test_on_the_front_is_what_no_other_beats_in_both() -> None:
+    assert front([(1.0, 0.0), (0.0, 1.0), (0.0, 0.5), (1.0, 0.0)]) == [0, 1, 3]
+
+
+@pytest.mark.parametrize("text", ["speed", "goodput,goodput", "goodput,tpot,ttft", ""])
+def test_what_is_no_aim_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--objective"):
+        parse_objectives(text)

@@ -1,0 +1,191 @@
+"""The study: seeded, shared, pruned, and refused where its storage or its machine is another."""
+
+import os
+import pwd
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.errors import RunError
+from tuner.knobs import CAP, TOKENS, Knob, Space
+from tuner.objective import Told
+from tuner.refine import FEWEST, Study
+
+SPACE = Space(
+    knobs=(
+        Knob(CAP, (4, 8, 12, 16), ""),
+        Knob(TOKENS, (512, 1024), ""),
+        Knob("enable_prefix_caching", (False, True), ""),
+    ),
+    knee={CAP: 8, TOKENS: 1024, "enable_prefix_caching": True},
+    left_out=(),
+)
+KNEE = dict(SPACE.knee)
+
+
+def study(storage: str, *, run: str = "run", machine: str = "one", aims: int = 1) -> Study:
+    return Study(storage, "name", SPACE, aims=aims, seed=0, run=run, machine=machine)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    return str(tmp_path / "study.log")
+
+
+def test_it_begins_with_what_the_profile_measured(file: str) -> None:
+    one = study(file)
+    assert one.is_new
+    one.add(Told(KNEE, (0.0,), -0.01, "profile"))
+    one.add(Told({**KNEE, CAP: 64}, (0.1,), 0.0, "profile"))  # outside the space
+    assert one.told() == [Told(KNEE, (0.0,), -0.01, "profile")]
+
+
+def test_what_is_to_be_tried_first_is_asked_first_and_told_is_kept(file: str) -> None:
+    one = study(file)
+    first = {CAP: 12, TOKENS: 512, "enable_prefix_caching": False}
+    one.first(first)
+    asked = one.ask()
+    assert asked.configuration == first
+    one.tell(asked, (0.05,), -0.01)
+    assert study(file).told() == [Told(first, (0.05,), -0.01, "engine")]
+
+
+def test_two_processes_share_it(file: str) -> None:
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    asked = theirs.ask()
+    theirs.tell(asked, (0.2,), 0.0)
+    assert [one.gains for one in ours.told()] == [(0.2,)]
+    assert not study(file).is_new
+
+
+def test_pruned_and_failed_trials_tell_no_numbers(file: str) -> None:
+    one = study(file)
+    one.prune(one.ask(), -0.3, "cut")
+    one.fail(one.ask(), "the engine died")
+    assert one.told() == []
+    assert one.pruned() == 1
+
+
+def test_with_two_aims_what_has_lost_fails(file: str) -> None:
+    one = study(file, aims=2)
+    one.prune(one.ask(), -0.3, "cut")
+    one.tell(one.ask(), (0.1, -0.1), 0.0)
+    assert [told.gains for told in one.told()] == [(0.1, -0.1)]
+
+
+def test_an_interrupted_runs_trials_are_ended_and_others_are_not(file: str) -> None:
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    ours.ask()
+    going = theirs.ask()
+    again = study(file, run="ours")
+    again.abandon()
+    theirs.tell(going, (0.1,), 0.0)
+    assert [one.gains for one in again.told()] == [(0.1,)]
+
+
+def test_the_sampler_goes_where_gains_are(file: str) -> None:
+    one = study(file)
+    for _ in range(30):
+        asked = one.ask()
+        one.tell(asked, (asked.configuration[CAP] / 100,), 0.0)
+    later = [one.ask().configuration[CAP] for _ in range(10)]
+    assert sum(cap == 16 for cap in later) >= 5
+
+
+def test_the_knob_that_explains_the_gains_is_found_with_its_uncertainty(file: str) -> None:
+    one = study(file)
+    for number in range(2 * FEWEST):
+        cap, tokens = SPACE.knobs[0].values[number % 4], SPACE.knobs[1].values[number // 4 % 2]
+        assert isinstance(cap, int)
+        one.add(Told({**KNEE, CAP: cap, TOKENS: tokens}, (cap / 100,), 0.0, "engine"))
+    most, *others = one.importances(0)
+    assert most.name == CAP
+    assert most.low <= most.share <= most.high
+    assert all(other.high < most.low for other in others)
+
+
+def test_few_trials_say_nothing_of_importance(file: str) -> None:
+    one = study(file)
+    one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    assert one.importances(0) == []
+
+
+def test_a_study_of_another_machine_is_refused(file: str) -> None:
+    study(file, machine="H200")
+    with pytest.raises(RunError, match="was measured on H200, here it is L4"):
+        study(file, machine="L4")
+
+
+@pytest.mark.parametrize(
+    ("storage", "said"),
+    [
+        (
+            "postgresql://u:secret@127.0.0.1:1/x",
+            "postgresql://u@127.0.0.1:1/x: the study's storage",
+        ),
+        ("nonsense://x", "nonsense://x: the study's storage"),
+    ],
+)
+def test_a_storage_that_is_down_is_named_without_its_password(storage: str, said: str) -> None:
+    with pytest.raises(RunError) as caught:
+        study(storage)
+    assert str(caught.value).startswith(said)
+    assert "\n" not in str(caught.value)
+    assert "secret" not in str(caught.value)
+
+
+POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    """Debian's PostgreSQL on a socket of its own; it refuses to run as root."""
+    pytest.importorskip("psycopg")
+    if POSTGRES is None:
+        pytest.skip("PostgreSQL is not installed")
+    owner: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory(prefix="tuner-pg-") as name:
+        folder, control = Path(name), POSTGRES / "pg_ctl"
+        if os.getuid() == 0:
+            try:
+                account = pwd.getpwnam("postgres")
+            except KeyError:
+                pytest.skip("no account that PostgreSQL may run as")
+            os.chown(folder, account.pw_uid, account.pw_gid)
+            owner = {"user": account.pw_uid, "group": account.pw_gid}
+
+        def run(*words: str) -> None:
+            subprocess.run(words, stdout=subprocess.DEVNULL, cwd=folder, check=True, **owner)
+
+        data = str(folder / "data")
+        run(str(POSTGRES / "initdb"), "-D", data, "-A", "trust", "-U", "tuner", "--no-sync")
+        flags = f"-k {folder} -c listen_addresses='' -c fsync=off"
+        run(str(control), "-D", data, "-o", flags, "-l", str(folder / "log"), "-w", "start")
+        try:
+            yield f"postgresql://tuner@/postgres?host={folder}"
+        finally:
+            run(str(control), "-D", data, "-m", "immediate", "stop")
+
+
+_OTHER = """
+import sys
+from tests.test_refine import study
+one = study(sys.argv[1], run="theirs")
+one.tell(one.ask(), (0.2,), 0.0)
+one.close()
+"""
+
+
+def test_two_processes_share_a_study_in_postgresql(server: str) -> None:
+    ours = study(server, run="ours")
+    ours.add(Told(KNEE, (0.0,), 0.0, "profile"))
+    subprocess.run(
+        [sys.executable, "-c", _OTHER, server], check=True, cwd=Path(__file__).parent.parent
+    )
+    assert [one.gains for one in ours.told()] == [(0.0,), (0.2,)]
+    ours.close()

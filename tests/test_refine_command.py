@@ -1,0 +1,178 @@
+"""`tuner refine` as its users meet it: what it proves, writes, refuses and survives."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner import profile
+
+pytestmark = pytest.mark.timeout(180)  # the first test waits for a sweep and a refinement
+
+ROOT = Path(__file__).parent.parent
+WORLD = """\
+step: {a: 0.020, b: 0.0004, n0: 12, h: 0.012, c: 1.0e-5}
+engine_start: 30
+noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
+"""
+"""Beyond 12 sequences every one more costs a lot: the best cap lies between two doublings."""
+
+TUNER = str(Path(sys.executable).with_name("tuner"))
+SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
+KEYS = {
+    "refined", "reason", "chosen", "knee", "ratios", "pairs", "objective", "trials", "front",
+    "importance", "space", "left_out", "pruned", "failed", "complete", "engine_starts",
+    "engine_seconds", "run_dir", "profile", "warnings",
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "world.yaml").write_text(WORLD)
+    shutil.copy(ROOT / "traces" / "translation.jsonl", folder / "prod.jsonl")
+    subprocess.run([TUNER, "sweep", *SIM], cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+def command(*options: str) -> list[str]:
+    return [TUNER, "refine", "profile.yaml", *SIM, *options]
+
+
+def refine(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command(*options), cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def replays(run_dir: Path) -> list[tuple[str, int]]:
+    events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
+    return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
+
+
+@pytest.fixture(scope="module")
+def whole(swept: Path) -> dict[str, Any]:
+    done = refine(swept, "--run-dir", "whole", "--json", "-o", "whole.yaml")
+    assert done.returncode == 0, done.stderr
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_a_better_cap_between_the_doublings_is_found_and_proven(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    before = profile.load(swept / "profile.yaml")
+    assert whole.keys() == KEYS
+    assert before.decision.max_num_seqs in {8, 16}
+    assert whole["refined"]
+    assert 9 <= whole["chosen"]["max_num_seqs"] <= 14
+    after = profile.load(swept / "whole.yaml")
+    assert after.engine["max_num_seqs"] == whole["chosen"]["max_num_seqs"]
+    assert after.decision.reason.startswith(f"refined from the {before.decision.verdict} at")
+    assert after.promise.source == "confirming run"
+    assert after.twin is not None
+    assert after.decision.max_num_seqs in {step.max_num_seqs for step in after.curve}
+    assert {1, 2, 4, 8, 16, 32} <= {step.max_num_seqs for step in after.curve}
+
+
+def test_the_gain_is_stated_with_an_interval_that_excludes_none(whole: dict[str, Any]) -> None:
+    goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
+    assert whole["pairs"] == 4
+    assert goodput["low"] > 1 or (goodput["low"] >= 0.99 and tail["high"] < 1)
+
+
+def test_caps_change_live_so_that_engines_are_started_for_what_needs_one(
+    whole: dict[str, Any],
+) -> None:
+    assert whole["engine_starts"] <= 3
+    assert len(whole["trials"]) >= 2
+
+
+def test_a_refined_profile_is_as_good_a_one_as_any(swept: Path, whole: dict[str, Any]) -> None:
+    assert whole["refined"]
+    options = ("verify", "whole.yaml", *SIM, "--force", "--json")
+    done = subprocess.run([TUNER, *options], cwd=swept, capture_output=True, text=True, check=False)
+    gates = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"]}
+    del gates["slo"]  # of a machine that is overloaded with any arguments
+    assert all(gate["kept"] for gate in gates.values()), done.stdout
+
+
+def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    running = subprocess.Popen(
+        command("--run-dir", "killed"), cwd=swept, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr is not None
+    assert any("with the knee, in turns" in line for line in running.stderr)
+    running.kill()
+    running.communicate()
+    kept = replays(swept / "killed")
+    assert len(kept) >= 3
+    done = refine(swept, "--run-dir", "killed", "--resume", "--json", "-o", "killed.yaml")
+    assert done.returncode == 0, done.stderr
+    after = replays(swept / "killed")
+    assert after[: len(kept)] == kept
+    assert after == replays(swept / "whole")
+    assert json.loads(done.stdout)["chosen"] == whole["chosen"]
+
+
+def test_a_finished_run_resumed_measures_nothing(swept: Path, whole: dict[str, Any]) -> None:
+    again = refine(swept, "--run-dir", "whole", "--resume", "--json", "-o", "whole.yaml")
+    assert json.loads(again.stdout) == whole
+    assert "starting an engine" not in again.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(swept: Path) -> None:
+    running = subprocess.Popen(
+        command("--run-dir", "stopped"), cwd=swept, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr is not None
+    assert any("climb to" in line for line in running.stderr)
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate()
+    assert running.returncode == 130
+    assert "Traceback" not in told
+    assert "--resume" in told.splitlines()[-1]
+
+
+def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, Any]) -> None:
+    best = whole["chosen"]["max_num_seqs"]
+    shutil.copy(swept / "whole.yaml", swept / "best.yaml")
+    options = ("--search", f"max_num_seqs={best},1,2", "--search", "max_num_batched_tokens=2048")
+    words = [TUNER, "refine", "best.yaml", *SIM, *options, "--json", "-o", "kept.yaml"]
+    done = subprocess.run(words, cwd=swept, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not json.loads(done.stdout)["refined"]
+    one, other = (profile.load(swept / name) for name in ("best.yaml", "kept.yaml"))
+    assert one.engine == other.engine
+    assert one.promise == other.promise
+    assert "nothing that was tried is better" in other.decision.reason
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--search", "max_num_batched_tokens=2"), 2, "is less than every max_num_seqs"),
+        (("--search", "enable_prefix_caching=true"), 2, "nothing that a simulated engine"),
+        (("--search", "max_num_seqs=many"), 2, "whole numbers of at least 1"),
+        (("--objective", "speed"), 2, "--objective 'speed' is not known"),
+        (("--budget", "1m"), 2, "--budget 60s is too small"),
+        (("--storage", "postgresql://u:secret@127.0.0.1:1/x"), 3, "u@127.0.0.1:1/x: the study's"),
+        (("-o", "prod.jsonl"), 3, "is there already and is no serving profile"),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_starts(
+    swept: Path, options: tuple[str, ...], code: int, said: str
+) -> None:
+    done = refine(swept, *options)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "starting an engine" not in done.stderr
+    assert "secret" not in done.stderr
+    assert said in done.stderr.splitlines()[-2]

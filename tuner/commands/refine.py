@@ -1,0 +1,93 @@
+"""``tuner refine``: its options."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+
+def refine(  # noqa: PLR0913 - one parameter an option
+    profile: Annotated[Path, typer.Argument(help="Serving profile to refine.")],
+    *,
+    trace: Annotated[Path, typer.Option(help="Trace to replay: the one that was tuned for.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Where the refined profile goes.")
+    ] = Path("refined.yaml"),
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=VALUES",
+            help="Engine argument to search: a,b,c or low:high[:log|:step]; repeatable.",
+        ),
+    ] = None,
+    objective: Annotated[
+        str,
+        typer.Option(help="goodput, throughput, e2el, tpot or ttft; two with a comma: the front."),
+    ] = "goodput",
+    engine: Annotated[str, typer.Option(help="vllm, or sim with --world.")] = "vllm",
+    world: Annotated[
+        Path | None, typer.Option(help="World file: the machine that --engine sim simulates.")
+    ] = None,
+    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "20m",
+    step: Annotated[str, typer.Option(help="How long each trial replays.")] = "60s",
+    window: Annotated[
+        str, typer.Option(help="Part of the trace: all, busiest or START+LEN (120s+60s).")
+    ] = "all",
+    headroom: Annotated[
+        float,
+        typer.Option(min=1.0, max=10.0, help="Load of the validation, times the trace's."),
+    ] = 1.25,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Servers that shared the trace; one server's part is sent.")
+    ] = 1,
+    router: Annotated[
+        Literal["least", "rr", "random", "session"],
+        typer.Option(help="How requests reach replicas."),
+    ] = "least",
+    storage: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL", help="Optuna storage to share; default: a file in the run directory."
+        ),
+    ] = None,
+    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Where measurements are kept; default: runs/refine-…")
+    ] = None,
+    force: Annotated[
+        bool, typer.Option(help="Refine on another machine or vLLM than measured.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and the sampler.")] = 0,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Search around a profile's knee, and keep what a comparison in turns proves to be better.
+
+    Cap and token budget change live; other arguments take engines of their own. The knee stays
+    where no gain is proven. Everything measured is kept, and --resume goes on.
+    """
+    from tuner.commands.refine_run import run  # noqa: PLC0415 - keeps --help light
+    from tuner.commands.refine_setup import RefineOptions  # noqa: PLC0415
+
+    run(
+        RefineOptions(
+            profile=profile,
+            trace=trace,
+            output=output,
+            search=tuple(search or ()),
+            objective=objective,
+            engine=engine,
+            world=world,
+            budget=budget,
+            step=step,
+            window=window,
+            headroom=headroom,
+            replicas=replicas,
+            router=router,
+            storage=storage,
+            resume=resume,
+            run_dir=run_dir,
+            force=force,
+            seed=seed,
+            json=json_,
+        )
+    )

@@ -1,0 +1,223 @@
+"""What ``tuner refine`` does with its options."""
+
+import asyncio
+import json
+import os
+import sys
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+from tuner import files, models, provenance
+from tuner.bench import Bench
+from tuner.commands.refine_setup import (
+    Engines,
+    RefineOptions,
+    engines_of,
+    machine_of,
+    open_run,
+    plan_of,
+    rests_on,
+    resume_command,
+    space_of,
+    study_name,
+)
+from tuner.commands.refine_view import render, said_of_space
+from tuner.commands.sweep_view import Progress
+from tuner.commands.verify_run import check_machine, requests_of
+from tuner.devices import DeviceMeter
+from tuner.engines.seam import EngineFacts
+from tuner.errors import Interrupted, TargetError
+from tuner.evidence import Evidence
+from tuner.journal import Journal
+from tuner.profile import load as load_profile
+from tuner.profile import save, seal
+from tuner.profile_schema import ServingProfile
+from tuner.refine import Study
+from tuner.refinement import Plan, Refinement, refine
+from tuner.result import profile_of
+from tuner.rig import Rig
+from tuner.trace import Trace, TraceRequest, load
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that is about to begin."""
+
+    options: RefineOptions
+    trace: Trace
+    requests: list[TraceRequest]
+    plan: Plan
+    engines: Engines
+    book: Journal
+    began_s: float
+
+
+def run(options: RefineOptions) -> None:
+    """Refine, write the profile and print what was gained. Raises TunerError."""
+    began_s = time.monotonic()
+    profile = load_profile(options.profile)
+    _check_output(options)
+    trace = load(options.trace)
+    requests = requests_of(options, trace.requests)
+    engines = engines_of(options, profile)
+    space = space_of(
+        options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
+    )
+    plan = plan_of(options, profile, trace, space)
+    book = open_run(options, rests_on(options, plan, trace))
+    engines.log.append(book.run_dir / "vllm.log")
+    begun = _Run(options, trace, requests, plan, engines, book, began_s)
+    try:
+        _conclude(begun, _refined(begun))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise Interrupted(
+            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
+            hint=f"Go on with: {resume_command(options, book.run_dir)}",
+        ) from None
+    finally:
+        book.close()
+
+
+def _refined(begun: _Run) -> Refinement:
+    options, plan, book = begun.options, begun.plan, begun.book
+    profile = plan.profile
+    study = Study(
+        options.storage or str(book.run_dir / "study.log"),
+        study_name(book.events[0]["plan"]),
+        plan.space,
+        aims=len(plan.objectives),
+        seed=options.seed,
+        run=str(book.run_dir.resolve()),
+        machine=machine_of(profile),
+    )
+    progress = Progress(plan.settings, None)
+    for line in said_of_space(plan.space):
+        progress.stage(line)
+    if profile.validity.trace_digest != begun.trace.digest:
+        progress.warn("this is not the trace that the profile was tuned for")
+
+    def check(facts: EngineFacts) -> None:
+        if not options.force:
+            check_machine(profile, facts)
+
+    read = None if begun.engines.is_simulated else DeviceMeter().read
+    rig = Rig(begun.engines.vary({}), plan.settings, Evidence(book), progress, read)
+    rig.evidence.check()
+    bench = Bench(rig, begun.engines.vary, check)
+    try:
+        with progress:
+            return begun.engines.execute(book.clock_s)(refine(begun.requests, plan, bench, study))
+    finally:
+        study.close()
+
+
+def _conclude(begun: _Run, found: Refinement) -> None:
+    """Write the refined profile, or the knee's with what was tried, and print."""
+    options, plan = begun.options, begun.plan
+    wall_s = time.monotonic() - begun.began_s
+    result = _profile(begun, found, wall_s)
+    save(result, begun.book.run_dir / "profile.yaml")
+    _check_output(options)
+    save(result, options.output)
+    if options.json:
+        sys.stdout.write(json.dumps(_json(begun, found)) + "\n")
+        return
+    render(
+        found,
+        plan.space,
+        plan.objectives,
+        profile_path=options.output,
+        run_dir=begun.book.run_dir,
+    )
+
+
+def _profile(begun: _Run, found: Refinement, wall_s: float) -> ServingProfile:
+    profile = begun.plan.profile
+    if found.outcome is None:
+        sections = {
+            name: getattr(profile, name)
+            for name in type(profile).model_fields
+            if name not in {"schema_version", "digest"}
+        }
+        decision = profile.decision.model_copy(update={"reason": found.reason})
+        return seal(**{**sections, "decision": decision})
+    origin = {
+        "tuner": version("tuner"),
+        "seed": begun.options.seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": wall_s,
+        "warnings": list(found.warnings),
+        "model_digest": (
+            None
+            if found.outcome.facts.engine == "sim"
+            else provenance.model_digest(models.model_path(profile.model))
+        ),
+    }
+    return profile_of(
+        found.outcome,
+        headroom=begun.options.headroom,
+        trace_digest=begun.trace.digest,
+        origin=origin,
+    )
+
+
+def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
+    plan = begun.plan
+    paired = found.paired
+    return {
+        "refined": found.outcome is not None,
+        "reason": found.reason,
+        "chosen": dict(found.chosen),
+        "knee": dict(plan.space.knee),
+        "ratios": {
+            name: {"value": one.value, "low": one.low, "high": one.high}
+            for name, one in (paired.ratios if paired else {}).items()
+        },
+        "pairs": paired.pairs if paired else 0,
+        "objective": [aim.name for aim in plan.objectives],
+        "trials": [
+            {
+                "configuration": dict(one.configuration),
+                "gains": list(one.gains),
+                "keeps_slo": one.deficit <= 0,
+                "attainment": one.measured.attainment,
+                "goodput_rps": one.measured.goodput_rps,
+            }
+            for one in found.tried
+        ],
+        "front": [dict(one.configuration) for one in found.front],
+        "importance": {
+            aim: {one.name: [one.share, one.low, one.high] for one in shares} or None
+            for aim, shares in found.importances
+        },
+        "space": [
+            {"name": knob.name, "values": list(knob.values), "why": knob.why}
+            for knob in plan.space.knobs
+        ],
+        "left_out": list(plan.space.left_out),
+        "pruned": found.pruned,
+        "failed": list(found.failed),
+        "complete": found.complete,
+        "engine_starts": len(found.starts_s),
+        "engine_seconds": {"starts": sum(found.starts_s), "replay": found.replay_s},
+        "run_dir": str(begun.book.run_dir),
+        "profile": str(begun.options.output),
+        "warnings": list(found.warnings),
+    }
+
+
+def _check_output(options: RefineOptions) -> None:
+    """Refuse to destroy what is no profile, before anything is measured and again at the end."""
+    path = files.resolve(options.output)
+    files.check_writable(path)
+    if not os.access(path.parent, os.W_OK):
+        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
+    old = files.content(path)
+    if old is not None and b"schema_version:" not in old[:4096]:
+        raise TargetError(
+            f"{options.output}: is there already and is no serving profile",
+            hint="Choose another -o.",
+        )

