@@ -29,8 +29,6 @@ _MAX_NUMBER_CHARACTERS = 32
 _NEVER_FOLD = 1 << 20
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
 
-NodePath = Sequence[str | int]
-
 
 class _RefusedError(Exception):
     """Well-formed YAML that we do not take, with the line, counted from 0, and the cure."""
@@ -159,18 +157,16 @@ def decode(content: bytes, *, source: str, error: type[InputError]) -> str:
             f"{source}: larger than {MAX_BYTES >> 20} MiB",
             hint="Check that this is the right file.",
         )
-    wrong = content.find(b"\0")
+    wrong, text = content.find(b"\0"), ""
     try:
         text = content.decode("utf-8")
     except UnicodeDecodeError as problem:
-        text, wrong = "", problem.start
-    if wrong >= 0:
-        line = content.count(b"\n", 0, wrong) + 1
-        raise error(
-            f"{source}:{line}: not UTF-8 text (byte {wrong})",
-            hint="Check that this is the right file; if it is, save it as UTF-8.",
-        )
-    return text
+        wrong = problem.start
+    if wrong < 0:
+        return text
+    line = content.count(b"\n", 0, wrong) + 1
+    hint = "Check that this is the right file; if it is, save it as UTF-8."
+    raise error(f"{source}:{line}: not UTF-8 text (byte {wrong})", hint=hint)
 
 
 def compose(
@@ -289,7 +285,7 @@ def dump_flow(value: object, *, quotes: str | None = None) -> str:
     return text.removeprefix("[").removesuffix("]\n")
 
 
-def find(root: yaml.Node, path: NodePath) -> tuple[yaml.Node, tuple[str | int, ...]]:
+def find(root: yaml.Node, path: Sequence[str | int]) -> tuple[yaml.Node, tuple[str | int, ...]]:
     """Return the deepest node on the path that exists, and the part of the path that led there."""
     node, found = root, list[str | int]()
     for part in path:
