@@ -2,7 +2,14 @@
 
 import importlib.util
 import json
+import os
+import re
+import shlex
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -112,6 +119,14 @@ def test_notes_say_only_what_was_measured(article: tuple[dict[str, Any], Path]) 
     assert real["tuned"]["measured"]["transfer_ms"] is None
 
 
+def test_every_key_of_the_json_is_documented(article: tuple[dict[str, Any], Path]) -> None:
+    page = (ROOT / "docs" / "journey.md").read_text()
+    table = article[0]["tables"][0]
+    row = table["rows"][2]
+    names = {*article[0], *table, *row, *row["measured"]}
+    assert {name for name in names if f"`{name}`" not in page} == set()
+
+
 def test_the_markdown_has_the_same_numbers(article: tuple[dict[str, Any], Path]) -> None:
     result, folder = article
     page = (folder / "comparison.md").read_text()
@@ -159,6 +174,32 @@ def test_a_run_that_was_cut_off_anywhere_ends_as_if_it_had_not_been(
     journal.write_bytes(b"".join(lines[:kept]) + lines[kept][:-3])
     whole = json.loads((short / "comparison.json").read_text())
     assert compare(**SHORT, resume=True)["tables"] == whole["tables"]
+
+
+def test_an_interrupted_command_says_how_to_go_on_and_does(tmp_path: Path, short: Path) -> None:
+    tuner = str(Path(sys.executable).with_name("tuner"))
+    command = [tuner, "compare", "--trace", str(OPTIONS.trace), "--engine", "sim"]
+    command += ["--world", str(ARTICLE), "--max-num-seqs", "16", "--budget", "6h", "--json"]
+    command += ["--step", "8s", "--repeats", "2", "--approaches", "static,tuned"]
+    with subprocess.Popen(
+        [*command, "--run-dir", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
+        while not (tmp_path / "run" / "replays").exists() and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGINT)
+        _, told = process.communicate()
+    assert process.returncode == 130
+    said, cure = told.splitlines()[-2:]
+    assert re.fullmatch(r"Interrupted: \d replays are kept in run", said)
+    again = subprocess.run(
+        shlex.split(cure.removeprefix("Go on with: ")),
+        cwd=tmp_path,
+        env={**os.environ, "PATH": f"{Path(tuner).parent}:{os.environ['PATH']}"},
+        capture_output=True,
+        check=True,
+    )
+    whole = json.loads((short / "comparison.json").read_text())
+    assert json.loads(again.stdout)["tables"] == whole["tables"]
 
 
 def test_another_question_is_refused_on_resume(compare: Compare, short: Path) -> None:

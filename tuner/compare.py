@@ -4,6 +4,7 @@ One engine lives at a time, so that none that idles disturbs the others. Every a
 same requests, in every block.
 """
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -81,7 +82,8 @@ class Comparison:
         try:
             self.comparing.add_start(engine.facts, CALIBRATION)
             kept, _ = keep_what_fits(self.requests, max_model_len=engine.facts.max_model_len)
-            rates = {}
+            loop = asyncio.get_running_loop()
+            rates, begun_s = {}, loop.time()
             for level in settings.levels:
                 if level.in_flight is not None:
                     self.watcher.stage(f"{level.name}: {level.in_flight} requests at a time")
@@ -89,7 +91,11 @@ class Comparison:
                     rates[level.name] = await rate_at(
                         level.in_flight, kept, engine, prompt=prompt, seed=settings.seed
                     )
-            self.comparing.add_rates(rates, max_model_len=engine.facts.max_model_len)
+            self.comparing.add_rates(
+                rates,
+                max_model_len=engine.facts.max_model_len,
+                elapsed_s=loop.time() - begun_s,
+            )
         finally:
             await engine.stop()
 
@@ -185,13 +191,20 @@ class Comparison:
     ) -> None:
         """Make one replay and keep it. Raises EngineError when the approach died of it."""
         facts = engine.facts
-        what = f"{approach.title}, {cell.load}, {cell.lengths}"
+        number, settings = self.comparing.ended() + 1, self.settings
+        of = settings.repeats * len(settings.approaches) * len(settings.cells)
+        what = f"{number} of {of}: {approach.title}, {cell.load}, {cell.lengths}"
         plan = plan_requests(
             self.sent(cell, window),
             window,
             max_model_len=facts.max_model_len,
             prompt=self.prompts(facts),
         )
+
+        def late(error: GeneratorLateError, elapsed_s: float) -> None:
+            self.comparing.evidence.add_late(what, str(error), elapsed_s)
+            self.watcher.warn(f"{error}; thrown away")
+
         try:
             result = await replay_in_time(
                 plan,
@@ -201,7 +214,7 @@ class Comparison:
                 rule=CutRule(Slo(), floor=0.0, drain_s=DRAIN_SHARE * window.length_s),
                 read=self.read,
                 begun=lambda: self.watcher.trial(what, window.replay_s),
-                late=lambda error, _: self.watcher.warn(f"{error}; thrown away"),
+                late=late,
                 name=f"{approach.name}-{block}-{len(self.comparing.journal.events)}",
                 progress=self.watcher.live,
             )

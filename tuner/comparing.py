@@ -48,8 +48,12 @@ class Comparing:
         size = int(str(facts.arguments["max_num_seqs"]))
         self.evidence.add_start(facts, purpose=session, max_num_seqs=size)
 
-    def add_rates(self, rates_rps: dict[str, float], *, max_model_len: int) -> None:
-        self._append("calibrated", rates_rps=rates_rps, max_model_len=max_model_len)
+    def add_rates(
+        self, rates_rps: dict[str, float], *, max_model_len: int, elapsed_s: float
+    ) -> None:
+        self._append(
+            "calibrated", rates_rps=rates_rps, max_model_len=max_model_len, elapsed_s=elapsed_s
+        )
 
     def add_choice(self, choice: Choice) -> None:
         self.evidence.add_choice(choice)
@@ -98,6 +102,10 @@ class Comparing:
             if event.get("block", event.get("trial")) == block
         }
         return [cell for cell in cells if (cell.load, cell.lengths) not in done]
+
+    def ended(self) -> int:
+        """Return how many replays were made or failed."""
+        return sum(event["event"] in {"replay", "failed"} for event in self.journal.events)
 
     def sessions(self) -> list[str]:
         """Return the sessions whose engines were started, in order, each once."""

@@ -35,7 +35,7 @@ _CONTENT = {
     "trial": {"purpose", "max_num_seqs", "at_s"},
     "measured": {"at_s"},
     "gathered": {"complete", "at_s"},
-    "calibrated": {"rates_rps", "max_model_len", "at_s"},
+    "calibrated": {"rates_rps", "max_model_len", "elapsed_s", "at_s"},
     "failed": {"approach", "block", "load", "lengths", "why", "hint", "at_s"},
 }
 """Event → what it must hold."""
