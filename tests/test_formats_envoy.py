@@ -1,3 +1,4 @@
+import json
 from pathlib import Path
 from typing import Any
 
@@ -125,3 +126,16 @@ def test_the_documented_sample_over_many_lines_is_one_request() -> None:
     source, tally = open_trace(LOGS / "envoy-ai-gateway-access.json")
     assert list(source.rows) == [Row(START_MS, 15, 7, e2e_ms=1526, model="m0", replica=0)]
     assert tally.rows_read == 1
+
+
+def test_what_envoy_says_of_itself_may_stand_between_the_lines(tmp_path: Path) -> None:
+    (tmp_path / "t").write_text(
+        "[2026-11-21 10:00:00.000][1][info][main] starting main dispatch loop\n"
+        f"{json.dumps(entry())}\n"
+        "[2026-11-21 10:00:01.000][1][info][upstream] cds: add 1 cluster(s)\n"
+        f"{json.dumps(entry())}\n"
+    )
+    source, tally = open_trace(tmp_path / "t")
+    assert source.header.source == "envoy"
+    assert len(list(source.rows)) == 2
+    assert tally.dropped == {"malformed": 2}

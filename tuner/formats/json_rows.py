@@ -37,6 +37,8 @@ TEXT_KEYS = frozenset(
 BLOCK_SIZES = (16, 32, 64, 128, 256, 512, 1024)
 ROWS_FOR_BLOCK_SIZE = 1000
 
+LINES_ABOVE = 50
+
 NO_TEXT = ("", "{}", "[]", "null", "None", "redacted-by-litellm")
 NO_TEXT_KEYS = frozenset({"role", "type", "object", "finish_reason", "id", "model", "index"})
 """What messages say of themselves."""
@@ -46,15 +48,19 @@ _decode = msgspec.json.Decoder().decode
 
 @lru_cache(maxsize=1)
 def opening(head: bytes) -> Object:
-    """Return the first JSON object of a file, as far as its head shows it; else an empty one."""
+    """Return the first JSON object of a file, as far as its head shows it; else an empty one.
+
+    Programs that log JSON say other things first: some lines of text may stand above it.
+    """
     text = head.removeprefix(BOM).strip()
-    try:
-        parsed = _decode(text.partition(b"\n")[0])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return _salvage(text.decode(errors="replace"))
-    if isinstance(parsed, list) and parsed:
-        parsed = parsed[0]
-    return parsed if isinstance(parsed, dict) else {}
+    first, *others = text.split(b"\n", LINES_ABOVE)
+    found = _first_object(first)
+    if found is None:
+        found = _salvage(text.decode(errors="replace"))
+    if not found:
+        rows = (_first_object(line) for line in others[: LINES_ABOVE - 1] if line.startswith(b'{"'))
+        found = next((row for row in rows if row), {})
+    return found
 
 
 def rows(
@@ -171,6 +177,17 @@ def is_text(value: object) -> bool:
     if isinstance(value, dict):
         return any(is_text(held) for key, held in value.items() if key not in NO_TEXT_KEYS)
     return isinstance(value, list) and any(map(is_text, value))
+
+
+def _first_object(line: bytes) -> Object | None:
+    """Return the object that a line is, or the first of its list; None where it is no JSON."""
+    try:
+        parsed = _decode(line)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if isinstance(parsed, list) and parsed:
+        parsed = parsed[0]
+    return parsed if isinstance(parsed, dict) else {}
 
 
 def _salvage(text: str) -> Object:
