@@ -14,7 +14,16 @@ from hypothesis import strategies as st
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.targets import compose, env, helm_llm_d, kserve, kubernetes, kustomize, systemd
+from tuner.targets import (
+    compose,
+    env,
+    helm_llm_d,
+    helm_production_stack,
+    kserve,
+    kubernetes,
+    kustomize,
+    systemd,
+)
 from tuner.targets.seam import Target
 from tuner.targets.vllm_flags import SWITCHES
 
@@ -352,6 +361,104 @@ def around(kind: Kind, text: str) -> tuple[str, str]:
     first, last = kind.bounds
     begin = text.index(first) + len(first)
     return text[:begin], text[text.rindex(last) if last else len(text) :]
+
+
+# The two kinds that hold less than any word, or something else than words.
+
+_PLAIN: dict[str, st.SearchStrategy[ArgumentValue]] = {
+    "max_num_seqs": st.integers(1, 512),
+    "gpu_memory_utilization": st.sampled_from([0.3, 0.5, 0.92]),
+    "enable_prefix_caching": st.booleans(),
+    "tokenizer": st.sampled_from(["acme/t", "t-1.0", "@a:b"]),
+    "cudagraph_capture_sizes": st.lists(st.integers(1, 9), min_size=1, max_size=3),
+}
+
+
+@st.composite
+def plain_words(draw: st.DrawFn) -> list[str]:
+    found = ["acme/m"]
+    for name in draw(st.lists(st.sampled_from([*_PLAIN, "--port=8"]), unique=True, max_size=5)):
+        found += (
+            spelt(name, draw(_PLAIN[name]), hyphens=draw(st.booleans()), inline=draw(st.booleans()))
+            if name in _PLAIN
+            else [name]
+        )
+    return found
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    before=plain_words(),
+    after=st.fixed_dictionaries(_PLAIN),
+    export=st.sampled_from(["", "export ", "  "]),
+    quotes=st.sampled_from(["'", '"', ""]),
+    between=st.sampled_from([" ", "  ", "\t"]),
+    ends=st.sampled_from(["\n", "\r\n"]),
+)
+def test_a_variable_is_as_asked_for_and_nothing_else_changes(  # noqa: PLR0913, PLR0917 - drawn
+    before: list[str],
+    after: dict[str, ArgumentValue],
+    export: str,
+    quotes: str,
+    between: str,
+    ends: str,
+) -> None:
+    head, tail = f"# why{ends}A='x y'{ends}{export}VLLM_ARGS=", f"{ends}B=${{A}}{ends}#"
+    text = f"{head}{quotes}{between.join(before)}{quotes}{tail}"
+    result = env.write(text, after, source="f")
+    assert result.startswith(head)
+    assert result.endswith(tail)
+    found = meaning(result[len(head) : -len(tail)].strip("'\"").split())
+    assert {key: _loaded(key, value) for key, value in found.items()} == wanted(before, after)
+    assert env.write(result, after, source="f") == result
+
+
+_OF_THE_CHART: dict[str, st.SearchStrategy[ArgumentValue]] = {
+    "max_num_seqs": st.integers(1, 512),
+    "max_model_len": st.integers(1, 10**7),
+    "gpu_memory_utilization": st.sampled_from([0.3, 0.92]),
+    "enable_prefix_caching": st.booleans(),
+    "enable_chunked_prefill": st.booleans(),
+    "seed": st.integers(0, 9),
+    "tokenizer": _TEXT.filter(lambda text: not text.startswith("-")),
+}
+
+
+def by_the_chart(text: str) -> dict[str, object]:
+    """Return the arguments that the chart's template hands to vLLM; extraArgs come last."""
+    config = yaml.safe_load(text)["servingEngineSpec"]["modelSpec"][0]["vllmConfig"]
+    keys = {key: name for name, key in helm_production_stack.KEYS.items()}
+    found: dict[str, object] = {"enable_prefix_caching": False}
+    found |= {keys[key]: value for key, value in config.items() if key in keys}
+    extra = meaning(["m", *(word.replace("$$(", "$(") for word in config.get("extraArgs", []))])
+    return {name: str(value) for name, value in {**found, **extra}.items() if name != "model"}
+
+
+@settings(deadline=None, max_examples=100)
+@given(data=st.data())
+def test_values_of_the_chart_are_as_asked_for_and_nothing_else_changes(data: st.DataObject) -> None:
+    in_keys = data.draw(st.lists(st.sampled_from([*helm_production_stack.KEYS]), unique=True))
+    some = {name: data.draw(one) for name, one in _OF_THE_CHART.items() if name in in_keys}
+    lines = [
+        f"      {helm_production_stack.KEYS[name]}: {json.dumps(value)}  # {name}\n"
+        for name, value in some.items()
+    ]
+    extra = data.draw(st.sampled_from(["", "      extraArgs: [--port=8]\n"]))
+    head = "# values\nservingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig:\n"
+    head += "      v1: 1 # the chart's\n"
+    tail = "    modelURL: m # why\n  runtimeClassName: ''\n"
+    text = head + "".join(lines) + extra + tail
+    after = {name: data.draw(one) for name, one in _OF_THE_CHART.items()}
+    try:
+        result = helm_production_stack.write(text, after, source="f")
+    except TargetError as problem:
+        assume("cannot be edited safely (f:" not in str(problem))
+        raise
+    assert result.startswith(head)
+    assert result.endswith(tail)
+    expected = {**by_the_chart(text), **{name: str(value) for name, value in after.items()}}
+    assert by_the_chart(result) == expected
+    assert helm_production_stack.write(result, after, source="f") == result
 
 
 def test_a_variable_carries_only_what_needs_no_quotes() -> None:

@@ -30,6 +30,13 @@ def unit(command: str) -> str:
     return f"[Service]\nExecStart={command}\n"
 
 
+STACK = """\
+servingEngineSpec:
+  modelSpec:
+  - name: a
+    modelURL: m
+%s"""
+
 REFUSED: list[tuple[str, str, str]] = [
     # In a shell's script
     ("kubernetes", shell("vllm serve m $MORE"), "f:9: $MORE may hold more flags"),
@@ -199,6 +206,17 @@ REFUSED: list[tuple[str, str, str]] = [
         unit("/bin/vllm serve m --max-num-seqs {{ seqs }}"),
         "f:2: max_num_seqs is decided elsewhere: {{ seqs }}",
     ),
+    (
+        "vllm-config",
+        'max-num-seqs: "{{ seqs }}"\n',
+        "f:1: max_num_seqs is decided elsewhere: {{ seqs }}",
+    ),
+    ("vllm-config", "max-num-seqs: ${N}\n", "f:1: max_num_seqs is decided elsewhere: ${N}"),
+    (
+        "helm-production-stack",
+        STACK % "    vllmConfig:\n      maxNumSeqs: '{{ seqs }}'\n",
+        "f:6: max_num_seqs is decided elsewhere: {{ seqs }}",
+    ),
     # Lines that only seem to go on
     (
         "compose",
@@ -331,13 +349,6 @@ spec:
     containers:
     - name: main
 %s"""
-STACK = """\
-servingEngineSpec:
-  modelSpec:
-  - name: a
-    modelURL: m
-%s"""
-
 ADDED = [
     (
         "kserve",

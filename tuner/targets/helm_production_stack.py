@@ -18,7 +18,7 @@ from tuner.targets.container_command import command_line
 from tuner.targets.containers import KUBERNETES, Container, choose
 from tuner.targets.seam import Platform, Stated
 from tuner.targets.yaml_file import YamlFile, outline, parse
-from tuner.targets.yaml_nodes import entries, get, items, text_at
+from tuner.targets.yaml_nodes import entries, get, items, refuse_filled_in, text_at
 
 NAME = "helm-production-stack"
 DEFAULT_FILE = ""
@@ -136,7 +136,7 @@ def _write(
         if node is not None and value is None:
             values.file.remove_key(config, key)
         elif node is not None:
-            _set(values.file, node, value)
+            _set(values.file, node, name, value)
         elif name not in in_args and _fits(name, value):
             keys[key] = value
         else:
@@ -157,9 +157,10 @@ def _fits(name: str, value: ArgumentValue) -> bool:
     return name in KEYS and name not in _ONLY_IF_THERE and value is not None and not is_big
 
 
-def _set(file: YamlFile, node: yaml.Node, value: ArgumentValue) -> None:
+def _set(file: YamlFile, node: yaml.Node, argument: str, value: ArgumentValue) -> None:
     found = yaml_strict.construct(node, source=file.source, error=TargetError)
     if str(found) != str(value):
+        refuse_filled_in(node, argument, source=file.source)
         file.set_scalar(node, value)
 
 

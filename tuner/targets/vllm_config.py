@@ -17,6 +17,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.targets import yaml_edit
 from tuner.targets.seam import Platform, Stated
+from tuner.targets.yaml_nodes import refuse_filled_in
 
 NAME = "vllm-config"
 DEFAULT_FILE = "serve.yaml"
@@ -104,6 +105,7 @@ def write(
             if (wanted := _written(argument, value, source=source)) is not None:
                 document.add(*wanted)
         elif not _states(found, argument, value, source=source):
+            refuse_filled_in(found.node.value, argument, source=source)
             _change(document, found, _written(argument, value, source=source))
     result = document.result()
     _verify(text, result, arguments, source=source)

@@ -1,10 +1,14 @@
 """What stands where in a composed YAML document. Pure."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 
 import yaml
 
+from tuner.errors import TargetError
+
 _NULL = "tag:yaml.org,2002:null"
+_FILLED_IN = re.compile(r"\{\{.*?\}\}|\$\{[A-Za-z_][^}]*\}|^\$[A-Za-z_]\w*$", re.DOTALL)
 
 
 def children(node: yaml.Node) -> Iterator[yaml.Node]:
@@ -39,3 +43,12 @@ def entries(node: yaml.Node | None) -> Mapping[str, yaml.Node]:
         if isinstance(node, yaml.MappingNode)
         else {}
     )
+
+
+def refuse_filled_in(node: yaml.Node, argument: str, *, source: str) -> None:
+    """Refuse to replace a value that Helm, Ansible or envsubst put in. Raises TargetError."""
+    if isinstance(node, yaml.ScalarNode) and _FILLED_IN.search(node.value):
+        raise TargetError(
+            f"{source}:{node.start_mark.line + 1}: {argument} is decided elsewhere: {node.value}",
+            hint="Write the value there, or apply the profile to where it comes from.",
+        )
