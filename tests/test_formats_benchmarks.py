@@ -179,6 +179,13 @@ def test_swissai_counts_of_minus_1_are_unknown_and_errors_are_kept(tmp_path: Pat
     assert tally.dropped == {}
 
 
+def test_swissai_buckets_tell_a_prompt_that_was_not_reported(tmp_path: Path) -> None:
+    (one, _) = (json.loads(line) for line in EXAMPLES["swissai"].splitlines())
+    one |= {"reported_token_input": -1, "token_count": 40, "bucket_ids": [5, 6, 7]}
+    (row,), _ = read(tmp_path / "t", jsonl(one), None)
+    assert (row.input_length, len(row.hash_ids)) == (40, 2)
+
+
 def test_swissai_ids_mean_whole_prefixes_of_full_blocks(tmp_path: Path) -> None:
     (one, _) = (json.loads(line) for line in EXAMPLES["swissai"].splitlines())
     other = {**one, "bucket_ids": [5, 9, 9]}

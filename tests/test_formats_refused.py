@@ -46,6 +46,7 @@ def test_no_trace_is_refused_for_what_it_is_not(name: str) -> None:
         ('{"data": [{"session_id": "a", "payloads": []}]}', "prompts without arrival times"),
         (jsonl({"metadata": {"request_start_ns": 1}, "metrics": {}}), "a load generator"),
         ('{"metadata": {}, "benchmarks": [{"requests": {}}]}', "a load generator"),
+        ("t,prompt_throughput,running,waiting\n1.0,3392.0,5,2\n", "a series of gauges"),
         (jsonl({"log": "{}\n", "stream": "stdout", "time": "x"}), "the log of a container"),
         ("2026-11-21T10:00:00.1Z stdout F {}\n", "the log of a container"),
         ('1.1.1.1 - - [21/Nov/2026:10:01:13 +0000] "POST /v1 HTTP/1.1" 200 1\n', "an access log"),

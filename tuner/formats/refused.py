@@ -79,6 +79,10 @@ def _is_wrapped(head: bytes) -> bool:
     return {"log", "stream", "time"} <= opening(head).keys() or bool(CRI_LINE.match(head))
 
 
+def _is_gauges(head: bytes) -> bool:
+    return {b"running", b"waiting"} <= set(_first_line(head).lower().split(b","))
+
+
 def _is_text_access_log(head: bytes) -> bool:
     return ACCESS_LINE.match(_first_line(head)) is not None
 
@@ -158,6 +162,12 @@ REFUSED: tuple[Refused, ...] = (
         _is_load_generators,
         "the result of a load generator: what it sent by itself, not what production asked for",
         "Import the trace that it replayed, or capture production's own.",
+    ),
+    Refused(
+        _is_gauges,
+        "a series of gauges: how many ran and waited, not which requests",
+        "Import the requests themselves, or let tuner capture prometheus make a trace of all "
+        "that was scraped.",
     ),
     Refused(
         _is_wrapped,

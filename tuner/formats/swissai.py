@@ -1,7 +1,8 @@
 """The serving trace of SwissAI (Yao et al., OSDI 2026), JSON lines.
 
 ``created_at`` and ``finished_at`` are dates, mostly with a Z. Counts of -1 are unknown, and "null"
-is text. ``bucket_ids``, where they are, name 16 tokens each by content alone.
+is text. ``bucket_ids``, where they are, name 16 tokens each by content alone, and ``token_count``
+is the prompt's length.
 """
 
 from collections.abc import Iterable, Iterator
@@ -48,6 +49,8 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 def _fields(parsed: Object) -> Fields:
     arrival_ms, end_ms = (epoch_ms(parsed.get(key)) for key in ("created_at", "finished_at"))
     prompt, output = parsed.get("reported_token_input"), parsed.get("reported_token_output")
+    if tokens(prompt) in (None, -1):
+        prompt = parsed.get("token_count")
     parameters = inner(parsed.get("model_parameters"))
     found: Fields = {
         "timestamp": arrival_ms,
