@@ -34,10 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from tests.live_sim import SimulatedServer, simulated
 from tuner.drift import reference
 from tuner.live_windows import WindowMaker
+from tuner.promised import Promised, wander_of
 from tuner.settings import SweepSettings
 from tuner.twin import Traffic
 from tuner.twin_store import restored, stored
-from tuner.watch import Promised, Verdict, Watch, wander_of
+from tuner.watch import Verdict, Watch
 
 TUNED_S = 1200.0
 WINDOW_S, EVERY_S, RUN_IN_S = 10.0, 2.0, 60.0
@@ -110,7 +111,9 @@ def promised_of(one: Case) -> Promised | None:
         max_num_seqs=outcome.verdict.max_num_seqs,
         caps=CAPS,
         reference=reference(twin, captured_rps=len(early.traffic) / TUNED_S, validated_load=1.25),
-        wander=wander_of(None if outcome.agreement is None else outcome.agreement.slower_limit),
+        wander=wander_of(
+            twin, None if outcome.agreement is None else outcome.agreement.slower_limit
+        ),
         tolerance=TOLERANCE,
     )
 

@@ -9,7 +9,8 @@ from tests.test_watch import CAP, RATE, WORLD
 from tests.test_watch import promised as promised  # noqa: PLC0414 - a fixture
 from tuner.canary import CanaryGate
 from tuner.live_windows import WindowMaker
-from tuner.watch import Promised, Watch
+from tuner.promised import Promised
+from tuner.watch import Watch
 
 LENGTH_S = 600.0
 

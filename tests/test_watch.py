@@ -11,9 +11,10 @@ from tuner.drift import reference
 from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.live_windows import WindowMaker
 from tuner.prometheus import ServerMetrics
+from tuner.promised import Promised, wander_of
 from tuner.twin import Traffic
 from tuner.twin_store import restored
-from tuner.watch import Promised, Watch, wander_of
+from tuner.watch import Watch
 from tuner.watch_reasons import reason, server_is_why
 
 WORLD = World(
@@ -207,7 +208,10 @@ def test_a_server_that_tells_little_is_judged_by_what_it_tells(promised: Promise
     assert "the server's speed" in reason(watch)
 
 
-def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now() -> None:
-    assert wander_of(None) == 0.02
-    assert wander_of(0.0) == 0.0
-    assert wander_of(0.5) == pytest.approx(math.sqrt((0.5 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
+def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now(promised: Promised) -> None:
+    known = wander_of(promised.twin, None)
+    assert 0 < known < 0.02
+    assert wander_of(promised.twin, 0.0) == known
+    told = wander_of(promised.twin, 0.5)
+    assert told == pytest.approx(math.sqrt((0.5 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
+    assert wander_of(replace(promised.twin, draws=()), None) == 0.0

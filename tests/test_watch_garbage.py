@@ -15,7 +15,8 @@ from tests.test_watch import promised as promised  # noqa: PLC0414 - a fixture
 from tuner.errors import InputError
 from tuner.live_windows import WindowMaker
 from tuner.prometheus import parse_engines
-from tuner.watch import Promised, Watch
+from tuner.promised import Promised
+from tuner.watch import Watch
 from tuner.watch_journal import plain
 from tuner.watch_reasons import reason
 

@@ -178,6 +178,7 @@ What is rolled out
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
     live_server              what a running server says of itself
+    promised                 the parts of a profile that a watch holds it against
     live_windows             what it counted between two scrapes, and over windows of them
     scraper                  its /metrics, read at steady times
     today                    requests like today's, out of what was counted

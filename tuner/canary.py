@@ -27,7 +27,7 @@ E2EL_TAIL, FAILED, PREEMPTIONS = 0.05, 0.02, 0.10
 aborted, or lose their KV cache."""
 
 LIMITS: Mapping[Effect, Limits] = {
-    "tpot": Limits(-math.inf, TPOT, reach=0.4, back=0.25),
+    "tpot": Limits(-math.inf, TPOT, reach=0.3, back=0.15),
     "ttft": Limits(-math.inf, TTFT, reach=0.9, back=1.0),
     "e2el_tail": Limits(-math.inf, E2EL_TAIL, reach=0.2, back=0.3),
     "failed": Limits(-math.inf, FAILED, reach=0.08, back=0.1),

@@ -14,17 +14,14 @@ from typing import Literal
 
 import numpy as np
 
-from tuner.agreement import CLAIM_SPEED, PRIOR_WANDER
 from tuner.choice import Choice, choice_for, is_answerable, joined
-from tuner.drift import DISTANCE, Reference, TrafficWatch
+from tuner.drift import DISTANCE, TrafficWatch
 from tuner.expected import Compared, compared, tail_bound
 from tuner.live_windows import Window, total
 from tuner.prometheus import Distribution
+from tuner.promised import Promised
 from tuner.sequential import Interval, Limits, Monitor, State
-from tuner.slo import Slo
 from tuner.twin import Traffic, simulate
-from tuner.twin_law import START_SHARE
-from tuner.twin_store import StoredTwin
 from tuner.watched import Seen, Totals, seen
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
@@ -36,9 +33,8 @@ TTFT_EXCESS = 0.10
 """So many more of all requests than the twin says may wait longer than the bound for their first
 token, where nothing queues."""
 
-UNKNOWN_WANDER = 0.02
-"""How far a machine's speed wanders where the profile does not say: that of the study's usual
-one."""
+WANDERS = 2.0
+"""Standard deviations of the machine's own wandering that are added to the tolerance."""
 
 ASK_EVERY = 30
 """Windows between two questions to the twin whether the choice holds."""
@@ -49,31 +45,6 @@ MOST_ASKED = 2000
 LEAST_WINDOWS = 12
 LEAST_REQUESTS = 50
 """Evidence without which no verdict but an alarm is given."""
-
-
-@dataclass(frozen=True, slots=True)
-class Promised:
-    """The parts of a profile that are watched."""
-
-    twin: StoredTwin
-    slo: Slo
-    max_num_seqs: int
-    caps: tuple[int, ...]
-    """Of its curve."""
-
-    reference: Reference
-    wander: float
-    """Standard deviation of the log speed of its machine, as measured."""
-
-    tolerance: float
-
-
-def wander_of(slower_limit: float | None) -> float:
-    """Return how far the machine's speed wanders, from what the profile says of its agreement."""
-    if slower_limit is None:
-        return UNKNOWN_WANDER
-    seen = slower_limit / (CLAIM_SPEED * math.sqrt(2 * (1 + START_SHARE**2)))
-    return math.sqrt(max(0.0, seen**2 - PRIOR_WANDER**2))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +83,9 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.traffic = TrafficWatch(self.promised.reference)
-        limit = math.log1p(self.promised.tolerance) + self.promised.wander
+        limit = math.log1p(self.promised.tolerance) + WANDERS * self.promised.wander
         self.server = {
-            "slowness": Monitor(Limits(-math.inf, limit, reach=0.4, back=0.25), 0.05),
+            "slowness": Monitor(Limits(-math.inf, limit, reach=0.3, back=0.15), 0.05),
             "ttft_excess": Monitor(Limits(-math.inf, TTFT_EXCESS, reach=0.5, back=0.4), 0.1),
         }
 
@@ -212,7 +183,8 @@ class Watch:
         """Whether the server is surely so slow that its law is another engine's."""
         monitor = self.server["slowness"]
         value = monitor.interval()
-        return monitor.state == "above" and value is not None and value.low > math.log1p(FAR_SLOWER)
+        far = math.log1p(FAR_SLOWER) + self.promised.wander
+        return monitor.state == "above" and value is not None and value.low > far
 
     @property
     def distant_lengths(self) -> list[Literal["input_length", "output_length"]]:

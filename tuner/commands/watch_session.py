@@ -7,8 +7,9 @@ from tuner.commands.watch_setup import Times
 from tuner.commands.watch_view import Progress
 from tuner.exporter import WatchExporter
 from tuner.live_windows import Window, WindowMaker
+from tuner.promised import Promised
 from tuner.scraper import Absence, Moment, Server
-from tuner.watch import Promised, Watch
+from tuner.watch import Watch
 from tuner.watch_journal import WindowJournal
 from tuner.watch_reasons import reason, server_is_why
 

@@ -9,9 +9,9 @@ from tuner import difference, live_server
 from tuner.drift import reference
 from tuner.errors import InputError, ProfileError, UsageError
 from tuner.profile_schema import ServingProfile
+from tuner.promised import Promised, wander_of
 from tuner.scraper import Server
 from tuner.twin_store import restored
-from tuner.watch import Promised, wander_of
 from tuner.window import parse_duration_s
 
 FOREVER = "forever"
@@ -82,7 +82,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
             captured_rps=profile.validity.arrival_rate_rps,
             validated_load=profile.validity.validated_load,
         ),
-        wander=wander_of(None if agreement is None else agreement.slower_limit),
+        wander=wander_of(twin, None if agreement is None else agreement.slower_limit),
         tolerance=options.tolerance,
     )
 
