@@ -107,7 +107,7 @@ def test_a_change_is_rolled_back(tuner: Tuner, server: Server) -> None:
     tuner("cap-16.yaml", "--socket", server.path)
     code, out, _ = tuner("--rollback", server.path)
     assert (code, server.cap) == (0, 32)
-    assert out.startswith(f"{server.path}: max_num_seqs 16 -> 32; 20 running, 3 waiting\n")
+    assert out == f"{server.path}: max_num_seqs 16 -> 32; 20 running, 3 waiting\n"
     assert "no change to take back" in refused(tuner("--rollback", server.path), 6)
 
 
@@ -255,6 +255,7 @@ def test_servers_built_differently_are_held_each_against_its_own(
         code, out, _ = tuner("cap-8.yaml", *both)
         assert (code, large.cap, other.cap) == (0, 8, 8)
         assert f"{other.path}: nothing to change" in out
+        assert out.endswith(f"undo: tuner apply --live --rollback {large.path}\n")
 
 
 # -- schedules

@@ -5,6 +5,7 @@ Imports vLLM, so that only what a ``vllm`` test or a benchmark runs may import i
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from tuner import models
 from tuner.engines import live_scheduler as live
 
-__all__ = ["add", "compute", "configured", "live", "scheduler_of", "step"]
+__all__ = ["add", "compute", "configured", "live", "schedule", "scheduler_of", "step"]
 
 BLOCKS = 4000
 BLOCK_TOKENS = 16
@@ -71,24 +72,32 @@ def add(scheduler: Any, name: str, *, prompt: int, tokens: int) -> Any:
     return request
 
 
-def step(scheduler: Any) -> Any:
-    """Make one iteration and return what was scheduled."""
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """What was scheduled, and which sequences get a token of it: whose tokens then are computed."""
+
+    output: Any
+    ends: tuple[bool, ...]
+
+
+def schedule(scheduler: Any) -> Iteration:
     output = scheduler.schedule()
-    compute(scheduler, output)
-    return output
+    requests = [scheduler.requests[name] for name in output.num_scheduled_tokens]
+    return Iteration(output, tuple(one.num_computed_tokens >= one.num_tokens for one in requests))
 
 
-def compute(scheduler: Any, output: Any) -> None:
-    """Give every sequence whose tokens are all computed its next one."""
-    names = list(output.num_scheduled_tokens)
-    ends = [scheduler.requests[name] for name in names]
+def compute(scheduler: Any, iteration: Iteration) -> None:
+    names = list(iteration.output.num_scheduled_tokens)
     scheduler.update_from_output(
-        output,
+        iteration.output,
         ModelRunnerOutput(
             req_ids=names,
             req_id_to_index={name: index for index, name in enumerate(names)},
-            sampled_token_ids=[
-                [7] if one.num_computed_tokens >= one.num_tokens else [] for one in ends
-            ],
+            sampled_token_ids=[[7] if ends else [] for ends in iteration.ends],
         ),
     )
+
+
+def step(scheduler: Any) -> None:
+    """Make one iteration."""
+    compute(scheduler, schedule(scheduler))

@@ -3,7 +3,9 @@
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
 import importlib
+import itertools
 import threading
+from collections import deque
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,6 +32,14 @@ def lone() -> Any:
 @pytest.fixture(scope="module")
 def config(lone: Any) -> Any:
     return lone.configured()
+
+
+@pytest.fixture(scope="module")
+def configs(lone: Any, config: Any) -> dict[int, Any]:
+    """By how many iterations are under way at once; two need async scheduling."""
+    other = lone.configured()
+    other.scheduler_config.async_scheduling = True
+    return {1: config, 2: other}
 
 
 @pytest.fixture
@@ -65,37 +75,43 @@ def test_what_runs_above_a_lowered_cap_goes_on_and_nothing_else_begins(
     assert sum(one.num_preemptions for one in (*long, *short, *waiting)) == 0
 
 
-@settings(max_examples=40)
+@pytest.mark.parametrize("in_flight", [1, 2])
+@settings(max_examples=25)
 @given(
     requests=st.lists(st.tuples(st.integers(1, 60), st.integers(1, 12)), min_size=1, max_size=25),
     changes=st.lists(st.none() | st.tuples(st.integers(1, 8), st.integers(8, 64)), max_size=40),
 )
 def test_whatever_is_changed_whenever_every_request_gets_all_its_tokens(
     lone: Any,
-    config: Any,
+    configs: dict[int, Any],
+    in_flight: int,
     requests: list[tuple[int, int]],
     changes: list[tuple[int, int] | None],
 ) -> None:
-    scheduler = lone.scheduler_of(lone.live.LiveScheduler, config)
+    scheduler = lone.scheduler_of(lone.live.LiveScheduler, configs[in_flight])
     knobs = lone.live._Knobs(scheduler)
     made = [
         lone.add(scheduler, f"{number}", prompt=prompt, tokens=tokens)
         for number, (prompt, tokens) in enumerate(requests)
     ]
-    for turn in range(10_000):
-        if not scheduler.has_requests():
-            break
+    iterations: deque[Any] = deque()
+    for turn in itertools.count():
         change = changes[turn] if turn < len(changes) else None
         if change is not None:
             knobs.set_limits(cap(*change))
         before, _ = scheduler.get_request_counts()
-        output = scheduler.schedule()
+        iteration = lone.schedule(scheduler)
         running, _ = scheduler.get_request_counts()
-        lone.compute(scheduler, output)
         limits = knobs.limits()
         assert running <= max(before, limits.max_num_seqs)
-        assert output.total_num_scheduled_tokens <= limits.max_num_batched_tokens
-        assert not output.preempted_req_ids
+        assert iteration.output.total_num_scheduled_tokens <= limits.max_num_batched_tokens
+        assert not iteration.output.preempted_req_ids
+        iterations.append(iteration)
+        if len(iterations) == in_flight:
+            lone.compute(scheduler, iterations.popleft())
+        if not scheduler.has_requests():
+            break
+        assert turn < 10_000
     assert [one.num_output_tokens for one in made] == [tokens for _, tokens in requests]
 
 

@@ -38,6 +38,8 @@ def run(options: LiveOptions) -> None:
         if answer.state is not None
     ]
     view.show(done, warnings, dry_run=False, as_json=options.json)
+    if options.rollback is None and not options.json:
+        view.show_undo(done)
 
 
 def refuse(*, live: Mapping[str, object], file: Mapping[str, object], is_live: bool) -> None:

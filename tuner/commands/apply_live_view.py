@@ -58,8 +58,13 @@ def show(
         return
     for one in outcomes:
         sys.stdout.write(_change_lines(one, dry_run=dry_run))
-    if not dry_run and any(one.changed for one in outcomes):
-        first, *others = dict.fromkeys(_first_rank(one) for one in outcomes)
+
+
+def show_undo(outcomes: Sequence[Outcome]) -> None:
+    """Print the command that takes the change back, of those servers that did change."""
+    changed = [one for one in outcomes if one.changed]
+    if changed:
+        first, *others = dict.fromkeys(_first_rank(one) for one in changed)
         words = [f"--rollback {first}", *(f"--socket {other}" for other in others)]
         sys.stdout.write(f"undo: tuner apply --live {' '.join(words)}\n")
 
