@@ -250,3 +250,14 @@ def test_the_observations_of_a_whole_trace_are_read(tmp_path: Path) -> None:
     trace = {"id": "t1", "timestamp": "2024-05-29T13:46:19.963Z", "observations": [observation()]}
     (row,), _ = read(tmp_path / "t", trace)
     assert row.input_length == 100
+
+
+@pytest.mark.parametrize("page", [{"data": []}, {"id": "t1", "observations": []}])
+def test_a_page_of_one_endless_line_is_found_out(tmp_path: Path, page: dict[str, Any]) -> None:
+    (key,) = (name for name, value in page.items() if value == [])
+    text = json.dumps(page | {key: [observation(id=f"o{i}") for i in range(15_000)]})
+    assert len(text) > 4.5e6
+    (tmp_path / "t").write_text(text)
+    rows, tally = read_file(tmp_path / "t")
+    assert len(rows) == 15_000
+    assert tally.dropped == {}

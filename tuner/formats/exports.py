@@ -3,7 +3,7 @@
 import csv
 from collections.abc import Iterable, Iterator
 
-from tuner.formats.json_rows import Object, check_text, objects, opening
+from tuner.formats.json_rows import Object, check_text, first_listed, objects, opening
 from tuner.formats.lines import BOM, HEAD_BYTES, MAX_LINE_BYTES, Lines
 
 MAX_PAGE_BYTES = 64 * 2**20
@@ -12,6 +12,9 @@ MAX_PAGE_BYTES = 64 * 2**20
 MAX_HEADINGS = 10_000
 DELIMITERS = ",;\t"
 
+FEW = 4
+"""No row of any format has fewer keys."""
+
 PAGES = ("data", "observations")
 """Under which of an object's keys its rows stand, if it is a page."""
 
@@ -19,6 +22,8 @@ PAGES = ("data", "observations")
 def first_keys(head: bytes) -> frozenset[str]:
     """Return the keys of the first row of a file that begins so."""
     first = next(iter(_page_of(opening(head))), None)
+    if not isinstance(first, dict) or len(first) < FEW:  # or a page longer than the head
+        first = next(filter(None, (first_listed(head, key) for key in PAGES)), first)
     return frozenset(first if isinstance(first, dict) else ()) or frozenset(_headings(head))
 
 

@@ -179,6 +179,13 @@ def is_text(value: object) -> bool:
     return isinstance(value, list) and any(map(is_text, value))
 
 
+def first_listed(head: bytes, key: str) -> Object:
+    """Return the first object of a list in a file's first object, which may be far from whole."""
+    _, found, rest = head.partition(b'"' + key.encode() + b'"')
+    listed = rest.lstrip(b" \t\r\n:")
+    return opening(listed) if found and listed.startswith(b"[") else {}
+
+
 def _first_object(line: bytes) -> Object | None:
     """Return the object that a line is, or the first of its list; None where it is no JSON."""
     try:

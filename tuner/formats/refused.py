@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from tuner.formats.json_rows import Object, opening
+from tuner.formats.json_rows import first_listed, opening
 from tuner.formats.lines import BOM
 
 
@@ -44,15 +44,8 @@ def _is_prompts(head: bytes) -> bool:
     return "timestamp" not in keys and bool(
         {"prompt", "output_tokens"} <= keys
         or keys & {"conversations", "turns"}
-        or {"session_id", "payloads"} <= _first_listed(head, "data").keys()
+        or {"session_id", "payloads"} <= first_listed(head, "data").keys()
     )
-
-
-def _first_listed(head: bytes, key: str) -> Object:
-    """Return the first object of a list in the first object, as far as the head shows it."""
-    _, found, rest = head.partition(b'"' + key.encode() + b'"')
-    listed = rest.lstrip(b" \t\r\n:")
-    return opening(listed) if found and listed.startswith(b"[") else {}
 
 
 def _is_load_generators(head: bytes) -> bool:
@@ -70,7 +63,7 @@ def _is_other_spans(head: bytes) -> bool:
         {"context", "parent_id", "start_time"} <= keys  # printed by an SDK
         or keys & {"batches", "resource_spans", "spans"}  # Tempo, protobuf's own names, others
         or {"traceId", "id", "timestamp", "duration"} <= keys  # Zipkin
-        or {"traceID", "spans"} <= _first_listed(head, "data").keys()  # Jaeger
+        or {"traceID", "spans"} <= first_listed(head, "data").keys()  # Jaeger
         or {"trace_id", "span_id"} <= keys
     )
 
