@@ -124,6 +124,12 @@ def test_the_faster_the_budget_burns_the_louder(tmp_path: Path) -> None:
     )
 
 
+def test_a_few_misses_at_night_wake_nobody(tmp_path: Path) -> None:
+    """Half of ten requests an hour miss, and then half of 120: still too few for three days."""
+    few, many = at_knee(requests=10 / 60, missed_ttft=0.5), at_knee(requests=2, missed_ttft=0.5)
+    fires(tmp_path, case(few), case(many, firing=BURNS[1:]))
+
+
 def test_of_several_servers_only_those_that_are_meant_are_watched(tmp_path: Path) -> None:
     slow = at_knee(itl_s=9.0, labels={**LABELS, "model_name": "other", "instance": "gpu2:8000"})
     fires(tmp_path, case(at_knee(), slow))

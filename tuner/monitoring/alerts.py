@@ -46,6 +46,9 @@ BURNS = (
 """2, 5, 10 and 10 % of a 30-day budget: Google's SRE Workbook, chapter 5, "Multiwindow,
 Multi-Burn-Rate Alerts"."""
 
+LEAST_MISSED = 5
+"""Where fewer requests would have to miss for an alert, they may do so by chance: at night, say."""
+
 MISSED = "tuner:slo_missed:ratio_rate"
 """Recorded for each window and each limit of the SLO."""
 
@@ -71,7 +74,7 @@ def alerts(lines: Lines, servers: Servers, profile: str) -> list[Alert]:
     ``profile`` is what its recorded series are labelled with.
     """
     return [
-        *_burning(lines, profile),
+        *_burning(lines, servers, profile),
         *_slower(lines, servers),
         *_beyond(lines, servers),
         *_queueing(lines, servers),
@@ -112,7 +115,7 @@ def windows() -> list[str]:
     return [one.short for one in BURNS] + [one.long for one in BURNS if one.long != "6h"]
 
 
-def _burning(lines: Lines, profile: str) -> Iterator[Alert]:
+def _burning(lines: Lines, servers: Servers, profile: str) -> Iterator[Alert]:
     if not bounds(lines):
         return
     for burn, share in burns(lines):
@@ -120,9 +123,10 @@ def _burning(lines: Lines, profile: str) -> Iterator[Alert]:
             f'max without (limit) ({MISSED}{window}{{tuner_profile="{profile}"}}) > {share:.6g}'
             for window in (burn.long, burn.short)
         )
+        enough = f"{servers.requests(burn.long)} > {LEAST_MISSED / share:.6g}"
         yield Alert(
             "TunerSloBudgetBurn",
-            both,
+            f"{both} and ignoring (tuner_profile) {enough}",
             "",
             burn.severity,
             f"{_WHERE} misses the SLO for {{{{ $value | humanizePercentage }}}} of requests over "

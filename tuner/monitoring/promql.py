@@ -88,6 +88,10 @@ class Servers:
         counted = self._series("request_success_total")
         return f"sum without (finished_reason) (rate({counted}[{window}]))"
 
+    def requests(self, window: str) -> str:
+        counted = self._series("request_success_total")
+        return f"sum without (finished_reason) (increase({counted}[{window}]))"
+
     def mean_s(self, latency: Latency, window: str) -> str:
         """Return the mean over a window, which a histogram's sum and count give exactly."""
         return " or ".join(
