@@ -13,7 +13,7 @@ from tests.profiles import any_profile, profile
 from tests.scraped import binary, prometheus
 from tuner import monitoring
 from tuner.errors import TargetError, UsageError
-from tuner.monitoring import alerts, lines, seal
+from tuner.monitoring import alerts, lines, prometheus_rules, seal
 from tuner.monitoring.promql import BOUNDS_S, bound_s, selector
 from tuner.profile import ServingProfile, load
 
@@ -272,6 +272,11 @@ def test_every_alert_says_what_to_do_and_is_documented() -> None:
             assert f"`{rule['alert']}`" in documented
             assert len(rule["annotations"]["description"]) > 40
             assert rule["annotations"]["profile"] == profile().digest
+
+
+def test_the_label_of_a_profile_is_text_in_any_yaml() -> None:
+    odd = profile().model_copy(update={"digest": "sha256:" + "12e3456789012345"})
+    assert prometheus_rules.short(odd) == "sha256-12e345678901"
 
 
 def test_a_file_is_known_again_and_an_edit_too() -> None:

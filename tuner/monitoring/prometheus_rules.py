@@ -45,7 +45,8 @@ def own_matchers(profile: ServingProfile) -> str:
 
 
 def short(profile: ServingProfile) -> str:
-    return profile.digest.removeprefix("sha256:")[:12]
+    """Return the digest as a label: no reader of YAML takes it for a number, as it would 12e34."""
+    return profile.digest.replace(":", "-")[: len("sha256-") + 12]
 
 
 def _recorded(limits: Lines, servers: Servers, profile: ServingProfile) -> list[dict[str, object]]:
