@@ -54,7 +54,7 @@ WORLD = {
 }
 
 CATCH_ALL = {
-    *("capture.engine_tap", "capture.guard", "capture.spool"),
+    *("capture.engine_tap", "capture.spool", "guard"),
     *("engines.vllm_config", "engines.vllm_engine", "refine"),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what

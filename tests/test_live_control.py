@@ -3,6 +3,8 @@
 import json
 import os
 import resource
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -335,3 +337,13 @@ def test_what_is_asked_of_a_server_that_is_gone_fails_in_one_line(tmp_path: Path
     path.write_text("")
     with pytest.raises(InputError, match="is no socket"):
         live_client.state(path)
+
+
+def test_a_server_loads_nothing_heavy_with_the_control() -> None:
+    code = "import sys, tuner.engines.live_thread; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stdout.split()
+    assert "pydantic" in loaded  # which vLLM brings
+    foreign = {"numba", "numpy", "pynvml", "rich", "typer", "vllm", "yaml"}
+    assert foreign & {name.split(".")[0] for name in loaded} == set()
+    assert [name for name in loaded if name.startswith(("tuner.capture", "tuner.formats"))] == []

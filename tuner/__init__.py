@@ -53,7 +53,6 @@ What production saw
     capture.stat_logger      the engine's own view, as a plug-in of vLLM
     capture.spool            a recording's files, off the event loop
     capture.environment      what the environment says of a recording
-    capture.guard            no request fails of being recorded
     capture.prometheus_api   samples out of a Prometheus
     capture.history          what it remembers of vLLM's engines
     capture.synthetic        requests that fit what was scraped
@@ -285,6 +284,7 @@ At the edges
     commands.watch_run       what it does, and how it ends
     commands.watch_view      how it looks
     errors                   everything raised on purpose
+    guard                    what runs inside a server does not fail it
     files                    files written whole or not at all
     yaml_strict              YAML that somebody else wrote
 """

@@ -16,11 +16,11 @@ from tuner.capture.call import Call, row_of
 from tuner.capture.engine_tap import attach
 from tuner.capture.environment import TRACE_OUT, Recording, recording
 from tuner.capture.exchange import CURRENT, NOT_TRAFFIC, REFUSED, Exchange
-from tuner.capture.guard import guarded
 from tuner.capture.spool import Spool, log
 from tuner.capture.usage import Overheard
 from tuner.errors import TunerError
 from tuner.formats.source import TraceHeader
+from tuner.guard import guarded
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

@@ -19,8 +19,8 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tuner.capture.guard import guarded
 from tuner.engines.live_thread import LiveThread, switched_off
+from tuner.guard import guarded
 from tuner.live_protocol import Limits, Refused
 
 SOCKET = "TUNER_LIVE_SOCKET"

@@ -4,13 +4,13 @@ import os
 import threading
 from collections.abc import Mapping
 
-from tuner.capture.guard import guarded
 from tuner.engines import live_place
 from tuner.engines.live_control import LOOK_S, LiveControl
 from tuner.engines.live_limits import Knobs
 from tuner.engines.live_listener import Listener, Peer
 from tuner.engines.live_record import log
 from tuner.errors import TunerError
+from tuner.guard import guarded
 from tuner.live_protocol import About, Answer, Refused, line_of
 
 STOP_S = 2.0

@@ -1,4 +1,4 @@
-"""Whatever goes wrong while recording is reported, and never reaches the request."""
+"""What goes wrong beside a server's work is reported, and never reaches the server."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
