@@ -189,8 +189,25 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
     assert cores() == watcher.spared
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
-def test_no_worker_survives_a_tuner_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
+def test_no_worker_survives_a_start_that_is_cancelled(tmp_path: Path) -> None:
+    """As Ctrl-C does it: once the process is there, and once it serves."""
+    before = cores()
+
+    async def main() -> None:
+        for serving in (False, True):
+            log = tmp_path / f"{serving}.log"
+            start = asyncio.create_task(site(log).workers(2, Batching()))
+            while len(cores() - before) < 1 + serving:  # noqa: ASYNC110 - nobody tells
+                await asyncio.sleep(0.01)
+            start.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await start
+            assert cores() == before
+
+    asyncio.run(main())
+
+
+def test_no_worker_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-m", "tests.engines.lone_workers", str(tmp_path / "log")],
         stdout=subprocess.PIPE,
@@ -202,6 +219,5 @@ def test_no_worker_survives_a_tuner_that_is_ended(tmp_path: Path, number: signal
         assert program.stdout.readline() == "serving\n"
         everybody = family(program.pid)
         assert cores(program.pid)
-        program.send_signal(number)
-        wait_until(lambda: not any(map(lives, everybody)))
         program.kill()
+        wait_until(lambda: not any(map(lives, everybody)))
