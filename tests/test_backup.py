@@ -126,6 +126,15 @@ def interrupted(path: Path, new: bytes) -> None:
         path.write_bytes(was)
 
 
+def test_a_write_that_was_refused_leaves_nothing_behind(path: Path) -> None:
+    apply(path, b"new")
+    path.write_bytes(b"edited")
+    before = {one.name: one.read_bytes() for one in path.parent.iterdir()}
+    with pytest.raises(TargetError, match="changed while tuner was at work"):
+        backup.write(path, b"newer", was=b"new")
+    assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
+
+
 def test_after_an_interrupted_write_the_next_one_takes_its_place(path: Path) -> None:
     with pytest.raises(TargetError):
         interrupted(path, b"first")

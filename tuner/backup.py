@@ -80,7 +80,12 @@ def write(
     _save(real, writes)
     if was is not None:
         files.write_atomically(copy, was, like=real)
-    files.write_if_unchanged(path, new, was=was, like=like)
+    try:
+        files.write_if_unchanged(path, new, was=was, like=like)
+    except TargetError:  # nothing was written, so there is nothing to take back
+        _save(real, writes[:-1])
+        files.remove(copy)
+        raise
     return None if was is None else copy
 
 
