@@ -1,5 +1,7 @@
 """The control socket against clients and users that mean no good, and servers that were killed."""
 
+import contextlib
+import fcntl
 import json
 import os
 import resource
@@ -124,6 +126,25 @@ def test_of_two_servers_that_start_at_once_one_gets_the_socket(tmp_path: Path) -
         thread.join()
     assert (len(got), len(refused)) == (1, 3)
     got[0].close()
+
+
+def test_a_server_waits_for_another_that_is_taking_its_socket_in_the_same_folder(
+    tmp_path: Path,
+) -> None:
+    at, done = place(tmp_path / "tuner.sock"), threading.Event()
+
+    def listen() -> None:
+        live_place.listen(at).close()
+        done.set()
+
+    thread = threading.Thread(target=listen)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    thread.start()
+    assert not done.wait(0.2)
+    os.close(folder)
+    thread.join()
+    assert done.is_set()
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling", "link to a socket"])
@@ -285,6 +306,25 @@ def test_slow_clients_make_others_wait_only_when_they_are_many(
         assert server.state.limits.max_num_seqs == 32  # after them
         for client in slow:
             client.close()
+
+
+def test_no_more_clients_are_served_at_a_time_than_there_is_room_for(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server, contextlib.ExitStack() as clients:
+        some = [
+            clients.enter_context(socket.socket(socket.AF_UNIX))
+            for _ in range(live_listener.MOST_CLIENTS + 1)
+        ]
+        for client in some:
+            client.connect(str(server.path))
+            client.sendall(STATE[:5])
+        last = some.pop()
+        last.sendall(STATE[5:])
+        last.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            last.recv(1)
+        some[0].close()
+        last.settimeout(20)
+        assert last.recv(1) == b"{"
 
 
 def test_a_process_without_descriptors_serves_again_when_it_has_some(tmp_path: Path) -> None:

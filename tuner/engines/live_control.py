@@ -187,16 +187,12 @@ class LiveControl:
                 "there is no change to take back since the server was started",
                 hint="tuner apply PROFILE --live sets other limits.",
             )
-        before = done.was
         if was != done.new:
             raise Refused(
                 "the schedule has changed the limits after the change that would be taken back",
                 hint="End the schedule with --clear-schedule, or apply another profile.",
             )
-        if before.schedule is None:
-            return before
-        back = self._under(before.schedule)
-        return before if back.turn == before.turn else back
+        return done.was  # a turn that has come due since is made at the next look at the clock
 
     def _under(self, schedule: CapSchedule) -> _Position:
         """Return what holds now by a schedule."""

@@ -70,9 +70,8 @@ def listen(at: Place) -> socket.socket:
         _clear(at.socket, folder, address)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            os.fchmod(listening.fileno(), 0o600)  # what is bound gets this mode, whatever the umask
             listening.bind(address)
-            Path(address).chmod(0o600)  # where fchmod did not: nobody connects before listen()
+            Path(address).chmod(0o600)  # whatever the umask; nobody can connect before listen()
             listening.listen(BACKLOG)
             listening.setblocking(False)
         except OSError as problem:
