@@ -284,3 +284,11 @@ def test_what_cannot_be_asked_is_refused(
         compare(**changes)
     assert said in str(refused.value)
     assert refused.value.hint
+
+
+def test_a_small_budget_shortens_the_replays_until_all_blocks_fit(compare: Compare) -> None:
+    result = compare(step="90s", repeats=2, approaches="worker,tuned", budget="15m")
+    assert {row["measured"]["blocks"] for row in rows(result).values()} == {2}
+    assert sum(result["engine_seconds"].values()) < 15 * 60
+    length_s = float(result["window"].rpartition("+")[2].removesuffix("s"))
+    assert 3 < length_s < 60

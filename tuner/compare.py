@@ -5,6 +5,7 @@ same requests, in every block.
 """
 
 import asyncio
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +35,9 @@ MIN_STEP_S = 3.0
 
 DRAIN_SHARE = 0.5
 """How long unfinished requests are waited for after the last one, as a share of the window."""
+
+WINDOWS = 1 + RUN_IN_SHARE + DRAIN_SHARE
+"""How many windows' time a replay takes at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +77,10 @@ class Comparison:
         self.warnings: list[str] = []
 
     async def calibrate(self) -> None:
-        """Measure the rate of each level, unless that was done. Raises EngineError."""
+        """Measure the rate of each level, unless that was done.
+
+        Raises EngineError; UsageError when the budget cannot be enough for the rest.
+        """
         if self.comparing.rates() is not None:
             return
         settings = self.settings
@@ -98,6 +105,29 @@ class Comparison:
             )
         finally:
             await engine.stop()
+        self.affordable_s(spent_s=self.comparing.spent_s())
+
+    def starts_and_replays(self) -> tuple[int, int]:
+        """Return how many a run takes that nothing interrupts."""
+        settings = self.settings
+        starts = sum(2 if one.name == "two-workers" else 1 for one in settings.approaches)
+        replays = len(settings.approaches) * len(settings.cells)
+        return settings.repeats * starts, settings.repeats * replays
+
+    def affordable_s(self, *, spent_s: float) -> float:
+        """Return how long each window can be. Raises UsageError when that is too short."""
+        budget_s, start_s = self.settings.budget_s, self.comparing.evidence.facts().start_s
+        starts, replays = self.starts_and_replays()
+        found_s = (budget_s - spent_s - starts * start_s) / replays / WINDOWS
+        if found_s < MIN_STEP_S:
+            needed_s = spent_s + starts * start_s + replays * WINDOWS * MIN_STEP_S
+            raise UsageError(
+                f"--budget {budget_s:.0f}s is too little for {starts} engine starts of "
+                f"{start_s:.0f}s and {replays} replays",
+                hint=f"Give at least --budget {math.ceil(needed_s)}s, or fewer --approaches, "
+                "--loads or --repeats.",
+            )
+        return found_s
 
     def choose(self, *, spent_s: float) -> Window:
         """Choose what every approach replays, for what is left of the budget; say what it costs.
@@ -108,22 +138,7 @@ class Comparison:
         chosen = comparing.evidence.choice()
         if chosen is not None:
             return chosen.windows[0]
-        start_s = comparing.evidence.facts().start_s
-        starts = settings.repeats * sum(
-            2 if one.name == "two-workers" else 1 for one in settings.approaches
-        )
-        replays = settings.repeats * len(settings.approaches) * len(settings.cells)
-        most = 1 + RUN_IN_SHARE + DRAIN_SHARE
-        affordable_s = (settings.budget_s - spent_s - starts * start_s) / replays / most
-        if affordable_s < MIN_STEP_S:
-            needed_s = spent_s + starts * start_s + replays * most * MIN_STEP_S
-            raise UsageError(
-                f"--budget {settings.budget_s:.0f}s is too little for {starts} engine starts of "
-                f"{start_s:.0f}s and {replays} replays",
-                hint=f"Give at least --budget {needed_s + 1:.0f}s, or fewer --approaches, --loads "
-                "or --repeats.",
-            )
-        step_s = min(settings.step_s, affordable_s)
+        step_s = min(settings.step_s, self.affordable_s(spent_s=spent_s))
         length_s = step_s * (1 + RUN_IN_SHARE)
         part = choose_part(
             self.requests, settings.window, length_s=length_s, busiest=busiest_window
@@ -132,7 +147,9 @@ class Comparison:
         run_in_s = length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
         window = Window(part.begin_s + run_in_s, length_s - run_in_s, run_in_s)
         comparing.add_choice(Choice(part, (window,), step_s))
-        total_s = starts * start_s + replays * most * window.length_s
+        starts, replays = self.starts_and_replays()
+        start_s = comparing.evidence.facts().start_s
+        total_s = starts * start_s + replays * WINDOWS * window.length_s
         self.watcher.stage(
             f"{replays} replays of {window.replay_s:.0f}s in {settings.repeats} blocks and "
             f"{starts} engine starts: at most {total_s / 60:.0f} minutes"
@@ -144,11 +161,12 @@ class Comparison:
 
         Raises UsageError when that is too little, RunError; an approach's failures are its result.
         """
+        elsewhere_s = spent_s - self.comparing.spent_s()
         window = self.choose(spent_s=spent_s)
         taken_s = 0.0
         for block in range(self.settings.repeats):
             before_s = self.comparing.spent_s()
-            if before_s + taken_s > self.settings.budget_s and block:
+            if block and elsewhere_s + before_s + taken_s > self.settings.budget_s:
                 self.warnings.append(
                     f"the budget ended it after {block} of {self.settings.repeats} blocks"
                 )
