@@ -334,6 +334,9 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some(tmp_path: P
         try:
             client.connect(str(server.path))
             client.sendall(STATE)
+            client.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                client.recv(1)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, were)
         client.settimeout(20)
