@@ -253,7 +253,7 @@ def scripts(kind: str) -> str:
 def applied_to_tiny(example: Example) -> str:
     """Return the example with the tiny model and its profile in it."""
     arguments = rollout.settings(profile(engine=TINY), live_knob=False)
-    text = example.text.replace(MODEL, str(arguments["model"])).replace("/models", "models")
+    text = example.text.replace("/models", "models").replace(MODEL, str(arguments["model"]))
     text = re.sub(r"--port([ =])8000", r"--port\g<1>0", text)
     return named(example.kind).write(text, arguments, source=example.file)
 
