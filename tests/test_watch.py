@@ -212,6 +212,7 @@ def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now(promised: Prom
     known = wander_of(promised.twin, None)
     assert 0 < known < 0.02
     assert wander_of(promised.twin, 0.0) == known
-    told = wander_of(promised.twin, 0.5)
-    assert told == pytest.approx(math.sqrt((0.5 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
+    told = wander_of(promised.twin, 0.3)
+    assert told == pytest.approx(math.sqrt((0.3 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
+    assert wander_of(promised.twin, 5.0) == 0.10
     assert wander_of(replace(promised.twin, draws=()), None) == 0.0

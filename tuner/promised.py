@@ -27,6 +27,10 @@ class Promised:
     tolerance: float
 
 
+MOST_WANDER = 0.10
+"""More than that is no machine's usual wandering: a single window that went wrong can make it."""
+
+
 def wander_of(twin: StoredTwin, slower_limit: float | None) -> float:
     """Return how far the machine's speed may be from the law's level, as a standard deviation.
 
@@ -38,6 +42,6 @@ def wander_of(twin: StoredTwin, slower_limit: float | None) -> float:
               for law in twin.draws]  # fmt: skip
     known = float(np.median(np.std(levels, axis=0))) if levels else 0.0
     if slower_limit is None:
-        return known
+        return min(MOST_WANDER, known)
     seen = slower_limit / (CLAIM_SPEED * math.sqrt(2 * (1 + START_SHARE**2)))
-    return max(known, math.sqrt(max(0.0, seen**2 - PRIOR_WANDER**2)))
+    return min(MOST_WANDER, max(known, math.sqrt(max(0.0, seen**2 - PRIOR_WANDER**2))))
