@@ -55,8 +55,8 @@ def test_a_name_that_is_no_text_is_a_name_too(run: Tuner) -> None:
     name = b"\xff.yaml"
     Path(os.fsdecode(name)).write_text(SERVE)
     program = [sys.executable, "-c", "from tuner.cli import main; main()", "apply"]
-    for arguments in (["profile.yaml", name], ["--rollback", name]):
-        done = subprocess.run([*program, *arguments], capture_output=True, check=False)
+    for before in ("profile.yaml", "--rollback"):
+        done = subprocess.run([*program, before, name], capture_output=True, check=False)
         assert (done.returncode, done.stdout[:6]) == (0, b"\xff.yaml"), done.stderr
     assert Path(os.fsdecode(name)).read_text() == SERVE
 
