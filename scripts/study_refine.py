@@ -8,7 +8,7 @@ against every cell of that grid on the same machine without noise, over the whol
 level of noise: how often the answer is within 2 % of the grid's best, in the score that orders
 configurations (goodput, then the tail) and in goodput alone; the same of the plain knee; how often
 the knee was replaced, and how often what replaced it is truly worse than the interval that was
-stated; the engine time spent, as a share of the grid's.
+stated; the engine time spent, as a share of the grid's (the budget is a quarter of it).
 """
 
 import argparse
@@ -137,7 +137,11 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             profile=profile,
             space=space,
             objectives=parse_objectives("goodput"),
-            settings=replace(settings, slo=profile.decision.slo.slo),
+            settings=replace(
+                settings,
+                slo=profile.decision.slo.slo,
+                budget_s=(one.world.engine_start + len(grid) * settings.step_s) / 4,
+            ),
             start_s=one.world.engine_start,
             curve=curve_of(profile, space.knee, parse_objectives("goodput")),
             max_model_len=one.world.kv.blocks * one.world.kv.block_size,

@@ -4,7 +4,16 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.knobs import CAP, TOKENS, Demand, build_space, parse_search, restart_key
+from tuner.knob_text import parse_search
+from tuner.knobs import (
+    CAP,
+    TOKENS,
+    Demand,
+    build_space,
+    frees,
+    restart_key,
+    smallest,
+)
 
 ENGINE: dict[str, ArgumentValue] = {CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m"}
 PLAIN = Demand(longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32))
@@ -65,6 +74,14 @@ def test_a_budget_below_every_cap_is_refused() -> None:
 def test_a_space_that_differs_in_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="the space is empty"):
         build_space(ENGINE, PLAIN, {CAP: (16,), TOKENS: (2048,), "async_scheduling": ()}, takes_all)
+
+
+def test_the_least_memory_comes_first_and_a_fifth_less_is_worth_a_restart() -> None:
+    large = {CAP: 8, TOKENS: 512, "kv_cache_memory_bytes": 1000}
+    small = {**large, CAP: 16, "kv_cache_memory_bytes": 800}
+    assert min((large, small), key=smallest) == small
+    assert frees(small, large)
+    assert not frees({**large, "kv_cache_memory_bytes": 900}, large)
 
 
 def test_configurations_that_contradict_are_left_out() -> None:

@@ -68,6 +68,12 @@ def test_a_shorter_tail_that_costs_goodput_is_none() -> None:
     assert proven(*[(KNEE, Numbers(9.5, tail_s=0.5))] * 4) is None
 
 
+def test_less_memory_is_a_gain_where_nothing_is_lost() -> None:
+    same, slower = ratios(*[(KNEE, KNEE)] * 4), ratios(*[(KNEE, Numbers(10.0, tail_s=1.2))] * 4)
+    assert proof(GOODPUT, same, frees_memory=True) is not None  # type: ignore[arg-type]
+    assert proof(GOODPUT, slower, frees_memory=True) is None  # type: ignore[arg-type]
+
+
 def test_the_interval_covers_what_the_twin_foresees_of_the_whole_traffic() -> None:
     pairs = [(KNEE, Numbers(11.0))] * 4
     alone, warned = ratio(GOODPUT, pairs), ratio(GOODPUT, pairs, [-0.05] * 20)

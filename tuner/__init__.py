@@ -153,8 +153,10 @@ From replay to verdict
     compare                  the run: blocks, approaches in random order
     rescore                  a stored run judged anew
     knobs                    what a refinement may change, and why
+    knob_text                the same as somebody names it
     objective                what it makes better, and when that is proven
     bench                    engines for configurations, and trials on them
+    luck                     what of a replay is not the configuration's
     screen                   the twin's first look at a configuration
     refine                   Optuna around the knee: the only importer of optuna
     search                   what to replay next, and what became of it

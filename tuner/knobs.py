@@ -22,14 +22,13 @@ LIVE = (CAP, TOKENS)
 MEMORY = ("num_gpu_blocks_override", "kv_cache_memory_bytes", "gpu_memory_utilization")
 """What sizes the KV cache; the first of them that the engine has set is the one that counts."""
 
-STEPS = 8
-"""Into how many steps a range without a step is cut."""
+WORTH_FREEING = 0.2
+"""Share of the KV cache that is worth an engine's restart to do without."""
 
-MOST_VALUES = 64
 MOST_CONFIGURATIONS = 100_000
 
 LONG_PROMPT = 2
-"""A prompt that takes so many iterations of prefill at least makes others wait for it."""
+"""A prompt of more iterations of prefill makes others wait for it."""
 
 FULL = 0.8
 """KV-cache usage from which on memory can be what binds."""
@@ -101,6 +100,26 @@ def number(value: ArgumentValue) -> int:
     return value
 
 
+def memory_of(one: Configuration) -> str | None:
+    """Return which argument sizes the KV cache of an engine; None where none is set."""
+    return next((name for name in MEMORY if one.get(name) is not None), None)
+
+
+def frees(one: Configuration, knee: Configuration) -> bool:
+    """Whether a configuration does with a smaller KV cache, by WORTH_FREEING at least."""
+    for name in MEMORY:
+        here, there = one.get(name), knee.get(name)
+        if isinstance(here, int | float) and isinstance(there, int | float):
+            return here <= (1 - WORTH_FREEING) * there
+    return False
+
+
+def smallest(one: Configuration) -> tuple[float, int]:
+    """Return what orders configurations that serve alike: less memory, then fewer slots."""
+    memory = one.get(memory_of(one) or "")
+    return (float(memory) if isinstance(memory, int | float) else 0.0, number(one[CAP]))
+
+
 def contradicts(one: Configuration) -> bool:
     """Whether a configuration cannot be: fewer tokens in an iteration than sequences."""
     return TOKENS in one and CAP in one and number(one[TOKENS]) < number(one[CAP])
@@ -153,6 +172,12 @@ def default_knobs(
     else:
         left.append("block_size: the KV cache does not fill up")
     left.append("kv_cache_dtype: changes what the model answers, which no replay can judge")
+    name = memory_of(engine)
+    if name is not None:
+        left.append(
+            f"{name}: at most {demand.kv_peak:.0%} of the KV cache was used; name values with "
+            f"--search {name}=… and the smallest that serves as well is kept"
+        )
     return found, left
 
 
@@ -232,58 +257,3 @@ def _check(space: Space, named: Search) -> None:
             "the space is empty: nothing differs from the profile",
             hint="Name other values, such as --search max_num_batched_tokens=1024,2048.",
         )
-
-
-def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
-    """Read ``key=a,b,c`` and ``key=low:high[:log|:step]`` as key → values in words.
-
-    Raises UsageError for anything else, and for a key that is there twice.
-    """
-    found: dict[str, list[str]] = {}
-    for text in texts:
-        key, equals, value = text.partition("=")
-        name = key.strip().removeprefix("--").replace("-", "_")
-        if not equals or not name or not value.strip():
-            raise _unreadable(text, "is not KEY=VALUES")
-        if name in found:
-            raise UsageError(f"--search {name} is there twice", hint="Remove one of the two.")
-        words = _range(text, value) if ":" in value and value[:1] not in "[{" else None
-        if words is None:
-            words = [word.strip() for word in value.split(",")]
-        if not all(words):
-            raise _unreadable(text, "has an empty value")
-        found[name] = list(dict.fromkeys(words))
-    return found
-
-
-def _range(text: str, value: str) -> list[str]:
-    parts = [part.strip() for part in value.split(":")]
-    kind = parts[2] if len(parts) == 3 else ""
-    numbers = parts[:2] if kind in {"", "log"} else parts
-    if len(parts) > 3:
-        raise _unreadable(text, "has too many parts")
-    try:
-        low, high, *step = map(float, numbers)
-    except ValueError:
-        raise _unreadable(text, "is no range of numbers") from None
-    if not all(map(math.isfinite, (low, high, *step))) or low >= high:
-        raise _unreadable(text, "is an empty range")
-    if (step and step[0] <= 0) or (kind == "log" and low <= 0):
-        raise _unreadable(text, "has no such steps")
-    if kind == "log":
-        values = [low * (high / low) ** (i / STEPS) for i in range(STEPS + 1)]
-    else:
-        size = step[0] if step else (high - low) / STEPS
-        if (high - low) / size > MOST_VALUES:
-            raise _unreadable(text, f"has more than {MOST_VALUES} values")
-        values = [low + i * size for i in range(math.floor((high - low) / size + 1e-9) + 1)]
-    if all(float(one).is_integer() for one in map(float, numbers)) and "." not in value:
-        return [str(round(one)) for one in values]
-    return [f"{one:.6g}" for one in values]
-
-
-def _unreadable(text: str, why: str) -> UsageError:
-    return UsageError(
-        f"--search {text} {why}",
-        hint="Write key=a,b,c or key=low:high, key=low:high:log or key=low:high:step.",
-    )

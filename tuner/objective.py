@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.errors import UsageError
 from tuner.measure import Spread
-from tuner.uncertainty import EQUAL_ATTAINMENT, PRIOR_SD, PRIOR_WEIGHT, student_t_975
+from tuner.uncertainty import EQUAL_ATTAINMENT, GOOD_TAIL, PRIOR_SD, PRIOR_WEIGHT, student_t_975
 
 TAIL_WORTH = 0.01
 """Most that p99 E2EL counts beside goodput, reached where it halves or doubles: it decides between
@@ -175,18 +175,23 @@ def ratio(
     objective: Objective,
     pairs: Sequence[tuple[Numbers, Numbers]],
     foreseen: Sequence[float] = (),
+    lucks: Sequence[float] = (),
 ) -> Ratio | None:
     """Return refined / knee over (knee, refined) pairs of replays made one after the other.
 
     Student's t over the pairs' log ratios; how far two replays differ is pooled with what is usual
     (``uncertainty.PRIOR_SD``), so that two pairs that happen to agree prove nothing. ``foreseen``
     holds the twin's log gains for the whole of the traffic: the interval covers these too, because
-    the windows that were replayed are only a part of it. None where a pair has no such number.
+    the windows that were replayed are only a part of it. ``lucks`` (per pair, log) is what the
+    machine's speed and the windows did for the refined one more than for the knee: taken out. None
+    where a pair has no such number.
     """
     found = [_gain(objective, refined, knee) for knee, refined in pairs]
     logs = np.array([one for one in found if one is not None])
     if len(logs) < len(found) or not len(logs):
         return None
+    if len(lucks):
+        logs -= np.asarray(lucks)
     freedom = PRIOR_WEIGHT + len(logs) - 1
     prior = PRIOR_WEIGHT * (PAIR_SHARE * objective.prior_sd) ** 2
     sd = math.sqrt((prior + float(((logs - logs.mean()) ** 2).sum())) / freedom / len(logs))
@@ -209,21 +214,23 @@ def ratio(
     )
 
 
-def proof(objective: Objective, ratios: Mapping[str, Ratio]) -> Ratio | None:
+def proof(
+    objective: Objective, ratios: Mapping[str, Ratio], *, frees_memory: bool = False
+) -> Ratio | None:
     """Return the ratio that proves a gain, None where none does.
 
     The aim itself must be better for certain, and goodput not lost. Where the aim is goodput, a
-    shorter tail at no less goodput is a gain too.
+    shorter tail at no less goodput is a gain too; and so is less memory, where neither is lost.
     """
-    goodput = ratios.get(GOODPUT.name)
-    if goodput is None:
+    goodput, tail = ratios.get(GOODPUT.name), ratios.get(TAIL.name)
+    if goodput is None or goodput.low < NOT_LOST:
         return None
     aims = (GOODPUT, TAIL) if objective is GOODPUT else (objective,)
     for aim in aims:
         found = ratios.get(aim.name)
-        if found is not None and found.is_better and goodput.low >= NOT_LOST:
+        if found is not None and found.is_better:
             return found
-    return None
+    return goodput if frees_memory and tail is not None and tail.high <= GOOD_TAIL else None
 
 
 @dataclass(frozen=True, slots=True)

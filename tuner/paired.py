@@ -1,10 +1,10 @@
 """What was found against the knee, in turns: only a gain that this proves replaces it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 
 from tuner.bench import Bench, Build, Done, told
-from tuner.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
+from tuner.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
 from tuner.measure import Measurement
 from tuner.objective import GOODPUT, OBJECTIVES, Objective, Paired, proof, ratio
 from tuner.screen import Screen
@@ -40,12 +40,14 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
         build = _build(one, knee, turn=_turn(len(done)), side=sides[side])
         await bench.trial(side, sides[side], workload, build)
     pairs = _pairs(done, workload)
-    ratios = {
-        aim.name: found
-        for aim in OBJECTIVES.values()
-        if (found := ratio(aim, pairs, screen.samples(aim, one) if screen else ())) is not None
-    }
-    return Paired(ratios, proof(objective, ratios), len(pairs))
+    lucks = _lucks(done, screen, sides) if screen is not None else {}
+    ratios = {}
+    for name, aim in OBJECTIVES.items():
+        foreseen = screen.samples(aim, one) if screen is not None else ()
+        found = ratio(aim, pairs, foreseen, lucks.get(name, ()))
+        if found is not None:
+            ratios[name] = found
+    return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(pairs))
 
 
 def is_live(one: Configuration, other: Configuration) -> bool:
@@ -77,6 +79,25 @@ def _pairs(done: Sequence[Done], workload: Workload) -> list[tuple[Measurement, 
     for first, second in zip(done[::2], done[1::2], strict=False):
         by_side = {half.purpose: half.measured(workload) for half in (first, second)}
         found.append((by_side["knee"], by_side["refined"]))
+    return found
+
+
+def _lucks(
+    done: Sequence[Done], screen: Screen, sides: Mapping[str, Configuration]
+) -> dict[str, list[float]]:
+    """Return per aim what the machine's speed did for the refined one of each pair more than for
+    the knee; nothing where the twin cannot tell of both."""
+    if not all(map(screen.tells, sides.values())):
+        return {}
+    aims = list(OBJECTIVES.values())
+    found: dict[str, list[float]] = {aim.name: [] for aim in aims}
+    for first, second in zip(done[::2], done[1::2], strict=False):
+        by_side = {
+            half.purpose: screen.luck(sides[half.purpose], half.replays, aims)
+            for half in (first, second)
+        }
+        for aim, ours, theirs in zip(aims, by_side["refined"], by_side["knee"], strict=True):
+            found[aim.name].append(ours - theirs)
     return found
 
 

@@ -237,6 +237,11 @@ class _Run:
             objectives=self.plan.objectives,
             workload=self.workload,
             knee=done.measured(self.workload),
+            luck=(
+                screen.luck(knee, done.replays, self.plan.objectives)
+                if screen is not None
+                else (0.0,) * len(self.plan.objectives)
+            ),
             screen=screen,
             budget_s=self.settings.budget_s - ENDING * self.workload.step_s - starts_s,
             start_s=self.plan.start_s,

@@ -12,8 +12,10 @@ import numpy as np
 
 from tuner.forecast import Forecast, measurement_of
 from tuner.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
+from tuner.luck import luck
 from tuner.measure import Measurement
 from tuner.objective import Objective, deficit, gains
+from tuner.records import Replay
 from tuner.scheduler_state import StepLaw
 from tuner.slo import Slo
 from tuner.twin import EngineShape, Traffic, simulate
@@ -21,6 +23,10 @@ from tuner.twin import EngineShape, Traffic, simulate
 LAWS = 20
 MOST_SCREENED = 4000
 """Requests that a configuration is screened with: the busiest stretch of so many."""
+
+WINDOWS_SD = 0.03
+"""How far what some windows gain is from what all of the traffic does (study of windows,
+docs/decisions: attainment is off by 0.05)."""
 
 BLOCKS = "num_gpu_blocks_override"
 
@@ -86,6 +92,23 @@ class Screen:
 
         return sorted(configurations, key=rank)
 
+    def luck(
+        self, one: Configuration, replays: Sequence[Replay], aims: Sequence[Objective]
+    ) -> tuple[float, ...]:
+        """Return per aim what of these replays was the machine's speed and the windows' traffic; 0
+        where the twin cannot tell of the configuration."""
+        if not self.tells(one):
+            return (0.0,) * len(aims)
+        law = up_to(self.laws[0], number(one[CAP]))
+        usual = self.measurement(0, one)
+        return luck(aims, replays, law, self._shape_at(one), self.slo, usual)
+
+    def _shape_at(self, one: Configuration) -> EngineShape:
+        blocks = one.get(BLOCKS) or self.shape.kv_blocks
+        return replace(
+            self.shape, max_num_batched_tokens=number(one[TOKENS]), kv_blocks=number(blocks)
+        )
+
     def are_alike(self, one: Configuration, other: Configuration, *, within: float) -> bool:
         """Whether no law tells two configurations apart that one engine can serve."""
         if restart_key(one) != restart_key(other):
@@ -116,11 +139,9 @@ class Screen:
 
     def measurement(self, law: int, one: Configuration) -> Measurement:
         """Return what a replay of the traffic would measure; law 0 is the middle one."""
-        cap, tokens = number(one[CAP]), number(one[TOKENS])
-        blocks = one.get(BLOCKS) or self.shape.kv_blocks
-        key = (law, cap, tokens, number(blocks))
+        cap, shape = number(one[CAP]), self._shape_at(one)
+        key = (law, cap, shape.max_num_batched_tokens, shape.kv_blocks)
         if key not in self._measured:
-            shape = replace(self.shape, max_num_batched_tokens=tokens, kv_blocks=number(blocks))
             self._measured[key] = measured_by(
                 self.traffic, self.laws[law], shape, self.slo, cap=cap
             )
@@ -184,7 +205,7 @@ def combined(
         return tuple(measured)
     found = []
     for aim, objective in enumerate(objectives):
-        of_replay = 2 * objective.prior_sd**2
+        of_replay = 2 * (objective.prior_sd**2 + WINDOWS_SD**2)
         drawn = [sample[aim] for sample in foreseen.samples]
         of_twin = objective.prior_sd**2 + float(np.var(drawn))
         share = of_twin / (of_twin + of_replay)

@@ -9,12 +9,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.bench import Bench, Build, Done
-from tuner.knobs import CAP, LIVE, TOKENS, Configuration, Space, contradicts, number, restart_key
+from tuner.knobs import (
+    CAP,
+    LIVE,
+    TOKENS,
+    Configuration,
+    Space,
+    contradicts,
+    frees,
+    restart_key,
+    smallest,
+)
 from tuner.measure import Measurement, measure
 from tuner.objective import GOODPUT, Objective, Told, deficit, gains
 from tuner.refine import Asked, Study
 from tuner.screen import Screen, combined
-from tuner.uncertainty import EQUAL_ATTAINMENT
 from tuner.workload import Workload
 
 FIRST = 3
@@ -28,6 +37,10 @@ MISSES = 12
 
 ALIKE = 0.002
 """Gains so close by the twin are those of configurations between which nothing is to choose."""
+
+LOST = 0.10
+"""Attainment of one window below the best's in it, from which on a replay is not worth going on
+with: two replays of the same hardly ever differ by so much."""
 
 WORTH = 0.005
 """A gain that nobody would restart a server for."""
@@ -46,6 +59,9 @@ class Question:
     objectives: Sequence[Objective]
     workload: Workload
     knee: Measurement
+    luck: tuple[float, ...]
+    """What the machine's speed did for the knee's replay, per aim."""
+
     screen: Screen | None
     """None where the twin is not believed."""
 
@@ -57,11 +73,16 @@ class Question:
     """The engine that trials share."""
 
 
+_Judged = tuple[tuple[float, ...], float] | None
+
+
 class Search:
     """A search under way."""
 
     def __init__(self, bench: Bench, study: Study, question: Question) -> None:
         self.bench, self.study, self.question = bench, study, question
+        self._judged: dict[int, _Judged] = {}
+        """By the place of the trial in the run."""
 
     async def gather(self, curve: Sequence[Told]) -> bool:
         """Replay what is worth it; return False when the budget ended it early."""
@@ -81,24 +102,22 @@ class Search:
 
     def best(self) -> Configuration:
         """Return the best of what was replayed: the knee unless another is worth a restart; of
-        equal ones the one with the fewest slots."""
-        known = [
-            (one, values[0][0])
-            for one, values in self.judged()
-            if values[1] <= 0 and one != self.question.space.knee
-        ]
+        equal ones the one with the least memory, then the fewest slots."""
+        knee = self.question.space.knee
+        known = [(one, values[0][0]) for one, values in self.judged() if values[1] <= 0]
         top = max((gain for _, gain in known), default=0.0)
-        if top < WORTH:
-            return self.question.space.knee
-        equal = [one for one, gain in known if gain > top - ALIKE]
-        return min(equal, key=lambda one: number(one[CAP]))
+        if top < WORTH:  # only less memory is worth a restart
+            freed = [one for one, gain in known if gain > -WORTH and frees(one, knee)]
+            return min(freed, key=smallest, default=knee)
+        return min((one for one, gain in known if gain > top - ALIKE), key=smallest)
 
     def judged(self) -> list[tuple[Configuration, tuple[tuple[float, ...], float]]]:
         """Return every configuration of this run that was measured whole, with its gains."""
         found: list[tuple[Configuration, tuple[tuple[float, ...], float]]] = []
-        for done in self.bench.done():
-            values = self._judge(done) if done.purpose == SEARCH else None
-            if values is not None:
+        for place, done in enumerate(self.bench.done()):
+            if place not in self._judged:
+                self._judged[place] = self._judge(done) if done.purpose == SEARCH else None
+            if (values := self._judged[place]) is not None:
                 found.append((done.configuration, values))
         return found
 
@@ -221,7 +240,7 @@ class Search:
             SEARCH, one, question.workload, question.build, self._floors()
         )
 
-    def _judge(self, done: Done) -> tuple[tuple[float, ...], float] | None:
+    def _judge(self, done: Done) -> _Judged:
         """Return the gains over the knee, by replay and twin together, and the SLO's deficit; None
         of a trial that failed or was cut."""
         if done.failed is not None or any(replay.cut for replay in done.replays):
@@ -231,9 +250,16 @@ class Search:
         values = gains(question.objectives, measured, question.knee)
         if values is None:
             return None
-        screen = question.screen
-        foreseen = screen.foresee(done.configuration) if screen is not None else None
-        return combined(question.objectives, foreseen, values), deficit(measured, question.knee)
+        screen, one = question.screen, done.configuration
+        if screen is None:
+            return values, deficit(measured, question.knee)
+        ours = screen.luck(one, done.replays, question.objectives)
+        usual = [
+            gain - here + there
+            for gain, here, there in zip(values, ours, question.luck, strict=True)
+        ]
+        foreseen = screen.foresee(one)
+        return combined(question.objectives, foreseen, usual), deficit(measured, question.knee)
 
     def _floors(self) -> list[float]:
         """Return per window the attainment below which a trial has lost for certain: to the best
@@ -250,7 +276,7 @@ class Search:
                 and done.replays[place].cut is None
                 and (of_best or done.configuration == dict(space.knee))
             ]
-            found.append(max(attained, default=0.0) - EQUAL_ATTAINMENT)
+            found.append(max(attained, default=0.0) - LOST)
         return found
 
     def _is_known(self, one: Configuration) -> bool:

@@ -20,8 +20,8 @@ from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import RunError, TunerError, UsageError
+from tuner.knob_text import parse_search
 from tuner.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, build_space, number
-from tuner.knobs import parse_search as read_search
 from tuner.objective import parse_objectives
 from tuner.profile_schema import ServingProfile
 from tuner.refined import curve_of
@@ -159,7 +159,7 @@ def named_of(
 ) -> dict[str, tuple[ArgumentValue, ...]]:
     """Return what the user named, each value as the engine reads it."""
     found: dict[str, tuple[ArgumentValue, ...]] = {}
-    for name, words in read_search(options.search).items():
+    for name, words in parse_search(options.search).items():
         values = tuple(_typed(options, profile, name, word) for word in words)
         if name in LIVE and any(
             not isinstance(v, int) or isinstance(v, bool) or v < 1 for v in values
