@@ -9,7 +9,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from tests.live_sim import NAMES, SimulatedServer, exposition
 
 Page = Callable[[float], str | None]
-"""What is at /metrics at a time; None closes the connection without an answer."""
+"""What is at /metrics at a time; None closes the connection without an answer, and after a text
+that begins with 1 it is closed before all of it was sent."""
 
 
 @dataclass(slots=True)
@@ -40,10 +41,12 @@ def serving(page: Page, clock: FreeClock) -> Iterator[str]:
                 self.close_connection = True
                 return
             body = text.encode()
+            more = 1000 if text.startswith("\x01") else 0
             self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) + more))
             self.end_headers()
             self.wfile.write(body)
+            self.close_connection = True
 
         def log_message(self, *_: object) -> None: ...
 

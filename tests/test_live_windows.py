@@ -42,6 +42,14 @@ def test_after_a_restart_everything_is_new(before: ServerMetrics, after: ServerM
     assert found.distributions["itl_s"].count == 16
 
 
+def test_what_a_scrape_did_not_tell_is_neither_a_restart_nor_all_new() -> None:
+    whole, part = metrics(10), ServerMetrics({"running": 2.0}, {}, {})
+    for before, after in ((whole, part), (part, whole)):
+        found = step(before, after, 0.0, 2.0)
+        assert found.restarted is False
+        assert (found.finished, found.distributions, found.counters) == (0, {}, {})
+
+
 def windows(scrapes: Mapping[float, Mapping[str, ServerMetrics]], **times: Any) -> list[Any]:  # noqa: ANN401
     maker = WindowMaker(**{"length_s": 10.0, "every_s": 2.0, "run_in_s": 10.0, **times})
     found = [maker.add(at_s, engines) for at_s, engines in scrapes.items()]

@@ -2,6 +2,7 @@
 
 import http.client
 import json
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -65,7 +66,8 @@ def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
     request = urllib.request.Request(url)  # noqa: S310 - http or https, see base_of
     try:
         with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-            content = answer.read(MAX_ANSWER_BYTES + 1)
+            whole = answer.length
+            content = _read(answer, time.monotonic() + timeout_s)
     except urllib.error.HTTPError as problem:
         problem.close()
         raise InputError(
@@ -74,6 +76,19 @@ def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
     except (OSError, ValueError, http.client.HTTPException) as problem:
         why = getattr(problem, "reason", None) or problem
         raise InputError(f"{url}: no answer: {why}", hint="Is the server running?") from None
+    if whole is not None and len(content) < min(whole, MAX_ANSWER_BYTES):
+        raise InputError(f"{url}: answers a part only", hint="Ask again.")
     if len(content) > MAX_ANSWER_BYTES:
         raise InputError(f"{url}: answers too much", hint="Check the address.")
     return bytes(content).decode("utf-8", "replace")
+
+
+def _read(answer: http.client.HTTPResponse, until_s: float) -> bytes:
+    """Return the body; the timeout of a socket is one of each piece alone."""
+    pieces, size = list[bytes](), 0
+    while size <= MAX_ANSWER_BYTES and (piece := answer.read1(2**20)):
+        if time.monotonic() > until_s:
+            raise TimeoutError("too slow")
+        pieces.append(piece)
+        size += len(piece)
+    return b"".join(pieces)

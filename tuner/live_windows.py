@@ -61,10 +61,11 @@ class Step:
 def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: float) -> Step:
     """Return what came between two scrapes of one engine.
 
-    A server that was restarted between them counts from 0 again: all of ``after`` is new.
+    A server that was restarted between them counts from 0 again: all of ``after`` is new. What the
+    earlier scrape did not tell has no increment.
     """
     restarted = was_restarted(before, after)
-    earlier = ServerMetrics({}, {}, {}) if restarted else before
+    earlier = _nothing(after) if restarted else before
     return Step(
         begin_s=begin_s,
         end_s=end_s,
@@ -73,17 +74,19 @@ def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: flo
         waiting=after.gauges.get("waiting", 0.0),
         kv_cache_usage=after.gauges.get("kv_cache_usage"),
         counters={
-            name: value - earlier.counters.get(name, 0.0) for name, value in after.counters.items()
+            name: value - earlier.counters[name]
+            for name, value in after.counters.items()
+            if name in earlier.counters
         },
         finish_reasons={
             reason: value - earlier.finish_reasons.get(reason, 0.0)
             for reason, value in after.finish_reasons.items()
+            if restarted or earlier.finish_reasons
         },
         distributions={
-            name: one
-            if name not in earlier.distributions
-            else one.since(earlier.distributions[name])
+            name: one.since(earlier.distributions[name])
             for name, one in after.distributions.items()
+            if name in earlier.distributions
         },
         restarted=restarted,
     )
@@ -93,10 +96,24 @@ def was_restarted(before: ServerMetrics, after: ServerMetrics) -> bool:
     """Whether a counter fell, or the process says that it started later."""
     if before.started_s is not None and after.started_s is not None:
         return after.started_s > before.started_s + RESTART_S
-    fell = any(after.counters.get(name, 0.0) < value for name, value in before.counters.items())
-    return fell or any(
-        name not in after.distributions or after.distributions[name].count < one.count
+    return any(
+        name in after.counters and after.counters[name] < value
+        for name, value in before.counters.items()
+    ) or any(
+        name in after.distributions and after.distributions[name].count < one.count
         for name, one in before.distributions.items()
+    )
+
+
+def _nothing(after: ServerMetrics) -> ServerMetrics:
+    """Return the server as it was at its start."""
+    return ServerMetrics(
+        gauges={},
+        counters=dict.fromkeys(after.counters, 0.0),
+        distributions={
+            name: Histogram(one.bounds, (0.0,) * len(one.bounds), 0.0)
+            for name, one in after.distributions.items()
+        },
     )
 
 
