@@ -32,28 +32,25 @@ STATS = {
 }
 
 
-def fuzz_in_this_process(name: str, libfuzzer: list[str]) -> None:
-    """Fuzz one format; libFuzzer never comes back from it."""
+def fuzz_in_this_process(name: str, path: Path, libfuzzer: list[str]) -> None:
+    """Fuzz one format by way of a file; libFuzzer never comes back from it."""
     import atheris  # noqa: PLC0415 - only here
 
     with atheris.instrument_imports(include=["tuner.formats"]):
         from tests.format_examples import check_reconciled  # noqa: PLC0415 - first imported here
     from tests.mutations import mutated  # noqa: PLC0415 - not instrumented
 
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as at:  # noqa: S108
-        path = Path(at) / "t"
+    def read(content: bytes) -> None:
+        check_reconciled(path, content, name, allow_text=True)
 
-        def read(content: bytes) -> None:
-            check_reconciled(path, content, name, allow_text=True)
+    def damaged(content: bytes, max_bytes: int, seed: int) -> bytes:
+        rng = random.Random(seed)  # noqa: S311
+        if rng.random() < 0.5:
+            return mutated(content, rng)[:max_bytes]
+        return bytes(atheris.Mutate(content, max_bytes))
 
-        def damaged(content: bytes, max_bytes: int, seed: int) -> bytes:
-            rng = random.Random(seed)  # noqa: S311
-            if rng.random() < 0.5:
-                return mutated(content, rng)[:max_bytes]
-            return bytes(atheris.Mutate(content, max_bytes))
-
-        atheris.Setup([sys.argv[0], *libfuzzer], read, custom_mutator=damaged)
-        atheris.Fuzz()
+    atheris.Setup([sys.argv[0], *libfuzzer], read, custom_mutator=damaged)
+    atheris.Fuzz()
 
 
 def fuzz(
@@ -69,8 +66,20 @@ def fuzz(
         *(f"-timeout={SLOW_S}", f"-rss_limit_mb={MAX_MEMORY_MIB}", "-print_final_stats=1"),
         f"-artifact_prefix={asked.keep}/{name}-",
     )
-    command = [sys.executable, __file__, IN_THIS_PROCESS, name, *options, str(corpus)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, errors="replace")  # noqa: S603
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None  # noqa: S108
+    with tempfile.TemporaryDirectory(dir=memory) as at:
+        command = [
+            sys.executable,
+            __file__,
+            IN_THIS_PROCESS,
+            name,
+            f"{at}/t",
+            *options,
+            str(corpus),
+        ]
+        done = subprocess.run(  # noqa: S603
+            command, capture_output=True, text=True, check=False, errors="replace"
+        )
     if done.returncode:
         said = done.stdout + done.stderr
         sys.stderr.write(f"{name}: exit {done.returncode}\n{said[said.find(UNCAUGHT) :][:4000]}\n")
@@ -84,7 +93,7 @@ def fuzz(
 
 def main() -> int:
     if sys.argv[1:2] == [IN_THIS_PROCESS]:
-        fuzz_in_this_process(sys.argv[2], sys.argv[3:])
+        fuzz_in_this_process(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
     from tests.format_examples import EXAMPLES, TABLES  # noqa: PLC0415 - instrumented above
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
