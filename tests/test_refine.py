@@ -93,8 +93,8 @@ def test_the_sampler_goes_where_gains_are(file: str) -> None:
     for _ in range(30):
         asked = one.ask()
         one.tell(asked, (asked.configuration[CAP] / 100,), 0.0)
-    later = [one.ask().configuration[CAP] for _ in range(10)]
-    assert sum(cap == 16 for cap in later) >= 5
+    later = [one.ask().configuration[CAP] for _ in range(20)]
+    assert sum(cap == 16 for cap in later) >= 8
 
 
 def test_the_knob_that_explains_the_gains_is_found_with_its_uncertainty(file: str) -> None:
