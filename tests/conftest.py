@@ -14,6 +14,10 @@ import pytest
 hypothesis.settings.register_profile("tuner", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("tuner")
 
+# A shell that starts us in the background switches these off, for what we start as well.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
 VLLM_TIMEOUT_S = 300
 """For a test on a real engine: the first one also waits for the shared engine to start."""
 

@@ -82,8 +82,6 @@ Run the command again.
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interruption_anywhere_is_told(tmp_path: Path, number: signal.Signals) -> None:
-    if signal.getsignal(number) == signal.SIG_IGN:
-        pytest.skip("whoever runs the tests has switched this signal off")
     path = tmp_path / "t"
     path.write_bytes(b'{"timestamp":1,"input_length":1,"output_length":1}\n' * 1_000_000)
     with subprocess.Popen(
