@@ -296,6 +296,11 @@ def test_times_and_addresses_are_checked_before_anything_is_asked(tmp_path: Path
         ("http://x", "1h", "2h", "--from 1h is not before --to 2h"),
         ("http://x", "soon", "now", "'soon' is not a positive duration"),
         ("prometheus:9090", "1h", "now", "neither http:// nor https://"),
+        ("http://[::1", "1h", "now", "no address"),
+        ("http://x", "0001-01-01", "now", "--from 0001-01-01: no time that can have been recorded"),
+        ("http://x", "9999-12-31", "now", "no time that can have been recorded"),
+        ("http://x", "1h", "1700000000000", "--to 1700000000000: no time that can have been"),
+        ("http://x", "900000h", "now", "no time that can have been recorded"),
     ):
         with pytest.raises(UsageError, match=says):
             capture_run.prometheus(

@@ -62,8 +62,17 @@ _decode = msgspec.json.Decoder(_Answer).decode
 
 
 def without_login(url: str) -> tuple[str, str | None]:
-    """Return the address without ``user:password@``, and these as a header of authorization."""
-    parts = urllib.parse.urlsplit(url)
+    """Return the address without ``user:password@``, and these as a header of authorization.
+
+    Raises UsageError for what is no address.
+    """
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError as problem:
+        raise UsageError(
+            f"--url {url}: no address: {problem}",
+            hint="Give the address of the Prometheus: --url http://prometheus:9090",
+        ) from None
     login, at, host = parts.netloc.rpartition("@")
     if not at:
         return url, None

@@ -1,5 +1,6 @@
 """What ``tuner capture`` does, once its options are read."""
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from tuner.stream import Input, scan
 from tuner.traffic.cautions import cautions
 from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s
+
+CLOCKS_APART_S = 3600.0
+"""How far the clock of the Prometheus may be ahead of ours."""
 
 TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
 
@@ -72,7 +76,17 @@ def _print_written(output: Path) -> None:
 
 
 def _time_s(text: str, now_s: float, *, option: str) -> float:
-    """Read ``now``, ``2h`` (ago), a date, or seconds since 1970."""
+    """Read ``now``, ``2h`` (ago), a date, or seconds since 1970; none of the future."""
+    time_s = _read_s(text, now_s, option=option)
+    if not 0 <= time_s <= now_s + CLOCKS_APART_S:
+        raise UsageError(
+            f"{option} {text}: no time that can have been recorded",
+            hint="Write how long ago (2h), a date, or seconds since 1970, not milliseconds.",
+        )
+    return time_s
+
+
+def _read_s(text: str, now_s: float, *, option: str) -> float:
     if text == "now":
         return now_s
     if text.replace(".", "", 1).isdecimal() and float(text) > 10**8:
@@ -81,4 +95,7 @@ def _time_s(text: str, now_s: float, *, option: str) -> float:
         date = datetime.fromisoformat(text)
     except ValueError:
         return now_s - parse_duration_s(text, option=option)
-    return date.astimezone(UTC).timestamp() if date.tzinfo else date.astimezone().timestamp()
+    try:
+        return date.astimezone(UTC).timestamp() if date.tzinfo else date.astimezone().timestamp()
+    except (ValueError, OverflowError):  # the first and the last days that a date can name
+        return math.inf
