@@ -151,7 +151,8 @@ def test_an_address_that_is_no_server_is_said(diff: Diff, server: str) -> None:
     assert (code, out) == (3, "")
     assert err.splitlines()[0] == f"Error: {server}/nothing/metrics: answers 404"
     assert diff("a.yaml", "--url", "http://127.0.0.1:1")[0] == 3
-    assert diff("a.yaml", "--url", "ftp://x")[0] == 2
+    for url in ("ftp://x", "http://[::1", "http://"):
+        assert diff("a.yaml", "--url", url)[0] == 2
     assert diff("a.yaml")[0] == 2
     assert diff("a.yaml", "b.yaml", "--url", server)[0] == 2
 

@@ -204,6 +204,32 @@ def test_what_belongs_to_others_is_not_used(tmp_path: Path) -> None:
         assert path.read_text() == "theirs"
 
 
+def test_the_kept_schedule_is_for_its_owner_alone(tmp_path: Path) -> None:
+    at = place(tmp_path / "tuner.sock")
+    before = os.umask(0)
+    try:
+        live_place.keep_schedule(at, b"{}")
+    finally:
+        os.umask(before)
+    assert mode(at.schedule) == 0o600
+    at.schedule.chmod(0o666)
+    with pytest.raises(TargetError, match="others may write to it"):
+        live_place.load_schedule(at)
+
+
+def test_an_audit_that_somebody_has_locked_is_an_error_and_no_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live_place, "_AUDIT_S", 0.0)
+    at = place(tmp_path / "tuner.sock")
+    at.audit.touch(0o600)
+    with at.audit.open() as theirs:
+        fcntl.flock(theirs, fcntl.LOCK_EX)
+        with pytest.raises(TargetError, match="another process has locked it"):
+            live_place.append(at, {"event": "x"})
+    assert at.audit.read_bytes() == b""
+
+
 def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:
     at, precious = place(tmp_path / "tuner.sock"), tmp_path / "precious"
     precious.write_text("precious")

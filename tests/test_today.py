@@ -1,5 +1,7 @@
 """Requests like today's: as many and as long as the server counted."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -7,7 +9,7 @@ from tests.live_sim import LENGTHS, poisson, simulated
 from tuner.engines.world import World, WorldStep
 from tuner.live_windows import Step, WindowMaker, total
 from tuner.prometheus import Histogram
-from tuner.today import arrivals, lengths_like, traffic_like
+from tuner.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like
 from tuner.twin import Traffic
 
 WORLD = World(step=WorldStep(a=0.02, b=0.0005, c=1e-5))
@@ -62,6 +64,12 @@ def test_those_in_flight_at_the_begin_arrive_before_it() -> None:
     traffic = traffic_like(steps, STORED, seed=0)
     assert (traffic.arrival_s < steps[0].begin_s).sum() == round(steps[0].in_flight)
     assert (np.diff(traffic.arrival_s) >= 0).all()
+
+
+def test_more_in_flight_than_can_be_is_no_error() -> None:
+    steps, _ = steps_of(6.0, 2)
+    endless = (replace(steps[0], in_flight=float("inf")), *steps[1:])
+    assert len(traffic_like(endless, STORED, seed=0).arrival_s) >= MOST_REQUESTS
 
 
 def test_without_a_finished_request_the_stored_ones_stand_for_themselves() -> None:

@@ -70,31 +70,34 @@ def content(path: Path) -> bytes | None:
         raise _explained(path, problem, "read") from None
 
 
-def write_atomically(path: Path, new: bytes, *, like: Path | None = None) -> None:
+def write_atomically(
+    path: Path, new: bytes, *, like: Path | None = None, mode: int = 0o666
+) -> None:
     """Replace the file by ``new``; after a crash it is the old one or the new one, whole.
 
-    Mode and owner of an existing file are kept; a new file takes those of ``like``. Raises
-    TargetError, and then nothing has changed.
+    Mode and owner of an existing file are kept; a new file takes those of ``like``, else ``mode``
+    as far as the umask lets it. Raises TargetError, and then nothing has changed.
     """
-    _write(path, new, like=like, may_replace=lambda _: True)
+    _write(path, new, like=like, mode=mode, may_replace=lambda _: True)
 
 
 def write_if_unchanged(
     path: Path, new: bytes, *, was: bytes | None, like: Path | None = None
 ) -> None:
     """``write_atomically``, unless the file is no longer ``was`` (None: no file)."""
-    _write(path, new, like=like, may_replace=lambda real: content(real) == was)
+    _write(path, new, like=like, mode=0o666, may_replace=lambda real: content(real) == was)
 
 
 def _write(
-    path: Path, new: bytes, *, like: Path | None, may_replace: Callable[[Path], bool]
+    path: Path, new: bytes, *, like: Path | None, mode: int, may_replace: Callable[[Path], bool]
 ) -> None:
     real = resolve(path)
     check_writable(path)
     old = _status(real) or (None if like is None else _status(like))
     temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
     try:
-        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+        descriptor = os.open(temporary, flags, mode if old is None else 0o600)
         with os.fdopen(descriptor, "wb") as stream:
             if old is not None:
                 _take_over(descriptor, old)

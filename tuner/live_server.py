@@ -4,6 +4,7 @@ import http.client
 import json
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from dataclasses import dataclass
 
@@ -47,6 +48,15 @@ def base_of(url: str, *, option: str = "--url") -> str:
     if not url.startswith(("http://", "https://")):
         raise UsageError(
             f"{option} {url}: neither http:// nor https://",
+            hint=f"Give the server's address: {option} http://localhost:8000",
+        )
+    try:
+        host = urllib.parse.urlsplit(url).hostname
+    except ValueError:
+        host = None
+    if not host:
+        raise UsageError(
+            f"{option} {url}: no address",
             hint=f"Give the server's address: {option} http://localhost:8000",
         )
     return url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")

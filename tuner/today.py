@@ -69,7 +69,7 @@ def traffic_like(steps: Sequence[Step], stored: Traffic, *, seed: int) -> Traffi
     counts = arrivals(steps)
     counts = np.minimum(counts, MOST_REQUESTS // len(steps))
     begin_s = steps[0].begin_s
-    waited = min(MOST_REQUESTS, max(0, round(steps[0].in_flight)))
+    waited = round(min(MOST_REQUESTS, max(0.0, steps[0].in_flight)))
     span_s = steps[-1].end_s - begin_s
     rate = max(1.0, float(counts.sum())) / span_s
     times = [begin_s - rng.uniform(0, waited / rate, waited)]

@@ -219,7 +219,7 @@ def _here(chosen: ServingProfile, server: Server) -> rollout.Deployment:
         is_gpu = device.get("kind") == "gpu"
         machine = rollout.Machine(
             vllm=about.vllm,
-            gpu=str(device["name"]) if is_gpu else None,
+            gpu=str(device.get("name")) if is_gpu else None,
             driver=str(device["driver"]) if is_gpu and "driver" in device else None,
         )
     platform = Platform(vllm=Stated(about.vllm, 0)) if machine is None else Platform()

@@ -26,6 +26,7 @@ _LONGEST_NAME = 80
 
 _PROBE_S = 1.0
 _LOCK_S = 10.0
+_AUDIT_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ def append(at: Place, entry: Mapping[str, object]) -> None:
         descriptor = os.open(at.audit, flags, 0o600)
         try:
             _check_ours(at.audit, os.fstat(descriptor))
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # the ranks of a server may share one
+            _lock(descriptor, at.audit, wait_s=_AUDIT_S)  # the ranks of a server may share one
             _append(descriptor, line)
         finally:
             os.close(descriptor)
@@ -141,7 +142,7 @@ def keep_schedule(at: Place, content: bytes | None) -> None:
     if content is None:
         files.remove(at.schedule)
     else:
-        files.write_atomically(at.schedule, content)
+        files.write_atomically(at.schedule, content, mode=0o600)
 
 
 @contextlib.contextmanager
@@ -171,18 +172,24 @@ def _folder(path: Path) -> Iterator[int]:
 @contextlib.contextmanager
 def _alone(folder: int, path: Path) -> Iterator[None]:
     """Let servers, and the ranks of one, that start at the same time do this one by one."""
-    until_s = time.monotonic() + _LOCK_S
+    _lock(folder, path.parent, wait_s=_LOCK_S)
+    yield  # closing the folder's descriptor unlocks
+
+
+def _lock(descriptor: int, path: Path, *, wait_s: float) -> None:
+    """Lock until the descriptor is closed; whoever can read a file can lock it, for ever even."""
+    until_s = time.monotonic() + wait_s
     while True:
         try:
-            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            break
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             if time.monotonic() > until_s:
                 raise TargetError(
-                    f"{path.parent}: another process has locked it", hint="Find it with lsof."
+                    f"{path}: another process has locked it", hint="Find it with lsof."
                 ) from None
             time.sleep(0.05)
-    yield  # closing the folder's descriptor unlocks
+        else:
+            return
 
 
 def _clear(path: Path, folder: int, address: str) -> None:
@@ -212,6 +219,8 @@ def _clear(path: Path, folder: int, address: str) -> None:
 def _check_ours(path: Path, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode) or status.st_uid not in {os.geteuid(), 0}:
         raise TargetError(f"{path}: is no regular file of the server's user", hint="Move it away.")
+    if status.st_mode & 0o022:
+        raise TargetError(f"{path}: others may write to it", hint=f"chmod go-w {path}")
 
 
 def _explained(path: Path, problem: OSError) -> TargetError:
