@@ -10,17 +10,17 @@ import stat
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.live_servers import Numbers, said, serving
+from tests.live_servers import Numbers, Server, said, serving
 from tuner import live_client
 from tuner.engines import live_listener, live_place
 from tuner.engines.live_listener import Peer, peer_of
-from tuner.errors import InputError, TargetError
-from tuner.live_protocol import MAX_LINE_BYTES
+from tuner.errors import EngineError, InputError, TargetError
+from tuner.live_protocol import MAX_LINE_BYTES, Answer, SetLimits, line_of
 
 AS_ANOTHER = """
 import os, socket, sys
@@ -228,6 +228,63 @@ def test_an_audit_that_somebody_has_locked_is_an_error_and_no_wait_for_ever(
         with pytest.raises(TargetError, match="another process has locked it"):
             live_place.append(at, {"event": "x"})
     assert at.audit.read_bytes() == b""
+
+
+@contextlib.contextmanager
+def answering(path: Path, answer: Callable[[], bytes]) -> Iterator[None]:
+    """A server that answers one request so."""
+
+    def serve() -> None:
+        client, _ = listening.accept()
+        with client:
+            client.recv(2**16)
+            client.sendall(answer())
+
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(str(path))
+        listening.listen()
+        thread = threading.Thread(target=serve)
+        thread.start()
+        yield
+        thread.join()
+
+
+def lowered_to(cap: int, server: Server) -> SetLimits:
+    revision = live_client.state(server.path).revision
+    return SetLimits(
+        version=1, do="set", revision=revision, max_num_seqs=cap, profile="sha256:" + "0" * 64
+    )
+
+
+def test_only_our_own_change_is_put_back(tmp_path: Path) -> None:
+    with serving(tmp_path / "a.sock") as one:
+
+        def refuse_after_somebody_else() -> bytes:
+            live_client.ask(one.path, lowered_to(5, one))
+            return line_of(Answer(ok=False, kind="refused", error="busy"))
+
+        ours = lowered_to(8, one)
+        with (
+            answering(tmp_path / "b.sock", refuse_after_somebody_else),
+            pytest.raises(EngineError, match="was changed, and could not be put back"),
+        ):
+            live_client.change_all([(one.path, ours), (tmp_path / "b.sock", ours)])
+        assert one.cap == 5
+
+
+def test_a_change_whose_answer_got_lost_is_put_back(tmp_path: Path) -> None:
+    with serving(tmp_path / "a.sock") as one:
+
+        def change_and_break() -> bytes:
+            live_client.ask(one.path, lowered_to(8, one))
+            (tmp_path / "b.sock").unlink()
+            (tmp_path / "b.sock").symlink_to(one.path)
+            return b""
+
+        ours = lowered_to(8, one)
+        with answering(tmp_path / "b.sock", change_and_break), pytest.raises(InputError):
+            live_client.change_all([(tmp_path / "b.sock", ours)])
+        assert one.cap == 32
 
 
 def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:

@@ -182,6 +182,11 @@ REFUSED: list[tuple[str, str, str]] = [
     ("env", "VLLM_ARGS=a\nVLLM_ARGS=b\n", "f:2: VLLM_ARGS is set a second time"),
     (
         "env",
+        "VLLM_ARGS=--port=1 # mine\n",
+        "f:1: a shell takes what follows # in VLLM_ARGS for a comment, systemd does not",
+    ),
+    (
+        "env",
         "MAX_NUM_SEQS=8\n",
         "f:1: MAX_NUM_SEQS looks like max_num_seqs, in a way that tuner does not know",
     ),

@@ -7,7 +7,7 @@ import stat
 import struct
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from pydantic import ValidationError
@@ -70,19 +70,35 @@ def change_all(changes: Sequence[tuple[Path, Change]]) -> list[Answer]:
         for path, change in changes:
             try:
                 answers.append(ask(path, change))
-            except TunerError as problem:
-                others = any(answer.changed for answer in answers)
-                more = "; what was changed before it is put back" if others else ""
-                raise type(problem)(f"{problem}{more}", hint=problem.hint) from None
+            except (TunerError, KeyboardInterrupt, SystemExit) as problem:
+                if not isinstance(problem, GateError | EngineError):  # no answer: it may be done
+                    undo.callback(_put_back_if_done, path, change)
+                if not isinstance(problem, TunerError) or not any(one.changed for one in answers):
+                    raise
+                more = "what was changed before it is put back"
+                raise type(problem)(f"{problem}; {more}", hint=problem.hint) from None
             if answers[-1].changed:
-                undo.callback(_put_back, path)
+                undo.callback(_put_back, path, answers[-1])
         undo.pop_all()
     return answers
 
 
-def _put_back(path: Path) -> None:
+def _put_back_if_done(path: Path, change: Change) -> None:
+    """A server that has not made the change has another revision, and refuses."""
+    if change.revision is not None:
+        with suppress(TunerError):
+            ask(path, _putting_back(change.revision + 1))
+
+
+def _putting_back(revision: int | None) -> PutBack:
+    reason = "another server or rank failed"
+    return PutBack(version=1, do="put_back", revision=revision, reason=reason)
+
+
+def _put_back(path: Path, done: Answer) -> None:
+    """Undo this change and nobody else's."""
     try:
-        ask(path, PutBack(version=1, do="put_back", reason="another server or rank failed"))
+        ask(path, _putting_back(None if done.state is None else done.state.revision))
     except TunerError as problem:
         raise EngineError(
             f"{path}: was changed, and could not be put back: {problem}",

@@ -31,7 +31,7 @@ def run(options: LiveOptions) -> None:
         view.Outcome(
             socket=socket,
             before=answer.before or answer.state.limits,
-            state=live_client.state(socket),
+            state=answer.state,
             changed=answer.changed,
         )
         for socket, answer in zip(sockets, answers, strict=True)

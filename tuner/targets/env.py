@@ -30,6 +30,7 @@ _LINE = re.compile(
     r"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE
 )
 _SET = re.compile(r"^[^#\n]*?\b(VLLM_(?:[A-Z]+_)*ARGS)[ \t]*\+?=", re.MULTILINE)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = re.compile(r"VLLM_([A-Z]+_)*ARGS")
 
 
@@ -117,6 +118,11 @@ def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, s
 
 def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
     """Return the variable of flags; None where there is none yet."""
+    if container is not None and not _NAME.fullmatch(container):
+        raise UsageError(
+            f"--container {container!r}: not the name of a variable",
+            hint=f"Name the one that holds the flags, such as {VARIABLE_NAME}.",
+        )
     _refuse_unknown(text, source=source)
     found = {}
     for match in _LINE.finditer(text):
@@ -131,6 +137,11 @@ def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
             raise TargetError(
                 f"{place}: the value of {name} cannot be understood",
                 hint="Write it on one line, in one pair of quotes.",
+            )
+        if not quotes and re.search(r"[ \t]#", value):
+            raise TargetError(
+                f"{place}: a shell takes what follows # in {name} for a comment, systemd does not",
+                hint="Put the comment on a line of its own.",
             )
         found[name] = _Entry(name, match.start(2) + len(quotes), match.end(2) - len(quotes), quotes)
     if len(found) > 1:
