@@ -28,6 +28,7 @@ from tuner.errors import (
     UndecidedError,
     UsageError,
 )
+from tuner.scraper import GONE_S, Absence, Scrape
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 LENGTH_S = 400.0
@@ -218,6 +219,7 @@ def test_too_little_is_no_verdict_and_says_what_it_would_take(
         ("", {"canary": "x"}, InputError, "no metric of vLLM"),
         ("", {"every": "8s"}, UsageError, "less than 2 times --every"),
         ("", {"for_": "5s"}, UsageError, "shorter than one window"),
+        ("", {"window": "1h", "for_": "9h"}, UsageError, "more readings than a watch remembers"),
         ("", {"window": "0s"}, UsageError, "not a positive duration"),
     ],
 )
@@ -303,6 +305,20 @@ def test_a_canary_that_dies_is_rolled_back(
     assert "does not answer any more" in str(ended)
 
 
+def test_a_canary_is_not_rolled_back_because_our_own_network_is_down(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine, clock = page_of(honest), FreeClock()
+
+    def till_a_minute(at_s: float) -> str | None:
+        return fine(at_s) if at_s < 60 else None
+
+    with serving(till_a_minute, clock) as canary:
+        found, ended = watch(till_a_minute, clock, canary=canary)
+    assert found["verdict"] == "undecided"
+    assert isinstance(ended, EngineError)
+
+
 def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -326,3 +342,9 @@ def test_engines_are_told_apart_by_their_label(
     )
     assert found["measures"]["rate"]["value"]["value"] == pytest.approx(1.0, abs=0.2)
     assert found["measures"]["slowness"]["value"]["value"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_server_that_never_answers_is_gone_after_a_minute() -> None:
+    absence = Absence(2.0)
+    gone = [absence.add(Scrape(2.0 * place, None, "refused")) for place in range(40)]
+    assert gone.index(True) * 2.0 == GONE_S

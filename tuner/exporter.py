@@ -130,5 +130,6 @@ class WatchExporter(_Endpoint):
 
     def show_choice(self, choice: Choice, max_num_seqs: int) -> None:
         self._rightness.set(choice.rightness)
+        self._attainment.clear()  # the best of before
         self._attainment.labels(str(choice.best)).set(choice.best_attainment)
         self._attainment.labels(str(max_num_seqs)).set(choice.attainment)

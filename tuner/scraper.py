@@ -109,15 +109,17 @@ class Absence:
     missed: int = 0
     in_a_row: int = 0
     problem: str = ""
-    _last_s: float | None = None
+    _since_s: float | None = None
+    """When it answered last; before that, when it was first asked."""
 
     def add(self, scrape: Scrape) -> bool:
         """Take a scrape in; return whether the server is gone."""
         if scrape.engines is not None:
-            self._last_s, self.in_a_row = scrape.at_s, 0
+            self._since_s, self.in_a_row = scrape.at_s, 0
             return False
         self.missed += 1
         self.in_a_row += 1
         self.problem = scrape.problem
-        since_s = 0.0 if self._last_s is None else scrape.at_s - self._last_s
-        return self.in_a_row >= GONE_SCRAPES and since_s >= GONE_S
+        if self._since_s is None:
+            self._since_s = scrape.at_s
+        return self.in_a_row >= GONE_SCRAPES and scrape.at_s - self._since_s >= GONE_S

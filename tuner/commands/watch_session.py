@@ -13,9 +13,6 @@ from tuner.watch import Watch
 from tuner.watch_journal import WindowJournal
 from tuner.watch_reasons import reason, server_is_why
 
-RUN_IN_S = 60.0
-"""Scrapes before a window that the twin is given too, so that it begins as full as the server."""
-
 
 @dataclass(slots=True)
 class Side:
@@ -56,7 +53,10 @@ class Session:
         """Take in what all servers said at one moment; return whether there is no more to do."""
         windows: list[Window | None] = []
         for side, scrape in zip(self.sides, moment, strict=True):
-            if side.absence.add(scrape):
+            # a canary is gone while the baseline answers: else it is our own network that is
+            if side.absence.add(scrape) and (
+                side is self.sides[0] or moment[0].engines is not None
+            ):
                 self._is_gone(side)
                 return True
             if scrape.engines is None:
@@ -120,6 +120,6 @@ def side_of(server: Server, promised: Promised, times: Times, seed: int) -> Side
     return Side(
         server=server,
         watch=Watch(promised, seed=seed),
-        maker=WindowMaker(times.window_s, times.every_s, max(RUN_IN_S, times.window_s)),
+        maker=WindowMaker(times.window_s, times.every_s, times.run_in_s),
         absence=Absence(times.every_s),
     )

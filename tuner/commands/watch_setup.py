@@ -8,6 +8,7 @@ from typing import Literal
 from tuner import difference, live_server
 from tuner.drift import reference
 from tuner.errors import InputError, ProfileError, UsageError
+from tuner.live_windows import KEPT_STEPS
 from tuner.profile_schema import ServingProfile
 from tuner.promised import Promised, wander_of
 from tuner.scraper import Server
@@ -16,6 +17,7 @@ from tuner.window import parse_duration_s
 
 FOREVER = "forever"
 LEAST_STEPS = 2
+RUN_IN_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,12 @@ class Times:
     every_s: float
     window_s: float
 
+    @property
+    def run_in_s(self) -> float:
+        """Of scrapes before a window that the twin is given too, so that it begins as full as the
+        server."""
+        return max(RUN_IN_S, self.window_s)
+
 
 def times_of(options: WatchOptions) -> Times:
     """Return the times of a watch in seconds. Raises UsageError."""
@@ -60,7 +68,15 @@ def times_of(options: WatchOptions) -> Times:
             f"--for {options.for_}: shorter than one window of {options.window}",
             hint="A verdict takes a dozen windows at least: --for 30m.",
         )
-    return Times(for_s, every_s, window_s)
+    times = Times(for_s, every_s, window_s)
+    least_s = (times.run_in_s + window_s) / (KEPT_STEPS - 1)
+    if every_s < least_s:
+        raise UsageError(
+            f"--every {options.every}: more readings than a watch remembers of --window "
+            f"{options.window}",
+            hint=f"Give --every {math.ceil(least_s)}s, or a shorter --window.",
+        )
+    return times
 
 
 def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
