@@ -1,6 +1,5 @@
 """What ``tuner compare`` does with its options."""
 
-import asyncio
 import importlib.util
 import json
 import sys
@@ -12,21 +11,20 @@ from tuner.approaches.seam import Setup
 from tuner.commands.compare_setup import (
     CompareOptions,
     Place,
-    open_run,
     open_sweep,
     place_of,
     plan_of,
-    resume_command,
     settings_of,
     sweep_settings_of,
 )
 from tuner.commands.compare_view import json_object, markdown, render
+from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
 from tuner.compare import CompareSettings, Comparison
 from tuner.comparing import Comparing, Tuned
 from tuner.comparison import Table
 from tuner.devices import DeviceMeter
-from tuner.errors import EngineError, Interrupted, TargetError, TraceError
+from tuner.errors import EngineError, TargetError, TraceError
 from tuner.profile import load as load_profile
 from tuner.sweep import sweep
 from tuner.trace import Trace, TraceRequest, load
@@ -43,31 +41,24 @@ def run(options: CompareOptions) -> None:
     if options.output is not None:
         _check_folder(options.output)
     place = place_of(options, trace)
-    book = open_run(options, plan_of(options, trace, place))
+    where = Where(options.trace, options.run_dir, resume=options.resume, kind="compare-")
+    book = open_run(where, plan_of(options, trace, place))
     progress = Progress(sweep_settings_of(options, settings), None)
     comparing = Comparing(book)
     read = DeviceMeter().read if options.engine == "vllm" else None
-    try:
-        with progress:
-            site = place.site(comparing, settings)
-            run = Comparison(requests, site, settings, comparing, progress, read)
-            run.warnings += trace.warnings
-            place.execute(run.calibrate(), book)
-            tuned, spent_s = _tuned(options, place, run, progress)
-            setup = Setup(
-                tuned=tuned.max_num_seqs,
-                static=options.static,
-                untuned=options.untuned,
-                of_profile=_of_profile(options),
-            )
-            place.execute(run.run(setup, spent_s=spent_s), book)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise Interrupted(
-            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
-            hint=f"Go on with: {resume_command(options, book.run_dir)}",
-        ) from None
-    finally:
-        book.close()
+    with kept(book, where), progress:
+        site = place.site(comparing, settings)
+        run = Comparison(requests, site, settings, comparing, progress, read)
+        run.warnings += trace.warnings
+        place.execute(run.calibrate(), book)
+        tuned, spent_s = _tuned(options, place, run, progress)
+        setup = Setup(
+            tuned=tuned.max_num_seqs,
+            static=options.static,
+            untuned=options.untuned,
+            of_profile=_of_profile(options),
+        )
+        place.execute(run.run(setup, spent_s=spent_s), book)
     _report(options, settings, comparing, tuned, run.warnings)
 
 

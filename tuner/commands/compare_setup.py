@@ -1,12 +1,8 @@
 """What the options of ``tuner compare`` mean: settings, the machine, the run directory."""
 
 import asyncio
-import glob
-import shlex
-import sys
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
@@ -18,7 +14,7 @@ from tuner.base import engine_arguments
 from tuner.compare import CompareSettings
 from tuner.comparing import CALIBRATION, Comparing, session_of
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.errors import RunError, UsageError
+from tuner.errors import UsageError
 from tuner.evidence import Evidence
 from tuner.load_levels import parse_levels
 from tuner.profile import load as load_profile
@@ -260,37 +256,8 @@ def plan_of(options: CompareOptions, trace: Trace, place: Place) -> dict[str, An
     }
 
 
-def open_run(options: CompareOptions, plan: dict[str, Any]) -> journal.Journal:
-    if options.resume:
-        return journal.resume(options.run_dir or _newest(options.trace), plan)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    folder = options.run_dir or Path("runs") / f"compare-{options.trace.stem}-{stamp}"
-    return journal.create(folder, plan)
-
-
 def open_sweep(run_dir: Path, plan: dict[str, Any]) -> journal.Journal:
     """Open the journal of the sweep within a run, one that was begun or a new one."""
     folder = run_dir / "sweep"
     begun = (folder / "journal.jsonl").exists()
     return journal.resume(folder, plan) if begun else journal.create(folder, plan)
-
-
-def _newest(trace: Path) -> Path:
-    pattern = f"compare-{glob.escape(trace.stem)}-*/journal.jsonl"
-    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
-    if not found:
-        raise RunError(
-            f"runs/compare-{trace.stem}-*: there is no run to resume",
-            hint="Name it with --run-dir.",
-        )
-    return found[-1].parent
-
-
-def resume_command(options: CompareOptions, run_dir: Path) -> str:
-    """Return the command line that goes on with this run."""
-    words = ["tuner", *sys.argv[1:]]
-    if not options.resume:
-        words.append("--resume")
-    if options.run_dir is None:
-        words += ["--run-dir", str(run_dir)]
-    return shlex.join(words)

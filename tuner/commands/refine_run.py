@@ -1,6 +1,5 @@
 """What ``tuner refine`` does with its options."""
 
-import asyncio
 import json
 import os
 import sys
@@ -17,19 +16,18 @@ from tuner.commands.refine_setup import (
     RefineOptions,
     engines_of,
     machine_of,
-    open_run,
     plan_of,
     rests_on,
-    resume_command,
     space_of,
     study_name,
 )
 from tuner.commands.refine_view import render, said_of_space
+from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
 from tuner.commands.verify_run import check_machine, requests_of
 from tuner.devices import DeviceMeter
 from tuner.engines.seam import EngineFacts
-from tuner.errors import Interrupted, TargetError
+from tuner.errors import TargetError
 from tuner.evidence import Evidence
 from tuner.journal import Journal
 from tuner.profile import load as load_profile
@@ -67,18 +65,12 @@ def run(options: RefineOptions) -> None:
         options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
     )
     plan = plan_of(options, profile, trace, space)
-    book = open_run(options, rests_on(options, plan, trace))
+    where = Where(options.trace, options.run_dir, resume=options.resume, kind="refine-")
+    book = open_run(where, rests_on(options, plan, trace))
     engines.log.append(book.run_dir / "vllm.log")
     begun = _Run(options, trace, requests, plan, engines, book, began_s)
-    try:
+    with kept(book, where):
         _conclude(begun, _refined(begun))
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise Interrupted(
-            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
-            hint=f"Go on with: {resume_command(options, book.run_dir)}",
-        ) from None
-    finally:
-        book.close()
 
 
 def _refined(begun: _Run) -> Refinement:

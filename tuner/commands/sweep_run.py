@@ -1,34 +1,33 @@
 """What ``tuner sweep`` does with its options: everything that may be slow to import."""
 
-import asyncio
 import json
 import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
 from tuner import files, journal, models, profile, provenance
+from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_setup import (
     SweepOptions,
     cautions_of,
     check_router,
     check_window,
     execute_on,
-    open_run,
     plan_of,
     requests_of,
-    resume_command,
     settings_of,
     starter_of,
 )
 from tuner.commands.sweep_view import Progress, render
 from tuner.devices import DeviceMeter
 from tuner.engines.vllm import VllmStarter
-from tuner.errors import Interrupted, RunError, TargetError, UndecidedError, UsageError
+from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
 from tuner.rescore import rescore
@@ -70,7 +69,8 @@ def run(options: SweepOptions) -> None:
     starter = starter_of(options, trace)
     plan = plan_of(options, trace, starter)
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
-    book = open_run(options, plan)
+    where = Where(options.trace, options.run_dir, resume=options.resume)
+    book = open_run(where, plan)
     execute = execute_on(starter, book)
     read_device = None
     if isinstance(starter, VllmStarter):
@@ -79,7 +79,7 @@ def run(options: SweepOptions) -> None:
     progress = Progress(settings, exporter)
     for warning in warnings:
         progress.warn(warning)
-    try:
+    with closing(exporter) if exporter else nullcontext(), kept(book, where):
         if not (book.run_dir / TRACE_COPY).exists():
             write(replace(trace, requests=tuple(requests)), book.run_dir / TRACE_COPY)
         with progress:
@@ -89,15 +89,6 @@ def run(options: SweepOptions) -> None:
         wall_s = time.monotonic() - began_s
         done = _Run(settings, warnings, book.run_dir, trace.digest, wall_s)
         _conclude(options, outcome, done, keep=True)
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        raise Interrupted(
-            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
-            hint=f"Go on with: {resume_command(options, book.run_dir)}",
-        ) from None
-    finally:
-        book.close()
-        if exporter is not None:
-            exporter.close()
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:

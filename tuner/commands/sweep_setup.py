@@ -1,12 +1,8 @@
 """What the options of ``tuner sweep`` mean: requests, settings, engines, the run directory."""
 
 import asyncio
-import glob
-import shlex
-import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +11,7 @@ from tuner import journal
 from tuner.base import engine_arguments
 from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
-from tuner.errors import RunError, TraceError, UsageError
+from tuner.errors import TraceError, UsageError
 from tuner.evidence import Evidence
 from tuner.outcome import SweepOutcome
 from tuner.sessions import turns_of
@@ -180,32 +176,3 @@ def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, 
         "seed": options.seed,
         "trace_block_size": trace.header.block_size,
     }
-
-
-def open_run(options: SweepOptions, plan: Mapping[str, Any]) -> journal.Journal:
-    assert options.trace is not None
-    if options.resume:
-        return journal.resume(options.run_dir or _newest(options.trace), plan)
-    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
-    return journal.create(options.run_dir or Path("runs") / f"{options.trace.stem}-{stamp}", plan)
-
-
-def _newest(trace: Path) -> Path:
-    stamp = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
-    pattern = f"{glob.escape(trace.stem)}{stamp}/journal.jsonl"
-    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
-    if not found:
-        raise RunError(
-            f"runs/{trace.stem}-*: there is no run to resume", hint="Name it with --run-dir."
-        )
-    return found[-1].parent
-
-
-def resume_command(options: SweepOptions, run_dir: Path) -> str:
-    """Return the command line that goes on with this run."""
-    words = ["tuner", *sys.argv[1:]]
-    if not options.resume:
-        words.append("--resume")
-    if options.run_dir is None:
-        words += ["--run-dir", str(run_dir)]
-    return shlex.join(words)

@@ -1,0 +1,64 @@
+"""The folder of a run: made, found again, and what is said when the run is interrupted."""
+
+import asyncio
+import glob
+import shlex
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from tuner import journal
+from tuner.errors import Interrupted, RunError
+
+_STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """What the user says of a run's folder."""
+
+    trace: Path
+    run_dir: Path | None
+    resume: bool = field(kw_only=True)
+    kind: str = field(default="", kw_only=True)
+    """What folders of this command begin with."""
+
+
+def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
+    """Open the journal of a new run, or of the one to go on with: by default the newest of its
+    kind and trace. Raises RunError."""
+    name = f"{where.kind}{where.trace.stem}"
+    if where.resume:
+        return journal.resume(where.run_dir or _newest(name), plan)
+    stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
+    return journal.create(where.run_dir or Path("runs") / f"{name}-{stamp}", plan)
+
+
+def _newest(name: str) -> Path:
+    pattern = f"{glob.escape(name)}{_STAMP}/journal.jsonl"
+    found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)
+    if not found:
+        raise RunError(f"runs/{name}-*: there is no run to resume", hint="Name it with --run-dir.")
+    return found[-1].parent
+
+
+@contextmanager
+def kept(book: journal.Journal, where: Where) -> Iterator[None]:
+    """Close the journal in the end. Raises Interrupted with the command that goes on, where the
+    user or a signal ended the run."""
+    try:
+        yield
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        words = ["tuner", *sys.argv[1:]]
+        words += [] if where.resume else ["--resume"]
+        words += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
+        raise Interrupted(
+            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
+            hint=f"Go on with: {shlex.join(words)}",
+        ) from None
+    finally:
+        book.close()
