@@ -36,23 +36,23 @@ from tuner.measure import measure
 from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.trace import TraceRequest, load
-from tuner.twin import EngineShape, Traffic, simulate
-from tuner.twin_choice import weigh
-from tuner.twin_law import Segment, fit_law
+from tuner.twin.choice import weigh
+from tuner.twin.law import Segment, fit_law
+from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
 CAPS = doubling(32)
 ASKS = """
 import sys
 from pathlib import Path
-from tuner import live_client
-live_client.state(Path(sys.argv[1]))
+from tuner.live import control_client
+control_client.state(Path(sys.argv[1]))
 print(flush=True)
 while True:
-    live_client.state(Path(sys.argv[1]))
+    control_client.state(Path(sys.argv[1]))
 """
 NEVER_CUT = CutRule(Slo(ttft_s=1e9), floor=0.0)
 

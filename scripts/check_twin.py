@@ -25,9 +25,9 @@ from tuner.replay import CutRule, replay
 from tuner.slo import Slo
 from tuner.trace import Trace, TraceRequest, load
 from tuner.traffic import busiest_window
-from tuner.twin import shape_of
-from tuner.twin_check import Observed, check, lag_s, observed
-from tuner.twin_law import FittedLaw, Segment, fit_law
+from tuner.twin.check import Observed, check, lag_s, observed
+from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.simulation import shape_of
 from tuner.window import Window, in_window, plan_requests
 
 CEILING = 32

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.random import Generator
 
 from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep, step_law
-from tuner.scheduler_state import Floats, Ints
+from tuner.scheduler.state import Floats, Ints
 from tuner.slo import Slo, derive_slo, fit_unloaded
-from tuner.twin import EngineShape, Traffic, attainment, simulate, tail_s
-from tuner.twin_choice import Values, good_caps
+from tuner.twin.choice import Values, good_caps
+from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
 from tuner.uncertainty import choose
 
 CAPS: Final = (1, 2, 4, 8, 16, 32)

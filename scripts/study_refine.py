@@ -28,22 +28,22 @@ from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import Silent, requests_of
 
 from tuner import journal
-from tuner.bench import Bench
 from tuner.engines import virtual_time
 from tuner.engines.sim import SimStarter
 from tuner.engines.world import step_law
 from tuner.evidence import Evidence
-from tuner.knobs import CAP, TOKENS, Configuration, Demand, Space, build_space, number
 from tuner.measure import Measurement
-from tuner.objective import gains as gains_of
-from tuner.objective import parse_objectives
 from tuner.profile import ServingProfile
-from tuner.refine import Study
-from tuner.refined import curve_of
-from tuner.refinement import Plan, Refinement, refine
+from tuner.refine.bench import Bench
+from tuner.refine.knobs import CAP, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.refine.objective import gains as gains_of
+from tuner.refine.objective import parse_objectives
+from tuner.refine.outcome import curve_of
+from tuner.refine.run import Plan, Refinement, refine
+from tuner.refine.screen import measured_by
+from tuner.refine.study import Study
 from tuner.result import profile_of
 from tuner.rig import Rig
-from tuner.screen import measured_by
 from tuner.settings import SweepSettings
 from tuner.slo import Slo
 from tuner.sweep import sweep

@@ -20,12 +20,12 @@ from typing import Any
 from study_sweeps import Silent
 
 from tuner import journal, profile
-from tuner.bench import Bench, Build
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.evidence import Evidence
-from tuner.knobs import CAP, TOKENS, Configuration, contradicts, number
-from tuner.objective import GOODPUT, gains
-from tuner.refined import unloaded_of
+from tuner.refine.bench import Bench, Build
+from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
+from tuner.refine.objective import GOODPUT, gains
+from tuner.refine.outcome import unloaded_of
 from tuner.rig import Rig
 from tuner.trace import load
 from tuner.window import parse_duration_s

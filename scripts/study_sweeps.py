@@ -33,8 +33,8 @@ from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
 from tuner.sweep import sweep
 from tuner.trace import TraceRequest
-from tuner.twin import simulate
-from tuner.twin_choice import good_caps, value_of
+from tuner.twin.choice import good_caps, value_of
+from tuner.twin.simulation import simulate
 from tuner.uncertainty import choose
 
 SURE = 0.95

@@ -32,13 +32,13 @@ from study_sweeps import swept
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.live_sim import SimulatedServer, simulated
-from tuner.drift import reference
-from tuner.live_windows import WindowMaker
-from tuner.promised import Promised, wander_of
 from tuner.settings import SweepSettings
-from tuner.twin import Traffic
-from tuner.twin_store import restored, stored
-from tuner.watch import Verdict, Watch
+from tuner.twin.simulation import Traffic
+from tuner.twin.store import restored, stored
+from tuner.watch.drift import reference
+from tuner.watch.promised import Promised, wander_of
+from tuner.watch.verdict import Verdict, Watch
+from tuner.watch.windows import WindowMaker
 
 TUNED_S = 1200.0
 WINDOW_S, EVERY_S, RUN_IN_S = 10.0, 2.0, 60.0

@@ -25,8 +25,8 @@ from random_worlds import CAPS, NOISE, Case, case, shape_of
 
 from tuner.engines.weather import EngineWeather, Machine
 from tuner.engines.world import step_law
-from tuner.scheduler_model import abort, advance
-from tuner.scheduler_state import (
+from tuner.scheduler.model import abort, advance
+from tuner.scheduler.state import (
     DONE,
     FINISHED,
     OUT_OF_WEATHER,
@@ -34,9 +34,9 @@ from tuner.scheduler_state import (
     new_requests,
     new_scheduler,
 )
-from tuner.twin_check import Observed, anchor, check, lag_s, median_error
-from tuner.twin_choice import weigh
-from tuner.twin_law import Segment, fit_law
+from tuner.twin.check import Observed, anchor, check, lag_s, median_error
+from tuner.twin.choice import weigh
+from tuner.twin.law import Segment, fit_law
 
 WINDOW_S = 60.0
 DRAIN_S = 10.0

@@ -10,11 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner import live_client
-from tuner.engines import live_place
-from tuner.engines.live_control import LiveControl
-from tuner.engines.live_listener import Listener
-from tuner.live_protocol import About, Limits, Refused, State
+from tuner.live import control_client, socket_files
+from tuner.live.control import LiveControl
+from tuner.live.listener import Listener
+from tuner.live.protocol import About, Limits, Refused, State
 
 DIGEST = "sha256:" + "0" * 64
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)
@@ -57,7 +56,7 @@ class Server:
 
     @property
     def state(self) -> State:
-        return live_client.state(self.path)
+        return control_client.state(self.path)
 
     @property
     def cap(self) -> int:
@@ -94,8 +93,8 @@ def serving(  # noqa: PLR0913 - one parameter for each thing that may differ
 ) -> Iterator[Server]:
     """Answer at a socket, as the thread in a server does."""
     numbers, clock = numbers or Numbers(), clock or Clock()
-    at = live_place.place(str(path), rank=rank, audit=None)
-    listening = live_place.listen(at)
+    at = socket_files.place(str(path), rank=rank, audit=None)
+    listening = socket_files.listen(at)
     about = About(
         pid=1, rank=rank, vllm=vllm, arguments={**ARGUMENTS, **(arguments or {})}, device=None
     )
@@ -114,7 +113,7 @@ def serving(  # noqa: PLR0913 - one parameter for each thing that may differ
             thread.join(20)
             assert not thread.is_alive()
     finally:
-        live_place.withdraw(at, listening)
+        socket_files.withdraw(at, listening)
 
 
 def said(path: Path, line: bytes, *, then: Callable[[socket.socket], None] | None = None) -> Any:  # noqa: ANN401 - JSON

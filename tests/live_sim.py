@@ -9,12 +9,11 @@ import numpy as np
 from tests.profiles import profile, step
 from tuner.engines.weather import EngineWeather, Machine
 from tuner.engines.world import World, step_law
-from tuner.forecast import Forecast
 from tuner.profile import seal
 from tuner.profile_schema import ServingProfile
 from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
-from tuner.scheduler_model import advance
-from tuner.scheduler_state import (
+from tuner.scheduler.model import advance
+from tuner.scheduler.state import (
     CALM,
     FINISHED,
     FULL,
@@ -26,10 +25,11 @@ from tuner.scheduler_state import (
     new_scheduler,
 )
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Traffic, simulate
-from tuner.twin_choice import weigh
-from tuner.twin_law import Segment, fit_law
-from tuner.twin_store import stored
+from tuner.twin.choice import weigh
+from tuner.twin.forecast import Forecast
+from tuner.twin.law import Segment, fit_law
+from tuner.twin.simulation import EngineShape, Traffic, simulate
+from tuner.twin.store import stored
 
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, math.inf)
 REQUEST_S = (

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 
 from tuner.agreement import Agreement, agreement
-from tuner.forecast import Forecast
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Traffic, simulate
-from tuner.twin_check import Observed
-from tuner.twin_choice import weigh
-from tuner.twin_law import Segment, fit_law
+from tuner.twin.check import Observed
+from tuner.twin.choice import weigh
+from tuner.twin.forecast import Forecast
+from tuner.twin.law import Segment, fit_law
+from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000

@@ -7,10 +7,10 @@ import pytest
 from tests.live_sim import SimulatedServer, poisson, simulated
 from tests.test_watch import CAP, RATE, WORLD
 from tests.test_watch import promised as promised  # noqa: PLC0414 - a fixture
-from tuner.canary import CanaryGate
-from tuner.live_windows import WindowMaker
-from tuner.promised import Promised
-from tuner.watch import Watch
+from tuner.watch.canary import CanaryGate
+from tuner.watch.promised import Promised
+from tuner.watch.verdict import Watch
+from tuner.watch.windows import WindowMaker
 
 LENGTH_S = 600.0
 

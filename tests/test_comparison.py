@@ -5,8 +5,8 @@ import math
 import pytest
 
 from tests.builders import iterations, record, replay_of, request
-from tuner.comparison import Busy, notes_on, numbers_of, ratios
-from tuner.load_levels import at_rate, uniform
+from tuner.compare.comparison import Busy, notes_on, numbers_of, ratios
+from tuner.compare.load_levels import at_rate, uniform
 from tuner.window import Window
 
 

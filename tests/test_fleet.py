@@ -12,10 +12,10 @@ from tuner.fleet import (
     parts_of,
     replicas_for,
 )
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Traffic
-from tuner.twin_store import StoredTwin
+from tuner.twin.simulation import EngineShape, Traffic
+from tuner.twin.store import StoredTwin
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000

@@ -4,8 +4,8 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.knob_text import parse_search
-from tuner.knobs import (
+from tuner.refine.knob_text import parse_search
+from tuner.refine.knobs import (
     CAP,
     TOKENS,
     Demand,

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from tests.live_servers import BUILT, DIGEST, Clock, Numbers, Server, audit, said, serving
-from tuner import live_client
-from tuner.cap_schedule import CapAt, CapSchedule
-from tuner.engines import live_place
 from tuner.errors import EngineError, GateError, InputError, TargetError
-from tuner.live_protocol import (
+from tuner.live import control_client, socket_files
+from tuner.live.cap_schedule import CapAt, CapSchedule
+from tuner.live.protocol import (
     Answer,
     ClearSchedule,
     Limits,
@@ -35,7 +34,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 def put(server: Server, cap: int, **more: Any) -> Answer:  # noqa: ANN401 - of SetLimits
     request = SetLimits(version=1, do="set", max_num_seqs=cap, profile=DIGEST, **more)
-    return live_client.ask(server.path, request)
+    return control_client.ask(server.path, request)
 
 
 def keep(server: Server, **caps: int) -> Answer:
@@ -45,21 +44,21 @@ def keep(server: Server, **caps: int) -> Answer:
         for name, cap in caps.items()
     ]
     schedule = CapSchedule(zone="UTC", caps=entries)
-    return live_client.ask(server.path, SetSchedule(version=1, do="schedule", schedule=schedule))
+    return control_client.ask(server.path, SetSchedule(version=1, do="schedule", schedule=schedule))
 
 
 def roll_back(server: Server) -> Answer:
-    return live_client.ask(server.path, RollBack(version=1, do="rollback"))
+    return control_client.ask(server.path, RollBack(version=1, do="rollback"))
 
 
 def clear(server: Server) -> Answer:
-    return live_client.ask(server.path, ClearSchedule(version=1, do="clear_schedule"))
+    return control_client.ask(server.path, ClearSchedule(version=1, do="clear_schedule"))
 
 
 def pass_time(server: Server, text: str) -> None:
     """Set the clock, and let the server's thread look at it, which it does before every wait."""
     server.clock.set(text)
-    live_client.state(server.path)
+    control_client.state(server.path)
 
 
 def test_a_change_holds_and_is_on_record(server: Server) -> None:
@@ -138,10 +137,10 @@ def test_the_latest_change_is_put_back_also_when_it_was_a_roll_back(server: Serv
     back = PutBack(version=1, do="put_back")
     put(server, 16)
     roll_back(server)
-    assert live_client.ask(server.path, back).changed
+    assert control_client.ask(server.path, back).changed
     assert server.cap == 16
     with pytest.raises(GateError):
-        live_client.ask(server.path, back)
+        control_client.ask(server.path, back)
     roll_back(server)  # as if nothing had been
     assert server.cap == 32
 
@@ -163,14 +162,14 @@ def test_nothing_changes_that_cannot_be_recorded(server: Server) -> None:
 
 
 def test_a_line_that_does_not_fit_on_the_disk_is_left_out_whole(tmp_path: Path) -> None:
-    at = live_place.place(str(tmp_path / "tuner.sock"), rank=0, audit=None)
-    live_place.append(at, {"event": "started"})
+    at = socket_files.place(str(tmp_path / "tuner.sock"), rank=0, audit=None)
+    socket_files.append(at, {"event": "started"})
     whole = at.audit.read_bytes()
     were = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(whole) + 5, were[1]))
     try:
         with pytest.raises(TargetError, match="no space left"):
-            live_place.append(at, {"event": "set"})
+            socket_files.append(at, {"event": "set"})
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, were)
     assert at.audit.read_bytes() == whole
@@ -333,14 +332,14 @@ def test_a_reason_adds_no_line_to_the_audit(server: Server) -> None:
 def test_what_is_asked_of_a_server_that_is_gone_fails_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "tuner.sock"
     with pytest.raises(InputError, match="no such socket"):
-        live_client.state(path)
+        control_client.state(path)
     path.write_text("")
     with pytest.raises(InputError, match="is no socket"):
-        live_client.state(path)
+        control_client.state(path)
 
 
 def test_a_server_loads_nothing_heavy_with_the_control() -> None:
-    code = "import sys, tuner.engines.live_thread; print(*sys.modules)"
+    code = "import sys, tuner.live.thread; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "pydantic" in loaded  # which vLLM brings

@@ -16,11 +16,10 @@ from pathlib import Path
 import pytest
 
 from tests.live_servers import Numbers, Server, said, serving
-from tuner import live_client
-from tuner.engines import live_listener, live_place
-from tuner.engines.live_listener import Peer, peer_of
 from tuner.errors import EngineError, InputError, TargetError
-from tuner.live_protocol import MAX_LINE_BYTES, Answer, SetLimits, line_of
+from tuner.live import control_client, listener, socket_files
+from tuner.live.listener import Peer, peer_of
+from tuner.live.protocol import MAX_LINE_BYTES, Answer, SetLimits, line_of
 
 AS_ANOTHER = """
 import os, socket, sys
@@ -39,15 +38,15 @@ sys.exit(len(answer))
 STATE = b'{"version": 1, "do": "state"}\n'
 
 
-def place(path: Path) -> live_place.Place:
-    return live_place.place(str(path), rank=0, audit=None)
+def place(path: Path) -> socket_files.Place:
+    return socket_files.place(str(path), rank=0, audit=None)
 
 
-def uses(at: live_place.Place) -> list[Callable[[], object]]:
+def uses(at: socket_files.Place) -> list[Callable[[], object]]:
     return [
-        lambda: live_place.append(at, {}),
-        lambda: live_place.load_schedule(at),
-        lambda: live_place.keep_schedule(at, b"{}"),
+        lambda: socket_files.append(at, {}),
+        lambda: socket_files.load_schedule(at),
+        lambda: socket_files.keep_schedule(at, b"{}"),
     ]
 
 
@@ -77,7 +76,7 @@ def test_the_ranks_of_a_server_have_a_socket_each(tmp_path: Path) -> None:
     with serving(path), serving(path, rank=1) as one, serving(path, rank=10) as ten:
         assert [one.path.name, ten.path.name] == ["tuner.sock.dp1", "tuner.sock.dp10"]
         (tmp_path / "tuner.sock.dp2x").touch()
-        assert live_client.ranks(path) == [path, one.path, ten.path]
+        assert control_client.ranks(path) == [path, one.path, ten.path]
 
 
 def test_the_socket_goes_with_the_server(tmp_path: Path) -> None:
@@ -91,7 +90,7 @@ def test_the_socket_of_a_killed_server_is_replaced(tmp_path: Path) -> None:
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(path))
     with pytest.raises(InputError, match="nobody listens there any more"):
-        live_client.state(path)
+        control_client.state(path)
     with serving(path) as server:
         assert server.state.limits.max_num_seqs == 32
 
@@ -100,7 +99,7 @@ def test_the_socket_of_a_living_server_is_not(tmp_path: Path) -> None:
     path = tmp_path / "tuner.sock"
     with serving(path) as server:
         with pytest.raises(TargetError, match="a living server listens there"):
-            live_place.listen(place(path))
+            socket_files.listen(place(path))
         assert server.state.limits.max_num_seqs == 32
 
 
@@ -115,7 +114,7 @@ def test_of_two_servers_that_start_at_once_one_gets_the_socket(tmp_path: Path) -
     def listen() -> None:
         start.wait()
         try:
-            got.append(live_place.listen(at))
+            got.append(socket_files.listen(at))
         except TargetError as problem:
             refused.append(problem)
 
@@ -134,7 +133,7 @@ def test_a_server_waits_for_another_that_is_taking_its_socket_in_the_same_folder
     at, done = place(tmp_path / "tuner.sock"), threading.Event()
 
     def listen() -> None:
-        live_place.listen(at).close()
+        socket_files.listen(at).close()
         done.set()
 
     thread = threading.Thread(target=listen)
@@ -161,7 +160,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
         target = {"link": other, "dangling": tmp_path / "none"}.get(kind, tmp_path / "elsewhere")
         path.symlink_to(target)
     with pytest.raises(TargetError, match="is there and is no socket"):
-        live_place.listen(place(path))
+        socket_files.listen(place(path))
     assert os.path.lexists(path)
     assert other.read_text() == "precious"
     assert not (tmp_path / "none").exists()
@@ -208,25 +207,25 @@ def test_the_kept_schedule_is_for_its_owner_alone(tmp_path: Path) -> None:
     at = place(tmp_path / "tuner.sock")
     before = os.umask(0)
     try:
-        live_place.keep_schedule(at, b"{}")
+        socket_files.keep_schedule(at, b"{}")
     finally:
         os.umask(before)
     assert mode(at.schedule) == 0o600
     at.schedule.chmod(0o666)
     with pytest.raises(TargetError, match="others may write to it"):
-        live_place.load_schedule(at)
+        socket_files.load_schedule(at)
 
 
 def test_an_audit_that_somebody_has_locked_is_an_error_and_no_wait_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live_place, "_AUDIT_S", 0.0)
+    monkeypatch.setattr(socket_files, "_AUDIT_S", 0.0)
     at = place(tmp_path / "tuner.sock")
     at.audit.touch(0o600)
     with at.audit.open() as theirs:
         fcntl.flock(theirs, fcntl.LOCK_EX)
         with pytest.raises(TargetError, match="another process has locked it"):
-            live_place.append(at, {"event": "x"})
+            socket_files.append(at, {"event": "x"})
     assert at.audit.read_bytes() == b""
 
 
@@ -250,7 +249,7 @@ def answering(path: Path, answer: Callable[[], bytes]) -> Iterator[None]:
 
 
 def lowered_to(cap: int, server: Server) -> SetLimits:
-    revision = live_client.state(server.path).revision
+    revision = control_client.state(server.path).revision
     return SetLimits(
         version=1, do="set", revision=revision, max_num_seqs=cap, profile="sha256:" + "0" * 64
     )
@@ -260,7 +259,7 @@ def test_only_our_own_change_is_put_back(tmp_path: Path) -> None:
     with serving(tmp_path / "a.sock") as one:
 
         def refuse_after_somebody_else() -> bytes:
-            live_client.ask(one.path, lowered_to(5, one))
+            control_client.ask(one.path, lowered_to(5, one))
             return line_of(Answer(ok=False, kind="refused", error="busy"))
 
         ours = lowered_to(8, one)
@@ -268,7 +267,7 @@ def test_only_our_own_change_is_put_back(tmp_path: Path) -> None:
             answering(tmp_path / "b.sock", refuse_after_somebody_else),
             pytest.raises(EngineError, match="was changed, and could not be put back"),
         ):
-            live_client.change_all([(one.path, ours), (tmp_path / "b.sock", ours)])
+            control_client.change_all([(one.path, ours), (tmp_path / "b.sock", ours)])
         assert one.cap == 5
 
 
@@ -276,14 +275,14 @@ def test_a_change_whose_answer_got_lost_is_put_back(tmp_path: Path) -> None:
     with serving(tmp_path / "a.sock") as one:
 
         def change_and_break() -> bytes:
-            live_client.ask(one.path, lowered_to(8, one))
+            control_client.ask(one.path, lowered_to(8, one))
             (tmp_path / "b.sock").unlink()
             (tmp_path / "b.sock").symlink_to(one.path)
             return b""
 
         ours = lowered_to(8, one)
         with answering(tmp_path / "b.sock", change_and_break), pytest.raises(InputError):
-            live_client.change_all([(tmp_path / "b.sock", ours)])
+            control_client.change_all([(tmp_path / "b.sock", ours)])
         assert one.cap == 32
 
 
@@ -304,19 +303,19 @@ def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:
 )
 def test_paths_that_cannot_be_used_are_refused(path: str) -> None:
     with pytest.raises(TargetError):
-        live_place.place(path, rank=0, audit=None)
+        socket_files.place(path, rank=0, audit=None)
 
 
 def test_the_audit_may_be_elsewhere_but_not_anywhere(tmp_path: Path) -> None:
     path = str(tmp_path / "tuner.sock")
-    at = live_place.place(path, rank=0, audit=str(tmp_path / "audit.jsonl"))
-    live_place.append(at, {"event": "set"})
+    at = socket_files.place(path, rank=0, audit=str(tmp_path / "audit.jsonl"))
+    socket_files.append(at, {"event": "set"})
     assert json.loads((tmp_path / "audit.jsonl").read_text()) == {"event": "set"}
     with pytest.raises(TargetError, match="whole path of the audit"):
-        live_place.place(path, rank=0, audit="audit.jsonl")
+        socket_files.place(path, rank=0, audit="audit.jsonl")
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TargetError):  # without waiting for a reader
-        live_place.append(live_place.place(path, rank=0, audit=str(tmp_path / "pipe")), {})
+        socket_files.append(socket_files.place(path, rank=0, audit=str(tmp_path / "pipe")), {})
 
 
 # -- clients
@@ -347,7 +346,7 @@ def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(tmp_pa
 
 def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
     with serving(tmp_path / "tuner.sock") as server:
-        endless = b'{"version": 1, "do": "' + b"x" * live_client.MAX_ANSWER_BYTES
+        endless = b'{"version": 1, "do": "' + b"x" * control_client.MAX_ANSWER_BYTES
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             said(server.path, endless)
         answer = said(server.path, b"x" * (MAX_LINE_BYTES + 1))
@@ -373,16 +372,16 @@ def test_slow_clients_make_others_wait_only_when_they_are_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(tmp_path / "tuner.sock") as server:
-        slow = [socket.socket(socket.AF_UNIX) for _ in range(live_listener.MOST_CLIENTS - 1)]
+        slow = [socket.socket(socket.AF_UNIX) for _ in range(listener.MOST_CLIENTS - 1)]
         for client in slow:
             client.connect(str(server.path))
             client.sendall(STATE[:5])
         assert server.state.limits.max_num_seqs == 32  # beside them
         for client in slow:
             client.close()
-        monkeypatch.setattr(live_listener, "CLIENT_S", 0.2)
+        monkeypatch.setattr(listener, "CLIENT_S", 0.2)
         server.state  # noqa: B018 - the next clients get that long
-        slow = [socket.socket(socket.AF_UNIX) for _ in range(2 * live_listener.MOST_CLIENTS)]
+        slow = [socket.socket(socket.AF_UNIX) for _ in range(2 * listener.MOST_CLIENTS)]
         for client in slow:
             client.connect(str(server.path))
             client.sendall(STATE[:5])
@@ -395,7 +394,7 @@ def test_no_more_clients_are_served_at_a_time_than_there_is_room_for(tmp_path: P
     with serving(tmp_path / "tuner.sock") as server, contextlib.ExitStack() as clients:
         some = [
             clients.enter_context(socket.socket(socket.AF_UNIX))
-            for _ in range(live_listener.MOST_CLIENTS + 1)
+            for _ in range(listener.MOST_CLIENTS + 1)
         ]
         for client in some:
             client.connect(str(server.path))
@@ -443,7 +442,7 @@ def test_what_answers_otherwise_is_no_live_server(tmp_path: Path) -> None:
             thread = threading.Thread(target=serve)
             thread.start()
             with pytest.raises(InputError):
-                live_client.state(path)
+                control_client.state(path)
             thread.join()
 
 

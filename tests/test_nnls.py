@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.nnls import nnls
+from tuner.twin.nnls import nnls
 
 
 def solved(matrix: list[list[float]], goal: list[float]) -> list[float]:

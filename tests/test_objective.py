@@ -6,7 +6,7 @@ import pytest
 
 from tuner.errors import UsageError
 from tuner.measure import Spread
-from tuner.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives, proof, ratio
+from tuner.refine.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives, proof, ratio
 
 
 def flat(seconds: float) -> Spread:

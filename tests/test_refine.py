@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tuner.errors import RunError
-from tuner.knobs import CAP, TOKENS, Knob, Space
-from tuner.objective import Told
-from tuner.refine import FEWEST, Study
+from tuner.refine.knobs import CAP, TOKENS, Knob, Space
+from tuner.refine.objective import Told
+from tuner.refine.study import FEWEST, Study
 
 SPACE = Space(
     knobs=(

@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from tuner import journal, profile
-from tuner.bench import Bench, Build
 from tuner.commands.refine_setup import RefineOptions, engines_of, space_of
 from tuner.commands.sweep_view import Progress
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import UsageError
 from tuner.evidence import Evidence
-from tuner.knobs import CAP, TOKENS, Configuration, Space
+from tuner.refine.bench import Bench, Build
+from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.slo import Slo, Unloaded

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.seam import IterationLog
-from tuner.scheduler_model import abort, advance
-from tuner.scheduler_state import (
+from tuner.scheduler.model import abort, advance
+from tuner.scheduler.state import (
     ABORTED,
     CALM,
     DONE,

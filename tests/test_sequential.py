@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.sequential import ARL, Limits, Monitor, interval, long_run_variance
+from tuner.watch.sequential import ARL, Limits, Monitor, interval, long_run_variance
 
 BAND = Limits(0.75, 1.25, reach=1.0, back=0.75)
 ONE_SIDED = Limits(-math.inf, 0.1, reach=0.4, back=0.25)

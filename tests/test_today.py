@@ -7,10 +7,10 @@ import pytest
 
 from tests.live_sim import LENGTHS, poisson, simulated
 from tuner.engines.world import World, WorldStep
-from tuner.live_windows import Step, WindowMaker, total
 from tuner.prometheus import Histogram
-from tuner.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like
-from tuner.twin import Traffic
+from tuner.twin.simulation import Traffic
+from tuner.watch.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like
+from tuner.watch.windows import Step, WindowMaker, total
 
 WORLD = World(step=WorldStep(a=0.02, b=0.0005, c=1e-5))
 STORED = poisson(2.0, 600.0, seed=1)

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from tuner.engines.seam import EngineFacts
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.trace import TraceRequest
-from tuner.twin import (
+from tuner.twin.simulation import (
     EngineShape,
     Pace,
     Traffic,

@@ -8,10 +8,9 @@ import pytest
 
 from tuner.engines.seam import ITERATION
 from tuner.records import Replay, RequestRecord
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Pace, Traffic, simulate
-from tuner.twin_check import (
+from tuner.twin.check import (
     Errors,
     Observed,
     anchor,
@@ -21,7 +20,8 @@ from tuner.twin_check import (
     median_error,
     observed,
 )
-from tuner.twin_law import FittedLaw, Segment, fit_law
+from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.simulation import EngineShape, Pace, Traffic, simulate
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000

@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from tuner.scheduler_state import StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Traffic, simulate
-from tuner.twin_choice import corrected, good_caps, plausible, value_of, weigh
-from tuner.twin_law import FittedLaw, Segment, fit_law
+from tuner.twin.choice import corrected, good_caps, plausible, value_of, weigh
+from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 CAPS = (1, 2, 4, 8, 16)
 SHAPE = EngineShape(

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.scheduler_state import Floats, StepLaw
-from tuner.twin import EngineShape, Traffic, simulate
-from tuner.twin_law import MIN_ITERATIONS, Segment, centre, fit_law, knots_of
+from tuner.scheduler.state import Floats, StepLaw
+from tuner.twin.law import MIN_ITERATIONS, Segment, centre, fit_law, knots_of
+from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SIZES = np.arange(17)
 TRUE = StepLaw(0.020 + 0.001 * SIZES + 0.004 * np.maximum(0, SIZES - 8), 1e-4, 0.0, 0.002, 1e-7)

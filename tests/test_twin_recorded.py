@@ -15,14 +15,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.forecast import measurement_of
 from tuner.ladder import doubling
-from tuner.nnls import nnls
 from tuner.reasons import kind_of
-from tuner.scheduler_state import Floats, StepLaw
+from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
-from tuner.twin import EngineShape, Traffic, TwinReplay, simulate
-from tuner.twin_choice import value_of
+from tuner.twin.choice import value_of
+from tuner.twin.forecast import measurement_of
+from tuner.twin.nnls import nnls
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 from tuner.uncertainty import Point, choose
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"

@@ -7,15 +7,15 @@ import numpy as np
 import pytest
 
 from tests.live_sim import SimulatedServer, poisson, profile_of, simulated
-from tuner.drift import reference
 from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
-from tuner.live_windows import WindowMaker
 from tuner.prometheus import ServerMetrics
-from tuner.promised import Promised, wander_of
-from tuner.twin import Traffic
-from tuner.twin_store import restored
-from tuner.watch import Watch
-from tuner.watch_reasons import reason, server_is_why
+from tuner.twin.simulation import Traffic
+from tuner.twin.store import restored
+from tuner.watch.drift import reference
+from tuner.watch.promised import Promised, wander_of
+from tuner.watch.reasons import reason, server_is_why
+from tuner.watch.verdict import Watch
+from tuner.watch.windows import WindowMaker
 
 WORLD = World(
     step=WorldStep(a=0.02, b=0.0006, n0=16, h=0.0025, c=1e-4),

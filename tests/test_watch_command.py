@@ -28,7 +28,7 @@ from tuner.errors import (
     UndecidedError,
     UsageError,
 )
-from tuner.scraper import GONE_S, Absence, Scrape
+from tuner.watch.scraper import GONE_S, Absence, Scrape
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 LENGTH_S = 400.0

@@ -107,10 +107,10 @@ What serves it
     engines.sim_workers      workers behind queues on that machine
     engines.weather          noise, drift, stalls and bad neighbours of that machine
     engines.virtual_time     an event loop on which time is free
-    scheduler_model          vLLM's scheduler as a discrete-event model
-    scheduler_coast          where it hurries: batches that stay as they are
-    scheduler_queue          its waiting requests and KV blocks
-    scheduler_state          its state, in arrays
+    scheduler.model          vLLM's scheduler as a discrete-event model
+    scheduler.coast          where it hurries: batches that stay as they are
+    scheduler.queue          its waiting requests and KV blocks
+    scheduler.state          its state, in arrays
     jit                      numeric loops, compiled
     models                   the tiny model that ships with the package
     devices                  the hardware, and how busy it is
@@ -129,12 +129,12 @@ From replay to verdict
     punctuality              whether our own requests left in time
     measure                  records and iterations to what a replay cost
     uncertainty              how sure the numbers are
-    twin                     the scheduler model in the engine's place
-    twin_law                 its step-time law, fitted
-    twin_choice              what it would choose, and how surely
-    twin_check               the twin held against what was measured
-    nnls                     least squares with coefficients of 0 or more
-    forecast                 what the twin says of every cap, and how surely
+    twin.simulation          the scheduler model in the engine's place
+    twin.law                 its step-time law, fitted
+    twin.nnls                least squares with coefficients of 0 or more
+    twin.choice              what it would choose, and how surely
+    twin.check               the twin held against what was measured
+    twin.forecast            what the twin says of every cap, and how surely
     agreement                whether the confirming engine is the one that was measured
     knee                     where the knee is, and why
     ladder                   what to measure next, and for how long
@@ -146,24 +146,24 @@ From replay to verdict
     rig                      the engine under test: started, replayed on, climbed on
     sweep                    the run, from engine to verdict
     outcome                  what a sweep found
-    load_levels              how heavy the traffic of a comparison is, and its lengths
-    calibration              at which rate an engine serves so many at a time
-    comparison               what approaches do, and how they compare
-    comparing                what a comparison has measured so far
-    compare                  the run: blocks, approaches in random order
+    compare.load_levels      how heavy the traffic of a comparison is, and its lengths
+    compare.calibration      at which rate an engine serves so many at a time
+    compare.comparison       what approaches do, and how they compare
+    compare.evidence         what a comparison has measured so far
+    compare.run              the run: blocks, approaches in random order
     rescore                  a stored run judged anew
-    knobs                    what a refinement may change, and why
-    knob_text                the same as somebody names it
-    objective                what it makes better, and when that is proven
-    bench                    engines for configurations, and trials on them
-    luck                     what of a replay is not the configuration's
-    screen                   the twin's first look at a configuration
-    refine                   Optuna around the knee: the only importer of optuna
-    search                   what to replay next, and what became of it
-    paired                   what was found against the knee, in turns
-    refined                  what a refinement's trials come to
-    validation               the refined engine by itself
-    refinement               the run, from climb to profile
+    refine.knobs             what a refinement may change, and why
+    refine.knob_text         the same as somebody names it
+    refine.objective         what it makes better, and when that is proven
+    refine.bench             engines for configurations, and trials on them
+    refine.luck              what of a replay is not the configuration's
+    refine.screen            the twin's first look at a configuration
+    refine.study             Optuna around the knee: the only importer of optuna
+    refine.search            what to replay next, and what became of it
+    refine.paired            what was found against the knee, in turns
+    refine.outcome           what a refinement's trials come to
+    refine.validation        the refined engine by itself
+    refine.run               the run, from climb to profile
     exporter                 tuner's own Prometheus metrics
 
 What is rolled out
@@ -172,36 +172,36 @@ What is rolled out
     result                   what a sweep found, as sections of a profile
     profile_numbers          its numbers, and the twin's section
     profile_schema           the sections of a serving profile
-    twin_store               the twin as a profile keeps it, and back
+    twin.store               the twin as a profile keeps it, and back
     gates                    whether what was promised was kept
     verify                   the replay that shows it
     fleet                    what it says of other loads, caps, replicas and routers
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
     live_server              what a running server says of itself
-    promised                 the parts of a profile that a watch holds it against
-    live_windows             what it counted between two scrapes, and over windows of them
-    scraper                  its /metrics, read at steady times
-    today                    requests like today's, out of what was counted
-    expected                 what the twin says of a window, and how slow the server was
-    sequential               tests that may be looked at after every window
-    drift                    today's traffic against the profile's
-    choice                   whether today's traffic would choose another cap
-    watch                    whether what was promised is still so
-    watched                  what one window showed, in numbers to print
-    watch_reasons            why it says what it says
-    watch_journal            every window, on disk the moment it is over
-    canary                   whether a canary is worse than its baseline
-    cap_schedule             which cap holds at which time of day
-    live_protocol            what is said over the control socket of a server
-    live_client              who asks there: all ranks of a server, or none
+    watch.promised           the parts of a profile that a watch holds it against
+    watch.windows            what it counted between two scrapes, and over windows of them
+    watch.scraper            its /metrics, read at steady times
+    watch.today              requests like today's, out of what was counted
+    watch.expected           what the twin says of a window, and how slow the server was
+    watch.sequential         tests that may be looked at after every window
+    watch.drift              today's traffic against the profile's
+    watch.choice             whether today's traffic would choose another cap
+    watch.verdict            whether what was promised is still so
+    watch.watched            what one window showed, in numbers to print
+    watch.reasons            why it says what it says
+    watch.journal            every window, on disk the moment it is over
+    watch.canary             whether a canary is worse than its baseline
+    live.protocol            what is said over the control socket of a server
+    live.control_client      who asks there: all ranks of a server, or none
+    live.cap_schedule        which cap holds at which time of day
     engines.live_scheduler   vLLM's scheduler with limits that change while it serves
-    engines.live_thread      their control, on a thread that cannot harm the server
-    engines.live_control     what is asked of it, done, and taken back
-    engines.live_limits      what limits a server can have
-    engines.live_record      what goes on record
-    engines.live_listener    its clients, who may be anybody
-    engines.live_place       its socket and files, safe from other users
+    live.thread              its control, on a thread that cannot harm the server
+    live.control             what is asked there, done, and taken back
+    live.limits              what limits a server can have
+    live.record              what goes on record
+    live.listener            its clients, who may be anybody
+    live.socket_files        its socket and files, safe from other users
     difference               in what two profiles differ, or a profile and what is deployed
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only

@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.engines.seam import IterationLog
-from tuner.forecast import Forecast
-from tuner.twin import attainment
-from tuner.twin_check import Observed, driven
-from tuner.twin_law import START_SHARE
+from tuner.twin.check import Observed, driven
+from tuner.twin.forecast import Forecast
+from tuner.twin.law import START_SHARE
+from tuner.twin.simulation import attainment
 
 PRIOR_SD, PRIOR_WEIGHT = 0.03, 4.0
 """How far one window's attainment is from the twin's before any was seen, and how many windows that

@@ -12,7 +12,6 @@ import numpy as np
 
 from tuner.agreement import Agreement, agreement
 from tuner.evidence import Evidence
-from tuner.forecast import Change, Forecast, forecast
 from tuner.knee import HOPELESS, decide, judge
 from tuner.ladder import doubling
 from tuner.measure import Measurement, measure
@@ -22,9 +21,10 @@ from tuner.settings import SweepSettings
 from tuner.slo import out_of_reach
 from tuner.trace import TraceRequest
 from tuner.traffic import scale_load
-from tuner.twin import simulate, traffic_of
-from tuner.twin_check import check, median_error
-from tuner.twin_choice import value_of, weigh
+from tuner.twin.check import check, median_error
+from tuner.twin.choice import value_of, weigh
+from tuner.twin.forecast import Change, Forecast, forecast
+from tuner.twin.simulation import simulate, traffic_of
 from tuner.uncertainty import Block, choose, intervals, relative_changes
 from tuner.workload import Workload
 

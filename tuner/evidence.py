@@ -14,8 +14,8 @@ from tuner.measure import Measurement, measure
 from tuner.probe import ProbeResult
 from tuner.records import Replay
 from tuner.slo import Slo, Unloaded, fit_unloaded
-from tuner.twin_check import Observed, observed
-from tuner.twin_law import Segment
+from tuner.twin.check import Observed, observed
+from tuner.twin.law import Segment
 from tuner.uncertainty import Block, Purpose, Trial
 from tuner.window import Part, Window
 

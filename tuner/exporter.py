@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
-from tuner.choice import Choice
 from tuner.errors import UsageError
 from tuner.measure import Measurement
-from tuner.watch import Measured
+from tuner.watch.choice import Choice
+from tuner.watch.verdict import Measured
 
 
 class _Endpoint:

@@ -14,12 +14,12 @@ import numpy as np
 from numpy.random import Generator
 
 from tuner.jit import compiled
-from tuner.scheduler_state import Floats, Ints, StepLaw
+from tuner.scheduler.state import Floats, Ints, StepLaw
 from tuner.slo import Slo
 from tuner.traffic.scaling import JITTER_S
-from tuner.twin import Traffic, simulate
-from tuner.twin_choice import Statistics
-from tuner.twin_store import StoredTwin
+from tuner.twin.choice import Statistics
+from tuner.twin.simulation import Traffic, simulate
+from tuner.twin.store import StoredTwin
 
 FleetRouter = Literal["least", "rr", "random"]
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.measure import Measurement, Spread, spread
-from tuner.scheduler_state import Floats, StepLaw
+from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.trace import TraceRequest
-from tuner.twin import Traffic, met, simulate, traffic_of
-from tuner.twin_store import StoredTwin
+from tuner.twin.simulation import Traffic, met, simulate, traffic_of
+from tuner.twin.store import StoredTwin
 from tuner.window import Window
 
 ATTAINMENT_TOLERANCE = 0.02

@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.forecast import Forecast
 from tuner.measure import Measurement
 from tuner.reasons import (
     Verdict,
@@ -24,6 +23,7 @@ from tuner.reasons import (
     still_rises,
     unfinished,
 )
+from tuner.twin.forecast import Forecast
 from tuner.uncertainty import (
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,

@@ -6,10 +6,10 @@ from typing import Literal
 
 from tuner.agreement import Agreement
 from tuner.engines.seam import EngineFacts
-from tuner.forecast import Change, Forecast, Range
 from tuner.measure import Measurement
 from tuner.reasons import Verdict
 from tuner.slo import Slo
+from tuner.twin.forecast import Change, Forecast, Range
 from tuner.window import Part, Window
 
 Source = Literal["measured", "twin", "both"]

@@ -29,7 +29,7 @@ from tuner.profile_schema import (
 )
 from tuner.settings import SweepSettings
 from tuner.slo import Slo
-from tuner.twin_store import stored
+from tuner.twin.store import stored
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

@@ -82,7 +82,7 @@ class Rig:
     async def climb(
         self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
     ) -> None:
-        """Time every batch size and keep the iterations; see ``climb.py``."""
+        """Time every batch size and keep the iterations; see ``climb``."""
         what = f"{purpose} to {ceiling}"
         self.watcher.trial(what, length_s)
         await engine.reset_prefix_cache()

@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.live_servers import DIGEST, audit
-from tuner import live_client
-from tuner.live_protocol import Limits, Refused, SetLimits
+from tuner.live import control_client
+from tuner.live.protocol import Limits, Refused, SetLimits
 
 pytestmark = pytest.mark.vllm
 
@@ -216,9 +216,9 @@ def test_with_it_the_socket_is_there_until_shutdown(
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
     wait_for(path)
     request = SetLimits(version=1, do="set", max_num_seqs=3, profile=DIGEST)
-    assert live_client.ask(path, request).changed  # while it idles
+    assert control_client.ask(path, request).changed  # while it idles
     assert made.max_num_active_reqs == 3
-    assert live_client.state(path).about.arguments["kv_cache_dtype"] == "auto"
+    assert control_client.state(path).about.arguments["kv_cache_dtype"] == "auto"
     made.shutdown()
     assert "tuner-live" not in threads()
     assert not path.exists()

@@ -15,8 +15,8 @@ from tuner.engines.sim import SimStarter
 from tuner.engines.virtual_time import run
 from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep, step_law
 from tuner.errors import EngineError
-from tuner.scheduler_model import advance
-from tuner.scheduler_state import CALM, new_requests, new_scheduler
+from tuner.scheduler.model import advance
+from tuner.scheduler.state import CALM, new_requests, new_scheduler
 
 CALM_WORLD = World(
     step=WorldStep(a=1.0), kv=WorldKv(blocks=100, block_size=4), budget=50, engine_start=60.0

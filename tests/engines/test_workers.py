@@ -16,13 +16,13 @@ from tests.engines.conftest import generate, request
 from tests.engines.processes import cores, family, lives, wait_until
 from tuner.approaches import chosen
 from tuner.approaches.seam import Batching, Setup
-from tuner.compare import CompareSettings, Comparison
-from tuner.comparing import Comparing
+from tuner.compare.evidence import Comparing
+from tuner.compare.load_levels import Level
+from tuner.compare.run import CompareSettings, Comparison
 from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
 from tuner.engines.vllm_workers import VllmSite
 from tuner.errors import EngineError
 from tuner.journal import create
-from tuner.load_levels import Level
 from tuner.measure import Measurement
 from tuner.trace import TraceRequest
 

@@ -10,7 +10,7 @@ from tuner.engines.world import World, WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
 from tuner.slo import Slo
 from tuner.trace import load
-from tuner.twin import EngineShape, Traffic, attainment, simulate, tail_s
+from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
 
 ARTICLE = """
 step:

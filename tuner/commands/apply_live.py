@@ -2,10 +2,10 @@
 
 from collections.abc import Mapping
 
-from tuner import live_client
 from tuner.commands import apply_live_view as view
 from tuner.commands.apply_live_plan import LONGEST_REASON, LiveOptions, Server, plan
 from tuner.errors import UsageError
+from tuner.live import control_client
 
 
 def run(options: LiveOptions) -> None:
@@ -13,8 +13,8 @@ def run(options: LiveOptions) -> None:
     server is then changed."""
     _check_usage(options)
     named = [*options.sockets] if options.rollback is None else [options.rollback, *options.sockets]
-    sockets = list(dict.fromkeys(rank for one in named for rank in live_client.ranks(one)))
-    servers = [Server(socket, live_client.state(socket)) for socket in sockets]
+    sockets = list(dict.fromkeys(rank for one in named for rank in control_client.ranks(one)))
+    servers = [Server(socket, control_client.state(socket)) for socket in sockets]
     changes, warnings = plan(servers, options)
     if not changes:
         view.show_states([(one.socket, one.state) for one in servers], as_json=options.json)
@@ -26,7 +26,7 @@ def run(options: LiveOptions) -> None:
         ]
         view.show(planned, warnings, dry_run=True, as_json=options.json)
         return
-    answers = live_client.change_all(list(zip(sockets, changes, strict=True)))
+    answers = control_client.change_all(list(zip(sockets, changes, strict=True)))
     done = [
         view.Outcome(
             socket=socket,

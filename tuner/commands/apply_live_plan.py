@@ -7,9 +7,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tuner import difference, live_server, profile, rollout
-from tuner.cap_schedule import CapAt, CapSchedule
 from tuner.errors import GateError, UndecidedError, UsageError
-from tuner.live_protocol import (
+from tuner.live.cap_schedule import CapAt, CapSchedule
+from tuner.live.protocol import (
     Change,
     ClearSchedule,
     RollBack,

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.cap_schedule import CapAt, turn_at
-from tuner.live_protocol import Change, Limits, SetLimits, SetSchedule, State
+from tuner.live.cap_schedule import CapAt, turn_at
+from tuner.live.protocol import Change, Limits, SetLimits, SetSchedule, State
 
 
 @dataclass(frozen=True, slots=True)

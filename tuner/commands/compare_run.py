@@ -20,9 +20,9 @@ from tuner.commands.compare_setup import (
 from tuner.commands.compare_view import json_object, markdown, render
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
-from tuner.compare import CompareSettings, Comparison
-from tuner.comparing import Comparing, Tuned
-from tuner.comparison import Table
+from tuner.compare.comparison import Table
+from tuner.compare.evidence import Comparing, Tuned
+from tuner.compare.run import CompareSettings, Comparison
 from tuner.devices import DeviceMeter
 from tuner.errors import EngineError, TargetError, TraceError
 from tuner.profile import load as load_profile

@@ -11,12 +11,12 @@ from tuner import journal
 from tuner.approaches import chosen
 from tuner.approaches.seam import Batching, Site
 from tuner.base import engine_arguments
-from tuner.compare import CompareSettings
-from tuner.comparing import CALIBRATION, Comparing, session_of
+from tuner.compare.evidence import CALIBRATION, Comparing, session_of
+from tuner.compare.load_levels import parse_levels
+from tuner.compare.run import CompareSettings
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.errors import UsageError
 from tuner.evidence import Evidence
-from tuner.load_levels import parse_levels
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
 from tuner.settings import SweepSettings

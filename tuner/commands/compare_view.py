@@ -11,8 +11,8 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from tuner.commands.console import console_for, shown_ms
-from tuner.comparing import Comparing, Tuned
-from tuner.comparison import Ratio, Row, Table
+from tuner.compare.comparison import Ratio, Row, Table
+from tuner.compare.evidence import Comparing, Tuned
 from tuner.engines.seam import EngineFacts
 from tuner.measure import Spread
 

@@ -16,7 +16,7 @@ from tuner.errors import ProfileError, UsageError
 from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
-from tuner.twin_store import MOST_STORED, StoredTwin, restored
+from tuner.twin.store import MOST_STORED, StoredTwin, restored
 from tuner.uncertainty import EQUAL_ATTAINMENT, choose
 
 MOST_LOAD = 16.0

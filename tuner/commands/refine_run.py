@@ -10,7 +10,6 @@ from importlib.metadata import version
 from typing import Any
 
 from tuner import files, models, provenance
-from tuner.bench import Bench
 from tuner.commands.refine_setup import (
     Engines,
     RefineOptions,
@@ -33,8 +32,9 @@ from tuner.journal import Journal
 from tuner.profile import load as load_profile
 from tuner.profile import save, seal
 from tuner.profile_schema import ServingProfile
-from tuner.refine import Study
-from tuner.refinement import Plan, Refinement, refine
+from tuner.refine.bench import Bench
+from tuner.refine.run import Plan, Refinement, refine
+from tuner.refine.study import Study
 from tuner.result import profile_of
 from tuner.rig import Rig
 from tuner.trace import Trace, TraceRequest, load

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from tuner.base import Setting
-from tuner.bench import Vary
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import TunerError, UsageError
-from tuner.knob_text import parse_search
-from tuner.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, build_space, number
-from tuner.objective import parse_objectives
 from tuner.profile_schema import ServingProfile
-from tuner.refined import curve_of
-from tuner.refinement import Plan, Refinement
+from tuner.refine.bench import Vary
+from tuner.refine.knob_text import parse_search
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.refine.objective import parse_objectives
+from tuner.refine.outcome import curve_of
+from tuner.refine.run import Plan, Refinement
 from tuner.settings import SweepSettings
 from tuner.trace import Trace, TraceRequest
 from tuner.traffic.columns import columns_of

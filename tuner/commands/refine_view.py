@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner.bench import told
 from tuner.commands.console import console_for, shown_ms
-from tuner.knobs import LIVE, Configuration, Space
-from tuner.objective import Objective
-from tuner.refine import FEWEST
-from tuner.refined import Tried
-from tuner.refinement import Refinement
+from tuner.refine.bench import told
+from tuner.refine.knobs import LIVE, Configuration, Space
+from tuner.refine.objective import Objective
+from tuner.refine.outcome import Tried
+from tuner.refine.run import Refinement
+from tuner.refine.study import FEWEST
 
 
 def said_of_space(space: Space) -> Iterator[str]:

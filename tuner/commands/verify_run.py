@@ -26,7 +26,7 @@ from tuner.profile_schema import ServingProfile
 from tuner.readings import Read
 from tuner.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
-from tuner.twin_store import restored
+from tuner.twin.store import restored
 from tuner.verify import Verification, verify
 from tuner.window import parse_duration_s
 

@@ -3,7 +3,6 @@
 from contextlib import ExitStack, closing
 
 from tuner import backup
-from tuner.canary import CanaryGate
 from tuner.commands.watch_session import Session, side_of
 from tuner.commands.watch_setup import Times, WatchOptions, promised_of, times_of, warnings_of
 from tuner.commands.watch_view import Progress, Result, json_object, render
@@ -17,9 +16,10 @@ from tuner.errors import (
 )
 from tuner.exporter import WatchExporter
 from tuner.profile import load as load_profile
-from tuner.scraper import Clock, MachineClock, Server, moments
-from tuner.watch_journal import WindowJournal
-from tuner.watch_reasons import needed, server_is_why
+from tuner.watch.canary import CanaryGate
+from tuner.watch.journal import WindowJournal
+from tuner.watch.reasons import needed, server_is_why
+from tuner.watch.scraper import Clock, MachineClock, Server, moments
 
 VERDICTS = ("still valid", "drifting", "re-tune now", "not enough evidence")
 DECISIONS = ("promote", "roll back", "undecided")

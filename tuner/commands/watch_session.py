@@ -2,16 +2,16 @@
 
 from dataclasses import asdict, dataclass, field
 
-from tuner.canary import CanaryGate
 from tuner.commands.watch_setup import Times
 from tuner.commands.watch_view import Progress
 from tuner.exporter import WatchExporter
-from tuner.live_windows import Window, WindowMaker
-from tuner.promised import Promised
-from tuner.scraper import Absence, Moment, Server
-from tuner.watch import Watch
-from tuner.watch_journal import WindowJournal
-from tuner.watch_reasons import reason, server_is_why
+from tuner.watch.canary import CanaryGate
+from tuner.watch.journal import WindowJournal
+from tuner.watch.promised import Promised
+from tuner.watch.reasons import reason, server_is_why
+from tuner.watch.scraper import Absence, Moment, Server
+from tuner.watch.verdict import Watch
+from tuner.watch.windows import Window, WindowMaker
 
 
 @dataclass(slots=True)

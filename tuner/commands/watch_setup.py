@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Literal
 
 from tuner import difference, live_server
-from tuner.drift import reference
 from tuner.errors import InputError, ProfileError, UsageError
-from tuner.live_windows import KEPT_STEPS
 from tuner.profile_schema import ServingProfile
-from tuner.promised import Promised, wander_of
-from tuner.scraper import Server
-from tuner.twin_store import restored
+from tuner.twin.store import restored
+from tuner.watch.drift import reference
+from tuner.watch.promised import Promised, wander_of
+from tuner.watch.scraper import Server
+from tuner.watch.windows import KEPT_STEPS
 from tuner.window import parse_duration_s
 
 FOREVER = "forever"

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner.canary import LOGARITHMIC, CanaryGate
 from tuner.commands.console import console_for, shown_ms
-from tuner.watch import Measured, Watch
-from tuner.watch_journal import plain
-from tuner.watched import Seen
+from tuner.watch.canary import LOGARITHMIC, CanaryGate
+from tuner.watch.journal import plain
+from tuner.watch.verdict import Measured, Watch
+from tuner.watch.watched import Seen
 
 COLOURS = {
     "still valid": "green",

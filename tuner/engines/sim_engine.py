@@ -9,7 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner import scheduler_model
 from tuner.engines.seam import (
     EngineFacts,
     EngineRequest,
@@ -21,7 +20,8 @@ from tuner.engines.virtual_time import VirtualTimeLoop
 from tuner.engines.weather import EngineWeather
 from tuner.engines.world import World, step_law
 from tuner.errors import EngineError
-from tuner.scheduler_state import (
+from tuner.scheduler import model
+from tuner.scheduler.state import (
     DONE,
     FULL,
     OUT_OF_WEATHER,
@@ -87,7 +87,7 @@ class SimEngine:
         try:
             await done
         except asyncio.CancelledError:
-            scheduler_model.abort(self._scheduler, row)
+            model.abort(self._scheduler, row)
             raise
         finally:
             del self._tickets[row]
@@ -135,7 +135,7 @@ class SimEngine:
     def advance(self, until: float) -> float:
         """See virtual_time.Process."""
         while True:
-            news = scheduler_model.advance(
+            news = model.advance(
                 self._scheduler, self._law, self._weather, until, stop_at_finish=True
             )
             if news == OUT_OF_WEATHER:

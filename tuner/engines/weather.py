@@ -15,7 +15,7 @@ import numpy as np
 from numpy.random import Generator
 
 from tuner.engines.world import World, WorldNoise
-from tuner.scheduler_state import CALM, Floats, Weather
+from tuner.scheduler.state import CALM, Floats, Weather
 
 CHUNK_S = 600.0
 """How far the machine's weather is drawn at a time."""

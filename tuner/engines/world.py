@@ -15,7 +15,7 @@ import yaml
 
 from tuner import yaml_strict
 from tuner.errors import InputError
-from tuner.scheduler_state import Ints, StepLaw
+from tuner.scheduler.state import Ints, StepLaw
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _INTEGER: Final = re.compile(r"[-+]?\d+")

@@ -1,0 +1,62 @@
+"""What a running scheduler's limits can be set to."""
+
+from typing import Protocol
+
+from tuner.live.cap_schedule import CapSchedule
+from tuner.live.protocol import Limits, Refused
+
+
+class Knobs(Protocol):
+    """What a scheduler offers; any thread may ask."""
+
+    @property
+    def built(self) -> Limits:
+        """What it was built for."""
+        ...
+
+    @property
+    def least_tokens(self) -> int:
+        """The smallest max_num_batched_tokens with which every request can be served."""
+        ...
+
+    def limits(self) -> Limits: ...
+
+    def load(self) -> tuple[int, int]:
+        """Return how many requests run, and how many wait."""
+        ...
+
+    def set_limits(self, limits: Limits) -> None:
+        """Between two iterations. Raises Refused when the engine does not come to one in time."""
+        ...
+
+
+def checked(knobs: Knobs, seqs: int, tokens: int | None) -> Limits:
+    """Return the limits that are meant; None leaves the tokens as they are.
+
+    Raises Refused for limits that the server cannot have.
+    """
+    built, least = knobs.built, knobs.least_tokens
+    tokens = knobs.limits().max_num_batched_tokens if tokens is None else tokens
+    for name, wanted, most in (
+        ("max_num_seqs", seqs, built.max_num_seqs),
+        ("max_num_batched_tokens", tokens, built.max_num_batched_tokens),
+    ):
+        if wanted > most:
+            raise Refused(
+                f"{name} {wanted} is more than the {most} that the server was built for",
+                hint=f"Start the server with {name} {wanted} or more.",
+            )
+    if tokens < max(seqs, least):
+        needs = "this model" if least > seqs else f"max_num_seqs {seqs}"
+        raise Refused(
+            f"max_num_batched_tokens {tokens} is less than the {max(seqs, least)} that {needs} "
+            "needs",
+            hint="Leave max_num_batched_tokens as it is.",
+        )
+    return Limits(max_num_seqs=seqs, max_num_batched_tokens=tokens)
+
+
+def check_schedule(knobs: Knobs, schedule: CapSchedule) -> None:
+    """Raises Refused when one of its caps is more than the server can have."""
+    for cap in schedule.caps:
+        checked(knobs, cap.max_num_seqs, cap.max_num_batched_tokens)

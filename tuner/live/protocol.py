@@ -1,0 +1,184 @@
+"""What is said over the control socket of a live server: one line of JSON each way. Types only.
+
+Both ends read strictly: whoever is at the other end may be anybody.
+"""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from tuner.live.cap_schedule import CapSchedule, Digest, MaxNumBatchedTokens, MaxNumSeqs
+
+VERSION = 1
+MAX_LINE_BYTES = 64 * 2**10
+
+Text = Annotated[str, Field(max_length=500)]
+Kind = Literal["request", "refused", "failed"]
+"""Of a refusal: it is not understood, it must not be done, or it could not be done."""
+
+
+class Refused(Exception):  # noqa: N818 - an answer, not a fault
+    """What the server answers instead of doing it."""
+
+    def __init__(self, message: str, *, hint: str, kind: Kind = "refused") -> None:
+        super().__init__(message)
+        self.hint = hint
+        self.kind: Kind = kind
+
+
+class _Said(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+
+class Limits(_Said):
+    """What a scheduler admits: sequences at a time, and tokens in one iteration."""
+
+    max_num_seqs: MaxNumSeqs
+    max_num_batched_tokens: MaxNumBatchedTokens
+
+
+class _Request(_Said):
+    version: Literal[1]
+
+
+class AskState(_Request):
+    do: Literal["state"]
+
+
+class _Change(_Request):
+    revision: int | None = None
+    """The state's, as the one who asks has seen it; the change is refused if it is another now."""
+
+    reason: Text = ""
+    override: Annotated[list[Text], Field(max_length=20)] = []
+    """What speaks against it, when it is done all the same."""
+
+
+class SetLimits(_Change):
+    do: Literal["set"]
+    max_num_seqs: MaxNumSeqs
+    max_num_batched_tokens: MaxNumBatchedTokens | None = None
+    profile: Digest
+
+
+class SetSchedule(_Change):
+    do: Literal["schedule"]
+    schedule: CapSchedule
+
+
+class ClearSchedule(_Change):
+    do: Literal["clear_schedule"]
+
+
+class RollBack(_Change):
+    do: Literal["rollback"]
+
+
+class PutBack(_Change):
+    """Undo the change just made, be it a roll back: another rank of the same server failed."""
+
+    do: Literal["put_back"]
+
+
+Change = SetLimits | SetSchedule | ClearSchedule | RollBack | PutBack
+Request = AskState | Change
+
+_REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="do")])
+
+
+class _Told(BaseModel):
+    """A newer server may say more."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class About(_Told):
+    """The server, as it was started."""
+
+    pid: int
+    rank: int
+    """Of this scheduler among those of a data-parallel server."""
+
+    vllm: str
+    arguments: dict[str, str | int | float | bool | None]
+    """Engine arguments as resolved, by vLLM's names; only some."""
+
+    device: dict[str, Any] | None
+    """``devices.device_facts()`` of the server; None where it cannot tell."""
+
+
+class Ahead(_Told):
+    """The next turn of a schedule."""
+
+    begins: str
+    """ISO 8601, in the schedule's zone."""
+
+    max_num_seqs: int
+
+
+class State(_Told):
+    about: About
+    built: Limits
+    """What the server was started with, and the most that it can be set to."""
+
+    limits: Limits
+    running: int
+    waiting: int
+    schedule: CapSchedule | None
+    next: Ahead | None
+    revision: int
+    changes: int
+    """How many can be rolled back."""
+
+    audit: str
+    problem: str | None
+    """What failed since, for a reader of the server's log."""
+
+
+class Answer(_Told):
+    """``state`` is as it is now; ``before`` is set where something was to be changed."""
+
+    ok: bool
+    state: State | None = None
+    before: Limits | None = None
+    changed: bool = False
+    kind: Kind = "failed"
+    error: str = ""
+    hint: str = ""
+
+
+def parse(line: bytes) -> Request:
+    """Raises Refused with what is wrong."""
+    try:
+        return _REQUEST.validate_python(strict_json(line))
+    except ValidationError as problem:
+        first = problem.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first["loc"])
+        raise Refused(
+            f"the request cannot be used: {place + ': ' if place else ''}{first['msg']}",
+            hint="docs/live.md has the protocol.",
+            kind="request",
+        ) from None
+
+
+def strict_json(line: bytes) -> object:
+    """Read one JSON value; no key twice. Raises Refused."""
+    try:
+        return json.loads(line.decode("utf-8"), object_pairs_hook=_no_key_twice)
+    except (ValueError, RecursionError) as problem:
+        raise Refused(
+            f"not one line of JSON: {str(problem)[:200]}", hint="Send one object.", kind="request"
+        ) from None
+
+
+def line_of(said: BaseModel) -> bytes:
+    """Return it as it goes over the socket: ASCII, and no line end but the last."""
+    return json.dumps(said.model_dump(mode="json")).encode("ascii") + b"\n"
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("a key is there twice")
+    return found

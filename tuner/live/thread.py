@@ -1,0 +1,95 @@
+"""The control of a live server on its thread: whatever happens to it, the server goes on."""
+
+import os
+import threading
+from collections.abc import Mapping
+
+from tuner.errors import TunerError
+from tuner.guard import guarded
+from tuner.live import socket_files
+from tuner.live.control import LOOK_S, LiveControl
+from tuner.live.limits import Knobs
+from tuner.live.listener import Listener, Peer
+from tuner.live.protocol import About, Answer, Refused, line_of
+from tuner.live.record import log
+
+STOP_S = 2.0
+
+_BROKEN = line_of(Answer(ok=False, error="the control failed", hint="See the server's log."))
+
+
+class LiveThread:
+    """What goes wrong on it is in vLLM's log, and nowhere else."""
+
+    def __init__(  # noqa: PLR0913 - what it is told of the server
+        self,
+        knobs: Knobs,
+        path: str,
+        *,
+        audit: str | None,
+        rank: int,
+        vllm: str,
+        arguments: Mapping[str, str | int | float | bool | None],
+    ) -> None:
+        self._knobs = knobs
+        self._path, self._audit = path, audit
+        self._about = About(
+            pid=os.getpid(), rank=rank, vllm=vllm, arguments=dict(arguments), device=None
+        )
+        self._listener: Listener | None = None
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(
+            target=guarded, args=(switched_off, self._run), name="tuner-live", daemon=True
+        )
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Take the socket away and end, or leave a thread that hangs behind."""
+        self._stopped.set()
+        if self._listener is not None:
+            self._listener.stop()
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        at = socket_files.place(self._path, rank=self._about.rank, audit=self._audit)
+        listening = socket_files.listen(at)
+        try:
+            device = guarded(_unknown, _device_facts)
+            about = self._about.model_copy(update={"device": device})
+            control = LiveControl(self._knobs, at, about)
+            control.open()
+
+            def answer(line: bytes, peer: Peer) -> bytes:
+                return guarded(_complain, control.answer, line, peer) or _BROKEN
+
+            def tick() -> float:
+                return guarded(_complain, control.tick) or LOOK_S
+
+            self._listener = Listener(listening, answer=answer, refuse=control.refuse, tick=tick)
+            log.info("tuner: live control at %s, audit in %s", at.socket, at.audit)
+            if not self._stopped.is_set():
+                self._listener.run()
+        finally:
+            socket_files.withdraw(at, listening)
+
+
+def switched_off(problem: Exception) -> None:
+    """Say that there is no control, or no more, and why."""
+    hint = problem.hint if isinstance(problem, TunerError | Refused) else ""
+    log.error("tuner: live control is off: %s: %s. %s", type(problem).__name__, problem, hint)
+
+
+def _complain(problem: Exception) -> None:
+    log.error("tuner: live control failed: %s: %s", type(problem).__name__, problem)
+
+
+def _unknown(problem: Exception) -> None:
+    log.warning("tuner: live control cannot tell the device: %s", problem)
+
+
+def _device_facts() -> dict[str, object]:
+    from tuner import devices  # noqa: PLC0415 - a server may lack what it needs
+
+    return dict(devices.device_facts())

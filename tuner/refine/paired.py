@@ -1,0 +1,108 @@
+"""What was found against the knee, in turns: only a gain that this proves replaces it."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+
+from tuner.measure import Measurement
+from tuner.refine.bench import Bench, Build, Done, told
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
+from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective, Paired, proof, ratio
+from tuner.refine.screen import Screen
+from tuner.workload import Workload
+
+PAIRS = 4
+SIDES = ("refined", "knee", "knee", "refined") * (PAIRS // 2)
+"""Each first as often as second, so that a machine that drifts favours neither."""
+
+LOOK_AT = 2
+"""Pairs after which one that is clearly worse is given up."""
+
+
+async def compare(  # noqa: PLR0913 - what is compared, by what, on what
+    bench: Bench,
+    one: Configuration,
+    knee: Configuration,
+    *,
+    objective: Objective,
+    workload: Workload,
+    screen: Screen | None,
+) -> Paired:
+    """Replay both in turns: on one engine whose limits change live, or else on fresh ones.
+
+    Raises EngineError when engines keep failing.
+    """
+    sides = {"refined": one, "knee": knee}
+    bench.rig.watcher.stage(f"comparing {told(one)} with the knee, in turns")
+    while len(done := _done(bench)) < len(SIDES):
+        if len(done) == 2 * LOOK_AT and _is_hopeless(_pairs(done, workload), objective):
+            break
+        side = SIDES[len(done)]
+        build = _build(one, knee, turn=_turn(len(done)), side=sides[side])
+        await bench.trial(side, sides[side], workload, build)
+    pairs = _pairs(done, workload)
+    lucks = _lucks(done, screen, sides) if screen is not None else {}
+    ratios = {}
+    for name, aim in OBJECTIVES.items():
+        foreseen = screen.samples(aim, one) if screen is not None else ()
+        found = ratio(aim, pairs, foreseen, lucks.get(name, ()))
+        if found is not None:
+            ratios[name] = found
+    return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(pairs))
+
+
+def is_live(one: Configuration, other: Configuration) -> bool:
+    """Whether one engine can serve both."""
+    return restart_key(one) == restart_key(other)
+
+
+def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configuration) -> Build:
+    if is_live(one, knee):
+        cap, tokens = (max(number(one[name]), number(knee[name])) for name in LIVE)
+        return Build(cap, tokens, turn=1)
+    return Build(number(side[CAP]), number(side[TOKENS]), turn=1 + turn)
+
+
+def _turn(place: int) -> int:
+    """Return how often the side has changed before this place."""
+    return sum(one != other for one, other in pairwise(SIDES[: place + 1]))
+
+
+def _done(bench: Bench) -> list[Done]:
+    return [
+        done for done in bench.done() if done.purpose in {"refined", "knee"} and not done.failed
+    ]
+
+
+def _pairs(done: Sequence[Done], workload: Workload) -> list[tuple[Measurement, Measurement]]:
+    """Return (knee, refined), pair by pair."""
+    found = []
+    for first, second in zip(done[::2], done[1::2], strict=False):
+        by_side = {half.purpose: half.measured(workload) for half in (first, second)}
+        found.append((by_side["knee"], by_side["refined"]))
+    return found
+
+
+def _lucks(
+    done: Sequence[Done], screen: Screen, sides: Mapping[str, Configuration]
+) -> dict[str, list[float]]:
+    """Return per aim what the machine's speed did for the refined one of each pair more than for
+    the knee; nothing where the twin cannot tell of both."""
+    if not all(map(screen.tells, sides.values())):
+        return {}
+    aims = list(OBJECTIVES.values())
+    found: dict[str, list[float]] = {aim.name: [] for aim in aims}
+    for first, second in zip(done[::2], done[1::2], strict=False):
+        by_side = {
+            half.purpose: screen.luck(sides[half.purpose], half.replays, aims)
+            for half in (first, second)
+        }
+        for aim, ours, theirs in zip(aims, by_side["refined"], by_side["knee"], strict=True):
+            found[aim.name].append(ours - theirs)
+    return found
+
+
+def _is_hopeless(pairs: Sequence[tuple[Measurement, Measurement]], objective: Objective) -> bool:
+    found = [ratio(aim, pairs) for aim in (GOODPUT, objective)]
+    return any(
+        one is not None and (one.high < 1 if one.larger_is_better else one.low > 1) for one in found
+    )

@@ -1,0 +1,272 @@
+"""The run of `tuner refine`: climb → knee → search → compare in turns → profile.
+
+One engine is built for the most that any live trial asks, so that cap and token budget change
+without a restart. Everything measured is in the journal before the next step begins.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.errors import UsageError
+from tuner.outcome import SweepOutcome
+from tuner.profile_schema import ServingProfile
+from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Space
+from tuner.refine.objective import Objective, Paired, Told
+from tuner.refine.outcome import Tried, pareto, reason_of, unloaded_of
+from tuner.refine.paired import PAIRS, compare
+from tuner.refine.screen import screen_of
+from tuner.refine.search import SEARCH, Question, Search
+from tuner.refine.study import Importance, Study
+from tuner.refine.validation import twin_of, validate
+from tuner.settings import SweepSettings
+from tuner.trace import TraceRequest
+from tuner.workload import (
+    MIN_STEP_S,
+    Workload,
+    choose_workload,
+    keep_what_fits,
+    workload_of,
+)
+
+TRIALS = 4
+STEPS = 2 + TRIALS + 2 * PAIRS + 2
+"""Steps of replay that a refinement plans for: the climb and the knee, some trials, the pairs, the
+refined engine by itself and with headroom."""
+
+ENDING = 2 * PAIRS + 2
+"""Of these, what the search leaves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is refined, and how."""
+
+    profile: ServingProfile
+    space: Space
+    objectives: Sequence[Objective]
+    settings: SweepSettings
+    start_s: float
+    """How long an engine start takes, by the profile."""
+
+    curve: Sequence[Told]
+    """What the profile has measured already."""
+
+    max_model_len: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """What the run found."""
+
+    chosen: Configuration
+    """The knee where nothing seemed better."""
+
+    paired: Paired | None
+    outcome: SweepOutcome | None
+    """For a profile of the refined engine; None where the knee is kept."""
+
+    reason: str
+    tried: tuple[Tried, ...]
+    front: tuple[Tried, ...]
+    """Of two aims: what no other trial beats in both."""
+
+    importances: tuple[tuple[str, tuple[Importance, ...]], ...]
+    """Per aim."""
+
+    workload: Workload
+    complete: bool
+    starts_s: tuple[float, ...]
+    replay_s: float
+    pruned: int
+    failed: tuple[str, ...]
+    warnings: tuple[str, ...]
+
+
+async def refine(
+    requests: Sequence[TraceRequest], plan: Plan, bench: Bench, study: Study
+) -> Refinement:
+    """Search around the profile's knee and compare what was found with it.
+
+    Raises EngineError when engines keep failing, TraceError when nothing can be replayed, RunError
+    when the storage fails, UsageError when the budget is too small.
+    """
+    run = _Run(plan, bench)
+    try:
+        return await run.go(requests, study)
+    finally:
+        await bench.stop()
+
+
+class _Run:
+    def __init__(self, plan: Plan, bench: Bench) -> None:
+        self.plan, self.bench = plan, bench
+        self.settings, self.space = plan.settings, plan.space
+        self.warnings: list[str] = []
+        self.dropped = 0
+        self.workload: Workload
+
+    async def go(self, requests: Sequence[TraceRequest], study: Study) -> Refinement:
+        self.workload = self._workload(requests)
+        question = await self._question()
+        search = Search(self.bench, study, question)
+        chosen = self.bench.chosen()
+        if chosen is None:
+            complete = await search.gather(self.plan.curve)
+            self.bench.choose(search.best(), complete=complete)
+            chosen = complete, dict(search.best())
+        complete, one = chosen
+        knee = self.space.knee
+        if not complete:
+            self.warnings.append(
+                "the budget ended the search: not all that seemed worth it was tried"
+            )
+        paired, outcome = None, None
+        if one != dict(knee):
+            paired = await compare(
+                self.bench,
+                one,
+                knee,
+                objective=self.plan.objectives[0],
+                workload=self.workload,
+                screen=question.screen,
+            )
+        reason = reason_of(self.plan.profile, one, knee, paired)
+        if paired is not None and paired.proven is not None:
+            outcome = await validate(
+                self.bench,
+                one,
+                self.plan.profile,
+                knee=knee,
+                workload=self.workload,
+                settings=self.settings,
+                searched=self._build(),
+                reason=reason,
+                confidence=paired.proven.sureness,
+                dropped=self.dropped,
+            )
+        tried = self._tried(search)
+        return Refinement(
+            chosen=one,
+            paired=paired,
+            outcome=outcome,
+            reason=reason,
+            tried=tuple(tried),
+            front=tuple(pareto(tried, self.plan.objectives)),
+            importances=tuple(
+                (aim.name, tuple(study.importances(place)))
+                for place, aim in enumerate(self.plan.objectives)
+            ),
+            workload=self.workload,
+            complete=complete,
+            starts_s=self.bench.evidence.starts_s(),
+            replay_s=self.bench.evidence.replay_s(),
+            pruned=study.pruned(),
+            failed=tuple(done.failed for done in self.bench.done() if done.failed),
+            warnings=tuple(self.warnings),
+        )
+
+    def _workload(self, requests: Sequence[TraceRequest]) -> Workload:
+        """Choose what a trial replays, or read back what was chosen."""
+        plan, settings = self.plan, self.settings
+        assert settings.slo is not None
+        kept, self.dropped = keep_what_fits(requests, max_model_len=plan.max_model_len)
+        if self.dropped:
+            self.warnings.append(
+                f"{self.dropped} of {len(requests)} requests are longer than max_model_len="
+                f"{plan.max_model_len} and were left out"
+            )
+        unloaded = unloaded_of(plan.profile)
+        chosen = self.bench.evidence.choice()
+        if chosen is not None:
+            return workload_of(
+                kept, settings.slo, unloaded, chosen.part, chosen.windows, chosen.step_s
+            )
+        starts_s = self._starts() * plan.start_s
+        least_s = STEPS * MIN_STEP_S + starts_s
+        if settings.budget_s < least_s:
+            raise UsageError(
+                f"--budget {settings.budget_s:.0f}s is too small: {self._starts()} engine starts "
+                f"take about {starts_s:.0f}s, {STEPS} replays {STEPS * MIN_STEP_S:.0f}s at least",
+                hint=f"Give at least --budget {math.ceil(least_s)}s.",
+            )
+        workload = choose_workload(
+            kept,
+            settings.slo,
+            unloaded,
+            asked=settings.window,
+            step_s=settings.step_s,
+            steps=STEPS,
+            budget_s=settings.budget_s,
+            starts_s=starts_s,
+        )
+        self.bench.keep_workload(workload)
+        self.bench.rig.watcher.stage(
+            f"a trial replays {', '.join(map(str, workload.windows))} of the trace; expect up to "
+            f"{STEPS * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+        )
+        return workload
+
+    def _starts(self) -> int:
+        """Return how many engine starts are planned for."""
+        return 2 if all(knob.name in LIVE for knob in self.space.knobs) else 4 + PAIRS
+
+    def _build(self) -> Build:
+        """Return the engine that trials of the search share."""
+        return Build(max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS))
+
+    async def _question(self) -> Question:
+        """Time every batch size and replay the knee: what all else is compared with."""
+        bench, knee = self.bench, self.space.knee
+        if not any(done.purpose == "climb" for done in bench.done()):
+            await bench.climb(knee, self.workload, self._build())
+        while (done := self._search_of(knee)) is None:
+            await bench.trial(SEARCH, knee, self.workload, self._build())
+        view = twin_of(self.bench, knee, self._first_looks(), self.workload, self.settings)
+        screen = None
+        if view is not None and view.is_believed:
+            screen = screen_of(view, self.plan.objectives, knee)
+        elif view is not None:
+            self.warnings.append(
+                f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
+            )
+        starts_s = (self._starts() - 1) * self.plan.start_s
+        return Question(
+            space=self.space,
+            objectives=self.plan.objectives,
+            workload=self.workload,
+            knee=done.measured(self.workload),
+            luck=(
+                screen.luck(knee, done.replays, self.plan.objectives)
+                if screen is not None
+                else (0.0,) * len(self.plan.objectives)
+            ),
+            screen=screen,
+            budget_s=self.settings.budget_s - ENDING * self.workload.step_s - starts_s,
+            start_s=self.plan.start_s,
+            build=self._build(),
+        )
+
+    def _search_of(self, one: Configuration) -> Done | None:
+        for done in self.bench.done():
+            if done.purpose == SEARCH and not done.failed and done.configuration == dict(one):
+                return done
+        return None
+
+    def _first_looks(self) -> list[Done]:
+        """Return the climb and the knee: what the screen is made of, then as after a resume."""
+        done = self.bench.done()
+        knee = next(i for i, one in enumerate(done) if one.purpose == SEARCH and one.failed is None)
+        return done[: knee + 1]
+
+    def _tried(self, search: Search) -> list[Tried]:
+        done = {
+            repr(each.configuration): each
+            for each in self.bench.done()
+            if each.purpose == SEARCH and not each.failed
+        }
+        return [
+            Tried(one, *values, measured=done[repr(one)].measured(self.workload))
+            for one, values in search.judged()
+        ]

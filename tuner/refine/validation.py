@@ -1,0 +1,115 @@
+"""The refined engine by itself: what a profile promises of it, at the captured load and above."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tuner.conclusion import at_load
+from tuner.outcome import SweepOutcome
+from tuner.profile_schema import ServingProfile
+from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
+from tuner.refine.outcome import at, caps_of, outcome_of, view_of
+from tuner.refine.paired import PAIRS, is_live
+from tuner.settings import SweepSettings
+from tuner.traffic import scale_load
+from tuner.twin.forecast import Forecast
+from tuner.workload import Workload
+
+ALONE, RAISED = "alone", "raised"
+"""Purposes: the refined engine by itself, where the pairs shared one that was built for more; and
+with the load of the validation."""
+
+
+async def validate(  # noqa: PLR0913 - the choice, and all that its profile tells
+    bench: Bench,
+    one: Configuration,
+    profile: ServingProfile,
+    *,
+    knee: Configuration,
+    workload: Workload,
+    settings: SweepSettings,
+    searched: Build,
+    reason: str,
+    confidence: float,
+    dropped: int,
+) -> SweepOutcome:
+    """Measure what is missing of an engine built for exactly the choice, and tell it as a sweep."""
+    build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee))
+    if not is_exact(one, knee) and not _of(bench, ALONE):
+        await bench.trial(ALONE, one, workload, build)
+    if settings.headroom > 1 and not _of(bench, RAISED):
+        raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
+        await bench.trial(RAISED, one, replace(workload, requests=tuple(raised)), build)
+    if not is_live(one, knee) and not any(
+        is_live(done.configuration, one) for done in _of(bench, "climb")
+    ):
+        await bench.climb(one, workload, replace(searched, turn=2 * PAIRS + 1))
+    view = twin_of(bench, one, bench.done(), workload, settings)
+    cap = number(one[CAP])
+    confirmed = _of(bench, ALONE) or _of(bench, "refined")
+    return outcome_of(
+        profile,
+        cap=cap,
+        facts=bench.facts_of(restart_key(one), cap=cap, tokens=number(one[TOKENS])),
+        view=view,
+        raised=_raised(view, workload, settings, cap),
+        workload=workload,
+        confirmed=[replay for done in confirmed for replay in done.replays],
+        with_headroom=[replay for done in _of(bench, RAISED) for replay in done.replays],
+        headroom=settings.headroom,
+        reason=reason,
+        confidence=confidence,
+        starts_s=bench.evidence.starts_s(),
+        replay_s=bench.evidence.replay_s(),
+        dropped=dropped,
+    )
+
+
+def is_exact(one: Configuration, knee: Configuration) -> bool:
+    """Whether the pairs replayed the choice on an engine that was built for it and no more."""
+    return not is_live(one, knee) or all(number(one[name]) >= number(knee[name]) for name in LIVE)
+
+
+def _turn(one: Configuration, knee: Configuration) -> int:
+    """Return the engine that is up after the pairs where that one is exact, else another."""
+    if not is_exact(one, knee):
+        return 2 * PAIRS
+    return 1 if is_live(one, knee) else 1 + PAIRS
+
+
+def twin_of(
+    bench: Bench,
+    one: Configuration,
+    done: Sequence[Done],
+    workload: Workload,
+    settings: SweepSettings,
+) -> Forecast | None:
+    """Return the twin of the engines that share what needs a restart with a configuration."""
+    alike = [each for each in done if not each.failed and is_live(each.configuration, one)]
+    sent = [
+        (workload.sent_in(window), replay)
+        for each in alike
+        if each.purpose not in {"climb", RAISED}
+        for window, replay in zip(workload.windows, each.replays, strict=False)
+        if replay.cut is None
+    ]
+    return view_of(
+        [(replay, each.engine) for each in alike for replay in each.replays],
+        sent,
+        workload,
+        settings=settings,
+        facts=at(bench.facts_of(restart_key(one)), one),
+        caps=caps_of(settings.ceiling, number(one[CAP])),
+    )
+
+
+def _raised(
+    view: Forecast | None, workload: Workload, settings: SweepSettings, cap: int
+) -> Forecast | None:
+    if view is None or settings.headroom <= 1:
+        return None
+    return at_load(view, workload.judged, settings, settings.headroom, cap)
+
+
+def _of(bench: Bench, purpose: str) -> list[Done]:
+    return [done for done in bench.done() if done.purpose == purpose and not done.failed]

@@ -1,0 +1,77 @@
+"""Where the scheduler model hurries: iterations of a batch that stays as it is, all in one go.
+
+Most iterations only decode, while nobody comes or leaves: their durations follow from the number
+of context tokens alone.
+"""
+
+from tuner.jit import compiled
+from tuner.scheduler import state as its
+from tuner.scheduler.queue import allocate, arrival_s, recover, total
+from tuner.scheduler.state import Ints, Record, Records, Scheduler, StepLaw
+
+
+@compiled
+def _is_closed(state: Record, requests: Records) -> bool:
+    """Whether nobody can be admitted as long as nobody leaves."""
+    if state["running"] == state["max_num_seqs"]:
+        return True
+    if state["waiting"] == 0:
+        return False
+    request = requests[state["first_waiting"]]
+    recover(state, request)
+    left = request["input_length"] + request["generated"] - request["computed"]
+    tokens = request["computed"] + min(left, state["max_num_batched_tokens"] - state["running"])
+    return bool((tokens + state["block_size"] - 1) // state["block_size"] > state["free_blocks"])
+
+
+@compiled
+def _steady(state: Record, requests: Records, running: Ints) -> tuple[int, int]:
+    """Return for how many iterations at most all that run decode and none finishes, and their
+    context tokens."""
+    most, context = its.FOREVER, 0
+    for row in running[: state["running"]]:
+        request = requests[row]
+        left = request["input_length"] + request["generated"] - request["computed"]
+        if left > 1 or request["generated"] == 0:
+            return 0, 0
+        most = min(most, request["output_length"] - request["generated"] - 1)
+        context += request["computed"]
+    # A token more per request takes at most a block more per request.
+    blocks = state["free_blocks"] // state["running"]
+    return min(most, blocks * state["block_size"]), context
+
+
+@compiled
+def coast(scheduler: Scheduler, law: StepLaw, until: float) -> None:
+    """Run many iterations of a steady batch at once, to the same times as one by one.
+
+    Only the totals are kept of them: not with a log, a token list or weather.
+    """
+    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    batch = state["running"]
+    closed = _is_closed(state, requests)
+    if batch > state["max_num_batched_tokens"] or state["held_slots"] > 0:
+        return
+    if state["waiting"] > 0 and not closed:
+        return
+    most, context = _steady(state, requests, running)
+    next_s = its.NEVER if closed else arrival_s(state, requests)
+    now, used, done = state["now"], state["kv_blocks"] - state["free_blocks"], 0
+    while done < most and next_s > now:
+        end = now + (law.decode_s[batch] + law.context_token_s * context)
+        if end > until:
+            break
+        now = end
+        done += 1
+        context += batch
+    if done == 0:
+        return
+    for row in running[:batch]:
+        request = requests[row]
+        allocate(state, request, done)
+        request["computed"] += done
+        request["generated"] += done
+        request["last_token_s"] = now
+    used = (used + state["kv_blocks"] - state["free_blocks"]) // 2
+    total(state, now - state["now"], done, used)
+    state["now"] = now

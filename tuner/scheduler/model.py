@@ -1,0 +1,251 @@
+"""vLLM V1's scheduler as a discrete-event model, compiled: the simulated engine and the twin.
+
+The order of scheduling is vLLM's: running requests first, each computing min(tokens left, budget
+left); when KV blocks are short the last running request is preempted (its computed tokens fall to
+0 and it goes to the front of waiting); then, if nothing was preempted, waiting requests are
+admitted first come first served. A request whose computed tokens reach prompt + generated gets one
+token when the iteration ends.
+
+State is arrays, changed in place: the same code serves requests that arrive one by one
+(``engines.sim``) and a whole trace in one call (``twin.simulation``).
+"""
+
+import numpy as np
+
+from tuner.jit import compiled
+from tuner.scheduler import state as its
+from tuner.scheduler.coast import coast
+from tuner.scheduler.queue import allocate, arrival_s, leave, preempt, recover, release, total, wait
+from tuner.scheduler.state import Record, Records, Scheduler, StepLaw, Weather
+
+
+@compiled
+def _count(iteration: Record, request: Record, tokens: int) -> None:
+    """Enter a scheduled request into the iteration: one decode step, or (re)computed prompt."""
+    request["scheduled"] = tokens
+    left = request["input_length"] + request["generated"] - request["computed"]
+    if request["generated"] > 0 and left == 1:
+        iteration["decode_seqs"] += 1
+        iteration["context_tokens"] += request["computed"]
+    else:
+        iteration["prefill_seqs"] += 1
+        iteration["prefill_tokens"] += tokens
+
+
+@compiled
+def _schedule_running(scheduler: Scheduler, budget: int) -> int:
+    """Schedule the running requests; return the budget left, or -1 after a preemption."""
+    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    iteration = scheduler.iteration[0]
+    preempted = False
+    i = 0
+    while i < state["running"] and budget > 0:
+        request = requests[running[i]]
+        left = request["input_length"] + request["generated"] - request["computed"]
+        tokens = min(left, budget)
+        while not allocate(state, request, tokens):
+            preempted = True
+            state["running"] -= 1
+            last = running[state["running"]]
+            victim = requests[last]
+            iteration["preemptions"] += 1
+            iteration["recomputed_tokens"] += victim["computed"]
+            preempt(state, victim)
+            wait(state, requests, last, True)
+            if state["running"] == i:
+                return -1
+        _count(iteration, request, tokens)
+        budget -= tokens
+        i += 1
+    return -1 if preempted else budget
+
+
+@compiled
+def _admit(scheduler: Scheduler, budget: int) -> None:
+    """Admit waiting requests, first come first served, while slots, budget and blocks last."""
+    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    while (
+        state["waiting"] > 0
+        and budget > 0
+        and state["running"] + state["held_slots"] < state["max_num_seqs"]
+    ):
+        row = state["first_waiting"]
+        request = requests[row]
+        recover(state, request)
+        left = request["input_length"] + request["generated"] - request["computed"]
+        tokens = min(left, budget)
+        if not allocate(state, request, tokens):
+            return
+        leave(state, requests, row)
+        request["status"] = its.RUNNING
+        if np.isnan(request["scheduled_s"]):
+            request["scheduled_s"] = state["now"]
+        running[state["running"]] = row
+        state["running"] += 1
+        _count(scheduler.iteration[0], request, tokens)
+        budget -= tokens
+
+
+@compiled
+def _schedule(scheduler: Scheduler) -> None:
+    """Decide what the next iteration computes. Something runs or waits, so it is not empty."""
+    state, iteration = scheduler.state[0], scheduler.iteration[0]
+    iteration["decode_seqs"] = iteration["context_tokens"] = 0
+    iteration["prefill_seqs"] = iteration["prefill_tokens"] = 0
+    iteration["preemptions"] = iteration["recomputed_tokens"] = 0
+    while True:
+        held_slots, held_blocks = state["held_slots"], state["held_blocks"]
+        budget = _schedule_running(scheduler, state["max_num_batched_tokens"])
+        _admit(scheduler, budget)
+        iteration["running"] = state["running"]
+        iteration["waiting"] = state["waiting"]
+        iteration["kv_blocks_used"] = state["kv_blocks"] - state["free_blocks"]
+        state["held_slots"] -= held_slots
+        state["held_blocks"] -= held_blocks
+        state["free_blocks"] += held_blocks
+        if iteration["decode_seqs"] + iteration["prefill_seqs"] > 0:
+            return
+
+
+@compiled
+def _duration_s(law: StepLaw, weather: Weather, state: Record, iteration: Record) -> float:
+    """Return what the law says of the iteration, under the weather of the moment."""
+    prefill = iteration["prefill_tokens"]
+    seconds = (
+        law.decode_s[iteration["decode_seqs"]]
+        + law.prefill_token_s * prefill
+        + law.prefill_token_squared_s * prefill * prefill
+        + law.prefill_seq_s * iteration["prefill_seqs"]
+        + law.context_token_s * iteration["context_tokens"]
+    )
+    if weather.slowness.size > 0:
+        place = int((state["now"] - weather.begin_s) / weather.grid_s)
+        seconds *= weather.slowness[min(max(place, 0), weather.slowness.size - 1)]
+    if weather.jitter.size > 0:
+        seconds *= weather.jitter[state["jitter"]]
+        state["jitter"] += 1
+    while weather.stall_at_s[state["stall"]] < state["now"]:
+        state["stall"] += 1
+    undisturbed = state["now"] + seconds
+    while weather.stall_at_s[state["stall"]] < undisturbed:
+        seconds += weather.stall_s[state["stall"]]
+        state["stall"] += 1
+    return float(seconds)
+
+
+@compiled
+def _finish_iteration(scheduler: Scheduler) -> bool:
+    """Hand out the iteration's tokens; return whether a request finished."""
+    state, running, tokens = scheduler.state[0], scheduler.running, scheduler.tokens
+    now = state["now"] = state["end"]
+    state["in_flight"] = 0
+    if scheduler.log.size > 0:
+        scheduler.log[state["logged"]] = scheduler.iteration[0]
+        state["logged"] += 1
+    kept = 0
+    for row in running[: state["running"]]:
+        request = scheduler.requests[row]
+        request["computed"] += request["scheduled"]
+        request["scheduled"] = 0
+        if request["computed"] == request["input_length"] + request["generated"]:
+            request["generated"] += 1
+            request["last_token_s"] = now
+            if request["generated"] == 1:
+                request["first_token_s"] = now
+            if tokens.row.size > 0:
+                tokens.row[state["tokens"]] = row
+                tokens.at_s[state["tokens"]] = now
+                state["tokens"] += 1
+            if request["generated"] == request["output_length"]:
+                request["status"] = its.FINISHED
+                release(state, request)
+                continue
+        running[kept] = row
+        kept += 1
+    finished = bool(kept < state["running"])
+    state["running"] = kept
+    return finished
+
+
+@compiled
+def _wake(state: Record, requests: Records, until: float) -> bool:
+    """Let the requests that are due wait, jumping over idle time; is there work before `until`?"""
+    while state["now"] < until:
+        while arrival_s(state, requests) <= state["now"]:
+            if requests[state["arrived"]]["status"] == its.COMING:
+                wait(state, requests, state["arrived"], False)
+            state["arrived"] += 1
+        if state["running"] + state["waiting"] > 0:
+            return True
+        next_s = arrival_s(state, requests)
+        if next_s >= until:
+            return False
+        state["now"] = next_s
+    return False
+
+
+@compiled
+def _begin_iteration(scheduler: Scheduler, law: StepLaw, weather: Weather) -> int:
+    """Put the next iteration into flight, or return what it lacks."""
+    state, iteration = scheduler.state[0], scheduler.iteration[0]
+    log, tokens, jitter = scheduler.log.size, scheduler.tokens.row.size, weather.jitter.size
+    if log > 0 and state["logged"] == log:
+        return its.FULL
+    if tokens > 0 and state["tokens"] + scheduler.running.size > tokens:
+        return its.FULL
+    if state["now"] >= weather.end_s or (jitter > 0 and state["jitter"] == jitter):
+        return its.OUT_OF_WEATHER
+    _schedule(scheduler)
+    iteration["start_s"] = state["now"]
+    iteration["duration_s"] = _duration_s(law, weather, state, iteration)
+    state["end"] = state["now"] + iteration["duration_s"]
+    state["in_flight"] = 1
+    state["preemptions"] += iteration["preemptions"]
+    state["recomputed_tokens"] += iteration["recomputed_tokens"]
+    total(state, iteration["duration_s"], 1, iteration["kv_blocks_used"])
+    return its.REACHED
+
+
+@compiled
+def advance(
+    scheduler: Scheduler, law: StepLaw, weather: Weather, until: float, stop_at_finish: bool
+) -> int:
+    """Run iterations that begin before ``until`` and end by then; return why it came back.
+
+    An iteration that ends later stays in flight. ``stop_at_finish``: come back when one did.
+    """
+    state = scheduler.state[0]
+    sinks = scheduler.log.size + scheduler.tokens.row.size
+    noise = weather.jitter.size + weather.slowness.size + weather.stall_s.size - 1
+    unseen = sinks + noise == 0
+    lacking = its.REACHED
+    while lacking == its.REACHED:
+        if state["in_flight"]:
+            if state["end"] > until:
+                return its.REACHED
+            if _finish_iteration(scheduler) and stop_at_finish:
+                return its.DONE
+        if unseen and state["running"] > 0:
+            coast(scheduler, law, until)
+        if not _wake(state, scheduler.requests, until):
+            return its.REACHED
+        lacking = _begin_iteration(scheduler, law, weather)
+    return lacking
+
+
+@compiled
+def abort(scheduler: Scheduler, row: int) -> None:
+    """Forget a request; the iteration in flight runs on, and hands it no token."""
+    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    request = requests[row]
+    if request["status"] == its.WAITING:
+        leave(state, requests, row)
+    elif request["status"] == its.RUNNING:
+        kept = 0
+        for other in running[: state["running"]]:
+            if other != row:
+                running[kept] = other
+                kept += 1
+        state["running"] = kept
+    request["status"] = its.ABORTED
+    release(state, request)

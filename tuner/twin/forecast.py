@@ -1,0 +1,269 @@
+"""What the twin says of the whole part that is tuned for: every cap, how surely, how wrongly. Pure.
+
+The law is fitted to everything that was measured, checked against the windows that were replayed,
+and then asked about all of the traffic.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.engines.seam import EngineFacts
+from tuner.iterations import batch_times, kv_cache_usage, time_mean, waiting_share
+from tuner.measure import Measurement, Spread, spread
+from tuner.scheduler.state import Floats, StepLaw
+from tuner.slo import Slo, Unloaded
+from tuner.trace import TraceRequest
+from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error
+from tuner.twin.choice import Statistics, Weighed, weigh
+from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.simulation import (
+    EngineShape,
+    Traffic,
+    TwinReplay,
+    met,
+    shape_of,
+    simulate,
+    traffic_of,
+)
+
+Range = tuple[float, float]
+
+NORMAL_RANGE = 3.29
+"""Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
+
+BURST_S = 10.0
+"""Traffic that arrives in a shorter time is served over a longer one, and rates are of that."""
+
+STALL = 3.0
+"""Times the law beyond which an iteration was held up by something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a step up the ladder changes, and the 95 % interval of that."""
+
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Forecast:
+    """The twin's answer."""
+
+    fitted: FittedLaw
+    shape: EngineShape
+    traffic: Traffic
+    slo: Slo
+    length_s: float
+    """Of the part that the traffic arrives in."""
+
+    hit_share: float
+    stalled_share: float
+    """Of the engine's busy time, what iterations lost that took several times as long as the law
+    says: the law, and so the twin's tails, know nothing of it."""
+
+    weighed: Weighed
+    errors: tuple[Errors, ...]
+    """One a window that was replayed for real."""
+
+    @property
+    def error(self) -> float:
+        """The median of all errors; infinite before a window was replayed."""
+        return median_error(self.errors)
+
+    @property
+    def is_believed(self) -> bool:
+        return not self.errors or self.error <= MAX_ERROR
+
+    @property
+    def wander(self) -> float:
+        """Standard deviation of the machine's log slowness, or what its range says of it."""
+        low, high = np.log(np.quantile(self.fitted.slowness, (0.05, 0.95)))
+        return max(self.fitted.slowness_sd, float(high - low) / NORMAL_RANGE)
+
+    def measurement(self, cap: int) -> Measurement:
+        """Return what a replay of all of the traffic would have measured at a cap."""
+        replay = simulate(self.traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
+        return measurement_of(
+            self.traffic, replay, self.slo, kv_blocks=self.shape.kv_blocks, length_s=self.length_s
+        )
+
+    def intervals(self, cap: int) -> dict[str, Range]:
+        """Return the 95 % interval of each statistic at a cap, over the drawn laws."""
+        rate = len(self.traffic) / self.length_s
+        values = np.array(self.weighed.samples[cap])
+        columns = dict(zip(Statistics._fields, values.T, strict=True))
+        named = {
+            "attainment": columns["attainment"],
+            "goodput_rps": columns["attainment"] * rate,
+            "tpot_p95_ms": columns["tpot_p95_s"] * 1e3,
+            "e2el_p99_ms": np.exp(columns["log_tail"]) * 1e3,
+            "queue_p95_ms": columns["queue_p95_s"] * 1e3,
+            "kv_cache_usage_peak": columns["kv_peak"],
+            "preemptions": columns["preemptions"],
+        }
+        found = {name: _interval(column) for name, column in named.items()}
+        return {name: ends for name, ends in found.items() if ends is not None}
+
+    def changes(self, below: int, cap: int) -> dict[str, Change]:
+        """Return what ``cap`` gives more than ``below``, law by law: shares of goodput, p95 TPOT
+        and p99 E2EL, differences of the rest."""
+        one, other = (
+            dict(zip(Statistics._fields, np.array(self.weighed.samples[c]).T, strict=True))
+            for c in (below, cap)
+        )
+        with np.errstate(divide="ignore", invalid="ignore"):
+            named = {
+                "goodput_rps": other["attainment"] / one["attainment"] - 1,
+                "tpot_p95_ms": other["tpot_p95_s"] / one["tpot_p95_s"] - 1,
+                "e2el_p99_ms": np.exp(other["log_tail"] - one["log_tail"]) - 1,
+                "queue_p95_ms": (other["queue_p95_s"] - one["queue_p95_s"]) * 1e3,
+                "kv_cache_usage_peak": other["kv_peak"] - one["kv_peak"],
+                "preemptions": other["preemptions"] - one["preemptions"],
+            }
+        found = {}
+        for name, column in named.items():
+            if (ends := _interval(column)) is not None:
+                middle = float(np.median(column[np.isfinite(column)]))
+                found[name] = Change(middle, *ends)
+        return found
+
+
+def forecast(  # noqa: PLR0913 - what was measured, and what is asked
+    segments: Sequence[Segment],
+    windows: Sequence[Observed],
+    *,
+    requests: Sequence[TraceRequest],
+    length_s: float,
+    hash_block_size: int,
+    facts: EngineFacts,
+    unloaded: Unloaded,
+    slo: Slo,
+    caps: Sequence[int],
+    hit_share: float = 0.0,
+    everywhere: bool = False,
+) -> Forecast:
+    """Fit the law, check it, and weigh the caps for these requests.
+
+    ``segments`` hold an iteration at least. ``windows`` are the replays to check against; without
+    any the delay before the scheduler comes from the probes. ``hit_share`` is what the prefix cache
+    gave of what it could have given.
+    """
+    fitted = fit_law(segments, max_num_seqs=max(caps))
+    shape = shape_of(facts)
+    whole = [window for window in windows if not window.cut]
+    lag = (
+        lag_s(whole, fitted.law, shape) if whole else _probed_lag_s(unloaded, fitted.law, requests)
+    )
+    shape = replace(shape, lag_s=lag)
+    traffic = traffic_of(requests, hash_block_size=hash_block_size, hit_share=hit_share)
+    return Forecast(
+        fitted=fitted,
+        shape=shape,
+        traffic=traffic,
+        slo=slo,
+        length_s=length_s,
+        hit_share=hit_share,
+        stalled_share=_stalled_share(segments, fitted.law),
+        weighed=weigh(traffic, fitted, shape, slo, caps, everywhere=everywhere),
+        errors=check(windows, fitted.law, shape),
+    )
+
+
+def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
+    log = np.concatenate([one.log for one in segments])
+    over_s = log["duration_s"] - law.durations_s(log)
+    stalls = log["duration_s"] > STALL * law.durations_s(log)
+    return float(over_s[stalls].sum() / log["duration_s"].sum())
+
+
+def _probed_lag_s(unloaded: Unloaded, law: StepLaw, requests: Sequence[TraceRequest]) -> float:
+    """Return what a lone request's TTFT was above the time of its prompt's iteration."""
+    tokens = float(np.median([one.input_length for one in requests]))
+    lawful_s = (
+        law.decode_s[0]
+        + law.prefill_token_s * tokens
+        + law.prefill_token_squared_s * tokens**2
+        + law.prefill_seq_s
+    )
+    ttft_s = unloaded.ttft_s + unloaded.ttft_s_per_input_token * tokens
+    return max(0.0, ttft_s - float(lawful_s))
+
+
+def measurement_of(
+    traffic: Traffic, replay: TwinReplay, slo: Slo, *, kv_blocks: int, length_s: float
+) -> Measurement:
+    """Return a replay by the twin, made with its log, in the words of a real one."""
+    served = ~np.isnan(replay.e2el_s)
+    good = int(met(traffic, replay, slo).sum())
+    total = max(1, len(traffic))
+    work = replay.iterations
+    span_s = length_s if length_s >= BURST_S else max(length_s, replay.duration_s)
+    inside = work["start_s"] < (traffic.arrival_s[0] if len(traffic) else 0.0) + span_s
+    in_time = np.sort(traffic.arrival_s[served] + replay.e2el_s[served])
+    ended = int(np.searchsorted(in_time, traffic.arrival_s[0] + span_s)) if len(traffic) else 0
+    first = int((traffic.arrival_s + replay.ttft_s < traffic.arrival_s[:1] + span_s).sum())
+    tokens = first + int(work["decode_seqs"][inside].sum())
+    prompt_tokens = int(work["prefill_tokens"][inside].sum())
+    prompts = int(traffic.input_length.sum())
+    cap = replay.max_num_seqs
+    return Measurement(
+        max_num_seqs=cap,
+        blocks=0,
+        requests=total,
+        completed=int(served.sum()),
+        aborted=0,
+        failed=int((~served).sum()),
+        attainment=good / total,
+        attainment_bound=good / total,
+        arrival_rate_rps=total / span_s,
+        goodput_rps=good / span_s,
+        offered_tokens_per_s=float(traffic.output_length.sum()) / span_s,
+        requests_per_s=ended / span_s,
+        output_tokens_per_s=tokens / span_s,
+        total_tokens_per_s=(tokens + prompt_tokens) / span_s,
+        ttft_s=_spread(replay.ttft_s),
+        tpot_s=_spread(replay.tpot_s),
+        itl_s=spread(work["duration_s"], work["decode_seqs"]) if tokens else None,
+        e2el_s=_spread(replay.e2el_s),
+        queue_s=_spread(replay.queue_s),
+        batch_times=batch_times(work),
+        kv_cache_usage=kv_cache_usage(work, kv_blocks),
+        preemptions=int(replay.preemptions.sum()),
+        recomputed_tokens=replay.recomputed_tokens,
+        prefix_cache_hit_rate=float(traffic.cached_length.sum()) / max(1, prompts),
+        running_mean=time_mean(work, "running"),
+        running_peak=replay.running_peak,
+        waiting_peak=int(work["waiting"].max(initial=0)),
+        cap_bound_share=waiting_share(work, cap, full=True),
+        kv_bound_share=waiting_share(work, cap, full=False),
+        in_flight_peak=_most_at_once(traffic.arrival_s[served], replay.e2el_s[served]),
+        lag_p99_s=0.0,
+        merged_share=0.0,
+        cut=None,
+        device=None,
+        ruled_out=False,
+    )
+
+
+def _most_at_once(begin_s: Floats, lasting_s: Floats) -> int:
+    """Return the most that are under way at once; ends before starts."""
+    times = np.concatenate((begin_s, begin_s + lasting_s))
+    changes = np.concatenate((np.ones(len(begin_s), int), -np.ones(len(begin_s), int)))
+    order = np.lexsort((changes, times))
+    return int(np.cumsum(changes[order]).max(initial=0))
+
+
+def _spread(values: Floats) -> Spread | None:
+    return spread(values[~np.isnan(values)])
+
+
+def _interval(values: Floats) -> Range | None:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    low, high = np.quantile(known, (0.025, 0.975)).tolist()
+    return low, high

@@ -1,0 +1,283 @@
+"""The step-time law, fitted from iteration logs. Pure.
+
+  t = f(n) + c·P + c2·P² + p0·p + d·X
+
+with n decode sequences, P prefill tokens, p prefill sequences and X context tokens; f piecewise
+linear between the batch sizes that were seen and never falling; no coefficient negative.
+
+The machine's speed wanders while it is measured. The log of a duration is taken to be the law's,
+plus the slowness of its block of time, plus noise; slowness is correlated over a minute, so that
+neighbouring blocks count as hardly more than one, and what is compared within a block counts most.
+This is generalised least squares with random effects (McCulloch and Searle, Generalized, Linear,
+and Mixed Models, chapter 6), iterated with Huber's weights; a block that stands far out (a noisy
+neighbour) tells nothing of the machine's usual speed.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import IterationLog
+from tuner.scheduler.state import Floats, Ints, StepLaw
+from tuner.twin.nnls import nnls
+
+BLOCK_S = 5.0
+CORRELATION_S = 60.0
+"""How long the machine's slowness resembles itself. From the study of noise levels; that of the
+study's machines is 60 to 120 s."""
+
+START_SHARE = 0.6
+"""An engine start shifts the speed by this share of what the speed varies by in time. One start
+cannot show it, so it is believed (the study's machines: 0.5 to 0.7)."""
+
+MIN_SLOWNESS_SD = 0.002
+FAR_OUT = 3.5
+"""Standard deviations beyond which a block is another machine's."""
+
+MIN_ITERATIONS = 20
+"""A batch size seen less often is no knot of f."""
+
+DENSE_KNOTS = 32
+"""Above this batch size knots are at least 1/16 apart."""
+
+LOG_STEEPNESS_SD = 1.0
+"""How wrong the slope beyond the last knot may be, as a logarithm: it is a guess."""
+
+HUBER = 1.345
+"""95 % efficient where the noise is normal (Huber, Robust Statistics, 1981)."""
+
+ROUNDS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Iterations measured in one go."""
+
+    log: IterationLog
+    start_s: float
+    """When the log's time 0 was, on one clock for all segments."""
+
+    engine: int
+    """Which engine start it was."""
+
+
+@dataclass(frozen=True, slots=True)
+class FittedLaw:
+    law: StepLaw
+    knots: Ints
+    """Batch sizes between which f is linear."""
+
+    noise_sd: float
+    """Of an iteration's log duration around its block's."""
+
+    slowness_sd: float
+    """Of a block's log slowness around the machine's usual one."""
+
+    block_s: Floats
+    """Middle of each block, on the segments' clock."""
+
+    slowness: Floats
+    """Per block, as a factor on the law."""
+
+    _scale: Floats
+    _information: Floats
+    _target: Floats
+
+    @property
+    def extrapolated_from(self) -> int:
+        """The largest batch size that was seen: beyond it f goes on as in its upper half."""
+        return int(self.knots[-1])
+
+    def draws(self, count: int, *, seed: int) -> list[StepLaw]:
+        """Return laws that these measurements might as well have given: a parametric bootstrap.
+
+        Each is a refit to the same iterations under new noise and a new wandering of the speed.
+        """
+        rng = np.random.default_rng(seed)
+        size = len(self._target)
+        floor = 1e-9 * np.diag(np.diag(self._information) + 1e-12)
+        spread = np.linalg.cholesky(self._information + floor)
+        targets = self._target + rng.standard_normal((count, size)) @ spread.T
+        steeper = np.exp(rng.normal(0.0, LOG_STEEPNESS_SD, count))
+        most = len(self.law.decode_s) - 1
+        return [
+            law_of(nnls(self._information, target) / self._scale, self.knots, most, steeper=factor)
+            for target, factor in zip(targets, steeper.tolist(), strict=True)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """The iterations of all segments, in order of their blocks."""
+
+    duration_s: Floats
+    design: Floats  # one column per coefficient, each at most 1
+    scale: Floats
+    knots: Ints
+    block: Ints  # per iteration
+    first: Ints  # per block: its first iteration
+    block_s: Floats  # per block: its middle
+    engine: Ints  # per block
+
+    def sums(self, values: Floats) -> Floats:
+        """Return the sums over each block, of rows or of numbers."""
+        total: Floats = np.add.reduceat(values, self.first, axis=0)
+        return total
+
+
+def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
+    """Fit the law to everything measured, and tabulate it up to ``max_num_seqs``.
+
+    At least one segment has an iteration.
+    """
+    work = _work_of(segments)
+    distance_s = np.abs(work.block_s[:, None] - work.block_s[None, :])
+    alike = np.exp(-distance_s / CORRELATION_S)
+    alike += START_SHARE**2 * (work.engine[:, None] == work.engine[None, :])
+    relative = work.design / work.duration_s[:, None]
+    coefficients = nnls(relative.T @ relative, relative.sum(axis=0))
+    noise = _Noise(work, _residual(work, coefficients), np.ones(len(work.duration_s)))
+    information, target = _equations(work, coefficients, noise, alike)
+    for _ in range(ROUNDS):
+        coefficients = nnls(information, target)
+        noise = _Noise(work, _residual(work, coefficients), noise.weight)
+        information, target = _equations(work, coefficients, noise, alike)
+    return FittedLaw(
+        law=law_of(nnls(information, target) / work.scale, work.knots, max_num_seqs),
+        knots=work.knots,
+        noise_sd=noise.sd,
+        slowness_sd=noise.slowness_sd,
+        block_s=work.block_s,
+        slowness=np.exp(noise.slowness),
+        _scale=work.scale,
+        _information=information,
+        _target=target,
+    )
+
+
+def _residual(work: _Work, coefficients: Floats) -> Floats:
+    """Return the logarithm of the durations over the law's."""
+    lawful_s = np.maximum(work.design @ coefficients, 1e-9)
+    return np.asarray(np.log(work.duration_s / lawful_s))
+
+
+class _Noise:
+    """What the residuals of a law say of the machine's noise."""
+
+    def __init__(self, work: _Work, residual: Floats, weight: Floats) -> None:
+        self.slowness = work.sums(weight * residual) / work.sums(weight)
+        around = np.abs(residual - self.slowness[work.block])
+        self.sd = max(1e-4, 1.4826 * float(np.median(around)))
+        self.weight = np.minimum(1.0, HUBER * self.sd / np.maximum(around, 1e-12)) / self.sd**2
+        off = np.abs(self.slowness - centre(self.slowness))
+        self.slowness_sd = max(MIN_SLOWNESS_SD, 1.4826 * float(np.median(off)))
+        self.apart = off > FAR_OUT * self.slowness_sd
+
+
+def _equations(
+    work: _Work, coefficients: Floats, noise: _Noise, alike: Floats
+) -> tuple[Floats, Floats]:
+    """Return the normal equations of one Gauss-Newton step, the blocks' slowness integrated out.
+
+    By Woodbury's identity, with J the derivative of the log law, W the weights, Z the blocks and C
+    the covariance of their slowness: J'WJ - J'WZ (C^-1 + Z'WZ)^-1 Z'WJ.
+    """
+    covariance = noise.slowness_sd**2 * alike + np.diag(noise.apart + 1e-8)
+    lawful_s = np.maximum(work.design @ coefficients, 1e-9)
+    derivative = work.design / lawful_s[:, None]
+    goal = np.log(work.duration_s / lawful_s) + derivative @ coefficients
+    weighted = noise.weight[:, None] * derivative
+    by_block = work.sums(weighted)
+    blocks = np.diag(work.sums(noise.weight))
+    inner = np.linalg.inv(np.linalg.inv(covariance) + blocks)
+    information = weighted.T @ derivative - by_block.T @ inner @ by_block
+    target = weighted.T @ goal - by_block.T @ inner @ work.sums(noise.weight * goal)
+    return (information + information.T) / 2, target
+
+
+def _work_of(segments: Sequence[Segment]) -> _Work:
+    logs = [one.log for one in segments if len(one.log)]
+    knots = knots_of(np.concatenate([log["decode_seqs"] for log in logs]))
+    kept, blocks, middles_s, engines = [], [], list[float](), list[int]()
+    for segment in segments:
+        log = segment.log
+        log = log[(log["decode_seqs"] >= knots[0]) & (log["decode_seqs"] <= knots[-1])]
+        if not len(log):
+            continue
+        offset_s = log["start_s"] - log["start_s"][0]
+        last = max(0, int(offset_s[-1] // BLOCK_S) - 1)
+        block = np.minimum((offset_s // BLOCK_S).astype(np.int64), last)
+        present, block = np.unique(block, return_inverse=True)
+        begin_s = segment.start_s + float(log["start_s"][0])
+        kept.append(log)
+        blocks.append(block + len(middles_s))
+        middles_s += (begin_s + (present + 0.5) * BLOCK_S).tolist()
+        engines += [segment.engine] * len(present)
+    log, block = np.concatenate(kept), np.concatenate(blocks)
+    prefill = log["prefill_tokens"].astype(float)
+    rest = (prefill, prefill**2, log["prefill_seqs"], log["context_tokens"])
+    design = np.column_stack((ramps(log["decode_seqs"], knots), *rest))
+    scale = np.maximum(design.max(axis=0), 1e-12)
+    return _Work(
+        duration_s=np.maximum(log["duration_s"].astype(float), 1e-9),
+        design=design / scale,
+        scale=scale,
+        knots=knots,
+        block=block,
+        first=np.searchsorted(block, np.arange(len(middles_s))),
+        block_s=np.array(middles_s),
+        engine=np.array(engines),
+    )
+
+
+def centre(values: Floats) -> float:
+    """Return Tukey's biweight location: the mean of those that agree, without those far out."""
+    middle = float(np.median(values))
+    reach = 5 * 1.4826 * max(1e-3, float(np.median(np.abs(values - middle))))
+    for _ in range(30):
+        distance = np.minimum(1.0, np.abs(values - middle) / reach)
+        middle = float(np.average(values, weights=(1 - distance**2) ** 2 + 1e-12))
+    return middle
+
+
+def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
+    """Return the batch sizes that were seen often enough to be told apart, at least one."""
+    sizes, counts = np.unique(decode_seqs, return_counts=True)
+    often = sizes[counts >= MIN_ITERATIONS]
+    if not len(often):
+        often = sizes[[int(np.argmax(counts))]]
+    knots = list[int]()
+    for size in often.tolist():
+        if not knots or size <= DENSE_KNOTS or size >= knots[-1] * 17 / 16:
+            knots.append(size)
+    return np.array(knots, np.int64)
+
+
+def ramps(decode_seqs: NDArray[np.integer], knots: Ints) -> Floats:
+    """Return the columns of f: its value at the first knot, then its rise to each further one."""
+    columns = [np.ones(len(decode_seqs))]
+    for low, high in pairwise(knots.tolist()):
+        columns.append(np.clip((decode_seqs - low) / (high - low), 0.0, 1.0))
+    return np.column_stack(columns)
+
+
+def law_of(
+    coefficients: Floats, knots: Ints, max_num_seqs: int, *, steeper: float = 1.0
+) -> StepLaw:
+    """Tabulate f up to ``max_num_seqs``; outside the knots with the slope of the half near by."""
+    at_knots = np.cumsum(coefficients[: len(knots)])
+    first, last = int(knots[0]), int(knots[-1])
+
+    def slope_s(low: float, high: float) -> float:
+        rise_s = np.interp(high, knots, at_knots) - np.interp(low, knots, at_knots)
+        return float(rise_s) / (high - low) if high > low else 0.0
+
+    sizes = np.arange(max_num_seqs + 1)
+    below_s = slope_s(first, (first + last) / 2) * np.maximum(0, first - sizes)
+    above_s = steeper * slope_s(max(first, last / 2), last) * np.maximum(0, sizes - last)
+    decode_s = np.maximum(0.0, np.interp(sizes, knots, at_knots) - below_s) + above_s
+    c, c2, p0, d = (float(value) for value in coefficients[len(knots) :])
+    return StepLaw(decode_s, c, c2, p0, d)

@@ -1,0 +1,248 @@
+"""The twin: a whole trace through the scheduler model, in compiled code. Pure.
+
+It stands for the engine once its step-time law is known (``twin.law``): what every request
+would have seen at any cap and any load.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import EngineFacts, IterationLog
+from tuner.scheduler.model import advance
+from tuner.scheduler.state import (
+    ABORTED,
+    CALM,
+    FINISHED,
+    FULL,
+    Floats,
+    Ints,
+    StepLaw,
+    new_requests,
+    new_scheduler,
+)
+from tuner.slo import Slo
+from tuner.trace import TraceRequest
+
+LOG_LENGTH = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Sequences to generate, in order of arrival: arrays of one length."""
+
+    arrival_s: Floats
+    input_length: Ints
+    output_length: Ints
+    cached_length: Ints
+    """Prompt tokens that the prefix cache holds when the request is scheduled."""
+
+    @classmethod
+    def of(cls, requests: Iterable[tuple[float, int, int]]) -> "Traffic":
+        """Return traffic of (arrival s, input length, output length), without a prefix cache."""
+        columns = np.array(sorted(requests), dtype=float).reshape(-1, 3).T
+        lengths = columns[1:].astype(np.int64)
+        return cls(columns[0], lengths[0], lengths[1], np.zeros(columns.shape[1], np.int64))
+
+    def __len__(self) -> int:
+        return self.arrival_s.size
+
+    def between(self, begin_s: float, end_s: float) -> "Traffic":
+        """Return what arrives in [begin_s, end_s)."""
+        first, last = np.searchsorted(self.arrival_s, (begin_s, end_s))
+        return Traffic(
+            self.arrival_s[first:last],
+            self.input_length[first:last],
+            self.output_length[first:last],
+            self.cached_length[first:last],
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How much slower than its law the machine was: factors on a grid of time, on the traffic's
+    clock; before and after as at the ends."""
+
+    factors: Floats
+    begin_s: float
+    grid_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class EngineShape:
+    """What limits an engine besides ``max_num_seqs``: seen in its facts."""
+
+    max_num_batched_tokens: int
+    block_size: int
+    kv_blocks: int
+    max_model_len: int
+    late_release: bool = False
+    """Slot and blocks come free one iteration late, as with async scheduling."""
+
+    prefix_caching: bool = False
+    """A preempted request may find some of its blocks again."""
+
+    lag_s: float = 0.0
+    """From sending a request until the scheduler knows it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TwinReplay:
+    """What the twin says of one replay. Arrays have one entry per request, in seconds from its
+    arrival; NaN where it did not come to that, and all NaN where the engine would refuse it."""
+
+    max_num_seqs: int
+    ttft_s: Floats
+    tpot_s: Floats
+    """NaN below two tokens too."""
+
+    e2el_s: Floats
+    queue_s: Floats
+    preemptions: Ints
+    recomputed_tokens: int
+    output_tokens: int
+    duration_s: float
+    """From the first arrival to the last token."""
+
+    running_mean: float
+    """Over the time in which the engine is busy."""
+
+    running_peak: int
+    kv_usage_mean: float
+    """Share of the blocks, over busy time."""
+
+    kv_usage_peak: float
+    iterations: IterationLog
+    """Empty unless asked for."""
+
+
+def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
+    """Return the limits of a started engine."""
+    return EngineShape(
+        max_num_batched_tokens=int(str(facts.arguments["max_num_batched_tokens"])),
+        block_size=facts.block_size,
+        kv_blocks=facts.kv_blocks,
+        max_model_len=facts.max_model_len,
+        late_release=bool(facts.arguments.get("async_scheduling")),
+        prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
+        lag_s=lag_s,
+    )
+
+
+def traffic_of(
+    requests: Iterable[TraceRequest], *, hash_block_size: int, hit_share: float = 0.0
+) -> Traffic:
+    """Return what production served, in order of arrival; one row for each of ``n`` sequences.
+
+    ``hash_block_size`` is the tokens that one hash id stands for. ``hit_share`` is how many of the
+    prompt tokens that came before are still cached: 0 without a prefix cache, 1 with one that is
+    large enough; measured windows tell.
+    """
+    rows, seen = list[tuple[float, int, int, int]](), set[int]()
+    for one in requests:
+        if one.status not in {"ok", "aborted"}:
+            continue
+        known = next((i for i, block in enumerate(one.hash_ids) if block not in seen), None)
+        known = len(one.hash_ids) if known is None else known
+        seen.update(one.hash_ids)
+        lengths = one.output_lengths or (one.output_length,) * one.n
+        for i, length in enumerate(lengths):
+            before = one.input_length if i else min(known * hash_block_size, one.input_length)
+            cached = int(hit_share * before)
+            rows.append((one.arrival_s, one.input_length, max(1, length), cached))
+    rows.sort(key=lambda row: row[0])
+    columns = np.array(rows, dtype=float).reshape(-1, 4).T
+    tokens = columns[1:].astype(np.int64)
+    return Traffic(columns[0], tokens[0], tokens[1], tokens[2])
+
+
+def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted
+    traffic: Traffic,
+    law: StepLaw,
+    shape: EngineShape,
+    *,
+    max_num_seqs: int,
+    pace: Pace | None = None,
+    until_s: float = np.inf,
+    log: bool = False,
+) -> TwinReplay:
+    """Replay all of the traffic at one cap, to its last token or to ``until_s``.
+
+    The law must be tabulated up to ``max_num_seqs`` at least. With a pace or a log the model runs
+    every iteration singly, which takes some ten times as long.
+    """
+    scheduler = new_scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        block_size=shape.block_size,
+        kv_blocks=shape.kv_blocks,
+        late_release=shape.late_release,
+        prefix_caching=shape.prefix_caching,
+        rows=len(traffic),
+        log_length=LOG_LENGTH if log else 0,
+    )
+    requests, state = scheduler.requests, scheduler.state
+    requests[:] = new_requests(
+        traffic.arrival_s + shape.lag_s,
+        traffic.input_length,
+        traffic.output_length,
+        np.minimum(traffic.cached_length, traffic.input_length - 1),
+    )
+    most = min(shape.max_model_len, shape.kv_blocks * shape.block_size)
+    refused = traffic.input_length + traffic.output_length > most
+    requests["status"][refused] = ABORTED
+    state["rows"] = len(traffic)
+    weather = CALM
+    if pace is not None:
+        weather = CALM._replace(slowness=pace.factors, begin_s=pace.begin_s, grid_s=pace.grid_s)
+    logs = []
+    while advance(scheduler, law, weather, until_s, False) == FULL:
+        logs.append(scheduler.log.copy())
+        state["logged"] = 0
+    logs.append(scheduler.log[: state["logged"][0]].copy())
+    busy_s = float(state["busy_s"][0]) or 1.0
+    end_s = np.where(requests["status"] == FINISHED, requests["last_token_s"], np.nan)
+    gaps = requests["output_length"] - 1.0
+    decode_s = end_s - requests["first_token_s"]
+    return TwinReplay(
+        max_num_seqs=max_num_seqs,
+        ttft_s=requests["first_token_s"] - traffic.arrival_s,
+        tpot_s=np.where(gaps > 0, decode_s / np.maximum(1, gaps), np.nan),
+        e2el_s=end_s - traffic.arrival_s,
+        queue_s=requests["scheduled_s"] - requests["queued_s"],
+        preemptions=requests["preemptions"].copy(),
+        recomputed_tokens=int(state["recomputed_tokens"][0]),
+        output_tokens=int(requests["generated"].sum()),
+        duration_s=float(state["now"][0] - traffic.arrival_s[0]) if len(traffic) else 0.0,
+        running_mean=float(state["running_s"][0]) / busy_s,
+        running_peak=int(state["most_running"][0]),
+        kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
+        kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
+        iterations=np.concatenate(logs),
+    )
+
+
+def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:
+    """Return which requests met every limit; a refused one did not."""
+    good = ~np.isnan(replay.e2el_s)
+    if slo.ttft_s is not None:
+        limit_s = slo.ttft_s + slo.ttft_s_per_input_token * traffic.input_length
+        good &= replay.ttft_s <= limit_s
+    if slo.tpot_s is not None:
+        good &= ~(replay.tpot_s > slo.tpot_s)
+    if slo.e2el_s is not None:
+        good &= replay.e2el_s <= slo.e2el_s
+    return good
+
+
+def attainment(traffic: Traffic, replay: TwinReplay, slo: Slo) -> float:
+    """Return the share of all requests that met every limit."""
+    return float(met(traffic, replay, slo).mean()) if len(traffic) else 1.0
+
+
+def tail_s(replay: TwinReplay, share: float = 0.99) -> float:
+    """Return the p99 E2EL, or another quantile, over the requests that were served."""
+    served = replay.e2el_s[~np.isnan(replay.e2el_s)]
+    return float(np.quantile(served, share)) if served.size else np.inf

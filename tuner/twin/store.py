@@ -1,0 +1,175 @@
+"""The twin as a serving profile keeps it, and back: the law, laws as likely, and the traffic.
+
+The traffic is at most MOST_STORED requests, the busiest stretch of what was tuned for. Arrays are
+little-endian, one after the other, compressed (zlib) and written in base64:
+u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
+between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws.
+"""
+
+import base64
+import math
+import zlib
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.errors import ProfileError
+from tuner.profile_numbers import EngineShape as ShapeSection
+from tuner.profile_numbers import StepLaw as LawSection
+from tuner.profile_numbers import Twin, TwinErrors
+from tuner.scheduler.state import Floats, StepLaw
+from tuner.twin.check import Errors
+from tuner.twin.forecast import Forecast
+from tuner.twin.simulation import EngineShape, Traffic
+
+MOST_STORED = 4000
+LAWS = 20
+LEAST_S = 1.0
+
+_HEAD_BYTES = 12
+_COEFFICIENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTwin:
+    """What can be asked again."""
+
+    law: StepLaw
+    shape: EngineShape
+    extrapolated_from: int
+    draws: tuple[StepLaw, ...]
+    traffic: Traffic
+    length_s: float
+
+
+def stored(view: Forecast, *, seed: int) -> Twin:
+    """Return the twin's section of a profile."""
+    most = len(view.fitted.law.decode_s) - 1
+    sizes = sorted({0, *view.fitted.knots.tolist(), most})
+    law = view.fitted.law
+    draws = np.array([_values(one, sizes) for one in view.fitted.draws(LAWS, seed=seed)], "<f4")
+    traffic, length_s = _busiest(view.traffic, view.length_s)
+    gaps_s = np.diff(traffic.arrival_s, prepend=traffic.arrival_s[:1])
+    head = np.array([len(traffic), *draws.shape], "<u4")
+    lengths = (traffic.input_length, traffic.output_length, traffic.cached_length)
+    raw = b"".join(
+        (
+            head.tobytes(),
+            gaps_s.astype("<f4").tobytes(),
+            *(length.astype("<u4").tobytes() for length in lengths),
+            draws.tobytes(),
+        )
+    )
+    return Twin(
+        law=LawSection(
+            decode_seqs=sizes,
+            decode_s=[float(law.decode_s[size]) for size in sizes],
+            prefill_token_s=law.prefill_token_s,
+            prefill_token_squared_s=law.prefill_token_squared_s,
+            prefill_seq_s=law.prefill_seq_s,
+            context_token_s=law.context_token_s,
+        ),
+        shape=ShapeSection(
+            max_num_batched_tokens=view.shape.max_num_batched_tokens,
+            block_size=view.shape.block_size,
+            kv_blocks=view.shape.kv_blocks,
+            max_model_len=view.shape.max_model_len,
+            late_release=view.shape.late_release,
+            prefix_caching=view.shape.prefix_caching,
+        ),
+        extrapolated_from=view.fitted.extrapolated_from,
+        lag_s=view.shape.lag_s,
+        hit_share=view.hit_share,
+        errors=[_error(one) for one in view.errors],
+        length_s=length_s,
+        data=base64.b64encode(zlib.compress(raw, 9)).decode("ascii"),
+    )
+
+
+def restored(section: Twin, *, source: str) -> StoredTwin:
+    """Return the stored twin. Raises ProfileError when its data makes no sense."""
+    try:
+        raw = zlib.decompress(base64.b64decode(section.data, validate=True))
+        requests, laws, width = np.frombuffer(raw[:_HEAD_BYTES], "<u4").tolist()
+        columns = np.frombuffer(raw[_HEAD_BYTES:], "<u4")
+        lengths = columns[requests : 4 * requests].reshape(3, requests).astype(np.int64)
+        values = columns[4 * requests :].view("<f4").reshape(laws, width).astype(float)
+        gaps_s = columns[:requests].view("<f4").astype(float)
+    except ValueError as error:
+        raise _senseless(source, str(error)) from error
+    except zlib.error as error:
+        raise _senseless(source, str(error)) from error
+    sizes = section.law.decode_seqs
+    if (
+        width != len(sizes) + _COEFFICIENTS
+        or not requests
+        or len(sizes) != len(section.law.decode_s)
+    ):
+        raise _senseless(source, "its parts do not fit each other")
+    law = section.law
+    middle = [
+        *law.decode_s,
+        law.prefill_token_s,
+        law.prefill_token_squared_s,
+        law.prefill_seq_s,
+        law.context_token_s,
+    ]
+    return StoredTwin(
+        law=_law(np.array(middle), sizes),
+        shape=EngineShape(**section.shape.model_dump(), lag_s=section.lag_s),
+        extrapolated_from=section.extrapolated_from,
+        draws=tuple(_law(one, sizes) for one in values),
+        traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
+        length_s=section.length_s,
+    )
+
+
+def _values(law: StepLaw, sizes: list[int]) -> list[float]:
+    return [
+        *(float(law.decode_s[size]) for size in sizes),
+        law.prefill_token_s,
+        law.prefill_token_squared_s,
+        law.prefill_seq_s,
+        law.context_token_s,
+    ]
+
+
+def _law(values: Floats, sizes: list[int]) -> StepLaw:
+    """Tabulate a law; beyond the last size f goes on with its last slope."""
+    decode_s = np.interp(np.arange(sizes[-1] + 1), sizes, values[: len(sizes)])
+    return StepLaw(decode_s, *(float(value) for value in values[len(sizes) :]))
+
+
+def _busiest(traffic: Traffic, length_s: float) -> tuple[Traffic, float]:
+    """Return the stretch of MOST_STORED requests with the most tokens, from 0 s on."""
+    if len(traffic) > MOST_STORED:
+        work = np.cumsum(np.concatenate(([0], traffic.input_length + traffic.output_length)))
+        first = int(np.argmax(work[MOST_STORED:] - work[:-MOST_STORED]))
+        chosen = slice(first, first + MOST_STORED)
+        traffic = Traffic(
+            traffic.arrival_s[chosen],
+            traffic.input_length[chosen],
+            traffic.output_length[chosen],
+            traffic.cached_length[chosen],
+        )
+        length_s = max(LEAST_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
+    return replace(traffic, arrival_s=traffic.arrival_s - traffic.arrival_s[0]), length_s
+
+
+def _error(one: Errors) -> TwinErrors:
+    known = {
+        name: None if math.isnan(value) else value
+        for name, value in (
+            ("throughput", one.throughput),
+            ("tpot", one.tpot),
+            ("e2el_p95", one.e2el_p95),
+        )
+    }
+    return TwinErrors(max_num_seqs=one.max_num_seqs, **known)
+
+
+def _senseless(source: str, why: str) -> ProfileError:
+    return ProfileError(
+        f"{source}: twin.data: makes no sense ({why})",
+        hint="Restore the file as tuner wrote it, or run tuner sweep again.",
+    )

@@ -1,0 +1,47 @@
+"""The parts of a profile that a watch holds a server against. Pure."""
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from tuner.agreement import CLAIM_SPEED, PRIOR_WANDER
+from tuner.slo import Slo
+from tuner.twin.law import START_SHARE
+from tuner.twin.store import StoredTwin
+from tuner.watch.drift import Reference
+
+
+@dataclass(frozen=True, slots=True)
+class Promised:
+    twin: StoredTwin
+    slo: Slo
+    max_num_seqs: int
+    caps: tuple[int, ...]
+    """Of its curve."""
+
+    reference: Reference
+    wander: float
+    """Standard deviation of the log speed of its machine, as measured."""
+
+    tolerance: float
+
+
+MOST_WANDER = 0.10
+"""More than that is no machine's usual wandering: a single window that went wrong can make it."""
+
+
+def wander_of(twin: StoredTwin, slower_limit: float | None) -> float:
+    """Return how far the machine's speed may be from the law's level, as a standard deviation.
+
+    It is the larger of what the confirming engine's agreement says of the wandering, and how much
+    the laws as likely differ, in the middle of the batch sizes that were seen.
+    """
+    most = max(1, min(twin.extrapolated_from, len(twin.law.decode_s) - 1))
+    levels = [np.log(law.decode_s[1 : most + 1] / twin.law.decode_s[1 : most + 1])
+              for law in twin.draws]  # fmt: skip
+    known = float(np.median(np.std(levels, axis=0))) if levels else 0.0
+    if slower_limit is None:
+        return min(MOST_WANDER, known)
+    seen = slower_limit / (CLAIM_SPEED * math.sqrt(2 * (1 + START_SHARE**2)))
+    return min(MOST_WANDER, max(known, math.sqrt(max(0.0, seen**2 - PRIOR_WANDER**2))))
