@@ -181,7 +181,6 @@ def test_resuming_with_other_options_is_refused(folder: Path) -> None:
         (["--budget", "61s"], 2, "--budget leaves 1s for replays"),
         (["--window", "noon"], 2, "--window: cannot read 'noon'"),
         (["--window", "9h+60s"], 3, "no request arrives there"),
-        (["--router", "magic", "--replicas", "2"], 2, "--router 'magic' is not known"),
         (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
         (["--ceiling", "4096"], 4, "max_num_batched_tokens (2048) is smaller than max_num_seqs"),
         (["--trace", "nothing.jsonl"], 3, "nothing.jsonl"),

@@ -1,4 +1,5 @@
 from collections import Counter
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -8,12 +9,12 @@ from tests.traces import request
 from tuner.trace import TraceRequest
 from tuner.traffic import route, scale_load
 from tuner.traffic.columns import columns_of
-from tuner.traffic.routing import ROUTERS, Router, busiest_part
+from tuner.traffic.routing import Router, busiest_part
 from tuner.traffic.scaling import JITTER_S
 
 REQUESTS = [request(i, i / 10, e2e_s=1.0, session_id=f"s{i % 7}") for i in range(200)]
 
-routers = pytest.mark.parametrize("router", ROUTERS)
+routers = pytest.mark.parametrize("router", get_args(Router))
 
 
 @routers

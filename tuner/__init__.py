@@ -243,6 +243,7 @@ What is rolled out
 At the edges
     cli                      the entry and the one error boundary
     commands.root            the typer app: all commands
+    commands.options         options that several of them share
     commands.run_folder      where a run is kept, and how it goes on
     commands.console         where results are printed, and how times look
     commands.sweep           `tuner sweep`: its options

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.commands.options import Json
+
 
 def apply(  # noqa: PLR0913 - one parameter an option
     *,
@@ -116,7 +118,7 @@ def apply(  # noqa: PLR0913 - one parameter an option
             help="Apply what was measured elsewhere or is undecided, on record; lose later edits.",
         ),
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Write a serving profile into a deployment's file, with a backup, or start vLLM with it.
 

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.commands.options import Base, Budget, Engine, Json, Overrides, Resume, RunDir, World
+
 
 def compare(  # noqa: PLR0913 - one parameter an option
     *,
@@ -27,20 +29,13 @@ def compare(  # noqa: PLR0913 - one parameter an option
             help="light, medium, heavy, very-heavy (2, 8, 16, 25 in flight), or recorded."
         ),
     ] = "very-heavy",
-    engine: Annotated[str, typer.Option(help="vllm, or sim with --world.")] = "vllm",
-    world: Annotated[
-        Path | None, typer.Option(help="World file: the machine that --engine sim simulates.")
-    ] = None,
+    engine: Engine = "vllm",
+    world: World = None,
     model: Annotated[
         str | None, typer.Option(help="Model; before --base, the profile and the trace's header.")
     ] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="The `vllm serve --config` YAML that production uses.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any vLLM engine argument; repeatable."),
-    ] = None,
+    base: Base = None,
+    set_: Overrides = None,
     untuned: Annotated[int, typer.Option(min=1, help="max_num_seqs that nobody measured.")] = 64,
     batch_size: Annotated[int, typer.Option(min=1, help="Requests of a static batch.")] = 16,
     batch_wait: Annotated[
@@ -57,17 +52,15 @@ def compare(  # noqa: PLR0913 - one parameter an option
     ] = "busiest",
     step: Annotated[str, typer.Option(help="How long a replay is at most.")] = "20s",
     repeats: Annotated[int, typer.Option(min=1, help="Blocks: each measures everything once.")] = 3,
-    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "1h",
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where measurements are kept; default: runs/TRACE-TIME.")
-    ] = None,
+    budget: Budget = "1h",
+    resume: Resume = False,
+    run_dir: RunDir = None,
     output: Annotated[
         Path | None,
         typer.Option("-o", "--output", help="Folder for Markdown, JSON and a plot."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, load and order.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Serve a trace in every way of the story, from one worker behind queues to a tuned engine.
 

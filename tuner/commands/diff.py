@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from tuner.commands.options import Json
+
 
 def diff(  # noqa: PLR0913 - one parameter an option
     profile: Annotated[Path, typer.Argument(help="Serving profile.")],
@@ -24,7 +26,7 @@ def diff(  # noqa: PLR0913 - one parameter an option
     check: Annotated[
         bool, typer.Option("--check", help="Exit with 6 when they differ, for CI.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Say in what another profile, or what is deployed, differs from a profile, and the evidence.
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tuner.commands.options import Json
+
 
 def plan(  # noqa: PLR0913 - one parameter an option
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
@@ -34,7 +36,7 @@ def plan(  # noqa: PLR0913 - one parameter an option
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Ask the twin in a profile about another load, other caps, or a fleet.
 

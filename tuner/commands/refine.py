@@ -1,9 +1,21 @@
 """``tuner refine``: its options."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from tuner.commands.options import (
+    Budget,
+    Engine,
+    Headroom,
+    Json,
+    Replicas,
+    Resume,
+    Router,
+    Window,
+    World,
+)
 
 
 def refine(  # noqa: PLR0913 - one parameter an option
@@ -24,33 +36,21 @@ def refine(  # noqa: PLR0913 - one parameter an option
         str,
         typer.Option(help="goodput, throughput, e2el, tpot or ttft; two with a comma: the front."),
     ] = "goodput",
-    engine: Annotated[str, typer.Option(help="vllm, or sim with --world.")] = "vllm",
-    world: Annotated[
-        Path | None, typer.Option(help="World file: the machine that --engine sim simulates.")
-    ] = None,
-    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "20m",
+    engine: Engine = "vllm",
+    world: World = None,
+    budget: Budget = "20m",
     step: Annotated[str, typer.Option(help="How long each trial replays.")] = "60s",
-    window: Annotated[
-        str, typer.Option(help="Part of the trace: all, busiest or START+LEN (120s+60s).")
-    ] = "all",
-    headroom: Annotated[
-        float,
-        typer.Option(min=1.0, max=10.0, help="Load of the validation, times the trace's."),
-    ] = 1.25,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Servers that shared the trace; one server's part is sent.")
-    ] = 1,
-    router: Annotated[
-        Literal["least", "rr", "random", "session"],
-        typer.Option(help="How requests reach replicas."),
-    ] = "least",
+    window: Window = "all",
+    headroom: Headroom = 1.25,
+    replicas: Replicas = 1,
+    router: Router = "least",
     storage: Annotated[
         str | None,
         typer.Option(
             metavar="URL", help="Optuna storage to share; default: a file in the run directory."
         ),
     ] = None,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
+    resume: Resume = False,
     run_dir: Annotated[
         Path | None, typer.Option(help="Where measurements are kept; default: runs/refine-…")
     ] = None,
@@ -58,7 +58,7 @@ def refine(  # noqa: PLR0913 - one parameter an option
         bool, typer.Option(help="Refine on another machine or vLLM than measured.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and the sampler.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Search around a profile's knee, and keep what a comparison in turns proves to be better.
 

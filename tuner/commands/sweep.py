@@ -5,6 +5,21 @@ from typing import Annotated
 
 import typer
 
+from tuner.commands.options import (
+    Base,
+    Budget,
+    Engine,
+    Headroom,
+    Json,
+    Overrides,
+    Replicas,
+    Resume,
+    Router,
+    RunDir,
+    Window,
+    World,
+)
+
 
 def sweep(  # noqa: PLR0913 - one parameter an option
     *,
@@ -17,38 +32,21 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     model: Annotated[
         str | None, typer.Option(help="Model; before --base and the trace's header.")
     ] = None,
-    base: Annotated[
-        Path | None, typer.Option(help="The `vllm serve --config` YAML that production uses.")
-    ] = None,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any vLLM engine argument; repeatable."),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="vllm, or sim with --world.")] = "vllm",
-    world: Annotated[
-        Path | None, typer.Option(help="World file: the machine that --engine sim simulates.")
-    ] = None,
+    base: Base = None,
+    set_: Overrides = None,
+    engine: Engine = "vllm",
+    world: World = None,
     ceiling: Annotated[int, typer.Option(min=1, help="Largest max_num_seqs to try.")] = 32,
     slo: Annotated[
         str | None,
         typer.Option(help="ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
     ] = None,
-    budget: Annotated[str, typer.Option(help="Engine time to spend, starts included.")] = "15m",
-    window: Annotated[
-        str,
-        typer.Option(help="Part of the trace to tune for: all, busiest or START+LEN (120s+60s)."),
-    ] = "all",
+    budget: Budget = "15m",
+    window: Window = "all",
     step: Annotated[str, typer.Option(help="How long each step of the ladder replays.")] = "60s",
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Servers that shared the trace; one server's part is tuned.")
-    ] = 1,
-    router: Annotated[
-        str, typer.Option(help="How requests reach replicas: least, rr, random or session.")
-    ] = "least",
-    headroom: Annotated[
-        float,
-        typer.Option(min=1.0, max=10.0, help="Load of the validation, times the trace's."),
-    ] = 1.25,
+    replicas: Replicas = 1,
+    router: Router = "least",
+    headroom: Headroom = 1.25,
     fast: Annotated[
         bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify.")
     ] = False,
@@ -57,10 +55,8 @@ def sweep(  # noqa: PLR0913 - one parameter an option
         bool,
         typer.Option(help="A session's turn waits for the one before it, plus its think time."),
     ] = False,
-    resume: Annotated[bool, typer.Option(help="Go on with an interrupted run.")] = False,
-    run_dir: Annotated[
-        Path | None, typer.Option(help="Where measurements are kept; default: runs/TRACE-TIME.")
-    ] = None,
+    resume: Resume = False,
+    run_dir: RunDir = None,
     rescore: Annotated[
         Path | None,
         typer.Option(
@@ -74,7 +70,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     force: Annotated[
         bool, typer.Option(help="Overwrite the output even if it is no profile.")
     ] = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Find the right max_num_seqs for a trace and write a serving profile.
 

@@ -16,7 +16,6 @@ from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_setup import (
     SweepOptions,
     cautions_of,
-    check_router,
     check_window,
     execute_on,
     plan_of,
@@ -59,7 +58,6 @@ def run(options: SweepOptions) -> None:
         return
     began_s = time.monotonic()
     _check_output(options)
-    check_router(options)
     if options.trace is None:
         raise UsageError("no trace given", hint="Give --trace FILE, or --rescore RUN_DIR.")
     trace = load(options.trace)

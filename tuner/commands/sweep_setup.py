@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from tuner import journal
 from tuner.base import engine_arguments
@@ -21,7 +21,7 @@ from tuner.trace import Trace, TraceRequest
 from tuner.traffic import busiest_window
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import columns_of
-from tuner.traffic.routing import ROUTERS, Router, busiest_part, route
+from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.summary import describe
 from tuner.window import choose_part, parse_duration_s, parse_window
 
@@ -43,7 +43,7 @@ class SweepOptions:
     window: str
     step: str
     replicas: int
-    router: str
+    router: Router
     headroom: float
     fast: bool
     fresh: bool
@@ -55,13 +55,6 @@ class SweepOptions:
     metrics_port: int | None
     force: bool
     json: bool
-
-
-def check_router(options: SweepOptions) -> None:
-    if options.router not in ROUTERS:
-        raise UsageError(
-            f"--router {options.router!r} is not known", hint=f"Choose one of {', '.join(ROUTERS)}."
-        )
 
 
 def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
@@ -103,8 +96,7 @@ def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest]
             "not decide"
         )
     if options.replicas > 1:
-        router = cast("Router", options.router)
-        parts = route(requests, replicas=options.replicas, router=router, seed=options.seed)
+        parts = route(requests, replicas=options.replicas, router=options.router, seed=options.seed)
         requests = parts[busiest_part(parts)]
     return requests, warnings
 

@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tuner.commands.options import Json, Router
 from tuner.errors import UsageError
 
 app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
@@ -31,10 +32,7 @@ def show(  # noqa: PLR0913 - one parameter an option
     replicas: Annotated[
         int, typer.Option(min=1, help="Servers that share the trace; show the busiest one's part.")
     ] = 1,
-    router: Annotated[
-        Literal["least", "rr", "random", "session"],
-        typer.Option(help="How requests reach replicas."),
-    ] = "least",
+    router: Router = "least",
     seed: Annotated[int, typer.Option(min=0, help="Of the routing.")] = 0,
     window: Annotated[
         str, typer.Option(help="Part to hold against the whole: busiest, or START+LEN (120s+60s).")
@@ -42,7 +40,7 @@ def show(  # noqa: PLR0913 - one parameter an option
     length: Annotated[
         str | None, typer.Option(help="Length of the busiest part; default: 60s.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Say what a trace says, before anything is run.
 

@@ -1,34 +1,27 @@
 """``tuner verify``: its options."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
+
+from tuner.commands.options import Engine, Json, Replicas, Router, Window, World
 
 
 def verify(  # noqa: PLR0913 - one parameter an option
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
     *,
     trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")],
-    engine: Annotated[str, typer.Option(help="vllm, or sim with --world.")] = "vllm",
-    world: Annotated[
-        Path | None, typer.Option(help="World file: the machine that --engine sim simulates.")
-    ] = None,
-    window: Annotated[
-        str, typer.Option(help="Part of the trace: all, busiest or START+LEN (120s+60s).")
-    ] = "all",
+    engine: Engine = "vllm",
+    world: World = None,
+    window: Window = "all",
     step: Annotated[str, typer.Option(help="How long the replay is.")] = "60s",
     tolerance: Annotated[
         float,
         typer.Option(min=0.0, max=10.0, help="How much worse than promised is kept: 0.1 is 10 %."),
     ] = 0.10,
-    replicas: Annotated[
-        int, typer.Option(min=1, help="Servers that shared the trace; one server's part is sent.")
-    ] = 1,
-    router: Annotated[
-        Literal["least", "rr", "random", "session"],
-        typer.Option(help="How requests reach replicas."),
-    ] = "least",
+    replicas: Replicas = 1,
+    router: Router = "least",
     force: Annotated[
         bool, typer.Option(help="Verify on another machine or vLLM than measured.")
     ] = False,
@@ -36,7 +29,7 @@ def verify(  # noqa: PLR0913 - one parameter an option
     junit: Annotated[
         Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")
     ] = None,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Replay a trace on a fresh engine with exactly a profile's arguments, and gate on its promise.
 

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tuner.commands.options import Json
+
 
 def watch(  # noqa: PLR0913 - one parameter an option
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
@@ -45,7 +47,7 @@ def watch(  # noqa: PLR0913 - one parameter an option
         typer.Option(min=1, max=65535, help="Serve the verdict to Prometheus on this port."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the requests the twin gets.")] = 0,
-    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    json_: Json = False,
 ) -> None:
     """Hold a live server against a profile's promise, and today's traffic against the profile's.
 

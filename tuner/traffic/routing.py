@@ -5,7 +5,7 @@ Time is never stretched instead: that would break bursts and think times.
 
 import heapq
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from tuner.trace import TraceRequest
 from tuner.traffic.columns import NO_AFFINITY, Columns, columns_of
 
 Router = Literal["least", "rr", "random", "session"]
-ROUTERS: tuple[Router, ...] = get_args(Router)
 
 S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN = 0.020, 0.0002
 """How long a request is taken to last where production did not record it; only for ``least``."""
