@@ -4,6 +4,7 @@ import json
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.profiles import ENGINE, profile
 from tests.test_admission import with_twin
 from tuner import cli
 from tuner.profile import save
+from tuner.served_models import ServedModel, listed, model_mismatch
 
 SERVE = "model: m\nmax-num-seqs: 32\nmax-num-active-seqs: 4\nport: 8000\n"
 FEW = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched_tokens")}
@@ -108,13 +110,17 @@ gpu_memory_utilization="0.9",kv_cache_memory_bytes="None"} 1.0
 """
 
 
-@pytest.fixture
-def server() -> Iterator[str]:
-    """Serve /version and /metrics as vLLM does."""
+SAME = METRICS.replace("fp8", "auto")
+UNTOLD = "what the server does not tell: max_num_seqs, max_num_batched_tokens"
+Answers = dict[str, str]
+
+
+@contextmanager
+def serving(answers: Answers) -> Iterator[str]:
+    """Serve texts as vLLM does."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
-            answers = {"/metrics": METRICS, "/version": '{"version": "0.9.1"}'}
             body = answers.get(self.path)
             self.send_response(404 if body is None else 200)
             self.end_headers()
@@ -124,11 +130,31 @@ def server() -> Iterator[str]:
             """Say nothing."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as served:
-        thread = threading.Thread(target=served.serve_forever)
+        thread = threading.Thread(target=served.serve_forever, args=(0.02,))
         thread.start()
         yield f"http://127.0.0.1:{served.server_port}"
         served.shutdown()
         thread.join()
+
+
+def cards(*models: tuple[str, str | None, str | None]) -> str:
+    """Return the answer of /v1/models for (name, root, parent)."""
+    return json.dumps(
+        {
+            "object": "list",
+            "data": [
+                {"id": name, "root": root, "parent": parent, "max_model_len": 2048}
+                for name, root, parent in models
+            ],
+        }
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[str]:
+    """Serve /version and /metrics, and no models, as with --api-key."""
+    with serving({"/metrics": METRICS, "/version": '{"version": "0.9.1"}'}) as url:
+        yield url
 
 
 def test_a_running_server_is_compared_as_far_as_it_tells(diff: Diff, server: str) -> None:
@@ -136,14 +162,115 @@ def test_a_running_server_is_compared_as_far_as_it_tells(diff: Diff, server: str
     save(profile(engine=engine, versions={"vllm": "0.32.0"}), Path("a.yaml"))
     code, out, _ = diff("a.yaml", "--url", server, "--json", "--check")
     assert code == 6
-    assert [
-        (one["name"], one["profile"], one["other"]) for one in json.loads(out)["differences"]
-    ] == [
+    document = json.loads(out)
+    assert [(one["name"], one["profile"], one["other"]) for one in document["differences"]] == [
         ("gpu_memory_utilization", 0.3, 0.9),
         ("kv_cache_dtype", "auto", "fp8"),
         ("vllm", None, None),
     ]
-    assert json.loads(out)["differences"][2]["evidence"] == (f"vLLM 0.32.0, {server} has 0.9.1")
+    assert document["differences"][2]["evidence"] == (f"vLLM 0.32.0, {server} has 0.9.1")
+    assert document["untold"] == ["model", "max_num_seqs", "max_num_batched_tokens"]
+
+
+def test_what_a_server_does_not_tell_is_no_agreement(diff: Diff) -> None:
+    answers = {"/metrics": SAME, "/v1/models": cards(("m", "m", None))}
+    save(profile(engine={**FEW, "block_size": 16, "max_model_len": 2048}), Path("a.yaml"))
+    with serving(answers) as url:
+        assert diff("a.yaml", "--url", url, "--check") == (
+            0,
+            f"no difference in what the server tells\n{UNTOLD}\n",
+            "",
+        )
+    save(profile(engine={**FEW, "max_model_len": 4096}), Path("a.yaml"))
+    with serving(answers) as url:
+        shown = diff("a.yaml", "--url", url)[1].splitlines()
+    assert shown[2].split() == ["max_model_len", "4096", "2048"]
+    assert shown[-1] == UNTOLD
+
+
+def test_another_model_than_the_profiles_is_a_difference(diff: Diff) -> None:
+    with serving({"/metrics": SAME, "/v1/models": cards(("m", "acme/other", None))}) as url:
+        code, out, _ = diff("a.yaml", "--url", url, "--json", "--check")
+    (one,) = json.loads(out)["differences"]
+    assert code == 6
+    assert (one["section"], one["name"], one["profile"], one["other"], one["evidence"]) == (
+        *("engine", "model", "m", "acme/other", "served as m"),
+    )
+    named = 'vllm:num_requests_running{model_name="n"} 0\n'
+    with serving({"/metrics": named}) as url:
+        _, out, _ = diff("a.yaml", "--url", url, "--json")
+    (one,) = json.loads(out)["differences"]
+    assert (one["other"], one["evidence"]) == (
+        *("n", "a name, which the server may have been given: --served-model-name"),
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "served", "is_same"),
+    [
+        (None, {}, [], True),  # which tells nothing
+        (None, {}, [ServedModel("m", "m")], True),
+        (None, {}, [ServedModel("alias", "m")], True),
+        (None, {}, [ServedModel("m", "acme/other")], False),
+        (None, {}, [ServedModel("m", "/mnt/models")], True),
+        (None, {}, [ServedModel("n", "/mnt/models")], False),
+        (None, {"served_model_name": "n"}, [ServedModel("n", "/mnt/models")], True),
+        (None, {"served_model_name": ["k", "n"]}, [ServedModel("n")], True),
+        (None, {"model": "acme/m"}, [ServedModel("x", "/h/models--acme--m/snapshots/9f")], True),
+        (None, {"model": "acme/n"}, [ServedModel("acme/n", "/models--acme--m/snapshots/9")], False),
+        (None, {}, [ServedModel("n"), ServedModel("m")], True),
+        ("n", {}, [ServedModel("n"), ServedModel("m")], False),
+        ("m", {}, [ServedModel("n"), ServedModel("m")], True),
+        ("k", {}, [ServedModel("n")], True),  # whoever asks for it is told that there is none
+    ],
+)
+def test_a_model_is_the_profiles_by_what_the_server_was_started_with_or_else_by_its_name(
+    model: str | None, engine: dict[str, object], served: list[ServedModel], is_same: bool
+) -> None:
+    found = model_mismatch(profile(engine={**FEW, **engine}), served, model=model)
+    assert (found is None) == is_same
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", "{", "[]", "null", "[" * 99999, '{"data": null}', '{"data": [null, {"id": 1}]}'),
+        '{"data": [{"id": "adapter", "root": "r", "parent": "m"}]}',
+        "<html></html>",
+    ],
+)
+def test_what_lists_no_models_is_no_list(text: str) -> None:
+    assert listed(text) == ()
+
+
+def test_a_server_that_says_odd_things_moves_no_cursor(diff: Diff) -> None:
+    answers = {
+        "/metrics": 'vllm:cache_config_info{cache_dtype="\x1b[2J",engine="0"} 1.0\n',
+        "/version": '{"version": "\\u001b[2J"}',
+        "/v1/models": cards(("\x1b[2J", "\x1b[2J", None)),
+    }
+    engine = {**FEW, "kv_cache_dtype": "auto"}
+    save(profile(engine=engine, versions={"vllm": "0.32.0"}), Path("a.yaml"))
+    with serving(answers) as url:
+        code, out, err = diff("a.yaml", "--url", url)
+        assert (code, err) == (0, "")
+        assert "\x1b" not in out
+    with serving({**answers, "/version": "[" * 99999}) as url:
+        assert diff("a.yaml", "--url", url)[0] == 0
+
+
+def test_what_the_engines_of_a_server_say_differently_is_a_difference(diff: Diff) -> None:
+    both = "".join(
+        f'vllm:cache_config_info{{block_size="16",engine="{one}",'
+        f'gpu_memory_utilization="0.{one}"}} 1.0\n'
+        for one in (8, 9)
+    )
+    engine = {**FEW, "gpu_memory_utilization": 0.8, "block_size": 16}
+    save(profile(engine=engine), Path("a.yaml"))
+    with serving({"/metrics": both}) as url:
+        _, out, _ = diff("a.yaml", "--url", url, "--json")
+    (one,) = json.loads(out)["differences"]
+    assert (one["name"], one["other"]) == ("gpu_memory_utilization", "0.8, 0.9")
 
 
 def test_an_address_that_is_no_server_is_said(diff: Diff, server: str) -> None:

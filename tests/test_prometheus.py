@@ -1,11 +1,12 @@
 """A server's /metrics by our names, whichever vLLM wrote it."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 
 from tuner.errors import InputError
-from tuner.prometheus import Histogram, parse
+from tuner.prometheus import Histogram, parse, parse_engines
 
 TODAY = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -83,6 +84,22 @@ vllm:num_requests_running{model_name="b"} 3.0
     assert parse(text, source="here").models == ("a", "b")
     assert parse(text, source="here").gauges == {"running": 8}
     assert parse(text, source="here", model="b").gauges == {"running": 3}
+
+
+@pytest.mark.parametrize("read", [parse, parse_engines])
+def test_a_model_that_is_not_served_is_said_with_those_that_are(
+    read: Callable[..., object],
+) -> None:
+    with pytest.raises(InputError, match="http://x/metrics: serves no model n, but m") as refused:
+        read(TODAY, source="http://x/metrics", model="n")
+    assert "--served-model-name" in refused.value.hint
+    read(TODAY, source="http://x/metrics", model="m")
+
+
+def test_what_the_engines_of_a_server_say_of_their_cache_is_told_of_all() -> None:
+    line = 'vllm:cache_config_info{{block_size="16",engine="{0}",num_gpu_blocks="{0}00"}} 1.0\n'
+    told = parse("".join(map(line.format, (1, 2))), source="here").cache_config
+    assert told == {"block_size": "16", "engine": "1, 2", "num_gpu_blocks": "100, 200"}
 
 
 def test_what_is_not_a_number_is_not_told() -> None:

@@ -179,6 +179,7 @@ What is rolled out
     profile                  the serving profile, sealed, written and read
     rollout                  what a profile means for one deployment
     live_server              what a running server says of itself
+    served_models            which models it says it serves, and whether ours is one
     watch.promised           the parts of a profile that a watch holds it against
     watch.windows            what it counted between two scrapes, and over windows of them
     watch.scraper            its /metrics, read at steady times

@@ -9,6 +9,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.profile_numbers import CurveStep, Numbers
 from tuner.profile_schema import ServingProfile
 from tuner.rollout import Deployment
+from tuner.served_models import ServedModel, model_mismatch
 from tuner.targets import flags
 from tuner.targets.seam import Platform, Stated
 
@@ -42,13 +43,28 @@ def of_server(
     version: str | None,
     *,
     source: str,
+    served: Sequence[ServedModel] = (),
 ) -> list[Difference]:
-    """Return in what a running server differs, as far as it tells."""
+    """Return in what a running server differs, as far as it tells: see ``untold``."""
     stated = {name: Stated(value, 0) for name, value in arguments.items()}
     platform = Platform(vllm=Stated(version, 0) if version else None)
     here = Deployment(stated, source, platform, is_new=True)
     found = [one for one in _of_arguments(profile, here) if one.name in stated]
+    if (other := model_mismatch(profile, served)) is not None:
+        found.insert(0, Difference("engine", "model", other.profile, other.found, other.why))
     return [*found, *_elsewhere(profile, here, found)]
+
+
+def untold(
+    profile: ServingProfile,
+    arguments: Mapping[str, ArgumentValue],
+    *,
+    served: Sequence[ServedModel] = (),
+) -> list[str]:
+    """Return the profile's arguments that a running server does not tell, so nothing is known of
+    them."""
+    told = {*arguments, *(["model"] if served else [])}
+    return [name for name in rollout.settings(profile, live_knob=False) if name not in told]
 
 
 def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:

@@ -3,7 +3,7 @@
 import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Literal
@@ -135,6 +135,7 @@ def parse(text: str, *, source: str, model: str | None = None) -> ServerMetrics:
         ) from error
     if not samples:
         raise _not_vllm(source)
+    _check_served(samples, model, source)
     return metrics
 
 
@@ -148,7 +149,8 @@ def parse_engines(
     try:
         by_engine: defaultdict[str, defaultdict[str, list[_Sample]]]
         by_engine = defaultdict(lambda: defaultdict(list))
-        for name, found in _samples(text).items():
+        every = _samples(text)
+        for name, found in every.items():
             for labels, value in found:
                 by_engine[labels.get("engine", "0")][name].append((labels, value))
         started_s = _started_s(text)
@@ -162,9 +164,19 @@ def parse_engines(
             f"{source}: not Prometheus text: {str(error)[:100]}",
             hint="Check that the address is the server's /metrics.",
         ) from error
+    _check_served(every, model, source)
     if not read:
         raise _not_vllm(source)
     return read
+
+
+def _check_served(samples: "_Samples", model: str | None, source: str) -> None:
+    served = _models(samples)
+    if model is not None and served and model not in served:
+        raise InputError(
+            f"{source}: serves no model {model[:100]}, but {', '.join(served)[:200]}",
+            hint="Its name is the first of --served-model-name, and in the label model_name there.",
+        )
 
 
 def _not_vllm(source: str) -> InputError:
@@ -216,18 +228,23 @@ def _read(every: _Samples, model: str | None) -> ServerMetrics:
             if (histogram := _histogram(samples, theirs)) is not None
         },
         finish_reasons=_by_label(samples.get("request_success_total", []), "finished_reason"),
-        cache_config=next((labels for labels, _ in samples.get("cache_config_info", [])), {}),
-        models=tuple(
-            sorted(
-                {
-                    labels["model_name"]
-                    for found in every.values()
-                    for labels, _ in found
-                    if "model_name" in labels
-                }
-            )
-        ),
+        cache_config=_told([labels for labels, _ in samples.get("cache_config_info", [])]),
+        models=_models(every),
     )
+
+
+def _models(samples: _Samples) -> tuple[str, ...]:
+    named = (labels.get("model_name") for found in samples.values() for labels, _ in found)
+    return tuple(sorted({name for name in named if name is not None}))
+
+
+def _told(infos: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return what all engines say; where they differ, all that they say."""
+    names = dict.fromkeys(name for labels in infos for name in labels)
+    return {
+        name: ", ".join(dict.fromkeys(labels[name] for labels in infos if name in labels))
+        for name in names
+    }
 
 
 def _values(samples: _Samples, names: Iterable[str]) -> list[float]:

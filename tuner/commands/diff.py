@@ -31,7 +31,8 @@ def diff(  # noqa: PLR0913 - one parameter an option
     """Say in what another profile, or what is deployed, differs from a profile, and the evidence.
 
     Of a file: the engine arguments that tuner apply would change, and what was measured elsewhere.
-    A server tells its version and what became of the arguments of its KV cache.
+    A server tells its version, its model and what became of the arguments of its KV cache; what
+    it does not tell is said.
     """
     from tuner.commands.diff_run import DiffOptions, run  # noqa: PLC0415 - keeps --help light
 

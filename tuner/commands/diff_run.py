@@ -41,10 +41,14 @@ def run(options: DiffOptions) -> None:
             hint=f"tuner diff {options.profile} OTHER, or tuner diff {options.profile} --url URL",
         )
     one = profile.load(options.profile)
+    untold: list[str] = []
     if options.url is not None:
         name = options.url
         server = live_server.ask(name)
-        found = difference.of_server(one, server.arguments, server.version, source=name)
+        found = difference.of_server(
+            one, server.arguments, server.version, source=name, served=server.served
+        )
+        untold = difference.untold(one, server.arguments, served=server.served)
     else:
         assert options.other is not None
         name = str(options.other)
@@ -55,10 +59,11 @@ def run(options: DiffOptions) -> None:
             "other": name,
             "same": not found,
             "differences": [asdict(each) for each in found],
+            "untold": untold,
         }
         sys.stdout.write(json.dumps(document) + "\n")
     else:
-        sys.stdout.write(_table(found, str(options.profile), name))
+        sys.stdout.write(_table(found, str(options.profile), name, untold))
     if options.check and found:
         raise GateError(
             f"{name}: differs from {options.profile} in {len(found)} "
@@ -86,15 +91,15 @@ def _is_profile(path: Path, text: str) -> bool:
     return {"schema_version", "digest"} <= keys
 
 
-def _table(found: Sequence[Difference], one: str, other: str) -> str:
+def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[str]) -> str:
+    told = f"what the server does not tell: {', '.join(untold)}\n" if untold else ""
     if not found:
-        return "no difference\n"
-    rows = [("", one, other)]
-    lines: list[tuple[tuple[str, str, str], str]] = [(rows[0], "")]
+        return f"no difference{' in what the server tells' if untold else ''}\n{told}"
+    lines: list[tuple[tuple[str, str, str], str]] = [(("", _plain(one), _plain(other)), "")]
     for section, members in groupby(found, key=lambda each: each.section):
         lines.append(((section, "", ""), ""))
         lines += [
-            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), each.evidence)
+            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), _plain(each.evidence))
             for each in members
         ]
     widths = [max(len(row[column]) for row, _ in lines) for column in range(3)]
@@ -102,10 +107,14 @@ def _table(found: Sequence[Difference], one: str, other: str) -> str:
     for row, evidence in lines:
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         shown.append("  ".join([*cells, evidence]).rstrip())
-    return "\n".join(shown) + "\n"
+    return "\n".join(shown) + f"\n{told}"
 
 
 def _shown(value: ArgumentValue) -> str:
     """As JSON, which is ASCII: nothing in a file can move the cursor."""
     text = "-" if value is None else json.dumps(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

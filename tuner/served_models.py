@@ -1,0 +1,111 @@
+"""Which models a running server says it serves, and whether a profile's is one of them. Pure."""
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from tuner import models
+from tuner.profile_schema import ServingProfile
+
+MOST = 1000
+LONGEST = 300
+"""Models that are read, and characters of a name: a server may say anything."""
+
+_HUB_FOLDER = re.compile(r"(?:^|/)models--([^/]+)/snapshots/")
+"""Where huggingface_hub keeps what it has fetched; a server without network names this folder."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as a server calls it."""
+
+    name: str
+    """What requests ask for: ``--served-model-name``, or else what ``root`` is."""
+
+    root: str | None = None
+    """``--model``: a repository or a folder. None where only names are told, as in ``/metrics``."""
+
+    max_model_len: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMismatch:
+    """The server serves another model than the profile's, as far as it tells."""
+
+    profile: str
+    found: str
+    why: str
+    """What that rests on."""
+
+    @property
+    def words(self) -> str:
+        return f"model {self.found} and not {self.profile} ({self.why})"
+
+
+def model_mismatch(
+    profile: ServingProfile, served: Sequence[ServedModel], *, model: str | None = None
+) -> ModelMismatch | None:
+    """Return in what a server's models differ from the profile's; None where one is the same, and
+    where nothing is told.
+
+    ``model`` is the one that is meant among several, by its name. What a server was started with
+    counts; where that is a folder or is not told, the name it gives the model counts too.
+    """
+    meant = [one for one in served if model in {None, one.name}]
+    if not meant or any(_is_same(profile, one) for one in meant):
+        return None
+    found = ", ".join(dict.fromkeys(one.root or one.name for one in meant))
+    if all(one.root is None for one in meant):
+        why = "a name, which the server may have been given: --served-model-name"
+    else:
+        names = ", ".join(dict.fromkeys(one.name for one in meant))
+        why = "what it was started with" if names == found else f"served as {names}"
+    return ModelMismatch(profile.model, _short(found), _short(why))
+
+
+def listed(text: str) -> tuple[ServedModel, ...]:
+    """Return what an answer of ``/v1/models`` lists, adapters left out; empty for no such answer.
+
+    A server lists a model once for each of its names.
+    """
+    try:
+        answer = json.loads(text)
+    except (ValueError, RecursionError):
+        return ()
+    cards = answer.get("data") if isinstance(answer, dict) else None
+    if not isinstance(cards, list):
+        return ()
+    return tuple(_read(cards[:MOST]))
+
+
+def _read(cards: Iterable[object]) -> Iterable[ServedModel]:
+    for card in cards:
+        if not isinstance(card, dict) or card.get("parent") is not None:  # an adapter has one
+            continue
+        name, root, length = card.get("id"), card.get("root"), card.get("max_model_len")
+        if isinstance(name, str) and name:
+            yield ServedModel(
+                name[:LONGEST],
+                root[:LONGEST] if isinstance(root, str) and root else None,
+                length if isinstance(length, int) and not isinstance(length, bool) else None,
+            )
+
+
+def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
+    names = {profile.model, models.model_path(profile.model), profile.provenance.model}
+    root = served.root
+    if root is not None:
+        if root in names:
+            return True
+        if (kept := _HUB_FOLDER.search(root)) is not None:
+            return kept[1].replace("--", "/") in names
+        if not root.startswith((".", "/", "~")) and "://" not in root:
+            return False  # another repository, whatever it is called
+    given = profile.engine.get("served_model_name")
+    called = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
+    return served.name in names | called
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 3]}..."
