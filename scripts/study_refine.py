@@ -154,8 +154,9 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
 
         rig = Rig(machine, plan.settings, Evidence(book), Silent(), None)
         study = Study(
-            str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="", machine=""
-        )
+            str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="",
+            machine="", warn=print,
+        )  # fmt: skip
         bench = Bench(rig, vary, lambda _: None)
         begin_s = sum(outcome.starts_s) + outcome.replay_s
         found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)

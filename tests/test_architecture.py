@@ -37,7 +37,7 @@ HOMES = {
         "engines.worker_process",
     },
     "torch": set[str](),
-    "optuna": {"refine.study"},
+    "optuna": {"refine.importance", "refine.parameters", "refine.storage", "refine.study"},
     "plotly": {"commands.compare_plot", "report"},
     "prometheus_client": {"exporter", "prometheus"},
     "pynvml": {"devices"},
@@ -55,7 +55,7 @@ WORLD = {
 
 CATCH_ALL = {
     *("capture.engine_tap", "capture.spool", "guard"),
-    *("engines.vllm_config", "engines.vllm_engine", "refine.study"),
+    *("engines.vllm_config", "engines.vllm_engine", "refine.storage"),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what
 records inside a server may not fail it; nothing else is caught unnamed."""

@@ -5,16 +5,19 @@ import pwd
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tuner.errors import RunError
+from tuner.refine import storage
+from tuner.refine.importance import FEWEST
 from tuner.refine.knobs import CAP, TOKENS, Knob, Space
 from tuner.refine.objective import Told
-from tuner.refine.study import FEWEST, Study
+from tuner.refine.study import Study
 
 SPACE = Space(
     knobs=(
@@ -26,10 +29,14 @@ SPACE = Space(
     left_out=(),
 )
 KNEE = dict(SPACE.knee)
+SAID: list[str] = []
+"""What studies warned of."""
 
 
-def study(storage: str, *, run: str = "run", machine: str = "one", aims: int = 1) -> Study:
-    return Study(storage, "name", SPACE, aims=aims, seed=0, run=run, machine=machine)
+def study(where: str, *, run: str = "run", machine: str = "one", aims: int = 1) -> Study:
+    return Study(
+        where, "name", SPACE, aims=aims, seed=0, run=run, machine=machine, warn=SAID.append
+    )
 
 
 @pytest.fixture
@@ -68,7 +75,18 @@ def test_pruned_and_failed_trials_tell_no_numbers(file: str) -> None:
     one.prune(one.ask(), -0.3, "cut")
     one.fail(one.ask(), "the engine died")
     assert one.told() == []
-    assert one.pruned() == 1
+    assert one.pruned == 1
+
+
+def test_what_others_pruned_and_measured_is_theirs(file: str) -> None:
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    theirs.prune(theirs.ask(), -0.3, "cut")
+    asked = theirs.ask()
+    theirs.tell(asked, (0.2,), 0.0)
+    ours.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    ours.prune(ours.ask(), -0.3, "cut")
+    assert [one.gains for one in ours.others()] == [(0.2,)]
+    assert ours.pruned == study(file, run="ours").pruned == 1
 
 
 def test_with_two_aims_what_has_lost_fails(file: str) -> None:
@@ -115,35 +133,64 @@ def test_few_trials_say_nothing_of_importance(file: str) -> None:
     assert one.importances(0) == []
 
 
+def test_of_one_knob_alone_nobody_asks_how_much_it_matters(file: str) -> None:
+    alone = Space(knobs=SPACE.knobs[:1], knee={CAP: 8}, left_out=())
+    one = Study(file, "name", alone, aims=1, seed=0, run="run", machine="one", warn=SAID.append)
+    for _ in range(FEWEST):
+        one.add(Told({CAP: 8}, (0.0,), 0.0, "engine"))
+    assert one.importances(0) == []
+
+
 def test_a_study_of_another_machine_is_refused(file: str) -> None:
     study(file, machine="H200")
-    with pytest.raises(RunError, match="was measured on H200, here it is L4"):
+    with pytest.raises(RunError, match="is measured on H200, here it is L4"):
         study(file, machine="L4")
 
 
+def test_of_two_machines_that_made_it_at_the_same_moment_one_is_refused(file: str) -> None:
+    one = study(file, machine="H200")
+    one._study.set_user_attr("machine", "L4")  # the other wrote last
+    with pytest.raises(RunError, match="is measured on L4, here it is H200"):
+        one.ask()
+
+
 @pytest.mark.parametrize(
-    ("storage", "said"),
+    ("where", "said"),
     [
         (
             "postgresql://u:secret@127.0.0.1:1/x",
             "postgresql://u@127.0.0.1:1/x: the study's storage",
         ),
         ("nonsense://x", "nonsense://x: the study's storage"),
+        ("redis://:secret@127.0.0.1:1/0", "redis://@127.0.0.1:1/0: "),
+        ("postgresql://h:1/x?password=secret", "postgresql://h:1/x?password=: the study's"),
+        ("postgresql://u:secret", "postgresql://u"),
+        ("sqlite:////nowhere/secrets.db", "sqlite:////nowhere/"),
+        ("sqlite:////dev/full", "sqlite:////dev/full: the study's storage cannot be used"),
+        ("/dev/zero", "/dev/zero: the study's storage cannot be used (is no regular file)"),
+        ("/proc/study.log", "/proc/study.log: the study's storage cannot be used"),
     ],
 )
-def test_a_storage_that_is_down_is_named_without_its_password(storage: str, said: str) -> None:
+def test_a_storage_that_is_down_is_named_without_its_password(where: str, said: str) -> None:
     with pytest.raises(RunError) as caught:
-        study(storage)
+        study(where)
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
-    assert "secret" not in str(caught.value)
+    assert "secret" not in str(caught.value).replace("secrets.db", "")
 
 
 POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
 
 
+@dataclass(frozen=True, slots=True)
+class Server:
+    url: str
+    control: Callable[[str], None]
+    """Starts and stops it."""
+
+
 @pytest.fixture(scope="module")
-def server() -> Iterator[str]:
+def server() -> Iterator[Server]:
     """Debian's PostgreSQL on a socket of its own; it refuses to run as root."""
     pytest.importorskip("psycopg")
     if POSTGRES is None:
@@ -165,11 +212,19 @@ def server() -> Iterator[str]:
         data = str(folder / "data")
         run(str(POSTGRES / "initdb"), "-D", data, "-A", "trust", "-U", "tuner", "--no-sync")
         flags = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        run(str(control), "-D", data, "-o", flags, "-l", str(folder / "log"), "-w", "start")
+        log = str(folder / "log")
+        words = {
+            "start": ("-o", flags, "-l", log, "-w", "start"), "stop": ("-m", "immediate", "stop")
+        }  # fmt: skip
+
+        def ask(what: str) -> None:
+            run(str(control), "-D", data, *words[what])
+
+        ask("start")
         try:
-            yield f"postgresql://tuner@/postgres?host={folder}"
+            yield Server(f"postgresql://tuner:secret@/postgres?host={folder}", ask)
         finally:
-            run(str(control), "-D", data, "-m", "immediate", "stop")
+            ask("stop")
 
 
 _OTHER = """
@@ -181,11 +236,52 @@ one.close()
 """
 
 
-def test_two_processes_share_a_study_in_postgresql(server: str) -> None:
-    ours = study(server, run="ours")
+def test_two_processes_share_a_study_in_postgresql(server: Server) -> None:
+    ours = study(server.url, run="ours")
     ours.add(Told(KNEE, (0.0,), 0.0, "profile"))
     subprocess.run(
-        [sys.executable, "-c", _OTHER, server], check=True, cwd=Path(__file__).parent.parent
+        [sys.executable, "-c", _OTHER, server.url], check=True, cwd=Path(__file__).parent.parent
     )
     assert [one.gains for one in ours.told()] == [(0.0,), (0.2,)]
     ours.close()
+
+
+def test_a_table_that_others_hold_locked_is_not_waited_for(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    study(server.url).close()
+    monkeypatch.setattr(storage, "PATIENCE_S", 1)
+    with psycopg.connect(server.url) as other:
+        other.execute("LOCK TABLE studies IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(RunError, match="the study's storage cannot be used") as caught:
+            study(server.url)
+    assert "secret" not in str(caught.value)
+
+
+def test_a_storage_that_goes_down_is_given_up_and_told_on_resume(server: Server) -> None:
+    SAID.clear()
+    ours, theirs = study(server.url, run="ours"), study(server.url, run="theirs")
+    ours.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    theirs.tell(theirs.ask(), (0.2,), 0.0)
+    theirs.close()
+    before = [one.gains for one in ours.told()]
+    asked = ours.ask()
+    server.control("stop")
+    try:
+        ours.tell(asked, (0.3,), 0.0)
+        another = ours.ask()
+        ours.tell(another, (0.1,), 0.0)
+        ours.prune(ours.ask(), -0.5, "cut")
+    finally:
+        server.control("start")
+    after = [one.gains for one in ours.told()]
+    assert sorted(after) == sorted([*before, (0.3,), (0.1,)])
+    assert (0.2,) in [one.gains for one in ours.others()]
+    (said,) = SAID
+    assert "this run goes on by its own journal" in said
+    assert "secret" not in said
+    ours.close()
+    again = study(server.url, run="ours")
+    assert (0.3,) not in [one.gains for one in again.told()]
+    again.close()

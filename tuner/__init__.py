@@ -158,7 +158,10 @@ From replay to verdict
     refine.bench             engines for configurations, and trials on them
     refine.luck              what of a replay is not the configuration's
     refine.screen            the twin's first look at a configuration
-    refine.study             Optuna around the knee: the only importer of optuna
+    refine.study             Optuna around the knee
+    refine.storage           where a study is kept
+    refine.parameters        a space's knobs as Optuna's parameters
+    refine.importance        what each knob is worth
     refine.search            what to replay next, and what became of it
     refine.paired            what was found against the knee, in turns
     refine.outcome           what a refinement's trials come to
@@ -289,6 +292,7 @@ At the edges
     commands.watch_run       what it does, and how it ends
     commands.watch_view      how it looks
     errors                   everything raised on purpose
+    passwords                taken out of addresses before anything is shown
     guard                    what runs inside a server does not fail it
     files                    files written whole or not at all
     yaml_strict              YAML that somebody else wrote

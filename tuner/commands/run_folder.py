@@ -13,6 +13,7 @@ from typing import Any
 
 from tuner import journal
 from tuner.errors import Interrupted, RunError
+from tuner.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
 
@@ -53,7 +54,7 @@ def kept(book: journal.Journal, where: Where) -> Iterator[None]:
     try:
         yield
     except (KeyboardInterrupt, asyncio.CancelledError):
-        words = ["tuner", *sys.argv[1:]]
+        words = ["tuner", *map(without_passwords, sys.argv[1:])]
         words += [] if where.resume else ["--resume"]
         words += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
         raise Interrupted(

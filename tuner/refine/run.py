@@ -12,13 +12,14 @@ from tuner.errors import UsageError
 from tuner.outcome import SweepOutcome
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.importance import Importance
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Space
 from tuner.refine.objective import Objective, Paired, Told
 from tuner.refine.outcome import Tried, pareto, reason_of, unloaded_of
 from tuner.refine.paired import PAIRS, compare
 from tuner.refine.screen import screen_of
 from tuner.refine.search import SEARCH, Question, Search
-from tuner.refine.study import Importance, Study
+from tuner.refine.study import Study
 from tuner.refine.validation import twin_of, validate
 from tuner.settings import SweepSettings
 from tuner.trace import TraceRequest
@@ -162,9 +163,9 @@ class _Run:
             complete=complete,
             starts_s=self.bench.evidence.starts_s(),
             replay_s=self.bench.evidence.replay_s(),
-            pruned=study.pruned(),
+            pruned=study.pruned,
             failed=tuple(done.failed for done in self.bench.done() if done.failed),
-            warnings=tuple(self.warnings),
+            warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
         )
 
     def _workload(self, requests: Sequence[TraceRequest]) -> Workload:

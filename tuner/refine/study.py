@@ -1,38 +1,35 @@
 """Optuna around the knee: what to try next, what became of it, and what each knob is worth.
 
 The study is an opinion, the run's journal is the record: everything measured is in the journal
-before the study is told, and can be told again to another storage.
+before the study is told, and can be told again to another storage. A storage that fails while the
+run goes on is given up, and the study goes on in memory.
 """
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import numpy as np
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
-from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.samplers import TPESampler
-from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.errors import RunError
-from tuner.refine.knobs import Configuration, Knob, Space
+from tuner.passwords import without_passwords
+from tuner.refine import storage as storages
+from tuner.refine.importance import Importance, importances
+from tuner.refine.knobs import Configuration, Space
 from tuner.refine.objective import Told
+from tuner.refine.parameters import configuration_of, distributions_of, params_of
 
 STARTUP = 4
 """Trials before the sampler trusts what it has seen."""
 
-FEWEST = 10
-"""Trials below which nobody can say which knob matters."""
-
-BOOTSTRAPS = 50
-
 _CONFIGURATION, _DEFICIT, _SOURCE, _RUN = "configuration", "deficit", "source", "run"
+_MACHINE = "machine"
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,16 +38,6 @@ class Asked:
 
     configuration: dict[str, Any]
     trial: Trial
-
-
-@dataclass(frozen=True, slots=True)
-class Importance:
-    """What share of the differences a knob explains, with the 95 % interval of bootstraps."""
-
-    name: str
-    share: float
-    low: float
-    high: float
 
 
 class Study:
@@ -66,235 +53,230 @@ class Study:
         seed: int,
         run: str,
         machine: str,
+        warn: Callable[[str], object],
     ) -> None:
         """Open the study, or make it; ``run`` names whose trials are ours, ``machine`` where they
-        are measured. Raises RunError when the storage cannot be used."""
-        self._where, self._space, self._run = _without_password(storage), space, run
-        self._distributions = {knob.name: _distribution(knob) for knob in space.knobs}
-        # Optuna 5 has set_constraint, and warns of what Optuna 4 has in its place
-        self._constrains = hasattr(Trial, "set_constraint")
-        how: dict[str, Any] = {"seed": seed, "multivariate": True, "constant_liar": True}
-        if not self._constrains:
-            how["constraints_func"] = _deficits
-        with self._asking():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
-                sampler = TPESampler(n_startup_trials=STARTUP, **how)
-            optuna.logging.set_verbosity(optuna.logging.ERROR)
-            self._storage = _opened(storage)
-            self._study = optuna.create_study(
-                storage=self._storage,
-                study_name=name,
-                directions=["maximize"] * aims,
-                sampler=sampler,
-                load_if_exists=True,
-            )
-            self.is_new = not self._study.get_trials(deepcopy=False)
-            if (theirs := self._study.user_attrs.get("machine")) is None:
-                self._study.set_user_attr("machine", machine)
-        if theirs not in (None, machine):
-            raise RunError(
-                f"{self._where}: this study was measured on {theirs}, here it is {machine}",
-                hint="Gains on two machines make no study: give another --storage.",
-            )
+        are measured, ``warn`` is told when the storage is given up. Raises RunError when it cannot
+        be used, or when others measure for this study on another machine."""
+        self._where, self._space, self._run, self._machine = storage, space, run, machine
+        self._name, self._aims, self._seed, self._warn = name, aims, seed, warn
+        self._distributions = distributions_of(space)
+        self.lost: str | None = None
+        """Why the storage was given up; None while it serves."""
+
+        self._mine: list[Told] = []
+        """What this process has told: a study that goes on in memory begins with it."""
+
+        self._seen: list[tuple[Told, str]] = []
+        """What the storage held when it last answered, and whose that was."""
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._storage = storages.opened(storage)
+        try:
+            with storages.asking(storage):
+                self._study = self._created(self._storage)
+                trials = self._study.get_trials(deepcopy=False)
+                if _MACHINE not in self._study.user_attrs:
+                    self._study.set_user_attr(_MACHINE, machine)
+            self._check_machine()
+        except RunError:
+            self.close()
+            raise
+        self.is_new = not trials
+        self.pruned = sum(
+            one.state == TrialState.PRUNED and one.user_attrs.get(_RUN) == run for one in trials
+        )
+        """Trials of this run that were ended before they cost a whole replay."""
 
     def close(self) -> None:
-        """Let go of a database's connections."""
-        if isinstance(self._storage, RDBStorage):
-            self._storage.remove_session()
-            self._storage.engine.dispose()
+        storages.closed(self._storage)
 
     def add(self, told: Told) -> None:
         """Add what was measured elsewhere: the profile's curve, or a run's journal."""
-        if (params := self._params(told.configuration)) is None:
-            return
-        with self._asking():
-            self._study.add_trial(
-                optuna.trial.create_trial(
-                    values=list(told.gains),
-                    params=params,
-                    distributions=self._distributions,
-                    user_attrs={
-                        _CONFIGURATION: told.configuration,
-                        _DEFICIT: told.deficit,
-                        _SOURCE: told.source,
-                    },
-                    system_attrs={"constraints": [told.deficit]},
-                )
-            )
+        if (frozen := self._frozen(told)) is not None:
+            self._mine.append(told)
+            self._write(lambda: self._study.add_trial(frozen))
 
     def first(self, configuration: Configuration) -> None:
         """Have this tried before what the sampler has in mind."""
-        if (params := self._params(configuration)) is not None:
-            with self._asking():
-                self._study.enqueue_trial(params)
+        if (params := params_of(self._space, configuration)) is not None:
+            self._do(lambda: self._study.enqueue_trial(params))
 
     def ask(self) -> Asked:
-        """Return what to try next, as a trial that counts as running."""
-        with self._asking():
+        """Return what to try next, as a trial that counts as running. Raises RunError when another
+        machine has joined the study."""
+
+        def asked() -> Asked:
             trial = self._study.ask(self._distributions)
-            configuration = {**self._space.knee, **self._values(trial.params)}
+            configuration = configuration_of(self._space, trial.params)
             trial.set_user_attr(_CONFIGURATION, configuration)
             trial.set_user_attr(_RUN, self._run)
-        return Asked(configuration, trial)
+            return Asked(configuration, trial)
+
+        self._check_machine()
+        return self._do(asked)
 
     def tell(self, asked: Asked, gains: Sequence[float], deficit: float) -> None:
-        with self._asking():
-            trial = asked.trial
+        trial = asked.trial
+
+        def tell() -> None:
+            if trial.study is not self._study:  # the storage that knew it is lost
+                return
             trial.set_user_attr(_DEFICIT, deficit)
             trial.set_user_attr(_SOURCE, "engine")
-            if self._constrains:
+            if hasattr(trial, "set_constraint"):  # Optuna 5
                 trial.set_constraint("slo", deficit)
-            self._study.tell(asked.trial, list(gains))
+            self._study.tell(trial, list(gains))
+
+        told = Told(asked.configuration, tuple(gains), deficit, "engine")
+        self._mine.append(told)
+        if trial.study is not self._study and (frozen := self._frozen(told)) is not None:
+            self._study.add_trial(frozen)
+        self._write(tell)
 
     def prune(self, asked: Asked, gain: float, why: str) -> None:
         """End a trial that has lost for certain: its first gain is at most this."""
-        if len(self._study.directions) > 1:  # Optuna prunes where there is one aim
+        if self._aims > 1:  # Optuna prunes where there is one aim
             self.fail(asked, why)
             return
-        with self._asking():
+
+        def prune() -> None:
             asked.trial.set_user_attr("why", why)
             asked.trial.report(gain, 0)
             self._study.tell(asked.trial, state=TrialState.PRUNED)
 
+        self.pruned += 1
+        self._end(asked, prune)
+
     def fail(self, asked: Asked, why: str) -> None:
         """End a trial that says nothing: its engine failed, or it was tried before."""
-        with self._asking():
+
+        def fail() -> None:
             asked.trial.set_user_attr("why", why)
             self._study.tell(asked.trial, state=TrialState.FAIL)
 
+        self._end(asked, fail)
+
     def told(self) -> list[Told]:
         """Return all that ended with numbers, of everybody who shares the study."""
-        with self._asking():
-            trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            return [
-                Told(
-                    one.user_attrs[_CONFIGURATION],
-                    tuple(one.values),
-                    one.user_attrs[_DEFICIT],
-                    one.user_attrs[_SOURCE],
-                )
-                for one in trials
-            ]
+        return [told for told, _ in self._everybodys()]
 
-    def pruned(self) -> int:
-        """Return how many trials were ended before they cost a whole replay."""
-        with self._asking():
-            return len(self._study.get_trials(deepcopy=False, states=(TrialState.PRUNED,)))
+    def others(self) -> list[Told]:
+        """Return what other runs that share the study have measured."""
+        return [
+            told
+            for told, run in self._everybodys()
+            if run not in ("", self._run) and told.source == "engine"
+        ]
 
     def abandon(self) -> None:
         """End this run's trials that an interruption left running: the journal knows of them."""
-        with self._asking():
+
+        def abandon() -> None:
             for one in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if one.user_attrs.get(_RUN) == self._run:
                     self._study.tell(one.number, state=TrialState.FAIL)
 
+        self._write(abandon)
+
     def importances(self, aim: int) -> list[Importance]:
-        """Return what each knob is worth for an aim (PED-ANOVA over bootstraps of the trials, as
-        likely ones), the most important first; empty where there are too few trials to say."""
-        with self._asking():
-            done = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-        if len(done) < FEWEST or len(self._distributions) < 2:
-            return []
-        whole = _shares(done, aim)
-        places = np.random.default_rng(0).integers(0, len(done), (BOOTSTRAPS, len(done)))
-        drawn = [_shares([done[place] for place in row], aim) for row in places.tolist()]
-        found = []
-        for name, share in whole.items():
-            shares = [one[name] for one in drawn if name in one] or [share]
-            low, high = np.quantile(shares, (0.025, 0.975)).tolist()
-            found.append(Importance(name, share, min(low, share), max(high, share)))
-        return sorted(found, key=lambda one: -one.share)
+        """Return what each knob is worth for an aim, the most important first; empty where there is
+        too little to say."""
+        done = self._do(
+            lambda: self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+        )
+        return importances(done, aim)
 
-    def _params(self, configuration: Configuration) -> dict[str, Any] | None:
-        """Return a configuration as the study knows it; None where it lies outside the space."""
-        found: dict[str, Any] = {}
-        for knob in self._space.knobs:
-            value = configuration.get(knob.name)
-            if value not in knob.values:
-                return None
-            place = knob.values.index(value)
-            found[knob.name] = place if knob.is_ordered else _choices(knob)[place]
-        return found
+    def _created(self, storage: BaseStorage) -> optuna.Study:
+        how: dict[str, Any] = {"seed": self._seed, "multivariate": True, "constant_liar": True}
+        if not hasattr(Trial, "set_constraint"):  # which Optuna 5 has in its place, and warns
+            how["constraints_func"] = _deficits
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
+            sampler = TPESampler(n_startup_trials=STARTUP, **how)
+        return optuna.create_study(
+            storage=storage,
+            study_name=self._name,
+            directions=["maximize"] * self._aims,
+            sampler=sampler,
+            load_if_exists=True,
+        )
 
-    def _values(self, params: dict[str, Any]) -> dict[str, Any]:
-        return {
-            knob.name: knob.values[
-                params[knob.name] if knob.is_ordered else _choices(knob).index(params[knob.name])
-            ]
-            for knob in self._space.knobs
-        }
+    def _check_machine(self) -> None:
+        """Raise RunError when the study is another machine's: of two that made it at the same
+        moment, one finds the other's name."""
+        theirs = self._do(lambda: self._study.user_attrs.get(_MACHINE))
+        if theirs not in (None, self._machine):
+            raise RunError(
+                f"{without_passwords(self._where)}: this study is measured on {theirs}, here it is "
+                f"{self._machine}",
+                hint="Gains on two machines make no study: give another --storage.",
+            )
 
-    @contextmanager
-    def _asking(self) -> Iterator[None]:
-        """Turn whatever a storage or its driver raises into one line."""
+    def _everybodys(self) -> list[tuple[Told, str]]:
+        def read() -> list[tuple[Told, str]]:
+            trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            return [(_told(one), one.user_attrs.get(_RUN, "")) for one in trials]
+
+        self._seen = self._do(read)
+        return self._seen
+
+    def _do(self, action: Callable[[], T]) -> T:
+        """Ask the storage; where it fails the study in memory."""
+        if self.lost is None:
+            try:
+                with storages.asking(self._where):
+                    return action()
+            except RunError as error:
+                self._go_on_alone(error)
+        return action()
+
+    def _write(self, action: Callable[[], None]) -> None:
+        """Tell the storage what this process knows already; in vain where it fails."""
+        if self.lost is not None:
+            action()
+            return
         try:
-            yield
-        except RunError:
-            raise
-        except ImportError as error:
-            raise RunError(
-                f"{self._where}: its driver is missing ({_first_line(error)})",
-                hint="For PostgreSQL: pip install 'tuner[postgresql]'.",
-            ) from error
-        except Exception as error:  # drivers raise what they like
-            raise RunError(
-                f"{self._where}: the study's storage cannot be used ({_first_line(error)})",
-                hint="Bring it up or give another --storage; with --resume nothing is measured "
-                "twice.",
-            ) from error
+            with storages.asking(self._where):
+                action()
+        except RunError as error:
+            self._go_on_alone(error)
 
+    def _end(self, asked: Asked, action: Callable[[], None]) -> None:
+        if asked.trial.study is self._study:
+            self._write(action)
 
-def _opened(storage: str) -> BaseStorage:
-    """Return the storage of a URL; anything else is a file of Optuna's journal."""
-    if storage.startswith("redis"):
-        return JournalStorage(JournalRedisBackend(storage))
-    if "://" in storage:
-        return RDBStorage(storage, engine_kwargs={"pool_pre_ping": True})
-    Path(storage).parent.mkdir(parents=True, exist_ok=True)
-    return JournalStorage(JournalFileBackend(storage))
+    def _go_on_alone(self, error: RunError) -> None:
+        self.lost = str(error)
+        self._study = self._created(InMemoryStorage())
+        self._warn(f"{error}: this run goes on by its own journal, and --resume tells the storage")
+        theirs = [(told, run) for told, run in self._seen if told not in self._mine]
+        for told, run in (*theirs, *((told, self._run) for told in self._mine)):
+            if (frozen := self._frozen(told, run=run)) is not None:
+                self._study.add_trial(frozen)
 
-
-def _without_password(storage: str) -> str:
-    scheme, found, rest = storage.partition("://")
-    user, at, host = rest.rpartition("@")
-    return f"{scheme}://{user.partition(':')[0]}{at}{host}" if found else storage
-
-
-def _distribution(knob: Knob) -> BaseDistribution:
-    """Numbers are told by their place in the knob's values, so that the sampler knows what is
-    between what however they are spaced."""
-    if knob.is_ordered:
-        return IntDistribution(0, len(knob.values) - 1)
-    return CategoricalDistribution(_choices(knob))
-
-
-def _choices(knob: Knob) -> list[Any]:
-    return [
-        one if one is None or isinstance(one, bool | int | float | str) else repr(one)
-        for one in knob.values
-    ]
+    def _frozen(self, told: Told, *, run: str | None = None) -> FrozenTrial | None:
+        """Return what was measured as a trial; None where it lies outside the space."""
+        if (params := params_of(self._space, told.configuration)) is None:
+            return None
+        return optuna.trial.create_trial(
+            values=list(told.gains),
+            params=params,
+            distributions=self._distributions,
+            user_attrs={
+                _CONFIGURATION: told.configuration,
+                _DEFICIT: told.deficit,
+                _SOURCE: told.source,
+                _RUN: self._run if run is None else run,
+            },
+            system_attrs={"constraints": [told.deficit]},
+        )
 
 
 def _deficits(trial: FrozenTrial) -> Sequence[float]:
     return [trial.user_attrs.get(_DEFICIT, 0.0)]
 
 
-def _shares(trials: Iterable[FrozenTrial], aim: int) -> dict[str, float]:
-    """Return knob → share; empty where all trials are alike."""
-    study = optuna.create_study(direction="maximize")
-    for one in trials:
-        study.add_trial(
-            optuna.trial.create_trial(
-                value=one.values[aim], params=one.params, distributions=one.distributions
-            )
-        )
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
-        found = PedAnovaImportanceEvaluator().evaluate(study)
-    total = sum(found.values())
-    return {name: value / total for name, value in found.items()} if total > 0 else {}
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
+def _told(one: FrozenTrial) -> Told:
+    attrs = one.user_attrs
+    return Told(attrs[_CONFIGURATION], tuple(one.values), attrs[_DEFICIT], attrs[_SOURCE])

@@ -1,0 +1,30 @@
+"""No password of an address is shown, however it is written."""
+
+import pytest
+
+from tuner.passwords import passwords_in, without_passwords
+
+
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("postgresql://u:secret@h:5432/x", "postgresql://u@h:5432/x"),
+        ("postgresql+psycopg://u:se@cr:et@h/x", "postgresql+psycopg://u@h/x"),
+        ("redis://:secret@h/0", "redis://@h/0"),
+        ("postgresql://h/x?user=u&password=secret&a=1", "postgresql://h/x?user=u&password=&a=1"),
+        ("postgresql://u:secret", "postgresql://u"),
+        ("postgresql://u@h:5432/x", "postgresql://u@h:5432/x"),
+        ("postgresql://h:5432/x", "postgresql://h:5432/x"),
+        ("postgresql://[::1]:5432/x", "postgresql://[::1]:5432/x"),
+        ("sqlite:////tmp/x.db", "sqlite:////tmp/x.db"),
+        ("study.log", "study.log"),
+    ],
+)
+def test_what_is_secret_is_left_out_and_nothing_else(address: str, shown: str) -> None:
+    assert without_passwords(address) == shown
+    assert without_passwords(f"--storage={address}") == f"--storage={shown}"
+
+
+def test_a_password_is_known_as_written_and_as_meant() -> None:
+    assert passwords_in("postgresql://u:a%40b@h/x?sslpassword=c") == ["a%40b", "a@b", "c"]
+    assert passwords_in("postgresql://u@h:5432/x") == []

@@ -1,0 +1,101 @@
+"""Where a study is kept: a file of Optuna's journal, or any storage that a URL names."""
+
+import urllib.parse
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+
+from tuner.errors import RunError
+from tuner.passwords import passwords_in, without_passwords
+
+PATIENCE_S = 10
+"""How long a storage may take to answer, or be locked by others, before it counts as down."""
+
+_DRIVERS = {
+    "postgresql": "pip install 'tuner[postgresql]'",
+    "mysql": "pip install mysqlclient, or name its driver, as in mysql+pymysql://…",
+    "redis": "pip install redis",
+}
+
+
+def opened(storage: str) -> BaseStorage:
+    """Return the storage of a URL; anything else is a file of Optuna's journal. Raises RunError."""
+    with asking(storage), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
+        if storage.startswith("redis"):
+            return JournalStorage(JournalRedisBackend(storage))
+        if "://" in storage:
+            return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
+        path = Path(storage)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.exists() and not path.is_file():  # a device would be read for ever
+            raise _unusable(storage, "is no regular file")
+        return JournalStorage(JournalFileBackend(storage))
+
+
+def closed(storage: BaseStorage) -> None:
+    """Let go of a database's connections."""
+    if isinstance(storage, RDBStorage):
+        storage.remove_session()
+        storage.engine.dispose()
+
+
+@contextmanager
+def asking(storage: str) -> Iterator[None]:
+    """Turn whatever a storage or its driver raises into one line, without the password."""
+    try:
+        yield
+    except RunError:
+        raise
+    except ImportError as error:
+        kind = storage.partition(":")[0].partition("+")[0].removesuffix("s")
+        raise RunError(
+            f"{without_passwords(storage)}: its driver is missing ({_said(error, storage)})",
+            hint=f"Install it: {_DRIVERS.get(kind, 'see its name in the URL')}.",
+        ) from error
+    except Exception as error:  # drivers raise what they like
+        raise _unusable(storage, _said(error, storage)) from error
+
+
+def _unusable(storage: str, why: str) -> RunError:
+    return RunError(
+        f"{without_passwords(storage)}: the study's storage cannot be used ({why})",
+        hint="Bring it up or give another --storage; with --resume nothing is measured twice.",
+    )
+
+
+def _said(error: Exception, storage: str) -> str:
+    """Return the first line of what a driver says, and nothing of what is secret."""
+    said = (str(error).strip() or type(error).__name__).splitlines()[0]
+    for secret in passwords_in(storage):
+        said = said.replace(secret, "…")
+    return said
+
+
+def _with_driver(storage: str) -> str:
+    """Name the driver that our extra installs: which one SQLAlchemy prefers has changed."""
+    scheme, _, rest = storage.partition("://")
+    plain = scheme in {"postgres", "postgresql"}
+    return f"postgresql+psycopg://{rest}" if plain else storage
+
+
+def _engine(storage: str) -> dict[str, Any]:
+    """Return how connections are made: none waits for ever."""
+    kind = storage.partition(":")[0].partition("+")[0]
+    found: dict[str, Any] = {"connect_timeout": PATIENCE_S}
+    if kind == "sqlite":
+        found = {"timeout": PATIENCE_S}
+    elif kind in {"postgres", "postgresql"}:
+        own = urllib.parse.parse_qs(urllib.parse.urlsplit(storage).query).get("options", [""])[-1]
+        found["options"] = (
+            f"-c lock_timeout={PATIENCE_S}s -c statement_timeout={PATIENCE_S}s {own}".rstrip()
+        )
+        found["tcp_user_timeout"] = PATIENCE_S * 1000
+    elif kind != "mysql":
+        found = {}
+    return {"pool_pre_ping": True, "connect_args": found}
