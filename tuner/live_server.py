@@ -71,8 +71,9 @@ def base_of(url: str, *, option: str = "--url") -> str:
     """Return the address that a server's paths begin with. Raises UsageError."""
     problem = _problem_of(url)
     if problem is not None:
+        shown = option if "@" in url else f"{option} {url}"  # there may be a password before it
         raise UsageError(
-            f"{option} {'' if '@' in url else url}: {problem}".replace(" :", ":"),
+            f"{shown}: {problem}",
             hint=f"Give the server's address: {option} http://localhost:8000",
         )
     return url.rstrip("/").removesuffix("/metrics").removesuffix("/v1")
@@ -155,12 +156,13 @@ class _Exchange:
 
     def end(self) -> tuple[str | None, InputError | None]:
         """Return what there is, and let go of the rest."""
+        said = self.text, self.problem  # what it makes of our hanging up is no news
         with self.lock:
             self.ended = True
             for one in self.opened:
                 with contextlib.suppress(OSError):  # the kernel's: TLS has nothing to say any more
                     socket.socket.shutdown(one, socket.SHUT_RDWR)
-            return self.text, self.problem
+        return said
 
     def keep(self, connection: socket.socket) -> None:
         with self.lock:
@@ -191,6 +193,8 @@ class _Exchange:
                         hint=_HINTS.get(refused.code, _CHECK),
                     ) from None
                 address = urllib.parse.urljoin(address, target)
+                if not address.startswith(("http://", "https://")):
+                    raise http.client.InvalidURL from None
         raise InputError(f"{self.url}: redirects again and again", hint=_CHECK)
 
 
