@@ -34,8 +34,8 @@ from tuner.engines.world import step_law
 from tuner.evidence import Evidence
 from tuner.measure import Measurement
 from tuner.profile import ServingProfile
-from tuner.refine.bench import Bench
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import gains as gains_of
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
@@ -157,7 +157,7 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="",
             machine="", warn=print,
         )  # fmt: skip
-        bench = Bench(rig, vary, lambda _: None)
+        bench = LocalBench(rig, vary, lambda _: None)
         begin_s = sum(outcome.starts_s) + outcome.replay_s
         found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)
         book.close()

@@ -22,8 +22,9 @@ from study_sweeps import Silent
 from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.evidence import Evidence
-from tuner.refine.bench import Bench, Build
+from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
+from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, gains
 from tuner.refine.outcome import unloaded_of
 from tuner.rig import Rig
@@ -72,7 +73,7 @@ def main() -> None:
         report(found, *grid(command, folder))
 
 
-def grid(command: RefineOptions, folder: Path) -> tuple[Bench, Workload]:
+def grid(command: RefineOptions, folder: Path) -> tuple[LocalBench, Workload]:
     """Replay every cell on one engine, over the windows of the refinement."""
     one, trace = profile.load(command.profile), load(command.trace)
     engines = engines_of(command, one)
@@ -95,7 +96,7 @@ def grid(command: RefineOptions, folder: Path) -> tuple[Bench, Workload]:
         Silent(),
         None,
     )
-    bench = Bench(rig, engines.vary, lambda _: None)
+    bench = LocalBench(rig, engines.vary, lambda _: None)
     build = Build(max(number(cell[CAP]) for cell in cells), space.most(TOKENS))
 
     async def every() -> None:
@@ -109,7 +110,7 @@ def grid(command: RefineOptions, folder: Path) -> tuple[Bench, Workload]:
     return bench, workload
 
 
-def report(found: dict[str, Any], bench: Bench, workload: Workload) -> None:
+def report(found: dict[str, Any], bench: LocalBench, workload: Workload) -> None:
     measured = {
         (done.configuration[CAP], done.configuration[TOKENS]): done.measured(workload)
         for done in bench.done()

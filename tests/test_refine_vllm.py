@@ -13,8 +13,9 @@ from tuner.commands.sweep_view import Progress
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import UsageError
 from tuner.evidence import Evidence
-from tuner.refine.bench import Bench, Build
+from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
+from tuner.refine.local_bench import LocalBench
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.slo import Slo, Unloaded
@@ -51,7 +52,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
         )
 
     book = journal.create(tmp_path / "run", {})
-    bench = Bench(
+    bench = LocalBench(
         Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None),
         vary,
         lambda _: None,

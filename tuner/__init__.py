@@ -155,13 +155,15 @@ From replay to verdict
     refine.knobs             what a refinement may change, and why
     refine.knob_text         the same as somebody names it
     refine.objective         what it makes better, and when that is proven
-    refine.bench             engines for configurations, and trials on them
+    refine.bench             where trials are made, and what they measured
+    refine.local_bench       on the engine that is up on this machine
     refine.luck              what of a replay is not the configuration's
     refine.screen            the twin's first look at a configuration
     refine.study             Optuna around the knee
     refine.storage           where a study is kept
     refine.parameters        a space's knobs as Optuna's parameters
     refine.importance        what each knob is worth
+    refine.judge             what trials gained over the knee
     refine.search            what to replay next, and what became of it
     refine.paired            what was found against the knee, in turns
     refine.outcome           what a refinement's trials come to

@@ -9,7 +9,7 @@ import json
 import math
 import os
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
@@ -35,7 +35,8 @@ _CONTENT = {
     "trial": {"purpose", "max_num_seqs", "at_s"},
     "measured": {"at_s"},
     "gathered": {"complete", "at_s"},
-    "calibrated": {"rates_rps", "max_model_len", "elapsed_s", "at_s"},
+    "lost": {"purpose", "max_num_seqs", "worker", "why", "elapsed_s", "at_s"},
+    "calibrated": {"reference", "max_model_len", "elapsed_s", "at_s"},
     "failed": {"approach", "block", "load", "lengths", "why", "hint", "at_s"},
 }
 """Event → what it must hold."""
@@ -59,23 +60,36 @@ class Journal:
 
         Raises RunError when it cannot be written (a full disk).
         """
-        assert self._file is not None
         line = {"event": event, **content}
+        self.append_all([line])
+        return line
+
+    def append_all(self, events: Sequence[Event]) -> None:
+        """Write events that belong together at once: a process that is killed leaves all or none.
+
+        Raises RunError when they cannot be written.
+        """
+        assert self._file is not None
+        lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
         try:
             # unbuffered: what could not be written must not be tried again when the file is closed
-            rest = memoryview((json.dumps(line, allow_nan=False) + "\n").encode())
+            rest = memoryview("".join(lines).encode())
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise _cannot_write(self.run_dir, error) from error
-        self.events.append(line)
-        return line
+        self.events.extend(events)
 
     def append_replay(self, result: Replay, **content: Any) -> Event:  # noqa: ANN401 - JSON content
         """Write the replay's data, then the event that names it."""
+        return self.append("replay", file=self.store(result), **content)
+
+    def store(self, result: Replay, *, ahead: int = 0) -> str:
+        """Write a replay's data, ``ahead`` of so many others that no event names yet; return what
+        the event calls it. Raises RunError when it cannot be written."""
         folder = self.run_dir / "replays"
-        name = f"{sum('file' in event for event in self.events):03}.npz"
+        name = f"{sum('file' in event for event in self.events) + ahead:03}.npz"
         partial = folder / f".{name}.partial"
         try:
             folder.mkdir(exist_ok=True)
@@ -86,7 +100,7 @@ class Journal:
             partial.replace(folder / name)
         except OSError as error:
             raise _cannot_write(folder / name, error) from error
-        return self.append("replay", file=f"replays/{name}", **content)
+        return f"replays/{name}"
 
     def replay(self, event: Event) -> Replay:
         """Read a replay's data back. Raises RunError when it is damaged."""

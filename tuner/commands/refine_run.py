@@ -32,7 +32,7 @@ from tuner.journal import Journal
 from tuner.profile import load as load_profile
 from tuner.profile import save, seal
 from tuner.profile_schema import ServingProfile
-from tuner.refine.bench import Bench
+from tuner.refine.local_bench import LocalBench
 from tuner.refine.run import Plan, Refinement, refine
 from tuner.result import profile_of
 from tuner.rig import Rig
@@ -93,7 +93,7 @@ def _refined(begun: _Run) -> Refinement:
     read = None if begun.engines.is_simulated else DeviceMeter().read
     rig = Rig(begun.engines.vary({}), plan.settings, Evidence(book), progress, read)
     rig.evidence.check()
-    bench = Bench(rig, begun.engines.vary, check)
+    bench = LocalBench(rig, begun.engines.vary, check)
     try:
         with progress:
             return begun.engines.execute(book.clock_s)(refine(begun.requests, plan, bench, study))

@@ -1,22 +1,22 @@
-"""Engines for configurations: the one that is up, and trials measured on it.
+"""Where trials of configurations are made, and what they measured so far.
 
-Everything measured is in the journal when a call returns; a trial that an interruption left half
-done goes on with the windows that it lacks.
+Everything measured is in the journal when a call returns.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
 
-from tuner.engines.seam import Engine, EngineFacts, Starter
+from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError
-from tuner.evidence import Choice
+from tuner.evidence import Choice, Evidence
 from tuner.measure import Measurement, measure
 from tuner.records import Replay
-from tuner.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
-from tuner.replay import CutRule
-from tuner.rig import Rig
+from tuner.refine.knobs import TOKENS, Configuration
+from tuner.rig import Watcher
 from tuner.workload import Workload
 
 Vary = Callable[[Configuration], Starter]
@@ -49,6 +49,9 @@ class Done:
     engine: int
     """Number of the start that it was measured on."""
 
+    worker: str = ""
+    """Which of several places measured it; empty where there is one."""
+
     def measured(self, workload: Workload) -> Measurement:
         return measure(self.replays, workload.slo)
 
@@ -58,47 +61,21 @@ def told(one: Configuration) -> str:
     return ", ".join(f"{name}={value}" for name, value in one.items() if value is not None)
 
 
-class Bench:
-    """The engine that is up, and what was measured so far."""
+Floors = Callable[[str], Sequence[float]]
+"""Worker → per window the attainment below which a trial has lost for certain."""
 
-    def __init__(self, rig: Rig, vary: Vary, check: Callable[[EngineFacts], None]) -> None:
-        self.rig, self.evidence = rig, rig.evidence
-        self._vary, self._check = vary, check
-        self._built: tuple[object, ...] | None = None
-        self._failures = 0
+
+def no_floors(_: str) -> Sequence[float]:
+    """Let every replay go on to its end."""
+    return ()
+
+
+class Lane(Protocol):
+    """A place where one trial at a time is made."""
 
     def is_up_for(self, one: Configuration, build: Build) -> bool:
-        """Whether the engine that is up serves this without a restart."""
-        return self.rig.engine is not None and self._built == (build, restart_key(one))
-
-    async def engine_for(self, one: Configuration, build: Build) -> Engine:
-        """Return an engine with the configuration's limits set. Raises EngineError."""
-        if self.rig.engine is None or not self.is_up_for(one, build):
-            await self.stop()
-            built_for = told({**one, CAP: build.cap, TOKENS: build.tokens})
-            self.rig.watcher.stage(f"starting an engine with {built_for}")
-            starter = self._vary({**one, TOKENS: build.tokens})
-            self.rig.engine = await starter.start(max_num_seqs=build.cap)
-            self._built = (build, restart_key(one))
-            facts = self.rig.engine.facts
-            self._check(facts)
-            self.evidence.check_machine(facts)
-            purpose = f"{build.tokens} {build.turn} {restart_key(one)}"
-            self._append(
-                "start",
-                purpose=purpose,
-                max_num_seqs=build.cap,
-                key=repr(restart_key(one)),
-                facts=asdict(facts),
-            )
-        await self.rig.engine.set_limits(
-            max_num_seqs=number(one[CAP]), max_num_batched_tokens=number(one[TOKENS])
-        )
-        return self.rig.engine
-
-    async def stop(self) -> None:
-        self._built = None
-        await self.rig.stop()
+        """Whether the engine that is up there serves this without a restart."""
+        ...
 
     async def trial(
         self,
@@ -106,41 +83,60 @@ class Bench:
         one: Configuration,
         workload: Workload,
         build: Build,
-        floors: Sequence[float] = (),
+        floors: Floors = no_floors,
     ) -> Done:
         """Replay all windows with a configuration; ``floors`` cut those that have lost.
 
         A failing engine fails the trial. Raises EngineError when it is one too many.
         """
-        if self.under_way() is None:
-            self._append("trial", purpose=purpose, max_num_seqs=one[CAP], configuration=dict(one))
-        failed = None
-        try:
-            before = self.evidence.replayed()
-            for place, window in enumerate(workload.windows):
-                if place in before:
-                    continue
-                engine = await self.engine_for(one, build)
-                rule = CutRule(workload.slo, floors[place] if floors else 0.0)
-                sent = workload.sent_in(window)
-                cap = number(one[CAP])
-                replay = await self.rig.replay(engine, purpose, cap, sent, window, rule)
-                self.evidence.add_replay(replay, purpose, window=place)
-            self._failures = 0
-        except EngineError as error:
-            await self.stop()
-            self._failures += 1
-            failed = str(error)
-            self.rig.watcher.warn(f"a trial failed: {failed}")
-            if self._failures == MOST_FAILURES:
-                raise EngineError(
-                    f"{MOST_FAILURES} trials failed one after the other: {failed}", hint=error.hint
-                ) from error
-        self._append("measured", failed=failed, engine=len(self.evidence.starts_s()))
-        done = self.done()[-1]
-        if failed is None:
-            self.rig.watcher.measured(f"{purpose} {told(one)}", done.measured(workload))
-        return done
+        ...
+
+
+class Bench(ABC):
+    """Where trials are made, and what was measured so far."""
+
+    width = 1
+    """How many trials may be under way at a time."""
+
+    def __init__(self, evidence: Evidence, watcher: Watcher) -> None:
+        self.evidence, self.watcher = evidence, watcher
+        self._failures = 0
+
+    @abstractmethod
+    def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
+        """Take note of what every place replays first, to be compared with."""
+
+    @abstractmethod
+    def lane(self) -> AbstractAsyncContextManager[Lane]:
+        """Wait for a place that is free, and hold it."""
+
+    @abstractmethod
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> Done:
+        """See Lane; always in the same place. Where that is lost the trial has failed, and the next
+        one is in another."""
+
+    @abstractmethod
+    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """Time every batch size up to what the engine is built for; see ``climb``."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop every engine. Stopping twice is allowed."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Make sure of the place where the next ``trial`` will be made."""
+
+    @abstractmethod
+    def is_here(self, done: Done) -> bool:
+        """Whether a trial was measured in that place."""
 
     def done(self) -> list[Done]:
         """Return every trial that has ended, in order."""
@@ -156,6 +152,7 @@ class Bench:
                 tuple(self.evidence.load(event) for event in replays.get(place, ())),
                 end.get("failed"),
                 end.get("engine", 0),
+                end.get("worker", ""),
             )
             for place, (begun, end) in enumerate(zip(journal.of("trial"), ends, strict=False))
         ]
@@ -174,15 +171,6 @@ class Bench:
 
     def choose(self, one: Configuration, *, complete: bool) -> None:
         self._append("gathered", complete=complete, chosen=dict(one))
-
-    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
-        """Time every batch size up to what the engine is built for; see ``climb``."""
-        if self.under_way() is None:
-            self._append("trial", purpose="climb", max_num_seqs=build.cap, configuration=dict(one))
-        if not self.evidence.replayed():
-            engine = await self.engine_for({**one, CAP: build.cap}, build)
-            await self.rig.climb(engine, "climb", build.cap, workload, workload.step_s)
-        self._append("measured", failed=None, engine=len(self.evidence.starts_s()))
 
     def facts_of(
         self, key: tuple[tuple[str, str], ...], *, cap: int | None = None, tokens: int | None = None
@@ -203,6 +191,17 @@ class Bench:
 
     def keep_workload(self, workload: Workload) -> None:
         self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
+
+    def _count(self, failed: str | None, hint: str) -> None:
+        """Raise EngineError when a failure is one too many in a row."""
+        self._failures = 0 if failed is None else self._failures + 1
+        if failed is None:
+            return
+        self.watcher.warn(f"a trial failed: {failed}")
+        if self._failures >= MOST_FAILURES:
+            raise EngineError(
+                f"{MOST_FAILURES} trials failed one after the other: {failed}", hint=hint
+            )
 
     def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
         self.evidence.journal.append(event, **content, at_s=asyncio.get_running_loop().time())

@@ -32,8 +32,11 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
     Raises EngineError when engines keep failing.
     """
     sides = {"refined": one, "knee": knee}
-    bench.rig.watcher.stage(f"comparing {told(one)} with the knee, in turns")
-    while len(done := _done(bench)) < len(SIDES):
+    bench.watcher.stage(f"comparing {told(one)} with the knee, in turns")
+    while True:
+        await bench.settle()
+        if len(done := _done(bench)) == len(SIDES):
+            break
         if len(done) == 2 * LOOK_AT and _is_hopeless(_pairs(done, workload), objective):
             break
         side = SIDES[len(done)]
@@ -69,7 +72,9 @@ def _turn(place: int) -> int:
 
 def _done(bench: Bench) -> list[Done]:
     return [
-        done for done in bench.done() if done.purpose in {"refined", "knee"} and not done.failed
+        done
+        for done in bench.done()
+        if done.purpose in {"refined", "knee"} and not done.failed and bench.is_here(done)
     ]
 
 

@@ -13,12 +13,13 @@ from tuner.outcome import SweepOutcome
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Bench, Build, Done
 from tuner.refine.importance import Importance
+from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Space
 from tuner.refine.objective import Objective, Paired, Told
 from tuner.refine.outcome import Tried, pareto, reason_of, unloaded_of
 from tuner.refine.paired import PAIRS, compare
 from tuner.refine.screen import screen_of
-from tuner.refine.search import SEARCH, Question, Search
+from tuner.refine.search import Search
 from tuner.refine.study import Study
 from tuner.refine.validation import twin_of, validate
 from tuner.settings import SweepSettings
@@ -115,8 +116,8 @@ class _Run:
         chosen = self.bench.chosen()
         if chosen is None:
             complete = await search.gather(self.plan.curve)
-            self.bench.choose(search.best(), complete=complete)
-            chosen = complete, dict(search.best())
+            self.bench.choose(search.judge.best(), complete=complete)
+            chosen = complete, dict(search.judge.best())
         complete, one = chosen
         knee = self.space.knee
         if not complete:
@@ -184,12 +185,12 @@ class _Run:
             return workload_of(
                 kept, settings.slo, unloaded, chosen.part, chosen.windows, chosen.step_s
             )
-        starts_s = self._starts() * plan.start_s
-        least_s = STEPS * MIN_STEP_S + starts_s
+        steps, starts_s = STEPS + self.bench.width - 1, self._starts() * plan.start_s
+        least_s = steps * MIN_STEP_S + starts_s
         if settings.budget_s < least_s:
             raise UsageError(
                 f"--budget {settings.budget_s:.0f}s is too small: {self._starts()} engine starts "
-                f"take about {starts_s:.0f}s, {STEPS} replays {STEPS * MIN_STEP_S:.0f}s at least",
+                f"take about {starts_s:.0f}s, {steps} replays {steps * MIN_STEP_S:.0f}s at least",
                 hint=f"Give at least --budget {math.ceil(least_s)}s.",
             )
         workload = choose_workload(
@@ -198,20 +199,21 @@ class _Run:
             unloaded,
             asked=settings.window,
             step_s=settings.step_s,
-            steps=STEPS,
+            steps=steps,
             budget_s=settings.budget_s,
             starts_s=starts_s,
         )
         self.bench.keep_workload(workload)
-        self.bench.rig.watcher.stage(
+        self.bench.watcher.stage(
             f"a trial replays {', '.join(map(str, workload.windows))} of the trace; expect up to "
-            f"{STEPS * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+            f"{steps * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
         return workload
 
     def _starts(self) -> int:
         """Return how many engine starts are planned for."""
-        return 2 if all(knob.name in LIVE for knob in self.space.knobs) else 4 + PAIRS
+        alone = 2 if all(knob.name in LIVE for knob in self.space.knobs) else 4 + PAIRS
+        return alone + self.bench.width - 1
 
     def _build(self) -> Build:
         """Return the engine that trials of the search share."""
@@ -220,11 +222,13 @@ class _Run:
     async def _question(self) -> Question:
         """Time every batch size and replay the knee: what all else is compared with."""
         bench, knee = self.bench, self.space.knee
-        if not any(done.purpose == "climb" for done in bench.done()):
-            await bench.climb(knee, self.workload, self._build())
-        while (done := self._search_of(knee)) is None:
-            await bench.trial(SEARCH, knee, self.workload, self._build())
-        view = twin_of(self.bench, knee, self._first_looks(), self.workload, self.settings)
+        bench.begin(knee, self.workload, self._build())
+        while (first := self._first_looks()) is None:
+            if any(done.purpose == "climb" and bench.is_here(done) for done in bench.done()):
+                await bench.trial(SEARCH, knee, self.workload, self._build())
+            else:
+                await bench.climb(knee, self.workload, self._build())
+        view = twin_of(bench, knee, first, self.workload, self.settings)
         screen = None
         if view is not None and view.is_believed:
             screen = screen_of(view, self.plan.objectives, knee)
@@ -237,9 +241,9 @@ class _Run:
             space=self.space,
             objectives=self.plan.objectives,
             workload=self.workload,
-            knee=done.measured(self.workload),
+            knee=first[-1].measured(self.workload),
             luck=(
-                screen.luck(knee, done.replays, self.plan.objectives)
+                screen.luck(knee, first[-1].replays, self.plan.objectives)
                 if screen is not None
                 else (0.0,) * len(self.plan.objectives)
             ),
@@ -249,17 +253,15 @@ class _Run:
             build=self._build(),
         )
 
-    def _search_of(self, one: Configuration) -> Done | None:
-        for done in self.bench.done():
-            if done.purpose == SEARCH and not done.failed and done.configuration == dict(one):
-                return done
-        return None
-
-    def _first_looks(self) -> list[Done]:
-        """Return the climb and the knee: what the screen is made of, then as after a resume."""
+    def _first_looks(self) -> list[Done] | None:
+        """Return the climb and the knee in one place: what the screen is made of, then as after a
+        resume. None while there are none."""
         done = self.bench.done()
-        knee = next(i for i, one in enumerate(done) if one.purpose == SEARCH and one.failed is None)
-        return done[: knee + 1]
+        climbs = {one.worker: one for one in reversed(done) if one.purpose == "climb"}
+        for one in done:
+            if is_knee(one, self.space.knee) and one.worker in climbs:
+                return [climbs[one.worker], one]
+        return None
 
     def _tried(self, search: Search) -> list[Tried]:
         done = {
@@ -267,7 +269,8 @@ class _Run:
             for each in self.bench.done()
             if each.purpose == SEARCH and not each.failed
         }
+        judged = {repr(one): (one, values) for one, values in search.judge.judged()}
         return [
-            Tried(one, *values, measured=done[repr(one)].measured(self.workload))
-            for one, values in search.judged()
+            Tried(one, *values, measured=done[name].measured(self.workload))
+            for name, (one, values) in judged.items()
         ]

@@ -3,28 +3,26 @@
 First what the twin likes best, then every argument that needs a restart by itself, then what the
 sampler has in mind. The twin ends at once what cannot win any more, the certified cut ends replays
 that have lost, and trials that share an engine are made together.
+
+On a bench with several places as many trials are under way; each is held against the knee as it was
+in the same place, so that what one place is faster than another is nobody's gain.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import asyncio
+from collections.abc import Callable, Sequence
 
-from tuner.measure import Measurement, measure
-from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.bench import Bench, Done, Lane
+from tuner.refine.judge import ALIKE, SEARCH, WORTH, Judge, Question
 from tuner.refine.knobs import (
     CAP,
     LIVE,
     TOKENS,
     Configuration,
-    Space,
     contradicts,
-    frees,
     restart_key,
-    smallest,
 )
-from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
-from tuner.refine.screen import Screen, combined
+from tuner.refine.objective import Told
 from tuner.refine.study import Asked, Study
-from tuner.workload import Workload
 
 FIRST = 3
 """Configurations that the twin likes best, to be replayed before the sampler has a say."""
@@ -35,45 +33,8 @@ BATCH = 4
 MISSES = 12
 """So many proposals in a row that are known or have lost already end the search."""
 
-ALIKE = 0.002
-"""Gains so close by the twin are those of configurations between which nothing is to choose."""
-
-LOST = 0.10
-"""Attainment of one window below the best's in it, from which on a replay is not worth going on
-with: two replays of the same hardly ever differ by so much."""
-
-WORTH = 0.005
-"""A gain that nobody would restart a server for."""
-
 ROOM = 0.10
 """What an argument that the twin cannot tell of might add to what it says of the others."""
-
-SEARCH = "search"
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """What is searched, and what it is compared with."""
-
-    space: Space
-    objectives: Sequence[Objective]
-    workload: Workload
-    knee: Measurement
-    luck: tuple[float, ...]
-    """What the machine's speed did for the knee's replay, per aim."""
-
-    screen: Screen | None
-    """None where the twin is not believed."""
-
-    budget_s: float
-    """What the search may spend, of the whole run's engine time."""
-
-    start_s: float
-    build: Build
-    """The engine that trials share."""
-
-
-_Judged = tuple[tuple[float, ...], float] | None
 
 
 class Search:
@@ -81,45 +42,26 @@ class Search:
 
     def __init__(self, bench: Bench, study: Study, question: Question) -> None:
         self.bench, self.study, self.question = bench, study, question
-        self._judged: dict[int, _Judged] = {}
-        """By the place of the trial in the run."""
+        self.judge = Judge(bench, question)
+        self._waiting: list[Asked] = []
+        self._going: list[Asked] = []
+        self._is_spent = False
 
     async def gather(self, curve: Sequence[Told]) -> bool:
         """Replay what is worth it; return False when the budget ended it early."""
         if (half := self.bench.under_way()) is not None:
-            await self._trial(half)
+            await self.bench.trial(
+                SEARCH, half, self.question.workload, self.question.build, self.judge.floors
+            )
         self.study.abandon()
         self._synchronise(curve)
         for wave in (self._likely, self._flipped):
             for one in wave():
                 self.study.first(one)
-                if not await self._measure([self.study.ask()]):
-                    return False
-        while batch := self._propose():
-            if not await self._measure(batch):
-                return False
-        return True
-
-    def best(self) -> Configuration:
-        """Return the best of what was replayed: the knee unless another is worth a restart; of
-        equal ones the one with the least memory, then the fewest slots."""
-        knee = self.question.space.knee
-        known = [(one, values[0][0]) for one, values in self.judged() if values[1] <= 0]
-        top = max((gain for _, gain in known), default=0.0)
-        if top < WORTH:  # only less memory is worth a restart
-            freed = [one for one, gain in known if gain > -WORTH and frees(one, knee)]
-            return min(freed, key=smallest, default=knee)
-        return min((one for one, gain in known if gain > top - ALIKE), key=smallest)
-
-    def judged(self) -> list[tuple[Configuration, tuple[tuple[float, ...], float]]]:
-        """Return every configuration of this run that was measured whole, with its gains."""
-        found: list[tuple[Configuration, tuple[tuple[float, ...], float]]] = []
-        for place, done in enumerate(self.bench.done()):
-            if place not in self._judged:
-                self._judged[place] = self._judge(done) if done.purpose == SEARCH else None
-            if (values := self._judged[place]) is not None:
-                found.append((done.configuration, values))
-        return found
+                self._waiting.append(self.study.ask())
+            await self._measure(list)
+        await self._measure(self._propose)
+        return not self._is_spent
 
     def _synchronise(self, curve: Sequence[Told]) -> None:
         """Tell the study what the journal knows and it does not; a new one the curve first."""
@@ -127,9 +69,10 @@ class Search:
             for told in curve:
                 self.study.add(told)
         known = [told.configuration for told in self._told()]
-        for one, values in self.judged():
+        for one, values in self.judge.judged():
             if one not in known:
                 self.study.add(Told(dict(one), *values, source="engine"))
+                known.append(dict(one))
 
     def _likely(self) -> list[Configuration]:
         """Return live configurations to begin with: by the twin, or else the knee's neighbours."""
@@ -155,7 +98,7 @@ class Search:
 
     def _flipped(self) -> list[Configuration]:
         """Return the best so far with one other argument changed, for each that needs a restart."""
-        best = self.best()
+        best = self.judge.best()
         return [
             {**best, knob.name: value}
             for knob in self.question.space.knobs
@@ -177,13 +120,7 @@ class Search:
                 misses += 1
             else:
                 batch.append(asked)
-        return sorted(
-            batch,
-            key=lambda one: (
-                not self.bench.is_up_for(one.configuration, self.question.build),
-                restart_key(one.configuration),
-            ),
-        )
+        return sorted(batch, key=lambda one: restart_key(one.configuration))
 
     def _dismissed(self, asked: Asked) -> bool:
         """End a trial at once that contradicts itself, is known, or has lost by the twin."""
@@ -205,88 +142,82 @@ class Search:
             return None
         if (foreseen := screen.foresee(one)) is None:
             return None
-        judged = self.judged()
+        judged = self.judge.judged()
         if any(screen.are_alike(one, other, within=ALIKE) for other, _ in judged):
             return foreseen.gains[0], "the twin sees no difference to one before"
         most = foreseen.upper(0) + (0.0 if foreseen.is_whole else ROOM)
         best = max((values[0][0] for _, values in judged if values[1] <= 0), default=0.0)
         return (most, "the twin rules it out") if most < best + WORTH else None
 
-    async def _measure(self, batch: Sequence[Asked]) -> bool:
-        """Replay these trials and tell; return False when the budget does not allow one."""
-        for place, asked in enumerate(batch):
+    async def _measure(self, more: Callable[[], list[Asked]]) -> None:
+        """Replay what waits and tell, then ``more``; until nothing is left or the budget is."""
+        runners = [asyncio.create_task(self._run(more)) for _ in range(self.bench.width)]
+        try:
+            await asyncio.gather(*runners)
+        finally:
+            for runner in runners:
+                runner.cancel()
+            await asyncio.gather(*runners, return_exceptions=True)
+
+    async def _run(self, more: Callable[[], list[Asked]]) -> None:
+        while True:
+            async with self.bench.lane() as lane:
+                if (asked := self._next(lane, more)) is None:
+                    return
+                self._going.append(asked)
+                done = await lane.trial(
+                    SEARCH,
+                    asked.configuration,
+                    self.question.workload,
+                    self.question.build,
+                    self.judge.floors,
+                )
+                self._going.remove(asked)
+                self._tell(asked, done)
+
+    def _next(self, lane: Lane, more: Callable[[], list[Asked]]) -> Asked | None:
+        """Return what to replay there: what its engine can serve before what needs another."""
+        while not self._is_spent:
+            self._waiting = self._waiting or more()
+            if not self._waiting:
+                return None
+            asked = min(self._waiting, key=lambda one: not self._is_up(lane, one))
+            self._waiting.remove(asked)
             if self._is_known(asked.configuration):
                 self.study.fail(asked, "known already")
-                continue
-            if not self._affords(asked.configuration):
-                for other in batch[place:]:
-                    self.study.fail(other, "the budget was spent")
-                return False
-            done = await self._trial(asked.configuration)
-            values = self._judge(done)
-            if done.failed is not None:
-                self.study.fail(asked, done.failed)
-            elif values is None:
-                bound = done.measured(self.question.workload).attainment_bound
-                lost = bound / max(1e-9, self.question.knee.attainment) - 1
-                self.study.prune(asked, lost, "cut")
+            elif self._affords(lane, asked):
+                return asked
             else:
-                self.study.tell(asked, *values)
-        return True
+                self._is_spent = True
+                for other in (asked, *self._waiting):
+                    self.study.fail(other, "the budget was spent")
+                self._waiting.clear()
+        return None
 
-    async def _trial(self, one: Configuration) -> Done:
-        question = self.question
-        return await self.bench.trial(
-            SEARCH, one, question.workload, question.build, self._floors()
-        )
-
-    def _judge(self, done: Done) -> _Judged:
-        """Return the gains over the knee, by replay and twin together, and the SLO's deficit; None
-        of a trial that failed or was cut."""
-        if done.failed is not None or any(replay.cut for replay in done.replays):
-            return None
-        question = self.question
-        measured = done.measured(question.workload)
-        values = gains(question.objectives, measured, question.knee)
-        if values is None:
-            return None
-        screen, one = question.screen, done.configuration
-        if screen is None:
-            return values, deficit(measured, question.knee)
-        ours = screen.luck(one, done.replays, question.objectives)
-        usual = [
-            gain - here + there
-            for gain, here, there in zip(values, ours, question.luck, strict=True)
-        ]
-        foreseen = screen.foresee(one)
-        return combined(question.objectives, foreseen, usual), deficit(measured, question.knee)
-
-    def _floors(self) -> list[float]:
-        """Return per window the attainment below which a trial has lost for certain: to the best
-        where goodput counts, else to the knee."""
-        space, slo = self.question.space, self.question.workload.slo
-        of_best = self.question.objectives[0] is GOODPUT and len(self.question.objectives) == 1
-        found = []
-        for place in range(len(self.question.workload.windows)):
-            attained = [
-                measure([done.replays[place]], slo).attainment
-                for done in self.bench.done()
-                if done.purpose == SEARCH
-                and len(done.replays) > place
-                and done.replays[place].cut is None
-                and (of_best or done.configuration == dict(space.knee))
-            ]
-            found.append(max(attained, default=0.0) - LOST)
-        return found
+    def _tell(self, asked: Asked, done: Done) -> None:
+        values = self.judge.judge(done)
+        if done.failed is not None:
+            self.study.fail(asked, done.failed)
+        elif values is None:
+            bound = done.measured(self.question.workload).attainment_bound
+            lost = bound / max(1e-9, self.judge.knee_of(done.worker)[0].attainment) - 1
+            self.study.prune(asked, lost, "cut")
+        else:
+            self.study.tell(asked, *values)
 
     def _is_known(self, one: Configuration) -> bool:
         tried = [done.configuration for done in self.bench.done() if done.purpose == SEARCH]
-        return one in tried or one in [told.configuration for told in self._told()]
+        going = [asked.configuration for asked in self._going]
+        return one in [*tried, *going] or one in [told.configuration for told in self._told()]
 
     def _told(self) -> list[Told]:
         return [told for told in self.study.told() if told.source == "engine"]
 
-    def _affords(self, one: Configuration) -> bool:
+    def _is_up(self, lane: Lane, asked: Asked) -> bool:
+        return lane.is_up_for(asked.configuration, self.question.build)
+
+    def _affords(self, lane: Lane, asked: Asked) -> bool:
         question = self.question
-        start_s = 0.0 if self.bench.is_up_for(one, question.build) else question.start_s
-        return self.bench.spent_s() + start_s + question.workload.step_s <= question.budget_s
+        start_s = 0.0 if self._is_up(lane, asked) else question.start_s
+        going_s = (len(self._going) + 1) * question.workload.step_s
+        return self.bench.spent_s() + start_s + going_s <= question.budget_s

@@ -1,0 +1,139 @@
+"""What a refinement's trials gained over the knee, and which of them is the best so far.
+
+A trial is held against the knee as it was replayed in the same place, by the replays and the twin
+together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.measure import Measurement, measure
+from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.knobs import Configuration, Space, frees, smallest
+from tuner.refine.objective import GOODPUT, Objective, deficit, gains
+from tuner.refine.screen import Screen, combined
+from tuner.workload import Workload
+
+ALIKE = 0.002
+"""Gains so close by the twin are those of configurations between which nothing is to choose."""
+
+LOST = 0.10
+"""Attainment of one window below the best's in it, from which on a replay is not worth going on
+with: two replays of the same hardly ever differ by so much."""
+
+WORTH = 0.005
+"""A gain that nobody would restart a server for."""
+
+SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is searched, and what it is compared with."""
+
+    space: Space
+    objectives: Sequence[Objective]
+    workload: Workload
+    knee: Measurement
+    luck: tuple[float, ...]
+    """What the machine's speed did for the knee's replay, per aim."""
+
+    screen: Screen | None
+    """None where the twin is not believed."""
+
+    budget_s: float
+    """What the search may spend, of the whole run's engine time."""
+
+    start_s: float
+    build: Build
+    """The engine that trials share."""
+
+
+_Judged = tuple[tuple[float, ...], float] | None
+
+
+class Judge:
+    """What the bench measured so far, judged."""
+
+    def __init__(self, bench: Bench, question: Question) -> None:
+        self.bench, self.question = bench, question
+        self._judged: dict[int, _Judged] = {}
+        """By the place of the trial in the run."""
+
+    def best(self) -> Configuration:
+        """Return the best of what was replayed: the knee unless another is worth a restart; of
+        equal ones the one with the least memory, then the fewest slots."""
+        knee = self.question.space.knee
+        known = [(one, values[0][0]) for one, values in self.judged() if values[1] <= 0]
+        top = max((gain for _, gain in known), default=0.0)
+        if top < WORTH:  # only less memory is worth a restart
+            freed = [one for one, gain in known if gain > -WORTH and frees(one, knee)]
+            return min(freed, key=smallest, default=knee)
+        return min((one for one, gain in known if gain > top - ALIKE), key=smallest)
+
+    def judged(self) -> list[tuple[Configuration, tuple[tuple[float, ...], float]]]:
+        """Return every configuration of this run that was measured whole, with its gains."""
+        found: list[tuple[Configuration, tuple[tuple[float, ...], float]]] = []
+        for place, done in enumerate(self.bench.done()):
+            if place not in self._judged:
+                self._judged[place] = self.judge(done) if done.purpose == SEARCH else None
+            if (values := self._judged[place]) is not None:
+                found.append((done.configuration, values))
+        return found
+
+    def judge(self, done: Done) -> _Judged:
+        """Return the gains over the knee, by replay and twin together, and the SLO's deficit; None
+        of a trial that failed or was cut."""
+        if done.failed is not None or any(replay.cut for replay in done.replays):
+            return None
+        question = self.question
+        measured = done.measured(question.workload)
+        knee, luck = self.knee_of(done.worker)
+        values = gains(question.objectives, measured, knee)
+        if values is None:
+            return None
+        screen, one = question.screen, done.configuration
+        if screen is None:
+            return values, deficit(measured, knee)
+        ours = screen.luck(one, done.replays, question.objectives)
+        usual = [gain - here + there for gain, here, there in zip(values, ours, luck, strict=True)]
+        foreseen = screen.foresee(one)
+        return combined(question.objectives, foreseen, usual), deficit(measured, knee)
+
+    def knee_of(self, worker: str) -> tuple[Measurement, tuple[float, ...]]:
+        """Return the knee as that worker replayed it, and its luck; the run's first where it did
+        not."""
+        question = self.question
+        for done in self.bench.done():
+            if is_knee(done, question.space.knee) and done.worker == worker:
+                screen, aims = question.screen, question.objectives
+                none = (0.0,) * len(aims)
+                luck = (
+                    none if screen is None else screen.luck(question.space.knee, done.replays, aims)
+                )
+                return done.measured(question.workload), luck
+        return question.knee, question.luck
+
+    def floors(self, worker: str) -> list[float]:
+        """Return per window the attainment below which a trial there has lost for certain: to the
+        best where goodput counts, else to the knee."""
+        space, slo = self.question.space, self.question.workload.slo
+        of_best = self.question.objectives[0] is GOODPUT and len(self.question.objectives) == 1
+        found = []
+        for place in range(len(self.question.workload.windows)):
+            attained = [
+                measure([done.replays[place]], slo).attainment
+                for done in self.bench.done()
+                if done.purpose == SEARCH
+                and done.worker == worker
+                and len(done.replays) > place
+                and done.replays[place].cut is None
+                and (of_best or done.configuration == dict(space.knee))
+            ]
+            found.append(max(attained, default=0.0) - LOST)
+        return found
+
+
+def is_knee(done: Done, knee: Configuration) -> bool:
+    """Whether this is a replay of the knee."""
+    return done.purpose == SEARCH and done.failed is None and done.configuration == dict(knee)

@@ -1,0 +1,120 @@
+"""The bench of one machine: the engine that is up, restarted where a configuration needs it.
+
+A trial that an interruption left half done goes on with the windows that it lacks.
+"""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import asdict
+from typing import Any
+
+from tuner.engines.seam import Engine, EngineFacts
+from tuner.errors import EngineError
+from tuner.refine.bench import Bench, Build, Done, Floors, Lane, Vary, no_floors, told
+from tuner.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
+from tuner.replay import CutRule
+from tuner.rig import Rig
+from tuner.workload import Workload
+
+
+class LocalBench(Bench):
+    """The one engine that is up on this machine."""
+
+    def __init__(
+        self, rig: Rig, vary: Vary, check: Callable[[EngineFacts], None], *, name: str = ""
+    ) -> None:
+        super().__init__(rig.evidence, rig.watcher)
+        self.rig = rig
+        self._vary, self._check, self._name = vary, check, name
+        self._built: tuple[object, ...] | None = None
+
+    def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
+        """See Bench: here the run itself begins with the knee."""
+
+    async def settle(self) -> None:
+        """See Bench: there is one place alone."""
+
+    def is_here(self, done: Done) -> bool:  # noqa: ARG002 - see Bench
+        return True
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator[Lane]:
+        yield self
+
+    def is_up_for(self, one: Configuration, build: Build) -> bool:
+        return self.rig.engine is not None and self._built == (build, restart_key(one))
+
+    async def engine_for(self, one: Configuration, build: Build) -> Engine:
+        """Return an engine with the configuration's limits set. Raises EngineError."""
+        if self.rig.engine is None or not self.is_up_for(one, build):
+            await self.stop()
+            built_for = told({**one, CAP: build.cap, TOKENS: build.tokens})
+            self.watcher.stage(f"starting an engine with {built_for}")
+            starter = self._vary({**one, TOKENS: build.tokens})
+            self.rig.engine = await starter.start(max_num_seqs=build.cap)
+            self._built = (build, restart_key(one))
+            facts = self.rig.engine.facts
+            self._check(facts)
+            self.evidence.check_machine(facts)
+            purpose = f"{build.tokens} {build.turn} {restart_key(one)}"
+            self._append(
+                "start",
+                purpose=f"{purpose} {self._name}".strip(),
+                max_num_seqs=build.cap,
+                key=repr(restart_key(one)),
+                facts=asdict(facts),
+            )
+        await self.rig.engine.set_limits(
+            max_num_seqs=number(one[CAP]), max_num_batched_tokens=number(one[TOKENS])
+        )
+        return self.rig.engine
+
+    async def stop(self) -> None:
+        self._built = None
+        await self.rig.stop()
+
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> Done:
+        """See Lane."""
+        if self.under_way() is None:
+            self._append("trial", purpose=purpose, max_num_seqs=one[CAP], configuration=dict(one))
+        failed, hint, limits = None, "", floors(self._name)
+        try:
+            before = self.evidence.replayed()
+            for place, window in enumerate(workload.windows):
+                if place in before:
+                    continue
+                engine = await self.engine_for(one, build)
+                rule = CutRule(workload.slo, limits[place] if limits else 0.0)
+                sent = workload.sent_in(window)
+                cap = number(one[CAP])
+                replay = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+                self.evidence.add_replay(replay, purpose, window=place)
+        except EngineError as error:
+            await self.stop()
+            failed, hint = str(error), error.hint
+        self._count(failed, hint)
+        self._append("measured", **self._end(failed))
+        done = self.done()[-1]
+        if failed is None:
+            self.watcher.measured(f"{purpose} {told(one)}", done.measured(workload))
+        return done
+
+    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """See Bench."""
+        if self.under_way() is None:
+            self._append("trial", purpose="climb", max_num_seqs=build.cap, configuration=dict(one))
+        if not self.evidence.replayed():
+            engine = await self.engine_for({**one, CAP: build.cap}, build)
+            await self.rig.climb(engine, "climb", build.cap, workload, workload.step_s)
+        self._append("measured", **self._end(None))
+
+    def _end(self, failed: str | None) -> dict[str, Any]:
+        end: dict[str, Any] = {"failed": failed, "engine": len(self.evidence.starts_s())}
+        return {**end, "worker": self._name} if self._name else end
