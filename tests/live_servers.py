@@ -90,8 +90,9 @@ def serving(  # noqa: PLR0913 - one parameter for each thing that may differ
     clock: Clock | None = None,
     arguments: dict[str, Any] | None = None,
     vllm: str = "0.32.0",
+    first: Callable[[Path], None] = lambda _: None,
 ) -> Iterator[Server]:
-    """Answer at a socket, as the thread in a server does."""
+    """Answer at a socket, as the thread in a server does; ``first`` comes before it is at work."""
     numbers, clock = numbers or Numbers(), clock or Clock()
     at = socket_files.place(str(path), rank=rank, audit=None)
     listening = socket_files.listen(at)
@@ -102,9 +103,10 @@ def serving(  # noqa: PLR0913 - one parameter for each thing that may differ
     try:
         control.open()
         listener = Listener(
-            listening, answer=control.answer, refuse=control.refuse, tick=control.tick
+            listening.socket, answer=control.answer, refuse=control.refuse, tick=control.tick
         )
         thread = threading.Thread(target=listener.run)
+        first(at.socket)
         thread.start()
         try:
             yield Server(at.socket, numbers, control, clock)

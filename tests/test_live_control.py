@@ -15,7 +15,9 @@ from tests.live_servers import BUILT, DIGEST, Clock, Numbers, Server, audit, sai
 from tuner.errors import EngineError, GateError, InputError, TargetError
 from tuner.live import control_client, socket_files
 from tuner.live.cap_schedule import CapAt, CapSchedule
+from tuner.live.listener import Peer
 from tuner.live.protocol import (
+    VERSION,
     Answer,
     ClearSchedule,
     Limits,
@@ -33,7 +35,7 @@ def server(tmp_path: Path) -> Iterator[Server]:
 
 
 def put(server: Server, cap: int, **more: Any) -> Answer:  # noqa: ANN401 - of SetLimits
-    request = SetLimits(version=1, do="set", max_num_seqs=cap, profile=DIGEST, **more)
+    request = SetLimits(version=VERSION, do="set", max_num_seqs=cap, profile=DIGEST, **more)
     return control_client.ask(server.path, request)
 
 
@@ -44,15 +46,21 @@ def keep(server: Server, **caps: int) -> Answer:
         for name, cap in caps.items()
     ]
     schedule = CapSchedule(zone="UTC", caps=entries)
-    return control_client.ask(server.path, SetSchedule(version=1, do="schedule", schedule=schedule))
+    return control_client.ask(
+        server.path, SetSchedule(version=VERSION, do="schedule", schedule=schedule)
+    )
 
 
 def roll_back(server: Server) -> Answer:
-    return control_client.ask(server.path, RollBack(version=1, do="rollback"))
+    return control_client.ask(server.path, RollBack(version=VERSION, do="rollback"))
+
+
+def put_back(server: Server, name: str) -> Answer:
+    return control_client.ask(server.path, PutBack(version=VERSION, do="put_back", of=name))
 
 
 def clear(server: Server) -> Answer:
-    return control_client.ask(server.path, ClearSchedule(version=1, do="clear_schedule"))
+    return control_client.ask(server.path, ClearSchedule(version=VERSION, do="clear_schedule"))
 
 
 def pass_time(server: Server, text: str) -> None:
@@ -134,15 +142,61 @@ def test_changes_are_rolled_back_one_by_one(server: Server) -> None:
 
 
 def test_the_latest_change_is_put_back_also_when_it_was_a_roll_back(server: Server) -> None:
-    back = PutBack(version=1, do="put_back")
-    put(server, 16)
-    roll_back(server)
-    assert control_client.ask(server.path, back).changed
+    put(server, 16, id="a")
+    control_client.ask(server.path, RollBack(version=VERSION, do="rollback", id="b"))
+    assert put_back(server, "b").changed
     assert server.cap == 16
-    with pytest.raises(GateError):
-        control_client.ask(server.path, back)
+    for name in ("a", "b"):
+        with pytest.raises(GateError, match="the last change since the server was started is ano"):
+            put_back(server, name)
     roll_back(server)  # as if nothing had been
     assert server.cap == 32
+
+
+def test_no_change_is_put_back_but_the_one_that_is_named(server: Server) -> None:
+    put(server, 16, id="ours")
+    put(server, 8)
+    for name in ("ours", "x"):
+        with pytest.raises(GateError, match="is another one"):
+            put_back(server, name)
+    assert server.cap == 8
+
+
+def test_a_restarted_server_is_not_taken_for_the_one_before(tmp_path: Path) -> None:
+    path = tmp_path / "tuner.sock"
+    with serving(path) as server:
+        seen = server.state.revision
+        put(server, 16, id="ours")
+    with serving(path) as server:
+        assert server.state.revision != seen
+        with pytest.raises(GateError, match="the server has been restarted meanwhile"):
+            put(server, 8, revision=seen)
+        put(server, 4)
+        with pytest.raises(GateError, match="is another one"):
+            put_back(server, "ours")
+        assert server.cap == 4
+
+
+def test_a_change_is_not_made_for_somebody_who_has_left_before_it_is(server: Server) -> None:
+    """The disk, on which it goes on record before, may take longer than anybody waits."""
+    left = Peer(7, 8, lambda: True)
+    control = server.control
+    request = b'{"version": 2, "do": "set", "max_num_seqs": 16, "profile": "%s"}' % DIGEST.encode()
+    answer = json.loads(control.answer(request, left))
+    assert (answer["ok"], answer["error"]) == (False, "whoever asked had left")
+    schedule = {"at": "00:00", "max_num_seqs": 8, "max_num_batched_tokens": None, "profile": DIGEST}
+    asked = {"version": 2, "do": "schedule", "schedule": {"zone": "UTC", "caps": [schedule]}}
+    assert not json.loads(control.answer(json.dumps(asked).encode(), left))["ok"]
+    assert (server.cap, server.state.schedule) == (32, None)
+    assert not server.path.with_name("tuner.sock.schedule.json").exists()
+    events = [(entry["event"], entry["reason"]) for entry in server.audit[2::2]]
+    assert events == 2 * [("not done", "the line before: whoever asked had left")]
+
+
+def test_a_request_of_another_version_is_told_which_one_is_spoken(server: Server) -> None:
+    answer = said(server.path, b'{"version": 1, "do": "rollback"}\n')
+    assert answer["error"] == "the request is of version 1, and this server speaks 2"
+    assert (answer["ok"], answer["kind"]) == (False, "request")
 
 
 def test_nothing_changes_that_cannot_be_recorded(server: Server) -> None:
@@ -300,18 +354,22 @@ def test_a_schedule_with_one_cap_too_many_is_refused_as_a_whole(server: Server) 
         b"[]",
         b'"state"',
         b"[" * 60000,
-        b'{"version": 1, "do": "state", "do": "rollback"}',
-        b'{"version": 2, "do": "state"}',
-        b'{"version": 1, "do": "state", "extra": 1}',
-        b'{"version": 1, "do": "stop"}',
-        b'{"version": 1, "do": "set", "max_num_seqs": NaN, "profile": "x"}',
-        b'{"version": 1, "do": "set", "max_num_seqs": 0, "profile": "sha256:%064d"}' % 0,
-        b'{"version": 1, "do": "set", "max_num_seqs": -1, "profile": "sha256:%064d"}' % 0,
-        b'{"version": 1, "do": "set", "max_num_seqs": 8.0, "profile": "sha256:%064d"}' % 0,
-        b'{"version": 1, "do": "set", "max_num_seqs": true, "profile": "sha256:%064d"}' % 0,
-        b'{"version": 1, "do": "set", "max_num_seqs": "8", "profile": "sha256:%064d"}' % 0,
-        b'{"version": 1, "do": "set", "max_num_seqs": 8, "profile": "../x"}',
-        b'{"version": 1, "do": "set", "max_num_seqs": 1' + b"0" * 5000 + b"}",
+        b'{"version": 2, "do": "state", "do": "rollback"}',
+        b'{"version": 3, "do": "state"}',
+        b'{"version": true, "do": "state"}',
+        b'{"version": "2", "do": "state"}',
+        b'{"do": "state"}',
+        b'{"version": 2, "do": "put_back"}',
+        b'{"version": 2, "do": "state", "extra": 1}',
+        b'{"version": 2, "do": "stop"}',
+        b'{"version": 2, "do": "set", "max_num_seqs": NaN, "profile": "x"}',
+        b'{"version": 2, "do": "set", "max_num_seqs": 0, "profile": "sha256:%064d"}' % 0,
+        b'{"version": 2, "do": "set", "max_num_seqs": -1, "profile": "sha256:%064d"}' % 0,
+        b'{"version": 2, "do": "set", "max_num_seqs": 8.0, "profile": "sha256:%064d"}' % 0,
+        b'{"version": 2, "do": "set", "max_num_seqs": true, "profile": "sha256:%064d"}' % 0,
+        b'{"version": 2, "do": "set", "max_num_seqs": "8", "profile": "sha256:%064d"}' % 0,
+        b'{"version": 2, "do": "set", "max_num_seqs": 8, "profile": "../x"}',
+        b'{"version": 2, "do": "set", "max_num_seqs": 1' + b"0" * 5000 + b"}",
     ],
 )
 def test_what_is_no_request_is_answered_and_changes_nothing(server: Server, line: bytes) -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -19,7 +20,7 @@ from tests.live_servers import Numbers, Server, said, serving
 from tuner.errors import EngineError, InputError, TargetError
 from tuner.live import control_client, listener, socket_files
 from tuner.live.listener import Peer, peer_of
-from tuner.live.protocol import MAX_LINE_BYTES, Answer, SetLimits, line_of
+from tuner.live.protocol import MAX_LINE_BYTES, VERSION, Answer, SetLimits, line_of
 
 AS_ANOTHER = """
 import os, socket, sys
@@ -29,17 +30,26 @@ os.setuid(1234)
 client = socket.socket(socket.AF_UNIX)
 client.connect(sys.argv[1])
 try:
-    client.sendall(b'{"version": 1, "do": "state"}\\n')
+    client.sendall(b'{"version": 2, "do": "state"}\\n')
     answer = client.recv(1)
 except ConnectionError:
     answer = b""
 sys.exit(len(answer))
 """
-STATE = b'{"version": 1, "do": "state"}\n'
+STATE = b'{"version": 2, "do": "state"}\n'
 
 
 def place(path: Path) -> socket_files.Place:
     return socket_files.place(str(path), rank=0, audit=None)
+
+
+def opened(path: Path) -> None:
+    """Let everybody through pytest's folders, which are closed to others."""
+    for folder in path.parents[1:]:
+        if folder.stat().st_mode & 0o005 == 0o005:
+            break
+        folder.chmod(0o755)
+    path.parent.chmod(path.parent.stat().st_mode | 0o055)
 
 
 def uses(at: socket_files.Place) -> list[Callable[[], object]]:
@@ -107,7 +117,7 @@ def test_of_two_servers_that_start_at_once_one_gets_the_socket(tmp_path: Path) -
     at = place(tmp_path / "tuner.sock")
     with socket.socket(socket.AF_UNIX) as killed:
         killed.bind(str(at.socket))
-    got: list[socket.socket] = []
+    got: list[socket_files.Listening] = []
     refused: list[TargetError] = []
     start = threading.Barrier(4)
 
@@ -124,7 +134,7 @@ def test_of_two_servers_that_start_at_once_one_gets_the_socket(tmp_path: Path) -
     for thread in threads:
         thread.join()
     assert (len(got), len(refused)) == (1, 3)
-    got[0].close()
+    got[0].socket.close()
 
 
 def test_a_server_waits_for_another_that_is_taking_its_socket_in_the_same_folder(
@@ -133,17 +143,62 @@ def test_a_server_waits_for_another_that_is_taking_its_socket_in_the_same_folder
     at, done = place(tmp_path / "tuner.sock"), threading.Event()
 
     def listen() -> None:
-        socket_files.listen(at).close()
+        socket_files.listen(at).socket.close()
         done.set()
 
     thread = threading.Thread(target=listen)
-    folder = os.open(tmp_path, os.O_RDONLY)
-    fcntl.flock(folder, fcntl.LOCK_EX)
-    thread.start()
-    assert not done.wait(0.2)
-    os.close(folder)
+    at.lock.touch(0o600)
+    with at.lock.open() as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        thread.start()
+        assert not done.wait(0.2)
     thread.join()
     assert done.is_set()
+
+
+def test_whoever_can_read_the_folder_cannot_lock_a_server_out(tmp_path: Path) -> None:
+    folder = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        with serving(tmp_path / "tuner.sock") as server:
+            control_client.ask(server.path, lowered_to(8, server))
+            assert mode(tmp_path / "tuner.sock.lock") == 0o600
+    finally:
+        os.close(folder)
+
+
+def test_all_ranks_share_a_lock(tmp_path: Path) -> None:
+    path = str(tmp_path / "tuner.sock")
+    one, other = (socket_files.place(path, rank=rank, audit=None) for rank in (0, 3))
+    assert one.lock == other.lock == tmp_path / "tuner.sock.lock"
+
+
+def test_a_lock_that_others_could_hold_is_not_used(tmp_path: Path) -> None:
+    at, elsewhere = place(tmp_path / "tuner.sock"), tmp_path / "elsewhere"
+    elsewhere.touch(0o600)
+    at.lock.symlink_to(elsewhere)
+    with pytest.raises(TargetError, match="is a link"):
+        socket_files.listen(at)
+    at.lock.unlink()
+    at.lock.touch()
+    at.lock.chmod(0o640)
+    with pytest.raises(TargetError, match="others may lock it") as refused:
+        socket_files.listen(at)
+    assert refused.value.hint == f"chmod 600 {at.lock}"
+    if os.geteuid() == 0:
+        at.lock.chmod(0o600)
+        os.chown(at.lock, 1234, 1234)
+        with pytest.raises(TargetError, match="no regular file of the server's user"):
+            socket_files.listen(at)
+
+
+def test_a_server_that_ends_leaves_its_successors_socket(tmp_path: Path) -> None:
+    at = place(tmp_path / "tuner.sock")
+    ending = socket_files.listen(at)
+    at.socket.unlink()  # by somebody who thought that it had ended
+    with serving(at.socket) as successor:
+        socket_files.withdraw(at, ending)
+        assert successor.state.limits.max_num_seqs == 32
 
 
 @pytest.mark.parametrize("kind", ["file", "folder", "link", "dangling", "link to a socket"])
@@ -187,6 +242,29 @@ def test_a_folder_that_others_write_to_is_refused_unless_it_is_sticky(
     assert refused.value.hint == f"chmod go-w {folder}"
 
 
+@pytest.mark.parametrize("open_mode", [0o777, 0o775, 0o757])
+def test_every_folder_above_is_closed_to_others_or_sticky(tmp_path: Path, open_mode: int) -> None:
+    above, folder = tmp_path / "a", tmp_path / "a" / "b" / "c"
+    folder.mkdir(parents=True, mode=0o700)
+    (tmp_path / "link").symlink_to(above / "b")
+    above.chmod(open_mode)
+    for path in (folder / "tuner.sock", tmp_path / "link" / "c" / "tuner.sock"):
+        with pytest.raises(TargetError, match=f"{above}: others may replace what is in it"):
+            place(path)
+    above.chmod(0o1777)
+    assert place(tmp_path / "link" / "c" / "tuner.sock") == place(folder / "tuner.sock")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_folder_in_a_sticky_one_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
+    theirs = tmp_path / "theirs"
+    (theirs / "ours").mkdir(parents=True, mode=0o700)
+    tmp_path.chmod(0o1777)
+    os.chown(theirs, 1234, 1234)
+    with pytest.raises(TargetError, match=rf"{theirs}: belongs to another user \(1234\)"):
+        place(theirs / "ours" / "tuner.sock")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_what_belongs_to_others_is_not_used(tmp_path: Path) -> None:
     folder = tmp_path / "run"
@@ -222,7 +300,11 @@ def test_an_audit_that_somebody_has_locked_is_an_error_and_no_wait_for_ever(
     monkeypatch.setattr(socket_files, "_AUDIT_S", 0.0)
     at = place(tmp_path / "tuner.sock")
     at.audit.touch(0o600)
-    with at.audit.open() as theirs:
+    at.lock.touch(0o600)
+    with at.audit.open() as reader, at.lock.open() as theirs:
+        fcntl.flock(reader, fcntl.LOCK_EX)
+        socket_files.append(at, {"event": "x"})  # whoever may read it is nobody to wait for
+        at.audit.write_bytes(b"")
         fcntl.flock(theirs, fcntl.LOCK_EX)
         with pytest.raises(TargetError, match="another process has locked it"):
             socket_files.append(at, {"event": "x"})
@@ -230,14 +312,13 @@ def test_an_audit_that_somebody_has_locked_is_an_error_and_no_wait_for_ever(
 
 
 @contextlib.contextmanager
-def answering(path: Path, answer: Callable[[], bytes]) -> Iterator[None]:
+def answering(path: Path, answer: Callable[[bytes], bytes]) -> Iterator[None]:
     """A server that answers one request so."""
 
     def serve() -> None:
         client, _ = listening.accept()
         with client:
-            client.recv(2**16)
-            client.sendall(answer())
+            client.sendall(answer(client.recv(2**16)))
 
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -248,17 +329,21 @@ def answering(path: Path, answer: Callable[[], bytes]) -> Iterator[None]:
         thread.join()
 
 
+def lowered_to_8() -> SetLimits:
+    return SetLimits(version=VERSION, do="set", max_num_seqs=8, profile="sha256:" + "0" * 64)
+
+
 def lowered_to(cap: int, server: Server) -> SetLimits:
     revision = control_client.state(server.path).revision
     return SetLimits(
-        version=1, do="set", revision=revision, max_num_seqs=cap, profile="sha256:" + "0" * 64
+        version=VERSION, do="set", revision=revision, max_num_seqs=cap, profile="sha256:" + "0" * 64
     )
 
 
 def test_only_our_own_change_is_put_back(tmp_path: Path) -> None:
     with serving(tmp_path / "a.sock") as one:
 
-        def refuse_after_somebody_else() -> bytes:
+        def refuse_after_somebody_else(_: bytes) -> bytes:
             control_client.ask(one.path, lowered_to(5, one))
             return line_of(Answer(ok=False, kind="refused", error="busy"))
 
@@ -274,8 +359,8 @@ def test_only_our_own_change_is_put_back(tmp_path: Path) -> None:
 def test_a_change_whose_answer_got_lost_is_put_back(tmp_path: Path) -> None:
     with serving(tmp_path / "a.sock") as one:
 
-        def change_and_break() -> bytes:
-            control_client.ask(one.path, lowered_to(8, one))
+        def change_and_break(asked: bytes) -> bytes:
+            said(one.path, asked)
             (tmp_path / "b.sock").unlink()
             (tmp_path / "b.sock").symlink_to(one.path)
             return b""
@@ -284,6 +369,21 @@ def test_a_change_whose_answer_got_lost_is_put_back(tmp_path: Path) -> None:
         with answering(tmp_path / "b.sock", change_and_break), pytest.raises(InputError):
             control_client.change_all([(tmp_path / "b.sock", ours)])
         assert one.cap == 32
+
+
+def test_a_change_that_was_not_made_is_no_reason_to_undo_somebody_elses(tmp_path: Path) -> None:
+    with serving(tmp_path / "a.sock") as one:
+
+        def break_after_somebody_else(_: bytes) -> bytes:
+            control_client.ask(one.path, lowered_to(5, one))
+            (tmp_path / "b.sock").unlink()
+            (tmp_path / "b.sock").symlink_to(one.path)
+            return b""
+
+        ours = lowered_to(8, one)
+        with answering(tmp_path / "b.sock", break_after_somebody_else), pytest.raises(InputError):
+            control_client.change_all([(tmp_path / "b.sock", ours)])
+        assert one.cap == 5
 
 
 def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:
@@ -313,6 +413,12 @@ def test_the_audit_may_be_elsewhere_but_not_anywhere(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "audit.jsonl").read_text()) == {"event": "set"}
     with pytest.raises(TargetError, match="whole path of the audit"):
         socket_files.place(path, rank=0, audit="audit.jsonl")
+    open_ = tmp_path / "open"
+    open_.mkdir()
+    open_.chmod(0o777)
+    for audit, why in ((open_ / "a.jsonl", "others may replace"), ("/none/a", "no such file")):
+        with pytest.raises(TargetError, match=why):
+            socket_files.place(path, rank=0, audit=str(audit))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(TargetError):  # without waiting for a reader
         socket_files.append(socket_files.place(path, rank=0, audit=str(tmp_path / "pipe")), {})
@@ -329,12 +435,7 @@ def test_the_kernel_says_who_is_there() -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
 def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(tmp_path: Path) -> None:
-    outside = tmp_path
-    while outside != outside.parent:  # pytest's folders are closed to others
-        outside.chmod(0o755)
-        outside = outside.parent
-        if outside.stat().st_mode & 0o005 == 0o005:
-            break
+    opened(tmp_path / "tuner.sock")
     with serving(tmp_path / "tuner.sock") as server:
         server.path.chmod(0o666)
         asked = subprocess.run(
@@ -346,7 +447,7 @@ def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(tmp_pa
 
 def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
     with serving(tmp_path / "tuner.sock") as server:
-        endless = b'{"version": 1, "do": "' + b"x" * control_client.MAX_ANSWER_BYTES
+        endless = b'{"version": 2, "do": "' + b"x" * control_client.MAX_ANSWER_BYTES
         with pytest.raises((BrokenPipeError, ConnectionResetError)):
             said(server.path, endless)
         answer = said(server.path, b"x" * (MAX_LINE_BYTES + 1))
@@ -366,6 +467,112 @@ def test_half_closed_and_silent_clients_are_no_trouble(tmp_path: Path) -> None:
                 gone.connect(str(server.path))
                 gone.sendall(STATE)  # and leaves without reading
         assert server.state.limits.max_num_seqs == 32
+
+
+SET = line_of(lowered_to_8())
+
+
+@pytest.mark.parametrize("how", ["closed", "shut down", "closed after half of it"])
+def test_a_request_whose_sender_gave_up_in_the_queue_is_not_carried_out(
+    tmp_path: Path, how: str
+) -> None:
+    with contextlib.ExitStack() as kept:
+
+        def give_up(path: Path) -> None:
+            client = kept.enter_context(socket.socket(socket.AF_UNIX))
+            client.connect(str(path))
+            client.sendall(SET)
+            if how == "closed after half of it":
+                client.shutdown(socket.SHUT_WR)
+            if how == "shut down":
+                client.shutdown(socket.SHUT_RDWR)
+            else:
+                client.close()
+
+        with serving(tmp_path / "tuner.sock", first=give_up) as server:
+            assert server.state.limits.max_num_seqs == 32
+            assert [entry["event"] for entry in server.audit] == ["started"]
+
+
+def test_a_client_that_got_no_answer_in_time_has_changed_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait_in_vain(path: Path) -> None:
+        with monkeypatch.context() as hurried:
+            hurried.setattr(control_client, "ANSWER_S", 0.1)
+            with pytest.raises(InputError, match="no answer within"):
+                control_client.change_all([(path, lowered_to_8())])
+
+    with serving(tmp_path / "tuner.sock", first=wait_in_vain) as server:
+        assert server.state.limits.max_num_seqs == 32
+        assert [entry["event"] for entry in server.audit] == ["started"]
+
+
+def test_a_request_whose_sender_only_ended_his_sending_is_carried_out(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+        assert said(server.path, SET, then=lambda client: client.shutdown(socket.SHUT_WR))["ok"]
+        assert server.cap == 8
+
+
+AS_SERVER = """
+import os, socket, sys
+os.setgroups([])
+os.setgid(1234)
+os.setuid(1234)
+listening = socket.socket(socket.AF_UNIX)
+listening.bind(sys.argv[1])
+os.chmod(sys.argv[1], 0o666)
+listening.listen()
+print(flush=True)
+while True:
+    client, _ = listening.accept()
+    with client:
+        print(len(client.recv(65536)), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def another_users(path: Path) -> Iterator[IO[str]]:
+    """Listen there as another user; give what he says he has been sent, in bytes a line."""
+    opened(path)
+    with subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", AS_SERVER, path], stdout=subprocess.PIPE, text=True
+    ) as server:
+        assert server.stdout is not None
+        try:
+            assert server.stdout.readline()
+            yield server.stdout
+        finally:
+            server.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_another_user_who_listens_there_is_told_nothing(tmp_path: Path) -> None:
+    tmp_path.chmod(0o1777)
+    path = tmp_path / "tuner.sock"
+    with another_users(path) as sent:
+        with pytest.raises(InputError, match=f"{path}: is of user 1234, who may be anybody"):
+            control_client.ask(path, lowered_to_8())
+        assert sent.readline() == "0\n"
+        os.chown(path, 0, 0)  # whoever has the file, he listens
+        with pytest.raises(InputError, match="is of user 1234, who may be anybody"):
+            control_client.ask(path, lowered_to_8())
+        assert sent.readline() == "0\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
+def test_root_asks_the_user_whose_folder_it_is(tmp_path: Path) -> None:
+    folder = tmp_path / "theirs"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 1234, 1234)
+    path = folder / "tuner.sock"
+    with another_users(path) as sent:
+        with pytest.raises(InputError, match="does not answer as a live server does"):
+            control_client.ask(path, lowered_to_8())
+        assert sent.readline() == f"{len(line_of(lowered_to_8()))}\n"
+        tmp_path.chmod(0o777)  # where anybody puts a folder in the place of this one
+        with pytest.raises(InputError, match=f"{tmp_path}: others may replace what is in it"):
+            control_client.ask(path, lowered_to_8())
 
 
 def test_slow_clients_make_others_wait_only_when_they_are_many(

@@ -208,6 +208,7 @@ What is rolled out
     live.record              what goes on record
     live.listener            its clients, who may be anybody
     live.socket_files        its socket and files, safe from other users
+    live.folders             whether others could put something else where a path leads
     difference               in what two profiles differ, or a profile and what is deployed
     targets                  the registry of rollout targets, one module each
     targets.seam             what a rollout target is; types only

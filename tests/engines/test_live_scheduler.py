@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from tests.live_servers import DIGEST, audit
 from tuner.live import control_client
-from tuner.live.protocol import Limits, Refused, SetLimits
+from tuner.live.protocol import VERSION, Limits, Refused, SetLimits
 
 pytestmark = pytest.mark.vllm
 
@@ -215,7 +215,7 @@ def test_with_it_the_socket_is_there_until_shutdown(
     monkeypatch.setenv("TUNER_LIVE_SOCKET", str(path))
     made = lone.scheduler_of(lone.live.LiveScheduler, config)
     wait_for(path)
-    request = SetLimits(version=1, do="set", max_num_seqs=3, profile=DIGEST)
+    request = SetLimits(version=VERSION, do="set", max_num_seqs=3, profile=DIGEST)
     assert control_client.ask(path, request).changed  # while it idles
     assert made.max_num_active_reqs == 3
     assert control_client.state(path).about.arguments["kv_cache_dtype"] == "auto"

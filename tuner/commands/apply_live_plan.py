@@ -10,6 +10,7 @@ from tuner import difference, live_server, profile, rollout
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.live.cap_schedule import CapAt, CapSchedule
 from tuner.live.protocol import (
+    VERSION,
     Change,
     ClearSchedule,
     RollBack,
@@ -81,7 +82,7 @@ def plan(servers: Sequence[Server], options: LiveOptions) -> tuple[list[Change],
 
 def _set(server: Server, checked: _Checked, options: LiveOptions) -> SetLimits:
     return SetLimits(
-        version=1,
+        version=VERSION,
         do="set",
         revision=server.state.revision,
         reason=options.reason,
@@ -116,7 +117,7 @@ def _schedule(
         ) from None
     changes: list[Change] = [
         SetSchedule(
-            version=1,
+            version=VERSION,
             do="schedule",
             revision=one.state.revision,
             reason=options.reason,
@@ -142,12 +143,12 @@ def _cap(at: str, chosen: ServingProfile, options: LiveOptions) -> CapAt:
 
 def _clear(server: Server, options: LiveOptions) -> ClearSchedule:
     revision, reason = server.state.revision, options.reason
-    return ClearSchedule(version=1, do="clear_schedule", revision=revision, reason=reason)
+    return ClearSchedule(version=VERSION, do="clear_schedule", revision=revision, reason=reason)
 
 
 def _roll_back(server: Server, options: LiveOptions) -> RollBack:
     revision, reason = server.state.revision, options.reason
-    return RollBack(version=1, do="rollback", revision=revision, reason=reason)
+    return RollBack(version=VERSION, do="rollback", revision=revision, reason=reason)
 
 
 def _tokens(chosen: ServingProfile, options: LiveOptions) -> int | None:

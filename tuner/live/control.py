@@ -4,6 +4,7 @@ Runs on a thread of its own inside EngineCore. It never waits for the engine whi
 something that the engine needs, and needs nothing of vLLM but what ``Knobs`` says.
 """
 
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -82,10 +83,11 @@ class LiveControl:
         self._schedule: CapSchedule | None = None
         self._turn: Turn | None = None
         self._undo: tuple[_Done, ...] = ()
-        self._last: tuple[_Done, tuple[_Done, ...]] | None = None
-        """The latest change of somebody's, and what could be rolled back before it."""
+        self._last: tuple[str | None, _Done, tuple[_Done, ...]] | None = None
+        """The latest change of somebody's with its name, and what could be rolled back before."""
 
-        self._revision = 0
+        self._start = secrets.token_hex(8)
+        self._changes = 0
         self._problem: str | None = None
 
     def open(self) -> None:
@@ -107,7 +109,10 @@ class LiveControl:
         log.warning("tuner: live control: pid %d of user %d turned away", peer.pid, peer.uid)
 
     def answer(self, line: bytes, peer: Peer) -> bytes:
-        """Do what a line asks for and return the line that says how it went. Never raises."""
+        """Do what a line asks for and return the line that says how it went. Never raises.
+
+        For a peer that has left nothing changes any more: it takes that for not done.
+        """
         before = self._knobs.limits()
         try:
             if len(line) > MAX_LINE_BYTES:
@@ -146,11 +151,15 @@ class LiveControl:
 
     # -- changes
 
+    @property
+    def _revision(self) -> str:
+        return f"{self._start}.{self._changes}"
+
     def _change(self, request: Change, peer: Peer) -> bool:
         if request.revision is not None and request.revision != self._revision:
-            raise Refused(
-                "the server's limits have been changed meanwhile", hint="Run the command again."
-            )
+            is_known = request.revision.startswith(f"{self._start}.")
+            what = "server's limits have been changed" if is_known else "server has been restarted"
+            raise Refused(f"the {what} meanwhile", hint="Run the command again.")
         was = self._position()
         if isinstance(request, SetLimits):
             wanted = checked(self._knobs, request.max_num_seqs, request.max_num_batched_tokens)
@@ -163,25 +172,27 @@ class LiveControl:
                 self._keep(None)  # one that was not taken up
             new = _Position(was.limits, None, None)
         else:
-            new = self._undone(was, last=isinstance(request, PutBack))
+            new = self._undone(was, request)
         if (new.limits, new.schedule) == (was.limits, was.schedule):
             return False
         self._go(was, new, request, peer)
         done, before = _Done(was, new), self._undo
         if isinstance(request, PutBack):
             assert self._last is not None
-            self._undo, self._last = self._last[1], None
+            self._undo, self._last = self._last[2], None
             return True
         took_back = isinstance(request, RollBack)
         self._undo = before[:-1] if took_back else (*before, done)[-MOST_UNDONE:]
-        self._last = (done, before)
+        self._last = (request.id, done, before)
         return True
 
-    def _undone(self, was: _Position, *, last: bool) -> _Position:
-        if last:
-            done = None if self._last is None else self._last[0]
-        else:
-            done = self._undo[-1] if self._undo else None
+    def _undone(self, was: _Position, request: RollBack | PutBack) -> _Position:
+        done = self._undo[-1] if self._undo else None
+        if isinstance(request, PutBack):
+            name, done, _ = self._last or (None, None, ())
+            if name != request.of:
+                why = "the last change since the server was started is another one"
+                raise Refused(why, hint="See what holds: tuner apply --live --socket PATH")
         if done is None:
             raise Refused(
                 "there is no change to take back since the server was started",
@@ -215,13 +226,15 @@ class LiveControl:
                 profile=request.profile if isinstance(request, SetLimits) else None,
                 schedule=new.schedule,
             )
+            if peer.has_left():  # the disk may have taken long
+                raise self._not_done(was.limits, "whoever asked had left")
             self._set(was.limits, new.limits)
         except (Refused, TunerError):
             if new.schedule != was.schedule:
                 self._keep(was.schedule)
             raise
         self._schedule, self._turn = new.schedule, new.turn
-        self._revision += 1
+        self._changes += 1
 
     def _make(self, turn: Turn) -> None:
         old = self._knobs.limits()
@@ -232,7 +245,7 @@ class LiveControl:
                 "turn", old, wanted, reason=f"{cap.at} by schedule", profile=cap.profile
             )
             self._set(old, wanted)
-            self._revision += 1
+            self._changes += 1
         self._turn, self._problem = turn, None
 
     def _set(self, old: Limits, new: Limits) -> None:
@@ -241,10 +254,12 @@ class LiveControl:
         try:
             self._knobs.set_limits(new)
         except Refused:
-            self._record.write(
-                "not done", old, old, reason="the line before: the engine was too busy"
-            )
+            self._not_done(old, "the engine was too busy")
             raise
+
+    def _not_done(self, limits: Limits, why: str) -> Refused:
+        self._record.write("not done", limits, limits, reason=f"the line before: {why}")
+        return Refused(why, hint="Ask again.", kind="failed")
 
     # -- what is told and kept
 

@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import socket
 import stat
 import struct
@@ -13,7 +14,10 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tuner.errors import EngineError, GateError, InputError, TunerError
+from tuner.live import folders
+from tuner.live.listener import peer_of
 from tuner.live.protocol import (
+    VERSION,
     Answer,
     AskState,
     Change,
@@ -55,7 +59,7 @@ def ranks(path: Path) -> list[Path]:
 
 def state(path: Path) -> State:
     """Raises InputError where no live server answers."""
-    told = ask(path, AskState(version=1, do="state")).state
+    told = ask(path, AskState(version=VERSION, do="state")).state
     assert told is not None  # ask has checked
     return told
 
@@ -67,7 +71,8 @@ def change_all(changes: Sequence[tuple[Path, Change]]) -> list[Answer]:
     """
     answers: list[Answer] = []
     with ExitStack() as undo:
-        for path, change in changes:
+        for path, unnamed in changes:
+            change = unnamed.model_copy(update={"id": secrets.token_hex(16)})
             try:
                 answers.append(ask(path, change))
             except (TunerError, KeyboardInterrupt, SystemExit) as problem:
@@ -78,27 +83,27 @@ def change_all(changes: Sequence[tuple[Path, Change]]) -> list[Answer]:
                 more = "what was changed before it is put back"
                 raise type(problem)(f"{problem}; {more}", hint=problem.hint) from None
             if answers[-1].changed:
-                undo.callback(_put_back, path, answers[-1])
+                undo.callback(_put_back, path, change)
         undo.pop_all()
     return answers
 
 
 def _put_back_if_done(path: Path, change: Change) -> None:
-    """A server that has not made the change has another revision, and refuses."""
-    if change.revision is not None:
-        with suppress(TunerError):
-            ask(path, _putting_back(change.revision + 1))
+    """A server that has not made it, or was restarted since, refuses."""
+    with suppress(TunerError):
+        ask(path, _putting_back(change))
 
 
-def _putting_back(revision: int | None) -> PutBack:
+def _putting_back(change: Change) -> PutBack:
+    assert change.id is not None
     reason = "another server or rank failed"
-    return PutBack(version=1, do="put_back", revision=revision, reason=reason)
+    return PutBack(version=VERSION, do="put_back", of=change.id, reason=reason)
 
 
-def _put_back(path: Path, done: Answer) -> None:
+def _put_back(path: Path, change: Change) -> None:
     """Undo this change and nobody else's."""
     try:
-        ask(path, _putting_back(None if done.state is None else done.state.revision))
+        ask(path, _putting_back(change))
     except TunerError as problem:
         raise EngineError(
             f"{path}: was changed, and could not be put back: {problem}",
@@ -118,7 +123,7 @@ def ask(path: Path, request: Request) -> Answer:
     except (Refused, ValidationError):
         raise InputError(
             f"{path}: what listens there does not answer as a live server does",
-            hint="Check the path; a newer server needs a newer tuner.",
+            hint="Check the path; a server that runs another tuner is asked with that one.",
         ) from None
     if not answer.ok:
         raise _ERRORS[answer.kind](f"{path}: {answer.error}", hint=answer.hint)
@@ -131,9 +136,11 @@ def _exchange(path: Path, line: bytes) -> bytes:
     until_s = time.monotonic() + ANSWER_S
     received = bytearray()
     try:
-        if not stat.S_ISSOCK(path.stat().st_mode):
+        file = path.stat()
+        if not stat.S_ISSOCK(file.st_mode):
             raise InputError(f"{path}: is no socket", hint="See TUNER_LIVE_SOCKET of the server.")
         with _connected(path) as connection:
+            _check_server(path, {file.st_uid, peer_of(connection).uid})
             connection.sendall(line)
             while not received.endswith(b"\n") and len(received) <= MAX_ANSWER_BYTES:
                 connection.settimeout(max(0.001, until_s - time.monotonic()))
@@ -144,6 +151,23 @@ def _exchange(path: Path, line: bytes) -> bytes:
     except OSError as problem:
         raise _explained(path, problem) from None
     return bytes(received)
+
+
+def _check_server(path: Path, users: set[int]) -> None:
+    """Refuse a socket, or one who listens there, of somebody who has no say in the server.
+
+    Root acts for the user whose folder it is. Raises InputError and OSError.
+    """
+    strangers = users - {os.geteuid(), 0}
+    if strangers and os.geteuid() == 0 and (theirs := folders.owner(path.parent)) is not None:
+        folders.safe(path.parent, users={theirs})
+        strangers.discard(theirs)
+    if strangers:
+        raise InputError(
+            f"{path}: is of user {min(strangers)}, who may be anybody",
+            hint="Ask as the user that the server runs as; root may where the folder is that "
+            "user's and closed to others.",
+        )
 
 
 def _connected(path: Path) -> socket.socket:

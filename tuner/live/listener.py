@@ -5,7 +5,9 @@ never the engine: the thread only waits, and what it answers is computed between
 """
 
 import contextlib
+import functools
 import os
+import select
 import selectors
 import socket
 import struct
@@ -34,6 +36,8 @@ class Peer:
     """0 for a process of another container."""
 
     uid: int
+    has_left: Callable[[], bool] = field(default=lambda: False, compare=False)
+    """Whether nobody waits for the answer any more, though what was sent can still be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -147,7 +151,7 @@ class Listener:
         got = client.socket.recv(MAX_LINE_BYTES)
         client.received += got
         line, end, _ = bytes(client.received).partition(b"\n")
-        if not client.received:
+        if not client.received or client.peer.has_left():  # while it waited to be served
             self._close(client)
         elif end or not got or len(line) > MAX_LINE_BYTES:
             client.to_send = self._answer(line[: MAX_LINE_BYTES + 1], client.peer)
@@ -175,4 +179,11 @@ def peer_of(connection: socket.socket) -> Peer:
     """Return who is at the other end of a Unix socket. Linux only. Raises OSError."""
     said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, _ = _CREDENTIALS.unpack(said)
-    return Peer(pid, uid)
+    return Peer(pid, uid, functools.partial(_has_left, connection))
+
+
+def _has_left(connection: socket.socket) -> bool:
+    """One that has only ended its own sending, as ``socat`` does, still waits for the answer."""
+    poll = select.poll()
+    poll.register(connection, 0)
+    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))

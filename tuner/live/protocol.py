@@ -4,16 +4,19 @@ Both ends read strictly: whoever is at the other end may be anybody.
 """
 
 import json
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from tuner.live.cap_schedule import CapSchedule, Digest, MaxNumBatchedTokens, MaxNumSeqs
 
-VERSION = 1
+VERSION: Final = 2
+"""2: revisions are of one start of a server, and what is put back is named."""
+
 MAX_LINE_BYTES = 64 * 2**10
 
 Text = Annotated[str, Field(max_length=500)]
+Name = Annotated[str, Field(min_length=1, max_length=64)]
 Kind = Literal["request", "refused", "failed"]
 """Of a refusal: it is not understood, it must not be done, or it could not be done."""
 
@@ -39,7 +42,7 @@ class Limits(_Said):
 
 
 class _Request(_Said):
-    version: Literal[1]
+    version: Literal[2]
 
 
 class AskState(_Request):
@@ -47,8 +50,11 @@ class AskState(_Request):
 
 
 class _Change(_Request):
-    revision: int | None = None
+    revision: Name | None = None
     """The state's, as the one who asks has seen it; the change is refused if it is another now."""
+
+    id: Name | None = None
+    """Whatever the one who asks calls it; what has no name cannot be put back."""
 
     reason: Text = ""
     override: Annotated[list[Text], Field(max_length=20)] = []
@@ -79,6 +85,8 @@ class PutBack(_Change):
     """Undo the change just made, be it a roll back: another rank of the same server failed."""
 
     do: Literal["put_back"]
+    of: Name
+    """Its ``id``: any other change stays."""
 
 
 Change = SetLimits | SetSchedule | ClearSchedule | RollBack | PutBack
@@ -127,7 +135,9 @@ class State(_Told):
     waiting: int
     schedule: CapSchedule | None
     next: Ahead | None
-    revision: int
+    revision: str
+    """Another one after every change, and after every start of the server."""
+
     changes: int
     """How many can be rolled back."""
 
@@ -150,8 +160,16 @@ class Answer(_Told):
 
 def parse(line: bytes) -> Request:
     """Raises Refused with what is wrong."""
+    said = strict_json(line)
+    version = said.get("version", VERSION) if isinstance(said, dict) else VERSION
+    if version != VERSION:
+        raise Refused(
+            f"the request is of version {str(version)[:20]}, and this server speaks {VERSION}",
+            hint="Ask with the tuner that is installed where the server is.",
+            kind="request",
+        )
     try:
-        return _REQUEST.validate_python(strict_json(line))
+        return _REQUEST.validate_python(said)
     except ValidationError as problem:
         first = problem.errors(include_url=False, include_input=False)[0]
         place = ".".join(str(part) for part in first["loc"])

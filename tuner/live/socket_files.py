@@ -18,6 +18,7 @@ from pathlib import Path
 
 from tuner import files
 from tuner.errors import TargetError
+from tuner.live import folders
 
 BACKLOG = 8
 MAX_SCHEDULE_BYTES = 64 * 2**10
@@ -27,6 +28,7 @@ _LONGEST_NAME = 80
 _PROBE_S = 1.0
 _LOCK_S = 10.0
 _AUDIT_S = 2.0
+_LEAVE_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,8 @@ class Place:
 
     socket: Path
     audit: Path
+    lock: Path
+    """Of all ranks: held for a moment, while a socket is taken or left, or a line recorded."""
 
     @property
     def schedule(self) -> Path:
@@ -44,67 +48,96 @@ class Place:
 def place(path: str, *, rank: int, audit: str | None) -> Place:
     """Return the place that the environment names; each further rank gets a socket of its own.
 
-    Raises TargetError for a place that somebody else could write to.
+    Raises TargetError for a place that somebody else could put something else into.
     """
-    chosen = Path(path)
-    if not chosen.is_absolute() or chosen.name in {"", ".."}:
+    named = Path(path)
+    if not named.is_absolute() or named.name in {"", ".."}:
         raise TargetError(f"{path}: not the whole path of a socket", hint="Begin it with /.")
-    chosen = chosen if rank == 0 else chosen.with_name(f"{chosen.name}.dp{rank}")
-    if len(os.fsencode(chosen.name)) > _LONGEST_NAME:
-        raise TargetError(f"{chosen}: the name is too long", hint="Use a shorter name.")
+    name = named.name if rank == 0 else f"{named.name}.dp{rank}"
+    if len(os.fsencode(name)) > _LONGEST_NAME:
+        raise TargetError(f"{name}: the name is too long", hint="Use a shorter name.")
     if audit is not None and not Path(audit).is_absolute():
         raise TargetError(f"{audit}: not the whole path of the audit", hint="Begin it with /.")
-    with _folder(chosen):
-        pass
-    beside = chosen.with_name(f"{chosen.name}.audit.jsonl")
-    return Place(chosen, beside if audit is None else Path(audit))
+    try:
+        folder = folders.safe(named.parent, users={os.geteuid()})
+    except OSError as problem:
+        raise _explained(named.parent, problem) from None
+    beside = folder / f"{name}.audit.jsonl" if audit is None else Path(audit)
+    _check_kept(beside)
+    return Place(folder / name, beside, folder / f"{named.name}.lock")
 
 
-def listen(at: Place) -> socket.socket:
+def _check_kept(audit: Path) -> None:
+    """Its folder may be a group's, as /var/log is; but not everybody's to empty."""
+    try:
+        mode = audit.parent.stat().st_mode
+    except OSError as problem:
+        raise _explained(audit.parent, problem) from None
+    if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+        raise TargetError(
+            f"{audit.parent}: others may replace what is in it", hint=f"chmod o-w {audit.parent}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    socket: socket.socket
+    file: tuple[int, int]
+    """Device and inode of its name, which stay its own while it is open."""
+
+
+def listen(at: Place) -> Listening:
     """Return a socket that listens there, for its owner alone.
 
     A socket that nobody listens at any more is replaced. Raises TargetError for one that is in use,
     and for anything that is no socket of ours.
     """
-    with _folder(at.socket) as folder, _alone(folder, at.socket):
+    with _folder(at) as folder, _locked(at, wait_s=_LOCK_S):
         address = f"/proc/self/fd/{folder}/{at.socket.name}"
         _clear(at.socket, folder, address)
         listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             listening.bind(address)
             Path(address).chmod(0o600)  # whatever the umask; nobody can connect before listen()
+            file = _file_at(at, folder)
             listening.listen(BACKLOG)
             listening.setblocking(False)
         except OSError as problem:
             listening.close()
             raise _explained(at.socket, problem) from None
-        return listening
+        return Listening(listening, file)
 
 
-def withdraw(at: Place, listening: socket.socket) -> None:
+def withdraw(at: Place, listening: Listening) -> None:
     """Take the name away and close. Never raises: a name left behind does no harm.
 
-    In this order: while we listen, no other server takes the name.
+    In this order: while we listen, no other server takes the name. It may have another file now, of
+    a server that was started after somebody had removed ours.
     """
-    with contextlib.suppress(OSError):
-        at.socket.unlink()
-    listening.close()
+    with (
+        contextlib.suppress(OSError, TargetError),
+        _folder(at) as folder,
+        _locked(at, wait_s=_LEAVE_S),
+    ):
+        if _file_at(at, folder) == listening.file:
+            os.unlink(at.socket.name, dir_fd=folder)
+    listening.socket.close()
 
 
 def append(at: Place, entry: Mapping[str, object]) -> None:
     """Add a line to the audit, on the disk on return. Raises TargetError; nothing is then added."""
     line = json.dumps(entry).encode("ascii") + b"\n"
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    try:
-        descriptor = os.open(at.audit, flags, 0o600)
+    with _locked(at, wait_s=_AUDIT_S):  # the ranks of a server may share one
         try:
-            _check_ours(at.audit, os.fstat(descriptor))
-            _lock(descriptor, at.audit, wait_s=_AUDIT_S)  # the ranks of a server may share one
-            _append(descriptor, line)
-        finally:
-            os.close(descriptor)
-    except OSError as problem:
-        raise _explained(at.audit, problem) from None
+            descriptor = os.open(at.audit, flags, 0o600)
+            try:
+                _check_ours(at.audit, os.fstat(descriptor))
+                _append(descriptor, line)
+            finally:
+                os.close(descriptor)
+        except OSError as problem:
+            raise _explained(at.audit, problem) from None
 
 
 def _append(descriptor: int, line: bytes) -> None:
@@ -146,38 +179,49 @@ def keep_schedule(at: Place, content: bytes | None) -> None:
 
 
 @contextlib.contextmanager
-def _folder(path: Path) -> Iterator[int]:
-    """Give a descriptor of the folder, checked; what is done through it is done in that folder."""
-    folder = path.parent
+def _folder(at: Place) -> Iterator[int]:
+    """Give a descriptor of the folder; what is done through it is done in that folder."""
+    folder = at.socket.parent
     try:
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError as problem:
         raise _explained(folder, problem) from None
     try:
-        status = os.fstat(descriptor)
-        if status.st_uid not in {os.geteuid(), 0}:
-            raise TargetError(
-                f"{folder}: belongs to another user ({status.st_uid})",
-                hint=f"Use a folder of the server's own: install -d -m 700 -o {os.geteuid()} …",
-            )
-        if status.st_mode & 0o022 and not status.st_mode & stat.S_ISVTX:
-            raise TargetError(
-                f"{folder}: others may replace what is in it", hint=f"chmod go-w {folder}"
-            )
         yield descriptor
     finally:
         os.close(descriptor)
 
 
+def _file_at(at: Place, folder: int) -> tuple[int, int]:
+    status = os.stat(at.socket.name, dir_fd=folder, follow_symlinks=False)
+    return status.st_dev, status.st_ino
+
+
 @contextlib.contextmanager
-def _alone(folder: int, path: Path) -> Iterator[None]:
-    """Let servers, and the ranks of one, that start at the same time do this one by one."""
-    _lock(folder, path.parent, wait_s=_LOCK_S)
-    yield  # closing the folder's descriptor unlocks
+def _locked(at: Place, *, wait_s: float) -> Iterator[None]:
+    """Let servers, and the ranks of one, do this one by one. Raises TargetError.
+
+    A file of its own, for its owner alone: whoever can read a file or a folder can lock it, for
+    ever even.
+    """
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(at.lock, flags, 0o600)
+    except OSError as problem:
+        raise _explained(at.lock, problem) from None
+    try:
+        status = os.fstat(descriptor)
+        _check_ours(at.lock, status)
+        if status.st_mode & 0o077:
+            raise TargetError(f"{at.lock}: others may lock it", hint=f"chmod 600 {at.lock}")
+        _lock(descriptor, at.lock, wait_s=wait_s)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _lock(descriptor: int, path: Path, *, wait_s: float) -> None:
-    """Lock until the descriptor is closed; whoever can read a file can lock it, for ever even."""
+    """Lock until the descriptor is closed."""
     until_s = time.monotonic() + wait_s
     while True:
         try:

@@ -67,7 +67,9 @@ class LiveThread:
             def tick() -> float:
                 return guarded(_complain, control.tick) or LOOK_S
 
-            self._listener = Listener(listening, answer=answer, refuse=control.refuse, tick=tick)
+            self._listener = Listener(
+                listening.socket, answer=answer, refuse=control.refuse, tick=tick
+            )
             log.info("tuner: live control at %s, audit in %s", at.socket, at.audit)
             if not self._stopped.is_set():
                 self._listener.run()
