@@ -84,6 +84,34 @@ def test_a_missed_scrape_is_made_up_by_the_next_and_a_long_gap_is_in_no_window()
     assert all(one.begin_s >= 42 or one.end_s <= 14 for one in found[:-1])
 
 
+@pytest.mark.parametrize("gap_s", [4.0, 60.0])
+def test_a_restart_is_counted_however_long_nothing_answered(gap_s: float) -> None:
+    maker = WindowMaker(10.0, 2.0, 60.0)
+    scrapes = [2.0 * i for i in range(31)]
+    scrapes += [60.0 + gap_s + 2.0 * i for i in range(11)]
+    found = [
+        maker.add(at_s, {"0": metrics(at_s if at_s <= 60 else at_s - 60 - gap_s)})
+        for at_s in scrapes
+    ]
+    assert maker.restarts == 1
+    assert maker.missed == (gap_s > 10)
+    assert [one.restarts for one in found if one is not None][5:7] == [0, 1]
+
+
+def test_counters_that_begin_anew_in_the_same_process_are_all_new() -> None:
+    found = step(metrics(10, started_s=100.0), metrics(4, started_s=100.0), 0.0, 2.0)
+    assert found.restarted
+    assert found.finished == found.counters["output_tokens"] / 5 == 4
+
+
+def test_servers_that_answer_in_turn_are_told_from_one_that_restarts() -> None:
+    for starts, several in (((1, 2, 3), False), ((1, 1, 2, 2), False), ((1, 2, 1), True)):
+        maker = WindowMaker(10.0, 2.0, 60.0)
+        for place, start in enumerate(starts):
+            maker.add(2.0 * place, {"0": metrics(place, started_s=100.0 * start)})
+        assert maker.is_several is several
+
+
 def test_engines_that_come_or_go_begin_a_window_anew() -> None:
     scrapes: dict[float, dict[str, ServerMetrics]] = {
         2.0 * i: {"0": metrics(i)} if i < 8 else {"0": metrics(i), "1": metrics(i)}

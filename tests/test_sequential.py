@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from tuner.watch.sequential import ARL, Limits, Monitor, interval, long_run_variance
+from tuner.watch.verdict import SPEED_REACH
 
-BAND = Limits(0.75, 1.25, reach=1.0, back=0.75)
-ONE_SIDED = Limits(-math.inf, 0.1, reach=0.4, back=0.25)
+BAND = Limits(0.75, 1.25, reach=0.75)
+ONE_SIDED = Limits(-math.inf, 0.1, reach=0.4)
 
 
 def watched(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", limits: Limits) -> Monitor:
@@ -57,12 +58,20 @@ def test_only_more_is_worse_where_there_is_no_lower_limit() -> None:
 def test_at_the_very_limit_false_alarms_are_as_rare_as_promised() -> None:
     rng = np.random.default_rng(3)
     alarms = sum(
-        watched(
-            1.25 + rng.choice([-0.5, 0.5], 200), Limits(-math.inf, 1.25, reach=1.0, back=0.75)
-        ).is_beyond
+        watched(1.25 + rng.choice([-0.5, 0.5], 200), Limits(-math.inf, 1.25, reach=0.75)).is_beyond
         for _ in range(300)
     )
     assert alarms <= 300 * 200 / ARL + 3
+
+
+@pytest.mark.parametrize("wild", ["normal", "student"])
+def test_windows_that_spread_far_more_than_the_reach_raise_no_more_false_alarms(wild: str) -> None:
+    """The mean is just at the limit, where one watch of 50 may alarm within 200 windows."""
+    rng = np.random.default_rng(6)
+    draws = rng.standard_normal(30_000) if wild == "normal" else rng.standard_t(3, 30_000)
+    speed = Limits(-math.inf, 0.1, SPEED_REACH)
+    alarms = sum(watched(one, speed).is_beyond for one in 0.1 + 0.3 * draws.reshape(150, 200))
+    assert alarms <= 150 * 200 / ARL + 3
 
 
 def test_before_any_window_nothing_is_known() -> None:

@@ -8,12 +8,13 @@ import pytest
 
 from tests.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
-from tuner.prometheus import ServerMetrics
+from tuner.prometheus import Histogram, ServerMetrics
 from tuner.twin.simulation import Traffic
 from tuner.twin.store import restored
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of
 from tuner.watch.reasons import reason, server_is_why
+from tuner.watch.sequential import ARL
 from tuner.watch.verdict import Watch
 from tuner.watch.windows import WindowMaker
 
@@ -92,16 +93,53 @@ def test_a_server_that_becomes_slower_is_told_with_the_window_and_how_much(
     promised: Promised,
 ) -> None:
     traffic = poisson(RATE, 600.0, seed=3)
-    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=300.0, slow_by=1.3)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=300.0, slow_by=1.4)
     watch = watched(promised, {"0": server}, 600.0)
     assert watch.beyond == ["slowness"]
     found = watch.measures()["slowness"]
     assert found.value is not None
-    assert found.value.value == pytest.approx(1.3, abs=0.06)
+    assert found.value.value == pytest.approx(1.4, abs=0.06)
     assert abs(found.changed_at - 30) <= 2
     assert watch.verdict == "re-tune now"
     assert server_is_why(watch)
     assert "times what the law says" in reason(watch)
+
+
+def test_a_little_over_the_limit_is_drift_and_not_another_engine(promised: Promised) -> None:
+    """Slower by 22 %: beyond 14 %, and not surely beyond 27 %."""
+    traffic = poisson(RATE, 600.0, seed=17)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=0.0, slow_by=1.22)
+    watch = watched(promised, {"0": server}, 600.0)
+    assert watch.beyond == ["slowness"]
+    assert not watch.is_far_slower
+    assert watch.verdict == "drifting"
+
+
+def test_far_slower_is_claimed_as_rarely_as_any_alarm(promised: Promised) -> None:
+    """Just at 25 % and a deviation of the machine, in 200 windows that spread widely."""
+    rng, far = np.random.default_rng(8), 0
+    for _ in range(60):
+        watch = Watch(promised)
+        for value in (math.log(1.25) + promised.wander + rng.normal(0, 0.2, 200)).tolist():
+            watch.server["slowness"].add(value)
+            watch.far.add(value)
+            if watch.is_far_slower:
+                far += 1
+                break
+    assert far <= 60 * 200 / ARL + 2
+
+
+def test_other_lengths_are_a_reason_beside_the_server(promised: Promised) -> None:
+    """Slower, with the mean prompt as ever but none of 50 to 150 tokens: not the server alone."""
+    rng = np.random.default_rng(18)
+    plain = poisson(RATE, 500.0, seed=18)
+    prompts = rng.choice([20, 200], len(plain))
+    other = Traffic(plain.arrival_s, prompts, plain.output_length, plain.cached_length)
+    server = simulated(WORLD, other, cap=CAP, until_s=500.0, slow_from_s=0.0, slow_by=1.22)
+    watch = watched(promised, {"0": server}, 500.0)
+    assert watch.beyond == ["slowness"]
+    assert watch.distant_lengths == ["input_length"]
+    assert not server_is_why(watch)
 
 
 def test_heavier_traffic_is_told_as_traffic_and_not_as_a_slow_server(promised: Promised) -> None:
@@ -179,7 +217,27 @@ def test_a_restart_in_between_is_counted_and_nothing_else(promised: Promised) ->
         window = maker.add(at_s, {"0": server})
         if window is not None:
             watch.add(window)
-    assert watch.restarts == 1
+    assert maker.restarts == 1
+    assert watch.beyond == []
+
+
+def test_other_buckets_after_a_restart_leave_every_measure_watched(promised: Promised) -> None:
+    server = simulated(WORLD, poisson(RATE, 400.0, seed=19), cap=CAP, until_s=400.0)
+    maker, watch = WindowMaker(10.0, 2.0, 60.0), Watch(promised)
+    for place in range(201):
+        scraped = server.scrape(2.0 * place)
+        if place >= 60:  # the newer server has half the bounds
+            scraped = replace(
+                scraped,
+                distributions={
+                    name: Histogram(one.bounds[::-2][::-1], one.counts[::-2][::-1], one.total)
+                    for name, one in scraped.distributions.items()
+                },
+            )
+        window = maker.add(2.0 * place, {"0": scraped})
+        if window is not None:
+            watch.add(window)
+    assert watch.measures()["ttft_excess"].windows > 25
     assert watch.beyond == []
 
 

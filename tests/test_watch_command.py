@@ -105,12 +105,23 @@ def test_an_honest_server_is_still_valid(
     )
 
 
+@pytest.fixture
+def file(profile: Path, tmp_path: Path) -> Path:
+    """Return a file into which the profile was written."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("before\n")
+    write(path, "after\n", profile)
+    return path
+
+
+def write(path: Path, text: str, profile: Path | None) -> None:
+    digest = None if profile is None else profiles.load(profile).digest
+    backup.write(path, text.encode(), was=path.read_bytes(), profile=digest)
+
+
 def test_a_slow_server_breaks_the_promise_and_the_file_is_restored(
-    watch: Callable[..., Watched], slow: SimulatedServer, tmp_path: Path
+    watch: Callable[..., Watched], slow: SimulatedServer, file: Path
 ) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("before\n")
-    backup.write(file, b"after\n", was=b"before\n")
     found, ended = watch(page_of(slow), rollback=file)
     assert isinstance(ended, GateError)
     assert "re-tune now: iterations take 1.5" in str(ended)
@@ -120,20 +131,56 @@ def test_a_slow_server_breaks_the_promise_and_the_file_is_restored(
     assert "restored" in ended.hint
 
 
-def test_a_file_without_a_backup_is_refused_before_anything_is_watched(
-    watch: Callable[..., Watched], honest: SimulatedServer, tmp_path: Path
+def other_profile(file: Path) -> None:
+    backup.write(file, b"newer\n", was=b"after\n", profile="sha256:" + "1" * 64)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file: file.with_name("serve.yaml.tuner-backup.json").unlink(), "no backup of it"),
+        (lambda file: file.write_text("edited\n"), "was edited after tuner wrote it"),
+        (lambda file: file.write_text("before\n"), "already is what it was before"),
+        (lambda file: file.with_name("serve.yaml.tuner-backup").unlink(), "is missing"),
+        (other_profile, "is not this profile, sha256:"),
+        (lambda file: write(file, "newer\n", None), "nothing says which profile"),
+        (lambda file: file.chmod(0o400), "is read-only"),
+    ],
+)
+def test_a_file_that_cannot_be_restored_is_refused_before_anything_is_watched(
+    watch: Callable[..., Watched],
+    honest: SimulatedServer,
+    file: Path,
+    spoil: Callable[[Path], object],
+    said: str,
 ) -> None:
-    (tmp_path / "other.yaml").write_text("x\n")
-    _, ended = watch(page_of(honest), rollback=tmp_path / "other.yaml")
+    spoil(file)
+    asked = list[float]()
+
+    def page(at_s: float) -> str | None:
+        asked.append(at_s)
+        return page_of(honest)(at_s)
+
+    found, ended = watch(page, rollback=file)
     assert isinstance(ended, TargetError)
+    assert said in str(ended)
+    assert (found, asked) == ({"text": ""}, [])
+
+
+def test_a_file_that_another_profile_was_written_into_meanwhile_is_left_alone(
+    watch: Callable[..., Watched], slow: SimulatedServer, file: Path
+) -> None:
+    clock = FreeClock()
+    clock.at_wake[51.0] = lambda: other_profile(file)
+    found, ended = watch(page_of(slow), clock, rollback=file)
+    assert isinstance(ended, GateError)
+    assert "was not restored" in found["rolled_back"]
+    assert file.read_text() == "newer\n"
 
 
 def test_other_traffic_fails_only_when_asked_and_rolls_nothing_back(
-    watch: Callable[..., Watched], tmp_path: Path
+    watch: Callable[..., Watched], file: Path
 ) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("before\n")
-    backup.write(file, b"after\n", was=b"before\n")
     heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
     found, ended = watch(page_of(heavy), rollback=file, for_="300s")
     assert (found["verdict"], ended) == ("drifting", None)
@@ -221,6 +268,7 @@ def test_too_little_is_no_verdict_and_says_what_it_would_take(
         ("", {"for_": "5s"}, UsageError, "shorter than one window"),
         ("", {"window": "1h", "for_": "9h"}, UsageError, "more readings than a watch remembers"),
         ("", {"window": "0s"}, UsageError, "not a positive duration"),
+        ("", {"canary": "x", "fail_on": "drifting"}, UsageError, "--canary exclude each other"),
     ],
 )
 def test_what_cannot_be_watched_is_said_at_once(
@@ -269,11 +317,12 @@ def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
 
 
 def test_a_canary_is_rolled_back_or_promoted(
-    watch: Callable[..., Watched], honest: SimulatedServer, slow: SimulatedServer, tmp_path: Path
+    watch: Callable[..., Watched],
+    honest: SimulatedServer,
+    slow: SimulatedServer,
+    file: Path,
+    tmp_path: Path,
 ) -> None:
-    file = tmp_path / "serve.yaml"
-    file.write_text("before\n")
-    backup.write(file, b"after\n", was=b"before\n")
     clock = FreeClock()
     with serving(page_of(slow), clock) as canary:
         found, ended = watch(page_of(honest), clock, canary=canary)
@@ -303,6 +352,46 @@ def test_a_canary_that_dies_is_rolled_back(
     assert found["verdict"] == "roll back"
     assert isinstance(ended, GateError)
     assert "does not answer any more" in str(ended)
+
+
+def crashing(server: SimulatedServer, times: int) -> Page:
+    """Return a server that is down for 30 s of every minute, and counts anew, so many times."""
+
+    def page(at_s: float) -> str | None:
+        round_ = min(times, int(at_s // 60))
+        if round_ and at_s < 60 * times + 30 and at_s % 60 < 30:
+            return None
+        return exposition({"0": server.scrape(at_s - 60 * round_)}, started_s=1e9 + 60 * round_)
+
+    return page
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "said"),
+    [(1, "promote", "the canary was restarted once"), (9, "roll back", "was restarted 2 times")],
+)
+def test_a_canary_that_crashes_again_and_again_is_rolled_back_and_one_crash_is_told(
+    watch: Callable[..., Watched], honest: SimulatedServer, times: int, verdict: str, said: str
+) -> None:
+    clock = FreeClock()
+    with serving(crashing(honest, times), clock) as canary:
+        found, _ = watch(page_of(honest), clock, canary=canary)
+    assert found["verdict"] == verdict
+    assert said in found["reason"]
+    assert [one["restarts"] for one in found["servers"]] == [0, min(times, 2)]
+
+
+def test_several_servers_behind_one_address_are_refused(
+    watch: Callable[..., Watched], honest: SimulatedServer, slow: SimulatedServer
+) -> None:
+    def page(at_s: float) -> str:
+        place = round(at_s / 2) % 2
+        return exposition({"0": (honest, slow)[place].scrape(at_s)}, started_s=1e9 + 100 * place)
+
+    _, ended = watch(page)
+    assert isinstance(ended, InputError)
+    assert "several servers answer in turn" in str(ended)
+    assert "one replica" in ended.hint
 
 
 def test_a_canary_is_not_rolled_back_because_our_own_network_is_down(

@@ -198,6 +198,7 @@ What is rolled out
     watch.reasons            why it says what it says
     watch.journal            every window, on disk the moment it is over
     watch.canary             whether a canary is worse than its baseline
+    watch.pair               a window of both, each held against the twin by its own limits
     live.protocol            what is said over the control socket of a server
     live.control_client      who asks there: all ranks of a server, or none
     live.cap_schedule        which cap holds at which time of day

@@ -40,6 +40,9 @@ class _Write(BaseModel):
     """None: there was no file, so there is no copy."""
 
     after: Digest
+    profile: str | None = None
+    """Digest of the profile that was written."""
+
     override: Override | None = None
 
 
@@ -51,26 +54,28 @@ class _Record(BaseModel):
     """Oldest first."""
 
 
-def write(
+def write(  # noqa: PLR0913 - what is written, over what, and what stays on record
     path: Path,
     new: bytes,
     *,
     was: bytes | None,
     like: Path | None = None,
+    profile: str | None = None,
     override: Override | None = None,
 ) -> Path | None:
     """Write ``new`` over ``was`` (None: no file) and return the copy of ``was``, if there was one.
 
     Record and copy are on the disk before the file changes: a crash at any moment leaves the file
     whole, and something to go back to once it has changed. ``like``: whose mode a new file gets.
-    ``override`` stays on record until the write is taken back.
+    ``profile``, the digest of what was applied, and ``override`` stay on record until the write is
+    taken back.
     Raises TargetError, and then the file has not changed.
     """
     files.check_writable(path)
     real = files.resolve(path)
     writes = [
         *_made(_load(real), was),
-        _Write(before=_digest(was), after=_sha256(new), override=override),
+        _Write(before=_digest(was), after=_sha256(new), profile=profile, override=override),
     ]
     copy = _copy(real, len(writes))
     if files.content(copy) not in (None, was):
@@ -89,9 +94,28 @@ def write(
     return None if was is None else copy
 
 
-def can_go_back(path: Path) -> bool:
-    """Whether there is a write to undo. Raises TargetError for a damaged record."""
-    return bool(_load(files.resolve(path)))
+def check_can_go_back(path: Path, *, profile: str) -> None:
+    """Raise TargetError where ``roll_back`` would, and where it would undo no write, or another
+    than that of the profile with this digest."""
+    files.check_writable(path)
+    real = files.resolve(path)
+    recorded, present = _recorded(path), files.content(real)
+    if len(_made(recorded, present)) < len(recorded):
+        raise TargetError(
+            f"{path}: already is what it was before tuner wrote it",
+            hint="There is nothing to roll back.",
+        )
+    last = recorded[-1]
+    _check_unedited(path, last, present, hint="Take the edit back, or roll back by hand.")
+    if last.profile != profile:
+        whose = "nothing says which profile" if last.profile is None else _short(last.profile)
+        raise TargetError(
+            f"{path}: what tuner wrote there last is not this profile, {_short(profile)}: {whose}",
+            hint="Give the profile that was applied there, or roll back by hand: tuner apply "
+            f"--rollback {path}",
+        )
+    if last.before is not None:
+        _original(last, _copy(real, len(recorded)))
 
 
 def roll_back(path: Path, *, force: bool) -> RolledBack:
@@ -101,20 +125,14 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
     when the copy is not what the record says.
     """
     real = files.resolve(path)
-    recorded, present = _load(real), files.content(real)
-    if not recorded:
-        raise TargetError(
-            f"{path}: tuner has no backup of it", hint="Only what tuner apply wrote can go back."
-        )
+    recorded, present = _recorded(path), files.content(real)
     writes = _made(recorded, present)
     outcome: RolledBack = "unchanged"
     if writes:
         last = writes.pop()
-        if present is not None and _sha256(present) != last.after and not force:
-            raise TargetError(
-                f"{path}: was edited after tuner wrote it",
-                hint="Pass --force to lose the edit, or take the change back by hand.",
-            )
+        if not force:
+            hint = "Pass --force to lose the edit, or take the change back by hand."
+            _check_unedited(path, last, present, hint=hint)
         outcome = _restore(path, last, _copy(real, len(writes) + 1), present)
     _save(real, writes)
     for number in range(len(writes), len(recorded)):
@@ -122,16 +140,36 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
     return outcome
 
 
-def _restore(path: Path, last: _Write, copy: Path, present: bytes | None) -> RolledBack:
-    if last.before is None:
-        files.remove(files.resolve(path))
-        return "removed"
+def _recorded(path: Path) -> list[_Write]:
+    recorded = _load(files.resolve(path))
+    if not recorded:
+        raise TargetError(
+            f"{path}: tuner has no backup of it", hint="Only what tuner apply wrote can go back."
+        )
+    return recorded
+
+
+def _check_unedited(path: Path, last: _Write, present: bytes | None, *, hint: str) -> None:
+    if present is not None and _sha256(present) != last.after:
+        raise TargetError(f"{path}: was edited after tuner wrote it", hint=hint)
+
+
+def _original(last: _Write, copy: Path) -> bytes:
+    """Return what was there before. Raises TargetError."""
     original = files.content(copy)
     if original is None or _sha256(original) != last.before:
         raise TargetError(
             f"{copy}: is missing or not the copy that tuner made",
             hint="Restore the file from your own backup or version control.",
         )
+    return original
+
+
+def _restore(path: Path, last: _Write, copy: Path, present: bytes | None) -> RolledBack:
+    if last.before is None:
+        files.remove(files.resolve(path))
+        return "removed"
+    original = _original(last, copy)
     files.write_if_unchanged(path, original, was=present, like=copy)
     return "restored"
 
@@ -172,6 +210,10 @@ def _record(real: Path) -> Path:
 
 def _copy(real: Path, number: int) -> Path:
     return real.with_name(f"{real.name}.tuner-backup" + (f"-{number}" if number > 1 else ""))
+
+
+def _short(digest: str) -> str:
+    return digest[:19]
 
 
 def _digest(content: bytes | None) -> str | None:

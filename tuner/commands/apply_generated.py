@@ -38,6 +38,7 @@ def plan(
         old=present or "",
         new=kind.render(chosen, matchers=matchers),
         was=None if present is None else present.encode(),
+        profile=chosen.digest,
         max_num_seqs=chosen.decision.max_num_seqs,
         before={},
         after={},

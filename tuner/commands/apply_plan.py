@@ -106,6 +106,7 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         old=old,
         new=new,
         was=None if present is None else present.encode(),
+        profile=chosen.digest,
         max_num_seqs=chosen.decision.max_num_seqs,
         before={name: one.value for name, one in here.stated.items()},
         after={name: one.value for name, one in after.items()},

@@ -39,6 +39,7 @@ def run(options: ApplyOptions) -> None:
             edit.new.encode(),
             was=edit.was,
             like=edit.read_from,
+            profile=edit.profile,
             override=edit.override,
         )
     if copy is not None and not edit.path.is_symlink():

@@ -30,6 +30,9 @@ class Edit:
     was: bytes | None
     """What is at ``path`` now; None: nothing."""
 
+    profile: str
+    """Digest of the profile."""
+
     max_num_seqs: int
     before: Mapping[str, ArgumentValue]
     """The engine arguments that the file stated."""

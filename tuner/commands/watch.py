@@ -22,21 +22,26 @@ def watch(  # noqa: PLR0913 - one parameter an option
     window: Annotated[str, typer.Option(help="Length of a window.")] = "10s",
     tolerance: Annotated[
         float,
-        typer.Option(min=0.0, max=10.0, help="How much slower than its law is kept: 0.1 is 10 %."),
+        typer.Option(
+            min=0.0,
+            max=10.0,
+            help="How much slower than its law, or a canary than its baseline, is kept: 0.1 is "
+            "10 %.",
+        ),
     ] = 0.10,
     served_model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Which model, where the server has several."),
     ] = None,
     fail_on: Annotated[
-        Literal["re-tune", "drifting"], typer.Option(help="What exits with 6.")
+        Literal["re-tune", "drifting"], typer.Option(help="What exits with 6, without --canary.")
     ] = "re-tune",
     rollback: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Restore FILE, which tuner apply wrote, when the canary fails or the server "
-            "breaks the promise.",
+            help="Restore FILE, into which tuner apply wrote this profile, when the canary fails "
+            "or the server breaks the promise.",
         ),
     ] = None,
     run_dir: Annotated[

@@ -30,11 +30,8 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     times = times_of(options)
     profile = load_profile(options.profile)
     promised = promised_of(profile, options)
-    if options.rollback is not None and not backup.can_go_back(options.rollback):
-        raise TargetError(
-            f"{options.rollback}: tuner has no backup of it, so --rollback could do nothing",
-            hint="Give the file that tuner apply wrote.",
-        )
+    if options.rollback is not None:
+        backup.check_can_go_back(options.rollback, profile=profile.digest)
     servers = [Server(options.url, options.served_model)]
     if options.canary is not None:
         servers.append(Server(options.canary, options.served_model, option="--canary"))
@@ -44,7 +41,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     with ExitStack() as stack:
         session = Session(
             sides=[side_of(server, promised, times, options.seed) for server in servers],
-            gate=None if options.canary is None else CanaryGate(),
+            gate=None if options.canary is None else CanaryGate(promised),
             progress=Progress(times.for_s),
             journal=_journal(options, stack),
             exporter=_exporter(options, stack),
@@ -52,6 +49,8 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             warnings=warnings_of(profile, servers[-1]),
         )
         stack.enter_context(session.progress)
+        if options.rollback is not None:
+            session.progress.say(f"{options.rollback} can be restored, and will be where it is due")
         try:
             session.begin()
             _go(session, times, clock or MachineClock())
@@ -62,7 +61,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             )
         except TunerError as problem:
             stopped = problem
-    _end(session, options, stopped)
+    _end(session, options, stopped, profile.digest)
 
 
 def _journal(options: WatchOptions, stack: ExitStack) -> WindowJournal | None:
@@ -89,9 +88,9 @@ def _go(session: Session, times: Times, clock: Clock) -> None:
         session.sides[0].watch.ask()
 
 
-def _end(session: Session, options: WatchOptions, stopped: TunerError | None) -> None:
+def _end(session: Session, options: WatchOptions, stopped: TunerError | None, digest: str) -> None:
     """Print what is known, roll back where that is due, and raise what the exit code says."""
-    rolled_back = None if stopped is not None else _rolled_back(session, options)
+    rolled_back = None if stopped is not None else _rolled_back(session, options, digest)
     result = Result(
         profile=str(options.profile),
         url=options.url,
@@ -102,6 +101,7 @@ def _end(session: Session, options: WatchOptions, stopped: TunerError | None) ->
         gate=session.gate,
         missed=[side.absence.missed for side in session.sides],
         gaps=[side.maker.missed for side in session.sides],
+        restarts=[side.maker.restarts for side in session.sides],
         rolled_back=rolled_back,
         warnings=session.warnings,
     )
@@ -161,7 +161,7 @@ def _roll_back_hint(options: WatchOptions) -> str:
     return "tuner apply --rollback FILE, with the file that the canary was deployed from."
 
 
-def _rolled_back(session: Session, options: WatchOptions) -> str | None:
+def _rolled_back(session: Session, options: WatchOptions, digest: str) -> str | None:
     """Restore the file where the canary failed or the server broke the promise; say what was done.
 
     Other traffic is no reason: what ran before was not tuned for it either.
@@ -173,6 +173,7 @@ def _rolled_back(session: Session, options: WatchOptions) -> str | None:
     if path is None or not due:
         return None
     try:
+        backup.check_can_go_back(path, profile=digest)  # it may have been edited meanwhile
         outcome = backup.roll_back(path, force=False)
     except TargetError as problem:
         return f"{path} was not restored: {problem}. {problem.hint}"

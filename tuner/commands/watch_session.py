@@ -1,12 +1,16 @@
 """A watch as it goes on: what each moment's scrapes add, and who is told."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 
 from tuner.commands.watch_setup import Times
 from tuner.commands.watch_view import Progress
+from tuner.errors import InputError
 from tuner.exporter import WatchExporter
+from tuner.prometheus import ServerMetrics
 from tuner.watch.canary import CanaryGate
 from tuner.watch.journal import WindowJournal
+from tuner.watch.pair import kv_blocks_said, paired
 from tuner.watch.promised import Promised
 from tuner.watch.reasons import reason, server_is_why
 from tuner.watch.scraper import Absence, Moment, Server
@@ -22,6 +26,8 @@ class Side:
     watch: Watch
     maker: WindowMaker
     absence: Absence
+    kv_blocks: int | None = None
+    """As it says."""
 
 
 @dataclass(slots=True)
@@ -63,12 +69,32 @@ class Session:
                 self.progress.missed(side.server.url, scrape.problem)
                 windows.append(None)
             else:
-                windows.append(side.maker.add(scrape.at_s, scrape.engines))
+                windows.append(self._answered(side, scrape.at_s, scrape.engines))
         if self.gate is None:
             return windows[0] is not None and self._window(windows[0])
-        if windows[0] is None or windows[1] is None:
-            return False
-        return self._pair(self.gate, windows[0], windows[1])
+        self.gate.restarted(*(side.maker.restarts for side in self.sides))
+        if windows[0] is not None and windows[1] is not None:
+            self._pair(self.gate, windows[0], windows[1])
+        return self.gate.decision != "undecided"
+
+    def _answered(
+        self, side: Side, at_s: float, engines: Mapping[str, ServerMetrics]
+    ) -> Window | None:
+        """Take in what a server said. Raises InputError where several answer in turn."""
+        before = side.maker.restarts
+        window = side.maker.add(at_s, engines)
+        if side.maker.is_several:
+            raise InputError(
+                f"{side.server.url}: several servers answer in turn, each with its own counts",
+                hint="Give the address of one replica, not the one that shares requests out.",
+            )
+        if side.maker.restarts > before:
+            self.progress.say(f"{side.server.url} was restarted")
+        config = next((one.cache_config for one in engines.values() if one.cache_config), {})
+        side.kv_blocks = kv_blocks_said(
+            config, block_size=side.watch.promised.twin.shape.block_size
+        )
+        return window
 
     def _window(self, window: Window) -> bool:
         watch = self.sides[0].watch
@@ -84,14 +110,13 @@ class Session:
                 self.exporter.show_choice(watch.choice, watch.promised.max_num_seqs)
         return self.ends_early and watch.verdict == "re-tune now" and server_is_why(watch)
 
-    def _pair(self, gate: CanaryGate, baseline: Window, canary: Window) -> bool:
-        one, other = (
-            (window, side.watch.compared(window, cap=side.watch.promised.max_num_seqs))
-            for side, window in zip(self.sides, (baseline, canary), strict=True)
-        )
-        effects = gate.add(one, other)
+    def _pair(self, gate: CanaryGate, baseline: Window, canary: Window) -> None:
+        watches = (self.sides[0].watch, self.sides[1].watch)
+        found = paired(watches, (baseline, canary), kv_blocks=self.sides[0].kv_blocks)
+        effects = gate.add(found.baseline, found.canary, incomparable=found.incomparable)
         seen = [
-            side.watch.account(*pair) for side, pair in zip(self.sides, (one, other), strict=True)
+            watch.account(*one)
+            for watch, one in zip(watches, (found.baseline, found.canary), strict=True)
         ]
         self.progress.pair(seen[0], seen[1], gate)
         if self.journal is not None:
@@ -106,7 +131,6 @@ class Session:
             )
         if self.exporter is not None:
             self.exporter.show(gate.decision, gate.pairs, gate.measures())
-        return gate.decision != "undecided"
 
     def _is_gone(self, side: Side) -> None:
         if self.gate is not None and side is self.sides[1]:

@@ -54,7 +54,12 @@ class Times:
 
 
 def times_of(options: WatchOptions) -> Times:
-    """Return the times of a watch in seconds. Raises UsageError."""
+    """Return the times of a watch in seconds. Raises UsageError, also for what cannot be both."""
+    if options.canary is not None and options.fail_on != "re-tune":
+        raise UsageError(
+            f"--fail-on {options.fail_on} and --canary exclude each other",
+            hint="A canary is promoted, rolled back or undecided: it exits with 0, 6 or 5.",
+        )
     every_s = parse_duration_s(options.every, option="--every")
     window_s = parse_duration_s(options.window, option="--window")
     for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")

@@ -66,6 +66,9 @@ class Result:
     """Scrapes that got no answer, of each server."""
 
     gaps: Sequence[int]
+    """Stretches that are in no window."""
+
+    restarts: Sequence[int]
     rolled_back: str | None
     warnings: Sequence[str]
 
@@ -99,6 +102,9 @@ class Progress:
 
     def missed(self, url: str, problem: str) -> None:
         self._line(f"no answer from {url}: {problem}")
+
+    def say(self, text: str) -> None:
+        self._line(text)
 
     def window(self, seen: Seen, watch: Watch) -> None:
         slowness = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
@@ -156,13 +162,15 @@ def json_object(result: Result) -> None:
                 "requests": one.requests,
                 "finished": one.finished,
                 "failed": one.failed,
-                "restarts": one.restarts,
+                "restarts": restarts,
                 "missed_scrapes": missed,
                 "gaps": gaps,
-                "most_running": one.most_running,
+                "most_running": one.running.most,
                 "times": one.totals.ranges_ms(),
             }
-            for one, missed, gaps in zip(result.watches, result.missed, result.gaps, strict=True)
+            for one, missed, gaps, restarts in zip(
+                result.watches, result.missed, result.gaps, result.restarts, strict=True
+            )
         ],
     }
     if result.gate is None:
@@ -213,14 +221,22 @@ def render(result: Result) -> None:
 
 def _notes(result: Result) -> list[str]:
     notes = []
-    for watch, missed, gaps in zip(result.watches, result.missed, result.gaps, strict=True):
+    urls = [result.url, *([] if result.canary is None else [result.canary])]
+    for url, watch, missed, gaps, restarts in zip(
+        urls, result.watches, result.missed, result.gaps, result.restarts, strict=True
+    ):
         if watch.failed:
             share = watch.failed / max(1, watch.finished)
-            notes.append(f"{watch.failed:,} requests ({share:.1%}) ended with an error or aborted")
-        if watch.restarts:
-            notes.append(f"the server was restarted {watch.restarts} times")
+            notes.append(
+                f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted"
+            )
+        if restarts:
+            times = "once" if restarts == 1 else f"{restarts} times"
+            notes.append(f"{url}: was restarted {times}")
         if missed or gaps:
-            notes.append(f"{missed} scrapes got no answer; {gaps} stretches are in no window")
+            notes.append(
+                f"{url}: {missed} scrapes got no answer; {gaps} stretches are in no window"
+            )
     return notes
 
 

@@ -1,8 +1,13 @@
 """Is the canary worse than the baseline? Both watched at the same moments, paired by window. Pure.
 
-Each server is first held against what the twin says of its own requests: what is left of a
-difference is not their load. What both feel at the same moment cancels. An effect is claimed, or
-ruled out, by the tests of ``watch.sequential``, however often one looks.
+Each server is first held against what the twin says of its own requests, under its own limits: the
+canary's are the profile's, the baseline's those that it shows (``watch.watched.RunningSeen``, and
+the size of its KV cache), for it runs what was there before. What is left of a difference is
+neither their load nor what the profile chose to change, and what both feel at the same moment
+cancels. Where the baseline runs more at a time than the twin knows, nothing can be said of it: then
+the canary is held against the promise alone, with the limits of a watch.
+
+An effect is claimed, or ruled out, by the tests of ``watch.sequential``, however often one looks.
 """
 
 import math
@@ -11,66 +16,118 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from tuner.watch.expected import Compared
+from tuner.watch.promised import Promised
 from tuner.watch.sequential import Limits, Monitor
-from tuner.watch.verdict import LEAST_REQUESTS, LEAST_WINDOWS, Measured, measured
+from tuner.watch.verdict import (
+    LEAST_REQUESTS,
+    LEAST_WINDOWS,
+    SPEED_REACH,
+    Measured,
+    measured,
+    server_monitors,
+    server_values,
+)
 from tuner.watch.watched import failed_share, preempted_share
 from tuner.watch.windows import Window
 
 Decision = Literal["promote", "roll back", "undecided"]
-Effect = Literal["tpot", "ttft", "e2el_tail", "failed", "preemptions"]
+Effect = Literal["tpot", "ttft", "e2el_tail", "failed", "preemptions", "slowness", "ttft_excess"]
+"""The last two where the canary is held against the promise alone."""
 
-TPOT, TTFT = math.log(1.10), math.log(1.25)
-"""So much longer (as logarithms) a canary's mean gap between tokens, and its mean TTFT, may be."""
+Pair = tuple[Window, Compared]
+"""What one server did in a window, held against the twin."""
+
+TTFT = math.log(1.25)
+"""So much longer, as a logarithm, a canary's mean TTFT may be."""
 
 E2EL_TAIL, FAILED, PREEMPTIONS = 0.05, 0.02, 0.10
 """So many more of its requests may take longer than the promised tail, end with an error or
 aborted, or lose their KV cache."""
 
-LIMITS: Mapping[Effect, Limits] = {
-    "tpot": Limits(-math.inf, TPOT, reach=0.3, back=0.15),
-    "ttft": Limits(-math.inf, TTFT, reach=0.9, back=1.0),
-    "e2el_tail": Limits(-math.inf, E2EL_TAIL, reach=0.2, back=0.3),
-    "failed": Limits(-math.inf, FAILED, reach=0.08, back=0.1),
-    "preemptions": Limits(-math.inf, PREEMPTIONS, reach=0.4, back=0.5),
-}
+MOST_RESTARTS = 1
+"""So often more than its baseline a canary may be restarted; then it is promoted later. More often
+is no accident: it does not stay up."""
 
-LOGARITHMIC: frozenset[str] = frozenset({"tpot", "ttft"})
+LOGARITHMIC: frozenset[str] = frozenset({"tpot", "ttft", "slowness"})
 
 
 @dataclass(slots=True)
 class CanaryGate:
     """What the pairs of windows say so far."""
 
+    promised: Promised
     pairs: int = 0
     requests: int = 0
     """Of the canary."""
 
-    effects: dict[Effect, Monitor] = field(
-        default_factory=lambda: {name: Monitor(limits, 0.1) for name, limits in LIMITS.items()}
-    )
+    effects: dict[Effect, Monitor] = field(init=False)
     gone: str = ""
     """Why the canary does not answer any more, while the baseline does."""
 
-    def add(
-        self, baseline: tuple[Window, Compared], canary: tuple[Window, Compared]
-    ) -> dict[Effect, float]:
-        """Take in what both did at the same time; return the effects of this pair."""
+    restarts: int = 0
+    """Of the canary, more than of the baseline."""
+
+    incomparable: str = ""
+    """Why the canary is held against the promise alone."""
+
+    most_running: float = 0.0
+    """Of the canary, at a time."""
+
+    _since: int = 0
+    """Pairs before the canary's last restart."""
+
+    def __post_init__(self) -> None:
+        self.effects = {
+            "tpot": _monitor(math.log1p(self.promised.tolerance), SPEED_REACH),
+            "ttft": _monitor(TTFT, reach=1.0),
+            "e2el_tail": _monitor(E2EL_TAIL, reach=0.3),
+            "failed": _monitor(FAILED, reach=0.1),
+            "preemptions": _monitor(PREEMPTIONS, reach=0.5),
+        }
+
+    def add(self, baseline: Pair, canary: Pair, *, incomparable: str = "") -> dict[Effect, float]:
+        """Take in what both did at the same time; return the effects of this pair.
+
+        ``incomparable``: why the twin can say nothing of the baseline.
+        """
         self.pairs += 1
         self.requests += sum(len(part) for part in canary[1].traffic)
-        found: dict[Effect, float] = {}
-        for name in self.effects:
-            one, other = _value(name, *baseline), _value(name, *canary)
-            if one is not None and other is not None:
-                found[name] = other - one
-                self.effects[name].add(other - one)
+        most = max((one.running for one in canary[0].every_step), default=0.0)
+        self.most_running = max(self.most_running, most)
+        if incomparable and not self.incomparable:
+            self._hold_against_promise(incomparable)
+        values = (
+            self._against_promise(baseline, canary)
+            if self.incomparable
+            else _against_baseline(baseline, canary)
+        )
+        found = {name: value for name, value in values.items() if value is not None}
+        for name, value in found.items():
+            self.effects[name].add(value)
         return found
+
+    def restarted(self, baseline: int, canary: int) -> None:
+        """Take in how often both were restarted so far."""
+        more = max(0, canary - baseline)
+        if more > self.restarts:
+            self._since = self.pairs
+        self.restarts = max(self.restarts, more)
 
     @property
     def decision(self) -> Decision:
-        if self.gone or any(one.state == "above" for one in self.effects.values()):
+        if (
+            self.gone
+            or self.restarts > MOST_RESTARTS
+            or any(one.state == "above" for one in self.effects.values())
+        ):
             return "roll back"
-        enough = self.pairs >= LEAST_WINDOWS and self.requests >= LEAST_REQUESTS
-        return "promote" if enough and not self.lacking else "undecided"
+        enough = self.pairs - self._since >= LEAST_WINDOWS and self.requests >= LEAST_REQUESTS
+        fits = enough and not self.lacking and not self.runs_another_cap
+        return "promote" if fits else "undecided"
+
+    @property
+    def runs_another_cap(self) -> bool:
+        return self.most_running > self.promised.max_num_seqs
 
     @property
     def lacking(self) -> list[Effect]:
@@ -82,15 +139,36 @@ class CanaryGate:
         """Why, in words."""
         if self.gone:
             return f"the canary does not answer any more: {self.gone}"
+        return "; ".join([*self._why(), *self._also()])
+
+    def _why(self) -> list[str]:
         shown = self.shown()
         match self.decision:
             case "roll back":
                 worse = [name for name, one in self.effects.items() if one.state == "above"]
-                return "; ".join(f"{shown[name]}: the limit is {_limit(name)}" for name in worse)
+                return [f"{shown[name]}: the limit is {self._limit(name)}" for name in worse]
             case "promote":
-                return "; ".join(shown[name] for name in self.effects)
+                return list(shown.values())
             case "undecided":
-                return f"not ruled out: {', '.join(WORDS[name] for name in self.lacking)}"
+                names = ", ".join(WORDS[name] for name in self.lacking)
+                if names:
+                    return [f"not ruled out: {names}"]
+                few = f"{self.requests} requests in {self.pairs - self._since} pairs of windows"
+                return [] if self.runs_another_cap else [f"too few: {few}"]
+
+    def _also(self) -> list[str]:
+        said = []
+        if self.restarts:
+            times = "once" if self.restarts == 1 else f"{self.restarts} times"
+            said.append(f"the canary was restarted {times}, more than the baseline")
+        if self.runs_another_cap:
+            said.append(
+                f"the canary ran {self.most_running:.0f} requests at a time, the profile's cap is "
+                f"{self.promised.max_num_seqs}: it does not run this profile"
+            )
+        if self.incomparable:
+            said.append(f"held against the promise alone, for {self.incomparable}")
+        return said
 
     def measures(self) -> dict[str, Measured]:
         """Return every effect: ratios of times, differences of shares."""
@@ -99,55 +177,91 @@ class CanaryGate:
             for name, monitor in self.effects.items()
         }
 
-    def shown(self) -> dict[str, str]:
+    def shown(self) -> dict[Effect, str]:
         """Return every effect in words, with its interval."""
-        found = {}
-        for name, one in self.measures().items():
-            words = WORDS[name]
-            if one.value is None:
-                found[name] = f"{words} unknown"
-            elif name in LOGARITHMIC:
-                value = [f"{x - 1:+.1%}" for x in (one.value.value, one.value.low, one.value.high)]
-                found[name] = f"{words} {value[0]} (95 %: {value[1]} to {value[2]})"
-            else:
-                points = [
-                    f"{100 * x:+.1f}" for x in (one.value.value, one.value.low, one.value.high)
-                ]
-                found[name] = f"{words} {points[0]} points (95 %: {points[1]} to {points[2]})"
-        return found
+        measures = self.measures()
+        return {name: _in_words(name, measures[name]) for name in self.effects}
+
+    def _limit(self, name: Effect) -> str:
+        limit = self.effects[name].limits.high
+        if name in LOGARITHMIC:
+            return f"{math.expm1(limit):+.0%}"
+        return f"{100 * limit:+.0f} points"
+
+    def _hold_against_promise(self, why: str) -> None:
+        self.incomparable = why
+        alone = server_monitors(self.promised)
+        self.effects = {
+            "slowness": alone["slowness"],
+            "ttft_excess": alone["ttft_excess"],
+            "failed": self.effects["failed"],
+            "preemptions": _monitor(PREEMPTIONS, reach=0.5),
+        }
+
+    def _against_promise(self, baseline: Pair, canary: Pair) -> dict[Effect, float | None]:
+        server = server_values(*canary)
+        return {
+            "slowness": server["slowness"],
+            "ttft_excess": server["ttft_excess"],
+            "failed": _less(failed_share(canary[0]), failed_share(baseline[0])),
+            "preemptions": _preemptions(canary),
+        }
 
 
-WORDS: Mapping[str, str] = {
+WORDS: Mapping[Effect, str] = {
     "tpot": "time per output token",
     "ttft": "time to first token",
     "e2el_tail": "requests beyond the promised E2EL tail",
     "failed": "requests that fail",
     "preemptions": "preemptions per request",
+    "slowness": "time of iterations over the law",
+    "ttft_excess": "requests that wait long for their first token",
 }
 
 
-def _limit(name: Effect) -> str:
-    limit = LIMITS[name].high
-    return f"{math.expm1(limit):+.0%}" if name in LOGARITHMIC else f"{100 * limit:+.0f} points"
+def _monitor(limit: float, reach: float) -> Monitor:
+    return Monitor(Limits(-math.inf, limit, reach), 0.1)
 
 
-def _value(name: Effect, window: Window, found: Compared) -> float | None:
-    match name:
-        case "tpot":
-            if not found.gap_s or not found.expected_gap_s:
-                return None
-            return math.log(found.gap_s / found.expected_gap_s)
-        case "ttft":
-            return math.log(found.ttft_ratio) if found.ttft_ratio else None
-        case "e2el_tail":
-            return found.e2el_tail
-        case "failed":
-            return failed_share(window)
-        case "preemptions":
-            share = preempted_share(window)
-            served = len(found.expected.e2el_s)
-            return (
-                None
-                if share is None or not served
-                else share - (found.expected.preemptions / served)
-            )
+def _in_words(name: Effect, one: Measured) -> str:
+    words = WORDS[name]
+    if one.value is None:
+        return f"{words} unknown"
+    numbers = (one.value.value, one.value.low, one.value.high)
+    if name in LOGARITHMIC:
+        value, low, high = (f"{x - 1:+.1%}" for x in numbers)
+        return f"{words} {value} (95 %: {low} to {high})"
+    value, low, high = (f"{100 * x:+.1f}" for x in numbers)
+    return f"{words} {value} points (95 %: {low} to {high})"
+
+
+def _against_baseline(baseline: Pair, canary: Pair) -> dict[Effect, float | None]:
+    one, other = baseline[1], canary[1]
+    return {
+        "tpot": _less(_log_gap(other), _log_gap(one)),
+        "ttft": _less(_log(other.ttft_ratio), _log(one.ttft_ratio)),
+        "e2el_tail": _less(other.e2el_tail, one.e2el_tail),
+        "failed": _less(failed_share(canary[0]), failed_share(baseline[0])),
+        "preemptions": _less(_preemptions(canary), _preemptions(baseline)),
+    }
+
+
+def _less(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one - other
+
+
+def _log(value: float | None) -> float | None:
+    return math.log(value) if value else None
+
+
+def _log_gap(found: Compared) -> float | None:
+    if not found.gap_s or not found.expected_gap_s:
+        return None
+    return math.log(found.gap_s / found.expected_gap_s)
+
+
+def _preemptions(pair: Pair) -> float | None:
+    """Return preemptions per request that ended, more than the twin says."""
+    share, expected = preempted_share(pair[0]), pair[1].expected
+    served = len(expected.e2el_s)
+    return None if share is None or not served else share - expected.preemptions / served

@@ -37,8 +37,8 @@ LONGEST_READING_S = 120.0
 STRETCH_S = 600.0
 """The profile's own traffic is asked how much stretches of this length differ."""
 
-RATIO_REACH, RATIO_BACK = 1.0, 0.75
-"""How far beyond and within its limits one reading of a ratio counts."""
+RATIO_REACH = 0.75
+"""How far to either side of its limits one reading of a ratio counts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +79,13 @@ def reference(twin: StoredTwin, *, captured_rps: float, validated_load: float) -
             "rate": _ratio_limits(low, high, [rate for rate, _, _ in stretches]),
             "input_length": _ratio_limits(FEWER, MORE, [mean for _, mean, _ in stretches]),
             "output_length": _ratio_limits(FEWER, MORE, [mean for _, _, mean in stretches]),
-            "prefix_share": Limits(share - PREFIX_SHARE, share + PREFIX_SHARE, reach=0.4, back=0.2),
+            "prefix_share": Limits(share - PREFIX_SHARE, share + PREFIX_SHARE, reach=0.2),
         },
     )
 
 
 def _ratio_limits(low: float, high: float, own: Sequence[float]) -> Limits:
-    return Limits(min([low, *own]), max([high, *own]), RATIO_REACH, RATIO_BACK)
+    return Limits(min([low, *own]), max([high, *own]), RATIO_REACH)
 
 
 def _stretches(twin: StoredTwin) -> list[tuple[float, float, float]]:

@@ -26,6 +26,13 @@ class Promised:
 
     tolerance: float
 
+    @property
+    def known_cap(self) -> int:
+        """The largest cap at which the twin can be asked about a server that runs another one:
+        beyond the batches that were seen its law is extrapolated."""
+        most = len(self.twin.law.decode_s) - 1
+        return min(most, max(self.max_num_seqs, self.twin.extrapolated_from))
+
 
 MOST_WANDER = 0.10
 """More than that is no machine's usual wandering: a single window that went wrong can make it."""

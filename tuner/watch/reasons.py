@@ -25,10 +25,10 @@ def reason(watch: Watch) -> str:
 
 def server_is_why(watch: Watch) -> bool:
     """Whether the server, and not its traffic, is why the promise is broken."""
-    return watch.is_far_slower or (
-        watch.server["slowness"].is_beyond
-        and not any(monitor.is_beyond for monitor in watch.traffic.monitors.values())
+    traffic_changed = watch.distant_lengths or any(
+        monitor.is_beyond for monitor in watch.traffic.monitors.values()
     )
+    return watch.is_far_slower or (watch.server["slowness"].is_beyond and not traffic_changed)
 
 
 def needed(watch: Watch) -> str:
@@ -107,7 +107,7 @@ def _beyond(watch: Watch) -> list[str]:
             )
     if watch.runs_another_cap:
         said.append(
-            f"the server ran {watch.most_running:.0f} requests at a time, the profile's cap is "
+            f"the server ran {watch.running.most:.0f} requests at a time, the profile's cap is "
             f"{watch.promised.max_num_seqs}: it does not run this profile"
         )
     return said

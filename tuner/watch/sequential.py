@@ -14,7 +14,19 @@ sequential change detection", 2023). Bets are mixed evenly: the mean of e-detect
 that the mean is at or beyond a limit: W_t >= 1/LEVEL has a probability of LEVEL at most, ever
 (Ville's inequality; Waudby-Smith and Ramdas, "Estimating means of bounded random variables by
 betting", 2024). That a measure is back within them is an alarm too, in the other direction.
-Increments are winsorised, so that no single window decides.
+
+Increments are winsorised at the same distance to either side of the limit, so that no single window
+decides. The mean that is tested is therefore Huber's: that of the winsorised windows. For noise
+that is as far to one side as to the other it is the plain mean, however far windows spread: of
+4,000 watches of 200 windows with the mean just at a limit, of which the theory allows 2 % to alarm,
+0.2, 0.4, 0.6 and 0.6 % did where the standard deviation was 0.3, 0.7, 2 and 7 reaches, and 0.6 %
+with Student's t of three degrees of freedom. What is beyond the theory, again just at the limit:
+
+- Windows that resemble their neighbours: 27 % at a correlation of 0.5 and a standard deviation of
+  0.7 reaches. They wander, and the limits allow for that (``watch.verdict.WANDERS``); with the mean
+  half a reach within the limit none of 4,000 did.
+- Lopsided noise: windows that are now and then far faster raise the winsorised mean over the plain
+  one, and alarm; windows that are now and then far slower are told by less than they weigh.
 
 Intervals are asymptotic confidence sequences (Waudby-Smith, Arbour, Sinha, Kennedy and Ramdas,
 "Time-uniform central limit theory and asymptotic confidence sequences", 2024), with the long-run
@@ -39,7 +51,7 @@ LEVEL = 0.05
 """How often "within the limits" may be claimed falsely, in a whole watch."""
 
 BETS = np.array([0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 0.9])
-"""Bets as shares of 1/B."""
+"""Bets as shares of 1/B, B being the reach."""
 
 KEPT = 2048
 """Windows that an interval is made of at most."""
@@ -60,10 +72,8 @@ class Limits:
     low: float
     high: float
     reach: float
-    """How far beyond a limit a window counts; more counts as so much: none decides alone."""
-
-    back: float
-    """How far on the inner side of a limit a window counts."""
+    """How far to either side of a limit a window counts; more counts as so much: none decides
+    alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +90,6 @@ class _Side:
     limit: float
     sign: float
     reach: float
-    back: float
     alarm: Floats = field(default_factory=lambda: np.zeros(len(BETS)))
     claim: Floats = field(default_factory=lambda: np.ones(len(BETS)))
     home: Floats = field(default_factory=lambda: np.zeros(len(BETS)))
@@ -91,10 +100,10 @@ class _Side:
     """Windows ago that ``chart``, a CUSUM, was last at its floor: the change, if there was one."""
 
     def add(self, value: float) -> None:
-        beyond = min(self.reach, max(-self.back, self.sign * (value - self.limit)))
-        growth = 1 + BETS * (beyond / self.back)
+        beyond = min(1.0, max(-1.0, self.sign * (value - self.limit) / self.reach))
+        growth = 1 + BETS * beyond
         self.alarm = np.minimum((self.alarm + 1) * growth, 1e100)
-        inward = 1 - BETS * (beyond / self.reach)
+        inward = 1 - BETS * beyond
         self.claim = np.minimum(self.claim * inward, 1e100)
         self.home = np.minimum((self.home + 1) * inward, 1e100)
         self.chart = max(1.0, self.chart * float(growth[len(BETS) // 2]))
@@ -178,9 +187,9 @@ class Monitor:
 
     def _reset(self) -> None:
         limits = self.limits
-        self._sides = {"above": _Side(limits.high, 1.0, limits.reach, limits.back)}
+        self._sides = {"above": _Side(limits.high, 1.0, limits.reach)}
         if math.isfinite(limits.low):
-            self._sides["below"] = _Side(limits.low, -1.0, limits.reach, limits.back)
+            self._sides["below"] = _Side(limits.low, -1.0, limits.reach)
 
 
 def interval(values: Floats, *, prior_sd: float) -> Interval:

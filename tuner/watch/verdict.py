@@ -9,7 +9,7 @@ traffic that changed and would choose the same cap is drift, and no reason to tu
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -21,13 +21,16 @@ from tuner.watch.drift import DISTANCE, TrafficWatch
 from tuner.watch.expected import Compared, compared, tail_bound
 from tuner.watch.promised import Promised
 from tuner.watch.sequential import Interval, Limits, Monitor, State
-from tuner.watch.watched import Seen, Totals, seen
+from tuner.watch.watched import RunningSeen, Seen, Totals, seen
 from tuner.watch.windows import Window, total
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
 
 FAR_SLOWER = 0.25
 """A server that is surely so much slower than its law is not the engine that was tuned."""
+
+SPEED_REACH = 0.15
+"""How far to either side of a limit a window's slowness, as a logarithm, counts."""
 
 TTFT_EXCESS = 0.10
 """So many more of all requests than the twin says may wait longer than the bound for their first
@@ -70,12 +73,14 @@ class Watch:
     requests: int = 0
     finished: int = 0
     failed: int = 0
-    restarts: int = 0
-    most_running: float = 0.0
+    running: RunningSeen = field(default_factory=RunningSeen)
     choice: Choice | None = None
     totals: Totals = field(default_factory=Totals)
     traffic: TrafficWatch = field(init=False)
     server: dict[str, Monitor] = field(init=False)
+    far: Monitor = field(init=False)
+    """Of the same slowness, held against FAR_SLOWER."""
+
     _answerable: bool | None = None
     _bounds: Mapping[Distribution, float] | None = None
     _recent: dict[str, deque[Traffic]] = field(default_factory=dict)
@@ -83,25 +88,25 @@ class Watch:
 
     def __post_init__(self) -> None:
         self.traffic = TrafficWatch(self.promised.reference)
-        limit = math.log1p(self.promised.tolerance) + WANDERS * self.promised.wander
-        self.server = {
-            "slowness": Monitor(Limits(-math.inf, limit, reach=0.3, back=0.15), 0.05),
-            "ttft_excess": Monitor(Limits(-math.inf, TTFT_EXCESS, reach=0.5, back=0.4), 0.1),
-        }
+        self.server = server_monitors(self.promised)
+        far = max(
+            self.server["slowness"].limits.high, math.log1p(FAR_SLOWER) + self.promised.wander
+        )
+        self.far = Monitor(Limits(-math.inf, far, SPEED_REACH), 0.05)
 
     def add(self, window: Window) -> Seen:
         """Take a window in."""
+        self.running.add(window)
         # a server that runs more at a time than it should is another one: its batches are its own
-        most = min(int(self.most_running), len(self.promised.twin.law.decode_s) - 1)
+        most = min(int(self.running.most), len(self.promised.twin.law.decode_s) - 1)
         found = self.compared(window, cap=max(self.promised.max_num_seqs, most))
-        values = {
-            "slowness": None if found.slowness is None else math.log(found.slowness),
-            "ttft_excess": None if _queued(window) else found.ttft_excess,
-        }
+        values = server_values(window, found)
         news = [self.traffic.add(window)]
         news += [
             self.server[name].add(value) for name, value in values.items() if value is not None
         ]
+        if (slowness := values["slowness"]) is not None:
+            news.append(self.far.add(slowness))
         for name, traffic in zip(window.steps, found.traffic, strict=True):
             self._remember(name, traffic)
         shown = self.account(window, found)
@@ -111,19 +116,19 @@ class Watch:
             self.ask()
         return shown
 
-    def compared(self, window: Window, *, cap: int) -> Compared:
-        """Hold a window against the twin at a cap; nothing is taken in."""
-        if self._bounds is None:
+    def compared(self, window: Window, *, cap: int, kv_blocks: int | None = None) -> Compared:
+        """Hold a window against the twin at a cap, and with this memory; nothing is taken in."""
+        if self._bounds is None or not _has(window, self._bounds):
             self._bounds = self._tail_bounds(window)
         seed = self.seed * 1_000_003 + self.windows
-        return compared(window, self.promised.twin, cap, self._bounds, seed=seed)
+        twin = self.promised.twin
+        if kv_blocks is not None:
+            twin = replace(twin, shape=replace(twin.shape, kv_blocks=kv_blocks))
+        return compared(window, twin, cap, self._bounds, seed=seed)
 
     def account(self, window: Window, found: Compared) -> Seen:
         """Count a window that was held against the twin, and return what it showed."""
         self.windows += 1
-        self.restarts += window.restarts
-        most = max((one.running for one in window.every_step), default=0.0)
-        self.most_running = max(self.most_running, most)
         self.totals.add(window, found)
         shown = seen(self.windows, window, found)
         self.requests += shown.arrived
@@ -164,7 +169,7 @@ class Watch:
 
     @property
     def runs_another_cap(self) -> bool:
-        return self.most_running > self.promised.max_num_seqs
+        return self.running.most > self.promised.max_num_seqs
 
     @property
     def verdict(self) -> Verdict:
@@ -181,10 +186,7 @@ class Watch:
     @property
     def is_far_slower(self) -> bool:
         """Whether the server is surely so slow that its law is another engine's."""
-        monitor = self.server["slowness"]
-        value = monitor.interval()
-        far = math.log1p(FAR_SLOWER) + self.promised.wander
-        return monitor.state == "above" and value is not None and value.low > far
+        return self.far.is_beyond
 
     @property
     def distant_lengths(self) -> list[Literal["input_length", "output_length"]]:
@@ -243,6 +245,23 @@ class Watch:
             parts.popleft()
 
 
+def server_monitors(promised: Promised) -> dict[str, Monitor]:
+    """Return what holds a server against its promise: speed, and late first tokens."""
+    limit = math.log1p(promised.tolerance) + WANDERS * promised.wander
+    return {
+        "slowness": Monitor(Limits(-math.inf, limit, SPEED_REACH), 0.05),
+        "ttft_excess": Monitor(Limits(-math.inf, TTFT_EXCESS, reach=0.4), 0.1),
+    }
+
+
+def server_values(window: Window, found: Compared) -> dict[str, float | None]:
+    """Return one window's value of each of ``server_monitors``; None where it has none."""
+    return {
+        "slowness": None if found.slowness is None else math.log(found.slowness),
+        "ttft_excess": None if _queued(window) else found.ttft_excess,
+    }
+
+
 def measured(monitor: Monitor, *, logarithmic: bool) -> Measured:
     """Return a measure so far; one that is watched as a logarithm, as the ratio that it means."""
 
@@ -261,6 +280,12 @@ def measured(monitor: Monitor, *, logarithmic: bool) -> Measured:
         changed_at=monitor.changed_at,
         evidence=monitor.evidence,
     )
+
+
+def _has(window: Window, bounds: Mapping[Distribution, float]) -> bool:
+    """Whether the server's histograms have these bounds: another version may have others."""
+    found = {name: total(window.every_step, name) for name in bounds}
+    return all(one is None or bounds[name] in one.bounds for name, one in found.items())
 
 
 def _queued(window: Window) -> bool:

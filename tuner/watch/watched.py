@@ -103,6 +103,35 @@ def preempted_share(window: Window) -> float | None:
     return preempted / finished if finished else None
 
 
+FULL_SCRAPES = 2
+FULL_KV = 0.9
+"""Above such a KV-cache usage memory may be what holds requests back."""
+
+
+@dataclass(slots=True)
+class RunningSeen:
+    """How many requests an engine ran at a time, and whether it would have run more."""
+
+    most: float = 0.0
+    full: int = 0
+    """Scrapes at which so many ran and others waited, with room in the KV cache."""
+
+    def add(self, window: Window) -> None:
+        for one in window.every_step:
+            if one.running > self.most:
+                self.most, self.full = one.running, 0
+            has_room = one.kv_cache_usage is None or one.kv_cache_usage <= FULL_KV
+            self.full += one.running == self.most and one.waiting > 0 and has_room
+
+    def cap(self, otherwise: int) -> int:
+        """Return the admission cap that this shows; ``otherwise`` where nothing ever waited.
+
+        Where nobody waits any cap from ``most`` on does the same.
+        """
+        most = math.ceil(self.most)
+        return max(1, most) if self.full >= FULL_SCRAPES else max(otherwise, most)
+
+
 @dataclass(slots=True)
 class Totals:
     """Times over the whole watch, in the server's buckets: counted, and promised for this load."""

@@ -24,6 +24,9 @@ KEPT_STEPS = 1024
 RESTART_S = 1.0
 """Start times that differ by less are one start: they are rounded."""
 
+KEPT_STARTS = 64
+"""Starts of a process that are remembered at most."""
+
 
 @dataclass(frozen=True, slots=True)
 class Step:
@@ -93,9 +96,13 @@ def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: flo
 
 
 def was_restarted(before: ServerMetrics, after: ServerMetrics) -> bool:
-    """Whether a counter fell, or the process says that it started later."""
-    if before.started_s is not None and after.started_s is not None:
-        return after.started_s > before.started_s + RESTART_S
+    """Whether a counter fell, or the process says that it started at another time."""
+    if (
+        before.started_s is not None
+        and after.started_s is not None
+        and abs(after.started_s - before.started_s) > RESTART_S
+    ):
+        return True
     return any(
         name in after.counters and after.counters[name] < value
         for name, value in before.counters.items()
@@ -166,6 +173,9 @@ class Window:
     run_in: Mapping[str, tuple[Step, ...]]
     """Engine → the steps before, without a gap."""
 
+    restarts: int = 0
+    """Since the window before, also while nothing answered."""
+
     @property
     def length_s(self) -> float:
         return self.end_s - self.begin_s
@@ -173,10 +183,6 @@ class Window:
     @property
     def every_step(self) -> list[Step]:
         return [one for steps in self.steps.values() for one in steps]
-
-    @property
-    def restarts(self) -> int:
-        return sum(one.restarted for one in self.every_step)
 
 
 @dataclass(slots=True)
@@ -189,6 +195,18 @@ class WindowMaker:
     missed: int = 0
     """Stretches that are in no window, because scrapes were missing."""
 
+    restarts: int = 0
+    """Of the server, also while nothing answered."""
+
+    is_several: bool = False
+    """Whether a process answered that another one had followed: there are several of them."""
+
+    _starts: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT_STARTS))
+    """When the processes that answered started, the newest last."""
+
+    _told: int = 0
+    """Restarts that are in a window."""
+
     _before: tuple[float, Mapping[str, ServerMetrics]] | None = None
     _steps: dict[str, deque[Step]] = field(default_factory=dict)
     _origin_s: float = 0.0
@@ -197,11 +215,14 @@ class WindowMaker:
 
     def add(self, at_s: float, engines: Mapping[str, ServerMetrics]) -> Window | None:
         """Take a scrape in; return the window that it completes."""
+        self._notice_start(engines)
         before, self._before = self._before, (at_s, engines)
         if before is None:
             self._origin_s = at_s
             return None
         begin_s, were = before
+        same = were.keys() & engines.keys()
+        self.restarts += any(was_restarted(were[name], engines[name]) for name in same)
         # within half a step: otherwise a window would last one step longer whenever one is early
         number = int((at_s - self._origin_s + self.every_s / 2) // self.length_s)
         ends, self._number = number > self._number, number
@@ -220,10 +241,23 @@ class WindowMaker:
         begin_s, self._begin_s = self._begin_s, at_s
         return self._window(begin_s, at_s)
 
+    def _notice_start(self, engines: Mapping[str, ServerMetrics]) -> None:
+        started_s = next(iter(engines.values())).started_s if engines else None
+        if started_s is None:
+            return
+        known = [
+            place for place, one in enumerate(self._starts) if abs(one - started_s) <= RESTART_S
+        ]
+        if not known:
+            self._starts.append(started_s)
+        elif known[-1] != len(self._starts) - 1:
+            self.is_several = True
+
     def _window(self, begin_s: float, end_s: float) -> Window:
         for kept in self._steps.values():
             while kept and kept[0].end_s <= begin_s - self.run_in_s:
                 kept.popleft()
+        new, self._told = self.restarts - self._told, self.restarts
         return Window(
             begin_s,
             end_s,
@@ -232,6 +266,7 @@ class WindowMaker:
                 name: _since_restart(steps)
                 for name, steps in self._between(-1e300, begin_s).items()
             },
+            restarts=new,
         )
 
     def _between(self, begin_s: float, end_s: float) -> dict[str, tuple[Step, ...]]:
