@@ -7,8 +7,9 @@ it says of all of the traffic at the usual speed is luck, and is taken out befor
 compared; of equal engines raw differences would look significant most of the time (docs/decisions).
 """
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -60,6 +61,8 @@ def _pooled(replays: Sequence[Replay], law: StepLaw, shape: EngineShape, slo: Sl
     weights = []
     for replay in replays:
         window = observed(replay)
+        if not window.cut:  # what the engine finished last, the twin may finish a moment later
+            window = replace(window, end_s=math.inf)
         twin = driven(window, law, shape)
         scored = window.scored
         good += replay.weight * float(met(window.traffic, twin, slo)[scored].sum())

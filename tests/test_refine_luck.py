@@ -1,0 +1,39 @@
+"""What of a replay was the machine's doing: the twin's replay of the same windows tells."""
+
+import math
+
+import numpy as np
+import pytest
+
+from tests.builders import measurement, record, replay_of
+from tuner.refine.luck import luck
+from tuner.refine.objective import GOODPUT
+from tuner.scheduler.state import StepLaw
+from tuner.slo import Slo
+from tuner.twin.simulation import EngineShape
+
+SHAPE = EngineShape(max_num_batched_tokens=64, block_size=16, kv_blocks=100, max_model_len=100)
+EARLY, LATE = (
+    record(row, planned_s=start_s, sent_s=start_s, first_token_s=start_s + 1,
+           last_token_s=start_s + 3, end_s=start_s + 3)
+    for row, start_s in enumerate((0.0, 10.0))
+)  # fmt: skip
+
+
+def law(decode_s: float) -> StepLaw:
+    """Return one by which a prompt of 10 tokens takes 1 s, and each further token so long."""
+    return StepLaw(np.array([0.0, *[decode_s] * 4]), 0.1, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("decode_s", [0.499, 0.501])
+def test_what_the_twin_finishes_a_moment_after_the_engine_did_is_no_miss(decode_s: float) -> None:
+    replays = [replay_of([EARLY, LATE])]
+    usual = measurement(4, goodput_rps=1.0)
+    assert luck([GOODPUT], replays, law(decode_s), SHAPE, Slo(ttft_s=2.0), usual) == (0.0,)
+
+
+def test_what_a_cut_replay_did_not_see_is_missed_by_the_twin_too() -> None:
+    cut = replay_of([EARLY, record(1, planned_s=10.0, outcome="cut", end_s=12.0)], cut="lost")
+    usual = measurement(4, goodput_rps=1.0)
+    (found,) = luck([GOODPUT], [cut], law(0.5), SHAPE, Slo(ttft_s=2.0), usual)
+    assert found == pytest.approx(math.log(0.5))
