@@ -386,6 +386,16 @@ def test_a_change_that_was_not_made_is_no_reason_to_undo_somebody_elses(tmp_path
         assert one.cap == 5
 
 
+def test_a_file_with_a_second_name_is_not_written_to(tmp_path: Path) -> None:
+    at, precious = place(tmp_path / "tuner.sock"), tmp_path / "precious"
+    precious.write_text("precious")
+    precious.chmod(0o600)
+    at.audit.hardlink_to(precious)
+    with pytest.raises(TargetError, match="no regular file of the server's user alone"):
+        socket_files.append(at, {"event": "x"})
+    assert precious.read_text() == "precious"
+
+
 def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:
     at, precious = place(tmp_path / "tuner.sock"), tmp_path / "precious"
     precious.write_text("precious")
@@ -558,6 +568,17 @@ def test_another_user_who_listens_there_is_told_nothing(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="is of user 1234, who may be anybody"):
             control_client.ask(path, lowered_to_8())
         assert sent.readline() == "0\n"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_another_users_link_to_a_server_is_not_followed(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+        link = tmp_path / "link.sock"
+        link.symlink_to(server.path)
+        assert control_client.state(link).limits.max_num_seqs == 32
+        os.lchown(link, 1234, 1234)
+        with pytest.raises(InputError, match="is of user 1234, who may be anybody"):
+            control_client.state(link)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")

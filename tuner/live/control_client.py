@@ -140,7 +140,8 @@ def _exchange(path: Path, line: bytes) -> bytes:
         if not stat.S_ISSOCK(file.st_mode):
             raise InputError(f"{path}: is no socket", hint="See TUNER_LIVE_SOCKET of the server.")
         with _connected(path) as connection:
-            _check_server(path, {file.st_uid, peer_of(connection).uid})
+            users = {path.lstat().st_uid, file.st_uid, peer_of(connection).uid}
+            _check_server(path, users)
             connection.sendall(line)
             while not received.endswith(b"\n") and len(received) <= MAX_ANSWER_BYTES:
                 connection.settimeout(max(0.001, until_s - time.monotonic()))

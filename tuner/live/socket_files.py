@@ -215,7 +215,10 @@ def _locked(at: Place, *, wait_s: float) -> Iterator[None]:
         if status.st_mode & 0o077:
             raise TargetError(f"{at.lock}: others may lock it", hint=f"chmod 600 {at.lock}")
         _lock(descriptor, at.lock, wait_s=wait_s)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for a child too that was forked meanwhile
     finally:
         os.close(descriptor)
 
@@ -261,8 +264,11 @@ def _clear(path: Path, folder: int, address: str) -> None:
 
 
 def _check_ours(path: Path, status: os.stat_result) -> None:
-    if not stat.S_ISREG(status.st_mode) or status.st_uid not in {os.geteuid(), 0}:
-        raise TargetError(f"{path}: is no regular file of the server's user", hint="Move it away.")
+    is_ours = stat.S_ISREG(status.st_mode) and status.st_uid in {os.geteuid(), 0}
+    if not is_ours or status.st_nlink > 1:  # whoever may not write to a file can still link to it
+        raise TargetError(
+            f"{path}: is no regular file of the server's user alone", hint="Move it away."
+        )
     if status.st_mode & 0o022:
         raise TargetError(f"{path}: others may write to it", hint=f"chmod go-w {path}")
 
