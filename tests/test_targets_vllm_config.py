@@ -183,7 +183,30 @@ def test_an_anchor_inside_what_is_replaced_and_used_elsewhere_is_noticed() -> No
 def test_merged_mappings_cannot_fill_the_memory() -> None:
     lines = ["a0: &a0 {x: 1}"]
     lines += [f"a{n}: &a{n} {{<<: [{', '.join([f'*a{n - 1}'] * 9)}]}}" for n in range(1, 10)]
-    assert "more than 32 aliases" in str(refused("\n".join(lines), **LIMITS))
+    assert "more than 50000 keys and values, those behind aliases counted" in str(
+        refused("\n".join(lines), **LIMITS)
+    )
+
+
+def test_a_short_text_with_few_aliases_cannot_fill_the_memory_either() -> None:
+    """Sixteen times twice what stands before: 65,536 times a thousand keys."""
+    lines = [f"a0: &a0 {{{', '.join(f'k{n}: 1' for n in range(1000))}}}"]
+    lines += [f"a{n}: &a{n} [*a{n - 1}, *a{n - 1}]" for n in range(1, 17)]
+    assert "more than 50000 keys and values" in str(refused("\n".join(lines), **LIMITS))
+
+
+def test_aliases_cannot_nest_deeper_than_what_is_written_out() -> None:
+    lines = ["a0: &a0 [1]", *(f"a{n}: &a{n} [*a{n - 1}]" for n in range(1, 50))]
+    assert "nested more than 32 levels deep" in str(refused("\n".join(lines), **LIMITS))
+
+
+def test_many_aliases_of_a_short_value_are_taken() -> None:
+    text = "a: &a x\n" + "".join(f"k{n}: *a\n" for n in range(100))
+    assert write(text, max_num_seqs=16) == text + "max-num-seqs: 16\n"
+
+
+def test_a_value_that_holds_itself_is_refused() -> None:
+    assert "an alias within what it stands for" in str(refused("a: &a [*a]\n", **LIMITS))
 
 
 @pytest.mark.parametrize("value", [[], [None], [True], [[1]], [{"a": 1}]])

@@ -229,6 +229,7 @@ What is rolled out
     targets.command_line     the words that vLLM is started with
     targets.flags            vLLM's flags among them
     targets.vllm_flags       what is known of these flags
+    targets.vllm_values      when two values are the same to vLLM
     targets.words            a command line split as the one who runs it splits it
     targets.dialects         how shells, Compose and systemd spell one
     targets.yaml_file        a YAML file, edited a few characters at a time
@@ -300,4 +301,5 @@ At the edges
     guard                    what runs inside a server does not fail it
     files                    files written whole or not at all
     yaml_strict              YAML that somebody else wrote
+    yaml_bounded             how much of it is read
 """

@@ -10,7 +10,7 @@ from tuner.profile_numbers import CurveStep, Numbers
 from tuner.profile_schema import ServingProfile
 from tuner.rollout import Deployment
 from tuner.served_models import ServedModel, model_mismatch
-from tuner.targets import flags
+from tuner.targets import flags, vllm_values
 from tuner.targets.seam import Platform, Stated
 
 Section = Literal["engine", "decision", "promise", "admission", "measured on", "traffic"]
@@ -73,7 +73,7 @@ def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Differe
         del wanted["model"]
     for name, value in wanted.items():
         stated = here.stated.get(name)
-        if stated is None or not flags.same(flags.comparable(stated.value, value), value):
+        if stated is None or not vllm_values.same(flags.comparable(stated.value, value), value):
             other = None if stated is None else stated.value
             evidence = _evidence(profile, name, value, other)
             yield Difference("engine", name, value, other, evidence)
@@ -102,7 +102,7 @@ def of_profiles(one: ServingProfile, other: ServingProfile) -> list[Difference]:
 def _of_engines(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
     for name in {**one.engine, **other.engine}:
         ours, theirs = one.engine.get(name), other.engine.get(name)
-        if not flags.same(ours, theirs):
+        if not vllm_values.same(ours, theirs):
             yield Difference(
                 "engine", name, _plain(ours), _plain(theirs), _evidence(one, name, ours, theirs)
             )

@@ -13,121 +13,14 @@ import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
 from tuner.errors import InputError
+from tuner.yaml_bounded import BoundedLoader, RefusedError
 
 MAX_BYTES = 1 << 20
 """A profile has some 20 KB; the pure-Python scanner, which alone knows the places, is slow."""
 
-_MAX_DEPTH = 32
-_MAX_ALIASES = 32
-"""Merged mappings multiply: with many more aliases a short text fills the memory."""
-
 _STR = "tag:yaml.org,2002:str"
-_PLAIN_TAGS = frozenset(
-    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
-)
-_MAX_NUMBER_CHARACTERS = 32
 _NEVER_FOLD = 1 << 20
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
-
-
-class _RefusedError(Exception):
-    """Well-formed YAML that we do not take, with the line, counted from 0, and the cure."""
-
-    def __init__(self, problem: str, line: int, *, hint: str) -> None:
-        super().__init__(problem)
-        self.line = line
-        self.hint = hint
-
-
-def _line(event: yaml.Event) -> int:
-    return event.start_mark.line if event.start_mark is not None else 0
-
-
-class _BoundedLoader(yaml.SafeLoader):
-    """Composes nodes, no deeper than ``_MAX_DEPTH``, and no aliases when ``plain``."""
-
-    def __init__(self, text: str, *, plain: bool) -> None:
-        super().__init__(text)
-        self._plain = plain
-        self._depth = 0
-        self._aliases = 0
-
-    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
-        if self._plain:
-            _refuse_indirection(event)
-        self._aliases += isinstance(event, yaml.AliasEvent)
-        if self._aliases > _MAX_ALIASES:
-            hint = "Write the values out."
-            raise _RefusedError(f"more than {_MAX_ALIASES} aliases", _line(event), hint=hint)
-        self._depth += 1
-        if self._depth > _MAX_DEPTH:
-            raise _RefusedError(
-                f"nested more than {_MAX_DEPTH} levels deep",
-                _line(event),
-                hint="Use a file that tuner or vLLM could have written.",
-            )
-        node: yaml.Node | None = super().compose_node(parent, index)
-        self._depth -= 1
-        if isinstance(node, yaml.MappingNode):
-            _refuse_duplicates(node)
-        if self._plain and node is not None:
-            _refuse_tag(node)
-        return node
-
-
-def _refuse_indirection(event: yaml.Event) -> None:
-    anchor = getattr(event, "anchor", None)
-    if anchor is not None:
-        raise _RefusedError(
-            f"anchor or alias {anchor!r}",
-            _line(event),
-            hint="Write the value out: this file takes no anchors and no aliases.",
-        )
-    tag = getattr(event, "tag", None)
-    if tag is not None:
-        hint = "Remove the tag: this file takes none."
-        raise _RefusedError(f"tag {tag!r}", _line(event), hint=hint)
-
-
-def _refuse_tag(node: yaml.Node) -> None:
-    if node.tag not in _PLAIN_TAGS:
-        raise _RefusedError(
-            f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}",
-            node.start_mark.line,
-            hint="Put it in quotes if it is text.",
-        )
-    if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
-        _refuse_odd_number(node)
-
-
-def _refuse_odd_number(node: yaml.ScalarNode) -> None:
-    """Take a number in its one shortest spelling only, so that no digit can change unnoticed."""
-    spelling = f"with at most {_MAX_NUMBER_CHARACTERS} characters"
-    if len(node.value) <= _MAX_NUMBER_CHARACTERS:
-        spelling = yaml.safe_dump(yaml.safe_load(node.value)).partition("\n")[0]
-    if node.value != spelling:
-        raise _RefusedError(
-            f"the number {node.value[:_MAX_NUMBER_CHARACTERS]} should be spelt {spelling}",
-            node.start_mark.line,
-            hint="The number was edited by hand; restore the file.",
-        )
-
-
-def _refuse_duplicates(node: yaml.MappingNode) -> None:
-    seen: dict[str, int] = {}
-    for key, _ in node.value:
-        if not isinstance(key, yaml.ScalarNode):
-            line, hint = key.start_mark.line, "Use plain keys."
-            raise _RefusedError("a key that is not text", line, hint=hint)
-        line = key.start_mark.line + 1
-        if key.value in seen:
-            raise _RefusedError(
-                f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}",
-                key.start_mark.line,
-                hint="Remove one of the two.",
-            )
-        seen[key.value] = line
 
 
 def read(path: Path, *, error: type[InputError], missing: str) -> str:
@@ -178,7 +71,7 @@ def compose(
     numbers in an odd spelling. Raises ``error`` with the place.
     """
     with _explained(text, source=source, error=error):
-        node = _BoundedLoader(text, plain=plain).get_single_node()
+        node = BoundedLoader(text, plain=plain).get_single_node()
     if node is not None and not isinstance(node, yaml.MappingNode):
         place = f"{source}:{node.start_mark.line + 1}"
         raise error(f"{place}: not a mapping of keys to values", hint="Is this the right file?")
@@ -189,7 +82,7 @@ def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml
     """Return the documents of the text, those without content left out. Raises ``error``."""
     nodes: list[yaml.Node] = []
     with _explained(text, source=source, error=error):
-        loader = _BoundedLoader(text, plain=False)
+        loader = BoundedLoader(text, plain=False)
         while loader.check_node() and (node := loader.get_node()):
             nodes += [node] if node.tag != "tag:yaml.org,2002:null" else []
     return nodes
@@ -199,7 +92,7 @@ def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml
 def _explained(text: str, *, source: str, error: type[InputError]) -> Iterator[None]:
     try:
         yield
-    except _RefusedError as problem:
+    except RefusedError as problem:
         raise error(f"{source}:{problem.line + 1}: {problem}", hint=problem.hint) from None
     except yaml.MarkedYAMLError as problem:
         hint = "Check the YAML there: indentation, quotes, a cut file."

@@ -8,7 +8,7 @@ import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.targets import flags
+from tuner.targets import flags, vllm_values
 from tuner.targets.command_line import CommandLine
 from tuner.targets.container_command import command_line
 from tuner.targets.containers import Container, FindContainers, choose
@@ -86,7 +86,7 @@ def differences(
         for name in wanted.keys() | found.keys()
         if name not in wanted
         or name not in found
-        or not flags.same(flags.comparable(found[name], wanted[name]), wanted[name])
+        or not vllm_values.same(flags.comparable(found[name], wanted[name]), wanted[name])
     )
 
 

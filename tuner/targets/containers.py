@@ -1,7 +1,7 @@
 """Containers in YAML, whose command lines vLLM's arguments are part of. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import yaml
@@ -18,6 +18,9 @@ from tuner.targets.yaml_nodes import get, text_at
 
 _SIGNS = {"gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs"}
 """Flags that are hardly anybody else's."""
+
+_MOST_NAMES = 20
+"""In a message."""
 
 
 def _kubernetes_reads(word: str) -> tuple[str, bool]:
@@ -95,7 +98,7 @@ FindContainers = Callable[[YamlFile], Iterator[Container]]
 def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Container:
     """Return the server that is meant. Raises TargetError, or UsageError: which one?"""
     all_of_them = list(found(file))
-    names = ", ".join(sorted({one.full_name for one in all_of_them}))
+    names = _names(all_of_them)
     if not all_of_them:
         raise TargetError(
             f"{file.source}: there is no container in it",
@@ -107,7 +110,7 @@ def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Contain
     else:
         chosen = [one for one in all_of_them if is_named_vllm(file, one)]
         chosen = chosen or [one for one in all_of_them if _has_signs(file, one)]
-        names = ", ".join(sorted({one.full_name for one in chosen})) or names
+        names = _names(chosen) or names
         problem = "which container?"
     if len(chosen) == 1:
         return chosen[0]
@@ -117,6 +120,12 @@ def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Contain
             hint=f"If one does: --container NAME, of {names}.",
         )
     raise UsageError(f"{file.source}: {problem}", hint=f"--container NAME, of {names}.")
+
+
+def _names(found: Sequence[Container]) -> str:
+    names = sorted({one.full_name for one in found})
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
 
 
 def is_named_vllm(file: YamlFile, one: Container) -> bool:

@@ -4,11 +4,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import yaml
+from itertools import takewhile
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.targets import vllm_values
 from tuner.targets.seam import Stated
 from tuner.targets.vllm_config import WITHOUT_NEGATIVE
 from tuner.targets.vllm_flags import LISTS, SHORT, SWITCHES, WHOLE_NAMES, canonical
@@ -72,7 +72,7 @@ Change = Replace | Remove | Append
 
 def is_template(text: str) -> bool:
     """Whether something is put in before anybody reads it, as in ``{{ .Values.seqs }}``."""
-    return re.search(r"\{\{.*?\}\}", text) is not None
+    return "}}" in text.partition("{{")[2]
 
 
 def find(tokens: Sequence[Token]) -> list[Flag]:
@@ -99,9 +99,8 @@ def _flag(tokens: Sequence[Token], at: int) -> Flag | None:
         return None
     values: tuple[int, ...] = ()
     if not equals and argument not in SWITCHES:
-        following = range(at + 1, len(tokens))
-        taken = [n for n in following if all(_is_value(tokens[m]) for m in range(at + 1, n + 1))]
-        values = tuple(taken if argument in LISTS else taken[:1])
+        following = range(at + 1, len(tokens) if argument in LISTS else min(at + 2, len(tokens)))
+        values = tuple(takewhile(lambda index: _is_value(tokens[index]), following))
     return Flag(argument, negated, part, spelt, inline if equals else None, at, values)
 
 
@@ -145,11 +144,6 @@ def typed(text: str) -> ArgumentValue:
             return text
         return value
     return text
-
-
-def same(one: object, other: object) -> bool:
-    """Equal in type too: 1, 1.0 and true differ, as they do in JSON."""
-    return yaml.safe_dump(one) == yaml.safe_dump(other)
 
 
 def changes(
@@ -204,10 +198,10 @@ def _edit(flag: Flag, value: ArgumentValue, tokens: Sequence[Token]) -> Iterator
         if not right:
             yield Replace(flag.index, _like(flag.spelt, words[0]))
     elif isinstance(value, list):
-        if not same(_value(flag, tokens), value):
+        if not vllm_values.same(_value(flag, tokens), value):
             yield from (Remove(index) for index in (flag.index, *flag.values))
             yield Append(tuple(words))
-    elif not same(comparable(_value(flag, tokens), value), value):
+    elif not vllm_values.same(comparable(_value(flag, tokens), value), value):
         if flag.values and not words[1].startswith("-"):
             yield Replace(flag.values[0], words[1])
         else:

@@ -5,8 +5,11 @@ a YAML scalar. A view looks through all of them, so that a change of a few chara
 these, written as every layer asks for.
 """
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from tuner.errors import TargetError
 
@@ -54,6 +57,11 @@ class View:
         )
 
 
+@lru_cache(maxsize=2)
+def _line_ends(text: str) -> list[int]:
+    return [found.end() for found in re.finditer(r"\r\n|\n|\r", text)]
+
+
 @dataclass(slots=True)
 class Edits:
     """The changes asked of one file's text."""
@@ -64,8 +72,7 @@ class Edits:
 
     def line(self, at: int) -> int:
         """Return the line, counted from 1, as editors count: CRLF is one line end."""
-        before = self.text[:at]
-        return before.count("\n") + before.count("\r") - before.count("\r\n") + 1
+        return bisect_right(_line_ends(self.text), at) + 1
 
     @property
     def newline(self) -> str:

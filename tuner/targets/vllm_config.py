@@ -10,13 +10,12 @@ by not stating the argument. A mapping becomes JSON; an empty list is dropped.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import yaml
-
 from tuner import yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.targets import yaml_edit
 from tuner.targets.seam import Platform, Stated
+from tuner.targets.vllm_values import same
 from tuner.targets.yaml_nodes import refuse_filled_in
 
 NAME = "vllm-config"
@@ -156,13 +155,8 @@ def _states(entry: _Entry, argument: str, value: ArgumentValue, *, source: str) 
     if value is None or isinstance(found, bool):
         return False
     if isinstance(value, list | dict) or isinstance(found, list | dict):
-        return _same(found, value)
+        return same(found, value)
     return str(found) == str(value)
-
-
-def _same(one: object, other: object) -> bool:
-    """Equal in type too: 1, 1.0 and true differ, as they do in JSON."""
-    return yaml.safe_dump(one) == yaml.safe_dump(other)
 
 
 def _written(
@@ -212,13 +206,17 @@ def _verify(
 ) -> None:
     """Refuse an edit that, read back, says anything but what was asked for."""
     stated = read(before, source=source)
-    wanted = {name: _text(one.value) for name, one in stated.items() if name not in arguments}
+    wanted = {name: _read_back(one.value) for name, one in stated.items() if name not in arguments}
     for name, value in arguments.items():
         if _written(name, value, source=source) is not None:
-            wanted[name] = _text(value)
+            wanted[name] = _read_back(value)
     try:
-        found = {name: _text(one.value) for name, one in read(after, source=source).items()}
-        faults = sorted(name for name, _ in wanted.items() ^ found.items())
+        found = {name: _read_back(one.value) for name, one in read(after, source=source).items()}
+        faults = sorted(
+            name
+            for name in wanted.keys() | found.keys()
+            if name not in wanted or name not in found or not same(wanted[name], found[name])
+        )
     except TargetError as problem:
         faults = [str(problem)]
     if faults:
@@ -228,9 +226,9 @@ def _verify(
         )
 
 
-def _text(value: object) -> str:
+def _read_back(value: ArgumentValue) -> ArgumentValue:
     """As vLLM sees a value: scalars are texts on a command line."""
-    return yaml.safe_dump(value if isinstance(value, list | dict | bool) else str(value))
+    return value if isinstance(value, list | dict | bool) else str(value)
 
 
 def _argument_value(value: object) -> ArgumentValue:

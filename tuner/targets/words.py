@@ -10,6 +10,9 @@ _BLANK = " \t\r\n"
 _TEMPLATE = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 """What Helm, Ansible and their like fill in before anybody splits the text."""
 
+_LONGEST = 131_072
+"""Bytes of one argument, or one variable, that Linux takes (MAX_ARG_STRLEN)."""
+
 _REDIRECTION = re.compile(r"&?[<>]+[&|]?|[<>]&-?")
 _C_CODE = re.compile(r"x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([0-7]{3})")
 _C_LETTERS = dict(zip("abfnrstv", "\a\b\f\n\r \t\v", strict=True))
@@ -41,6 +44,8 @@ class Word:
 
 def split(view: View, dialect: Dialect) -> list[list[Word]]:
     """Return the commands of a text, each as its words. Raises UnreadableError."""
+    if len(view.text) > _LONGEST:
+        raise UnreadableError(f"it is longer than the {_LONGEST} characters that Linux starts")
     return _Scanner(view, dialect).commands()
 
 
@@ -58,6 +63,11 @@ class _Scanner:
     view: View
     dialect: Dialect
     at: int = 0
+    filled_in: int = field(init=False)
+    """Behind this no template ends: to look for its end there, at every brace, takes for ever."""
+
+    def __post_init__(self) -> None:
+        self.filled_in = self.text.rfind("}}")
 
     @property
     def text(self) -> str:
@@ -154,7 +164,8 @@ class _Scanner:
     def _one(self, quotes: str | None) -> _Piece:
         """Read one character, or what stands for some."""
         dialect, start = self.dialect, self.at
-        if (template := _TEMPLATE.match(self.text, start)) is not None:
+        template = _TEMPLATE.match(self.text, start) if start < self.filled_in else None
+        if template is not None:
             self.at = template.end()
             texts = [(c, (start + n, start + n + 1)) for n, c in enumerate(template[0])]
             return _Piece(texts, known=False, splits=quotes is None)

@@ -6,6 +6,7 @@ only says where things stand.
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import yaml
 
@@ -117,7 +118,7 @@ class Document:
 
 def parse(text: str, *, source: str) -> Document:
     """Find the keys of the top-level mapping. Raises TargetError."""
-    root = yaml_strict.compose(text, source=source, error=TargetError, plain=False)
+    root = _root(text, source)
     if root is None:
         return Document(text, source, (), column=0, end=len(text), flow=False)
     for key, _ in root.value:
@@ -135,6 +136,12 @@ def parse(text: str, *, source: str) -> Document:
         end=root.end_mark.index,
         flow=bool(root.flow_style),
     )
+
+
+@lru_cache(maxsize=2)
+def _root(text: str, source: str) -> yaml.MappingNode | None:
+    """Every step of one edit asks for the text before it or after it."""
+    return yaml_strict.compose(text, source=source, error=TargetError, plain=False)
 
 
 def _end(node: yaml.Node) -> int:

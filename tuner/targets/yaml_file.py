@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 import yaml
 
@@ -11,7 +12,7 @@ from tuner.errors import TargetError
 from tuner.targets import yaml_scalar
 from tuner.targets.flags import Token
 from tuner.targets.view import Edits, View
-from tuner.targets.yaml_nodes import children
+from tuner.targets.yaml_nodes import shared_ids
 
 _INDIRECT = frozenset("&*!")
 
@@ -22,7 +23,7 @@ class YamlFile:
 
     edits: Edits
     roots: Sequence[yaml.Node]
-    shared: set[int] = field(default_factory=set)
+    shared: frozenset[int] = frozenset()
     """Ids of the nodes that stand in two places, and of all below them."""
 
     @property
@@ -213,6 +214,13 @@ class ListPart:
 
 def parse(text: str, *, source: str) -> YamlFile:
     """Read the documents. Raises TargetError."""
+    return YamlFile(Edits(text, source), *_documents(text, source))
+
+
+@lru_cache(maxsize=2)
+def _documents(text: str, source: str) -> tuple[Sequence[yaml.Node], frozenset[int]]:
+    """Return the documents and the nodes that are shared; every step of one edit asks for those of
+    the text before it or after it, and reading takes seconds where the text is large."""
     try:
         roots = yaml_strict.compose_all(text, source=source, error=TargetError)
     except TargetError as problem:
@@ -222,26 +230,7 @@ def parse(text: str, *, source: str) -> YamlFile:
             f"{problem}: it looks like a template",
             hint="Apply the profile to the values that the template is filled with.",
         ) from None
-    file = YamlFile(Edits(text, source), roots)
-    for root in roots:
-        _mark_shared(root, set(), file.shared)
-    return file
-
-
-def _mark_shared(node: yaml.Node, seen: set[int], shared: set[int]) -> None:
-    if id(node) in seen:
-        _mark_all(node, shared)
-        return
-    seen.add(id(node))
-    for child in children(node):
-        _mark_shared(child, seen, shared)
-
-
-def _mark_all(node: yaml.Node, shared: set[int]) -> None:
-    if id(node) not in shared:
-        shared.add(id(node))
-        for child in children(node):
-            _mark_all(child, shared)
+    return roots, shared_ids(roots)
 
 
 def _block(mapping: Mapping[str, object]) -> Iterator[str]:

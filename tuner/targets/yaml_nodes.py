@@ -10,6 +10,9 @@ from tuner.errors import TargetError
 _NULL = "tag:yaml.org,2002:null"
 _FILLED_IN = re.compile(r"\{\{.*?\}\}|\$\{[A-Za-z_][^}]*\}|^\$[A-Za-z_]\w*$", re.DOTALL)
 
+_LONGEST = 4096
+"""What somebody else fills in begins before this."""
+
 
 def children(node: yaml.Node) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
@@ -17,6 +20,30 @@ def children(node: yaml.Node) -> Iterator[yaml.Node]:
             yield from (key, value)
     elif isinstance(node, yaml.SequenceNode):
         yield from node.value
+
+
+def shared_ids(roots: Sequence[yaml.Node]) -> frozenset[int]:
+    """Return the ids of the nodes that stand in two places, and of all below them."""
+    shared: set[int] = set()
+    for root in roots:
+        _mark_shared(root, set(), shared)
+    return frozenset(shared)
+
+
+def _mark_shared(node: yaml.Node, seen: set[int], shared: set[int]) -> None:
+    if id(node) in seen:
+        _mark_all(node, shared)
+        return
+    seen.add(id(node))
+    for child in children(node):
+        _mark_shared(child, seen, shared)
+
+
+def _mark_all(node: yaml.Node, shared: set[int]) -> None:
+    if id(node) not in shared:
+        shared.add(id(node))
+        for child in children(node):
+            _mark_all(child, shared)
 
 
 def get(node: yaml.Node | None, *path: str) -> yaml.Node | None:
@@ -47,8 +74,9 @@ def entries(node: yaml.Node | None) -> Mapping[str, yaml.Node]:
 
 def refuse_filled_in(node: yaml.Node, argument: str, *, source: str) -> None:
     """Refuse to replace a value that Helm, Ansible or envsubst put in. Raises TargetError."""
-    if isinstance(node, yaml.ScalarNode) and _FILLED_IN.search(node.value):
+    if isinstance(node, yaml.ScalarNode) and _FILLED_IN.search(node.value[:_LONGEST]):
+        place = f"{source}:{node.start_mark.line + 1}"
         raise TargetError(
-            f"{source}:{node.start_mark.line + 1}: {argument} is decided elsewhere: {node.value}",
+            f"{place}: {argument} is decided elsewhere: {node.value[:80]}",
             hint="Write the value there, or apply the profile to where it comes from.",
         )

@@ -1,0 +1,166 @@
+"""YAML nodes of a size that can be handled, and only those that the reader asked for. Pure."""
+
+from dataclasses import dataclass
+
+import yaml
+
+MAX_VALUES = 50_000
+"""Keys and values, those behind an alias counted each time: about a second of reading.
+
+Aliases multiply: with nothing but a limit on the text, a short one fills the memory."""
+
+_MAX_DEPTH = 32
+
+_PLAIN_TAGS = frozenset(
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
+)
+_MAX_NUMBER_CHARACTERS = 32
+
+
+class RefusedError(Exception):
+    """Well-formed YAML that we do not take, with the line, counted from 0, and the cure."""
+
+    def __init__(self, problem: str, line: int, *, hint: str) -> None:
+        super().__init__(problem)
+        self.line = line
+        self.hint = hint
+
+
+def _line(event: yaml.Event) -> int:
+    return event.start_mark.line if event.start_mark is not None else 0
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Composes nodes within ``_MAX_DEPTH`` and ``MAX_VALUES``, and no aliases when ``plain``."""
+
+    def __init__(self, text: str, *, plain: bool) -> None:
+        super().__init__(text)
+        self._plain = plain
+        self._depth = 0
+        self._values = 0
+        self._extents: dict[int, _Extent] = {}
+        """Of nodes by their ids; of those that are read to their ends."""
+
+    def compose_document(self) -> yaml.Node | None:
+        self._extents.clear()  # an alias reaches no further than its document
+        found: yaml.Node | None = super().compose_document()
+        return found
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event = self.peek_event()  # type: ignore[no-untyped-call]
+        if self._plain:
+            _refuse_indirection(event)
+        if isinstance(event, yaml.AliasEvent):
+            node: yaml.Node | None = super().compose_node(parent, index)
+            self._count(self._extent_behind(node, event), event)
+            return node
+        self._count(_LEAF, event)
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if isinstance(node, yaml.MappingNode):
+            _refuse_duplicates(node)
+        if node is not None:
+            if self._plain:
+                _refuse_tag(node)
+            self._extents[id(node)] = self._extent(node)
+        return node
+
+    def _extent_behind(self, node: yaml.Node | None, event: yaml.Event) -> "_Extent":
+        if id(node) not in self._extents:
+            raise RefusedError(
+                "an alias within what it stands for", _line(event), hint="Write the value out."
+            )
+        return self._extents[id(node)]
+
+    def _extent(self, node: yaml.Node) -> "_Extent":
+        parts: list[yaml.Node] = []
+        if isinstance(node, yaml.MappingNode):
+            parts = [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            parts = node.value
+        within = [self._extents[id(part)] for part in parts]
+        return _Extent(
+            1 + sum(one.values for one in within),
+            1 + max((one.levels for one in within), default=0),
+        )
+
+    def _count(self, extent: "_Extent", event: yaml.Event) -> None:
+        if self._depth + extent.levels > _MAX_DEPTH:
+            raise RefusedError(
+                f"nested more than {_MAX_DEPTH} levels deep",
+                _line(event),
+                hint="Use a file that tuner or vLLM could have written.",
+            )
+        self._values += extent.values
+        if self._values > MAX_VALUES:
+            raise RefusedError(
+                f"more than {MAX_VALUES} keys and values, those behind aliases counted each time",
+                _line(event),
+                hint="Put what the server is deployed with in a file of its own.",
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How much stands in a node, aliases followed."""
+
+    values: int
+    levels: int
+
+
+_LEAF = _Extent(values=1, levels=1)
+
+
+def _refuse_indirection(event: yaml.Event) -> None:
+    anchor = getattr(event, "anchor", None)
+    if anchor is not None:
+        raise RefusedError(
+            f"anchor or alias {anchor!r}",
+            _line(event),
+            hint="Write the value out: this file takes no anchors and no aliases.",
+        )
+    tag = getattr(event, "tag", None)
+    if tag is not None:
+        hint = "Remove the tag: this file takes none."
+        raise RefusedError(f"tag {tag!r}", _line(event), hint=hint)
+
+
+def _refuse_tag(node: yaml.Node) -> None:
+    if node.tag not in _PLAIN_TAGS:
+        raise RefusedError(
+            f"{node.value!r} is read as a {node.tag.rpartition(':')[2]}",
+            node.start_mark.line,
+            hint="Put it in quotes if it is text.",
+        )
+    if isinstance(node, yaml.ScalarNode) and node.tag.endswith((":int", ":float")):
+        _refuse_odd_number(node)
+
+
+def _refuse_odd_number(node: yaml.ScalarNode) -> None:
+    """Take a number in its one shortest spelling only, so that no digit can change unnoticed."""
+    spelling = f"with at most {_MAX_NUMBER_CHARACTERS} characters"
+    if len(node.value) <= _MAX_NUMBER_CHARACTERS:
+        spelling = yaml.safe_dump(yaml.safe_load(node.value)).partition("\n")[0]
+    if node.value != spelling:
+        raise RefusedError(
+            f"the number {node.value[:_MAX_NUMBER_CHARACTERS]} should be spelt {spelling}",
+            node.start_mark.line,
+            hint="The number was edited by hand; restore the file.",
+        )
+
+
+def _refuse_duplicates(node: yaml.MappingNode) -> None:
+    seen: dict[str, int] = {}
+    for key, _ in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            line, hint = key.start_mark.line, "Use plain keys."
+            raise RefusedError("a key that is not text", line, hint=hint)
+        line = key.start_mark.line + 1
+        if key.value in seen:
+            raise RefusedError(
+                f"{key.value[:80]!r} is there twice, first in line {seen[key.value]}",
+                key.start_mark.line,
+                hint="Remove one of the two.",
+            )
+        seen[key.value] = line
