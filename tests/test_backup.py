@@ -2,7 +2,10 @@
 
 import json
 import stat
+import subprocess
+import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -106,26 +109,6 @@ def test_a_damaged_copy_is_not_restored(path: Path) -> None:
     assert path.read_bytes() == b"new"
 
 
-def test_a_write_that_was_interrupted_is_forgotten(path: Path) -> None:
-    """Record and copy come first: stopped there, the file is as it was."""
-    apply(path, b"first")
-    with pytest.raises(TargetError, match="changed while tuner was at work"):
-        interrupted(path, b"second")
-    assert backup.roll_back(path, force=False) == "restored"
-    assert path.read_bytes() == b"original"
-    assert names(path.parent) == ["serve.yaml"]
-
-
-def interrupted(path: Path, new: bytes) -> None:
-    """Leave what a crash just before the replacement leaves."""
-    was = path.read_bytes()
-    path.write_bytes(b"someone else's")
-    try:
-        backup.write(path, new, was=was)
-    finally:
-        path.write_bytes(was)
-
-
 def test_a_write_that_was_refused_leaves_nothing_behind(path: Path) -> None:
     apply(path, b"new")
     path.write_bytes(b"edited")
@@ -135,13 +118,107 @@ def test_a_write_that_was_refused_leaves_nothing_behind(path: Path) -> None:
     assert {one.name: one.read_bytes() for one in path.parent.iterdir()} == before
 
 
-def test_after_an_interrupted_write_the_next_one_takes_its_place(path: Path) -> None:
-    with pytest.raises(TargetError):
-        interrupted(path, b"first")
-    apply(path, b"second")
+def test_the_later_of_two_writes_of_the_same_file_leaves_the_other_ones_backup(path: Path) -> None:
+    """Both read the file; one writes; the other then knows an old content."""
+    apply(path, b"first")
+    with pytest.raises(TargetError, match="changed while tuner was at work"):
+        backup.write(path, b"second", was=b"original")
+    assert path.read_bytes() == b"first"
     assert backup.roll_back(path, force=False) == "restored"
     assert path.read_bytes() == b"original"
+
+
+def in_a_child(code: str, path: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+
+
+def test_of_many_writes_at_once_every_one_that_was_made_can_be_taken_back(path: Path) -> None:
+    code = """
+        import os, sys
+        from pathlib import Path
+        from tuner import backup, files
+        from tuner.errors import TargetError
+
+        path, children = Path(sys.argv[1]), []
+        for name in "abcd":
+            if child := os.fork():
+                children.append(child)
+                continue
+            made = 0
+            for number in range(10):
+                try:
+                    backup.write(path, f"{name}{number}".encode(), was=files.content(path))
+                    made += 1
+                except TargetError as problem:
+                    assert "changed while tuner was at work" in str(problem), problem
+            os._exit(made)
+        print(sum(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+    """
+    made = int(in_a_child(code, path).stdout)
+    assert made >= 1
+    for _ in range(made):
+        assert backup.roll_back(path, force=False) == "restored"
+    assert path.read_bytes() == b"original"
     assert names(path.parent) == ["serve.yaml"]
+
+
+KILLED = """
+    import os, shutil, signal, sys
+    from pathlib import Path
+    from tuner import backup, files
+
+    def killed_at(count, act):
+        # Return whether ``act`` was killed at its count-th look at the file system.
+        if not (child := os.fork()):
+            left = count
+            def hook(event, _):
+                nonlocal left
+                if event in ("open", "os.rename", "os.remove", "os.chmod"):
+                    left -= 1
+                    if not left:
+                        os.kill(os.getpid(), signal.SIGKILL)
+            sys.addaudithook(hook)
+            act()
+            os._exit(0)
+        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) != 0
+
+    home, count = Path(sys.argv[1]), 0
+    while True:
+        count += 1
+        path = home.parent / str(count) / "serve.yaml"
+        path.parent.mkdir()
+        path.write_bytes(b"original")
+        backup.write(path, b"first", was=b"original")
+        if "ACT" == "write":
+            more = killed_at(count, lambda: backup.write(path, b"second", was=b"first"))
+        else:
+            backup.write(path, b"second", was=b"first")
+            more = killed_at(count, lambda: backup.roll_back(path, force=False))
+        here = path.read_bytes()
+        assert here in (b"first", b"second"), here
+        outcomes = [backup.roll_back(path, force=False)]
+        if here == b"second":
+            assert path.read_bytes() == b"first", count
+            outcomes.append(backup.roll_back(path, force=False))
+        assert path.read_bytes() == b"original", (count, outcomes)
+        backup.write(path, b"third", was=b"original")
+        backup.roll_back(path, force=False)
+        left = [one.name for one in path.parent.iterdir() if not one.name.endswith(".tmp")]
+        assert left == ["serve.yaml"], (count, left)
+        if not more:
+            break
+    print(count)
+"""
+
+
+@pytest.mark.parametrize("act", ["write", "roll_back"])
+def test_killed_at_any_moment_everything_can_be_taken_back(path: Path, act: str) -> None:
+    assert int(in_a_child(KILLED.replace("ACT", act), path).stdout) > 10
 
 
 def test_what_was_taken_back_by_hand_counts_as_taken_back(path: Path) -> None:

@@ -73,24 +73,31 @@ def write(  # noqa: PLR0913 - what is written, over what, and what stays on reco
     """
     files.check_writable(path)
     real = files.resolve(path)
-    writes = [
-        *_made(_load(real), was),
-        _Write(before=_digest(was), after=_sha256(new), profile=profile, override=override),
-    ]
-    copy = _copy(real, len(writes))
-    if files.content(copy) not in (None, was):
-        raise TargetError(
-            f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
-        )
-    _save(real, writes)
-    if was is not None:
-        files.write_atomically(copy, was, like=real)
-    try:
-        files.write_if_unchanged(path, new, was=was, like=like)
-    except TargetError:  # nothing was written, so there is nothing to take back
-        _save(real, writes[:-1])
-        files.remove(copy)
-        raise
+    with files.locked(real.parent):
+        if files.content(real) != was:  # another apply's write, too: its record is not ours
+            raise files.changed_meanwhile(path)
+        recorded = _load(real)
+        writes = [
+            *_made(recorded, was),
+            _Write(before=_digest(was), after=_sha256(new), profile=profile, override=override),
+        ]
+        copy = _copy(real, len(writes))
+        present = files.content(copy)
+        if present not in (None, was):
+            raise TargetError(
+                f"{copy}: is in the way of the backup", hint="Move it away, then run this again."
+            )
+        try:
+            _save(real, writes)
+            if was is not None:
+                files.write_atomically(copy, was, like=real)
+            files.write_if_unchanged(path, new, was=was, like=like)
+        except TargetError:
+            if files.content(real) != new:  # nothing was written, so there is nothing to take back
+                _save(real, recorded)
+                if present is None:
+                    files.remove(copy)
+            raise
     return None if was is None else copy
 
 
@@ -125,18 +132,19 @@ def roll_back(path: Path, *, force: bool) -> RolledBack:
     when the copy is not what the record says.
     """
     real = files.resolve(path)
-    recorded, present = _recorded(path), files.content(real)
-    writes = _made(recorded, present)
-    outcome: RolledBack = "unchanged"
-    if writes:
-        last = writes.pop()
-        if not force:
-            hint = "Pass --force to lose the edit, or take the change back by hand."
-            _check_unedited(path, last, present, hint=hint)
-        outcome = _restore(path, last, _copy(real, len(writes) + 1), present)
-    _save(real, writes)
-    for number in range(len(writes), len(recorded)):
-        files.remove(_copy(real, number + 1))
+    with files.locked(real.parent):
+        recorded, present = _recorded(path), files.content(real)
+        writes = _made(recorded, present)
+        outcome: RolledBack = "unchanged"
+        if writes:
+            last = writes.pop()
+            if not force:
+                hint = "Pass --force to lose the edit, or take the change back by hand."
+                _check_unedited(path, last, present, hint=hint)
+            outcome = _restore(path, last, _copy(real, len(writes) + 1), present)
+        for number in range(len(writes), len(recorded)):  # first: a copy on no record is in the way
+            files.remove(_copy(real, number + 1))
+        _save(real, writes)
     return outcome
 
 
@@ -167,6 +175,8 @@ def _original(last: _Write, copy: Path) -> bytes:
 
 def _restore(path: Path, last: _Write, copy: Path, present: bytes | None) -> RolledBack:
     if last.before is None:
+        if files.content(path) != present:
+            raise files.changed_meanwhile(path)
         files.remove(files.resolve(path))
         return "removed"
     original = _original(last, copy)

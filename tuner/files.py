@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import fcntl
 import os
 import secrets
 import stat
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
@@ -21,6 +23,9 @@ _CURES = {
     errno.ENOTDIR: "A part of the path is a file, not a folder; check the path.",
     errno.ENAMETOOLONG: "Use a shorter name.",
 }
+
+_LOCK_TRIES = 200
+_LOCK_PAUSE_S = 0.05
 
 
 def resolve(path: Path) -> Path:
@@ -105,9 +110,7 @@ def _write(
             stream.flush()
             os.fsync(descriptor)
         if not may_replace(real):
-            raise TargetError(
-                f"{path}: changed while tuner was at work", hint="Run the command again."
-            )
+            raise changed_meanwhile(path)
         temporary.replace(real)
         _sync_directory(real.parent)
     except OSError as problem:
@@ -115,6 +118,44 @@ def _write(
     finally:
         with contextlib.suppress(OSError):  # gone after the replacement
             temporary.unlink()
+
+
+def changed_meanwhile(path: Path) -> TargetError:
+    return TargetError(f"{path}: changed while tuner was at work", hint="Run the command again.")
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Let no other tuner write in the folder meanwhile; the lock of one that was killed is gone.
+
+    Where the file system has no locks (some network ones), go on without. Raises TargetError.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as problem:
+        raise _explained(folder, problem) from None
+    try:
+        _lock(descriptor, folder)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, folder: Path) -> None:
+    for waited in range(_LOCK_TRIES):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if waited + 1 < _LOCK_TRIES:
+                time.sleep(_LOCK_PAUSE_S)
+        except OSError:
+            return
+        else:
+            return
+    raise TargetError(
+        f"{folder}: another tuner has been writing there for {_LOCK_TRIES * _LOCK_PAUSE_S:.0f} s",
+        hint="Wait until it is done, or end it.",
+    )
 
 
 @contextlib.contextmanager
