@@ -24,10 +24,9 @@ from tuner.ladder import (
     short_s,
 )
 from tuner.measure import measure
-from tuner.outcome import SweepOutcome
+from tuner.outcome import Conclusion, SweepOutcome
 from tuner.probe import probe
 from tuner.readings import Read
-from tuner.reasons import Verdict
 from tuner.replay import CutRule
 from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
@@ -56,28 +55,44 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     UsageError when the budget is too small.
     """
     rig = Rig(starter, settings, Evidence(journal), watcher, read_device)
-    run = _Sweep(rig)
+    run = SweepRun(rig)
     try:
-        workload = await run.prepare(requests)
-        complete = await run.gather(workload)
-        run.evidence.add_gathered(complete=complete)
-        conclusion = conclude(run.evidence, workload, settings, complete=complete)
-        await run.confirm(workload, conclusion.verdict)
+        await run.conclude(requests)
+        await run.confirm()
     finally:
         await rig.stop()
-    return outcome_of(
-        run.evidence, workload, settings, conclusion, dropped=run.dropped, warnings=run.warnings
-    )
+    return run.outcome()
 
 
-class _Sweep:
-    """A run under way."""
+class SweepRun:
+    """A run under way: first concluded, then confirmed. Whoever has made the rig stops it."""
+
+    conclusion: Conclusion
+    workload: Workload
 
     def __init__(self, rig: Rig) -> None:
         self.rig = rig
         self.settings, self.evidence, self.watcher = rig.settings, rig.evidence, rig.watcher
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
+
+    async def conclude(self, requests: Sequence[TraceRequest]) -> None:
+        """Measure all that the decision asks for, and decide."""
+        self.workload = await self.prepare(requests)
+        complete = await self.gather(self.workload)
+        self.evidence.add_gathered(complete=complete)
+        self.conclusion = conclude(self.evidence, self.workload, self.settings, complete=complete)
+
+    def outcome(self) -> SweepOutcome:
+        """Return all that was found, once it is confirmed."""
+        return outcome_of(
+            self.evidence,
+            self.workload,
+            self.settings,
+            self.conclusion,
+            dropped=self.dropped,
+            warnings=self.warnings,
+        )
 
     async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
         """Probe the idle engine and choose what to replay; or read both back."""
@@ -242,9 +257,10 @@ class _Sweep:
         replays = list(self.evidence.replayed().values())
         self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))
 
-    async def confirm(self, workload: Workload, verdict: Verdict) -> None:
+    async def confirm(self) -> None:
         """Measure the choice on an engine of its own, at the captured load (unless the ladder's
         engines were its own already) and with headroom."""
+        workload, verdict = self.workload, self.conclusion.verdict
         settings, cap = self.settings, verdict.max_num_seqs
         if verdict.kind == "overloaded":
             return

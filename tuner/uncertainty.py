@@ -6,7 +6,7 @@ between two blocks is the machine; resampled requests would call two equal runs 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -196,21 +196,9 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
         else point
         for point in curve
     ]
-    attainment_sd, freedom = noise(blocks, "attainment")
-    tail_sd, _ = noise(blocks, "e2el_p99_ms")
-    rng = np.random.default_rng(0)
     picks: list[int] = []
     right = 0
-    free = [i for i, point in enumerate(alive) if not point.cut and never_binds(point.last)]
-    for draws in rng.standard_t(freedom, size=(DRAWS, len(alive), 2)):
-        draws[free] = draws[free[:1]]
-        drawn = {
-            point.cap: (
-                point.attainment + attainment_sd * float(shift[0]) / math.sqrt(point.blocks),
-                point.log_tail + tail_sd * float(shift[1]) / math.sqrt(point.blocks),
-            )
-            for point, shift in zip(alive, draws, strict=True)
-        }
+    for drawn in drawn_values(blocks, alive):
         pick = choose(drawn)
         picks.append(pick)
         right += drawn[best][0] >= drawn[pick][0] - GOOD_ATTAINMENT and (
@@ -218,6 +206,25 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
         )
     low, high = np.percentile(picks, (2.5, 97.5), method="nearest")
     return (min(int(low), best), max(int(high), best)), right / DRAWS
+
+
+def drawn_values(
+    blocks: Sequence[Block], curve: Sequence[Point]
+) -> Iterator[dict[int, tuple[float, float]]]:
+    """Yield DRAWS times cap → (attainment, log tail) of the curve, each moved by its noise."""
+    attainment_sd, freedom = noise(blocks, "attainment")
+    tail_sd, _ = noise(blocks, "e2el_p99_ms")
+    rng = np.random.default_rng(0)
+    free = [i for i, point in enumerate(curve) if not point.cut and never_binds(point.last)]
+    for draws in rng.standard_t(freedom, size=(DRAWS, len(curve), 2)):
+        draws[free] = draws[free[:1]]
+        yield {
+            point.cap: (
+                point.attainment + attainment_sd * float(shift[0]) / math.sqrt(point.blocks),
+                point.log_tail + tail_sd * float(shift[1]) / math.sqrt(point.blocks),
+            )
+            for point, shift in zip(curve, draws, strict=True)
+        }
 
 
 def intervals(blocks: Sequence[Block], cap: int) -> dict[str, tuple[float, float]]:

@@ -4,7 +4,7 @@ import asyncio
 import glob
 import shlex
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -48,18 +48,23 @@ def _newest(name: str) -> Path:
 
 
 @contextmanager
-def kept(book: journal.Journal, where: Where) -> Iterator[None]:
-    """Close the journal in the end. Raises Interrupted with the command that goes on, where the
-    user or a signal ended the run."""
+def kept(
+    book: journal.Journal, where: Where, parts: Sequence[journal.Journal] = ()
+) -> Iterator[None]:
+    """Close the journal, and those of the run's parts, in the end. Raises Interrupted with the
+    command that goes on, where the user or a signal ended the run."""
+    books = (book, *parts)
     try:
         yield
     except (KeyboardInterrupt, asyncio.CancelledError):
         words = ["tuner", *map(without_passwords, sys.argv[1:])]
         words += [] if where.resume else ["--resume"]
         words += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
+        replays = sum(len(list(one.of("replay"))) for one in books)
         raise Interrupted(
-            f"{len(list(book.of('replay')))} replays are kept in {book.run_dir}",
+            f"{replays} replays are kept in {book.run_dir}",
             hint=f"Go on with: {shlex.join(words)}",
         ) from None
     finally:
-        book.close()
+        for one in books:
+            one.close()

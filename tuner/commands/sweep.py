@@ -24,7 +24,11 @@ from tuner.commands.options import (
 def sweep(  # noqa: PLR0913 - one parameter an option
     *,
     trace: Annotated[
-        Path | None, typer.Option(help="Trace to replay; see `tuner trace import`.")
+        list[Path] | None,
+        typer.Option(
+            metavar="<path>",
+            help="Trace to replay; repeatable: a profile for each, and one for all.",
+        ),
     ] = None,
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where the serving profile goes.")
@@ -82,7 +86,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
 
     run(
         SweepOptions(
-            trace=trace,
+            traces=tuple(trace or ()),
             output=output,
             model=model,
             base=base,

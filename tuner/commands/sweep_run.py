@@ -15,22 +15,25 @@ from tuner import files, journal, models, profile, provenance
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_setup import (
     SweepOptions,
+    Traffic,
     cautions_of,
-    check_window,
     execute_on,
     plan_of,
-    requests_of,
-    settings_of,
     starter_of,
+    traffic_of,
 )
 from tuner.commands.sweep_view import Progress, render
 from tuner.devices import DeviceMeter
+from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
+from tuner.profile_schema import ServingProfile
+from tuner.readings import Read
 from tuner.rescore import rescore
 from tuner.result import json_object, profile_of, second_thoughts
+from tuner.rig import Watcher
 from tuner.settings import SweepSettings, settings_in
 from tuner.slo import parse_slo
 from tuner.sweep import sweep
@@ -41,11 +44,14 @@ TRACE_COPY = "trace.jsonl"
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
-    """One finished run, and what only the command knows of it."""
+class Done:
+    """One trace's finished run, and what only the command knows of it."""
 
+    outcome: SweepOutcome
     settings: SweepSettings
     warnings: Sequence[str]
+    """What to beware of in the trace."""
+
     run_dir: Path
     trace_digest: str
     wall_s: float
@@ -55,50 +61,84 @@ def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     if options.rescore is not None:
         _rescore(options, options.rescore)
-        return
-    began_s = time.monotonic()
-    _check_output(options)
-    if options.trace is None:
+    elif len(options.traces) > 1:
+        from tuner.commands import sweep_several  # noqa: PLC0415 - which builds on this
+
+        sweep_several.run(options)
+    elif options.traces:
+        _run_one(options, options.traces[0])
+    else:
         raise UsageError("no trace given", hint="Give --trace FILE, or --rescore RUN_DIR.")
-    trace = load(options.trace)
-    settings = settings_of(options, trace)
-    requests, warnings = requests_of(options, trace)
-    check_window(options, requests)
-    starter = starter_of(options, trace)
-    plan = plan_of(options, trace, starter)
+
+
+def _run_one(options: SweepOptions, path: Path) -> None:
+    began_s = time.monotonic()
+    check_output(options.output, force=options.force)
+    traffic = traffic_of(options, path)
+    starter = starter_of(options, traffic.trace.header.model)
+    plan = plan_of(options, traffic.trace, starter)
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
-    where = Where(options.trace, options.run_dir, resume=options.resume)
+    where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, plan)
-    execute = execute_on(starter, book)
-    read_device = None
-    if isinstance(starter, VllmStarter):
-        starter.log = book.run_dir / "vllm.log"
-        read_device = DeviceMeter().read
-    progress = Progress(settings, exporter)
-    for warning in warnings:
+    progress = Progress(traffic.settings, exporter)
+    for warning in traffic.warnings:
         progress.warn(warning)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
-        if not (book.run_dir / TRACE_COPY).exists():
-            write(replace(trace, requests=tuple(requests)), book.run_dir / TRACE_COPY)
+        keep_trace(traffic, book.run_dir)
         with progress:
-            outcome = execute(
-                sweep(requests, starter, settings, book, progress, read_device=read_device)
-            )
+            outcome = measured(traffic, starter, book, progress)
         wall_s = time.monotonic() - began_s
-        done = _Run(settings, warnings, book.run_dir, trace.digest, wall_s)
-        _conclude(options, outcome, done, keep=True)
+        done = Done(
+            outcome, traffic.settings, traffic.warnings, book.run_dir, traffic.trace.digest, wall_s
+        )
+        _conclude(options, done, keep=True)
+
+
+def measured(
+    traffic: Traffic, starter: Starter, book: journal.Journal, watcher: Watcher
+) -> SweepOutcome:
+    """Sweep one trace on one engine: all that its journal does not hold yet."""
+    execute = execute_on(starter, book)
+    read_device = device_of(starter, book.run_dir)
+    return execute(
+        sweep(traffic.requests, starter, traffic.settings, book, watcher, read_device=read_device)
+    )
+
+
+def keep_trace(traffic: Traffic, run_dir: Path) -> None:
+    """Keep the requests with what is measured of them."""
+    if not (run_dir / TRACE_COPY).exists():
+        write(replace(traffic.trace, requests=tuple(traffic.requests)), run_dir / TRACE_COPY)
+
+
+def device_of(starter: Starter, run_dir: Path) -> Read | None:
+    """Return what reads the device while it is replayed on; None for a simulated one."""
+    if not isinstance(starter, VllmStarter):
+        return None
+    starter.log = run_dir / "vllm.log"
+    return DeviceMeter().read
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
     """Judge a stored run anew, under another SLO if one is given, else its own. No engine."""
-    began_s = time.monotonic()
-    if options.trace is not None or options.resume or options.run_dir is not None:
+    if options.traces or options.resume or options.run_dir is not None:
         raise UsageError(
             "--rescore asks a stored run", hint="Leave out --trace, --resume and --run-dir."
         )
-    _check_output(options)
     book = journal.read(run_dir)
-    plan = book.events[0]["plan"]
+    if "traces" in book.events[0]["plan"]:
+        from tuner.commands import sweep_several  # noqa: PLC0415 - which builds on this
+
+        sweep_several.rescore(options, book)
+        return
+    check_output(options.output, force=options.force)
+    _conclude(options, rescored(options, book), keep=False)
+
+
+def rescored(options: SweepOptions, book: journal.Journal) -> Done:
+    """Judge one trace's stored run anew."""
+    began_s = time.monotonic()
+    run_dir, plan = book.run_dir, book.events[0]["plan"]
     try:
         asked = options.slo or plan["slo"]
         settings = settings_in(plan, slo=parse_slo(asked) if asked else None)
@@ -111,33 +151,43 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
     trace = load(run_dir / TRACE_COPY)
     outcome = rescore(trace.requests, settings, book)
     said = (*trace.warnings, *cautions_of(trace))
-    done = _Run(settings, said, run_dir, digest, time.monotonic() - began_s)
-    _conclude(options, outcome, done, keep=False)
+    return Done(outcome, settings, said, run_dir, digest, time.monotonic() - began_s)
 
 
-def _conclude(options: SweepOptions, outcome: SweepOutcome, done: _Run, *, keep: bool) -> None:
-    """Write the profile, into the run directory first if it is to be kept there, and print."""
-    settings = done.settings
-    said = [
+def warnings_of(done: Done) -> list[str]:
+    """Return all that whoever reads the result should know."""
+    outcome = done.outcome
+    return [
         *done.warnings,
         *outcome.warnings,
         *outcome.verdict.warnings,
-        *second_thoughts(outcome, settings),
+        *second_thoughts(outcome, done.settings),
     ]
+
+
+def sealed(done: Done, warnings: Sequence[str]) -> ServingProfile:
+    """Return the profile of a finished run."""
+    settings = done.settings
     origin = {
         "tuner": version("tuner"),
         "seed": settings.seed,
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": done.wall_s,
-        "warnings": said,
-        "model_digest": _model_digest(outcome),
+        "warnings": list(warnings),
+        "model_digest": _model_digest(done.outcome),
     }
-    found = profile_of(
-        outcome, headroom=settings.headroom, trace_digest=done.trace_digest, origin=origin
+    return profile_of(
+        done.outcome, headroom=settings.headroom, trace_digest=done.trace_digest, origin=origin
     )
+
+
+def _conclude(options: SweepOptions, done: Done, *, keep: bool) -> None:
+    """Write the profile, into the run directory first if it is to be kept there, and print."""
+    outcome, said = done.outcome, warnings_of(done)
+    found = sealed(done, said)
     if keep:
         profile.save(found, done.run_dir / "profile.yaml")
-    _check_output(options)
+    check_output(options.output, force=options.force)
     profile.save(found, options.output)
     if options.json:
         result = json_object(
@@ -160,18 +210,18 @@ def _model_digest(outcome: SweepOutcome) -> str | None:
     return provenance.model_digest(models.model_path(str(outcome.facts.arguments["model"])))
 
 
-def _check_output(options: SweepOptions) -> None:
+def check_output(output: Path, *, force: bool) -> None:
     """Refuse to destroy what is not ours, before anything is measured and again at the end.
 
     An older profile may go: its run directory still has it.
     """
-    path = files.resolve(options.output)
+    path = files.resolve(output)
     files.check_writable(path)
     if not os.access(path.parent, os.W_OK):
         raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
     old = files.content(path)
-    if old is not None and not options.force and b"schema_version:" not in old[:4096]:
+    if old is not None and not force and b"schema_version:" not in old[:4096]:
         raise TargetError(
-            f"{options.output}: is there already and is no serving profile",
+            f"{output}: is there already and is no serving profile",
             hint="Choose another -o, or overwrite it with --force.",
         )

@@ -1,11 +1,11 @@
 """What the options of ``tuner sweep`` mean: requests, settings, engines, the run directory."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from tuner import journal
 from tuner.base import engine_arguments
@@ -13,11 +13,10 @@ from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import TraceError, UsageError
 from tuner.evidence import Evidence
-from tuner.outcome import SweepOutcome
 from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
-from tuner.trace import Trace, TraceRequest
+from tuner.trace import Trace, TraceRequest, load
 from tuner.traffic import busiest_window
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import columns_of
@@ -30,7 +29,7 @@ from tuner.window import choose_part, parse_duration_s, parse_window
 class SweepOptions:
     """The command line, as given."""
 
-    trace: Path | None
+    traces: tuple[Path, ...]
     output: Path
     model: str | None
     base: Path | None
@@ -73,20 +72,37 @@ def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
     )
 
 
-def check_window(options: SweepOptions, requests: list[TraceRequest]) -> None:
-    """Refuse a --window that cannot be replayed before an engine is started for it."""
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """One trace, read, and what the options make of it."""
+
+    trace: Trace
+    requests: list[TraceRequest]
+    """One server's."""
+
+    settings: SweepSettings
+    warnings: tuple[str, ...]
+
+
+def traffic_of(options: SweepOptions, path: Path) -> Traffic:
+    """Read a trace. Raises InputError, UsageError."""
+    trace = load(path)
+    settings = settings_of(options, trace)
+    requests, warnings = _requests_of(options, trace, path)
     if parse_window(options.window) is not None:
+        # refused before an engine is started for it
         choose_part(requests, options.window, length_s=1.0, busiest=busiest_window)
+    return Traffic(trace, requests, settings, tuple(warnings))
 
 
-def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest], list[str]]:
+def _requests_of(
+    options: SweepOptions, trace: Trace, path: Path
+) -> tuple[list[TraceRequest], list[str]]:
     """Return one server's requests, and what the user should know of the trace."""
     warnings = list(trace.warnings)
     requests = [one for one in trace.requests if one.status in {"ok", "aborted"}]
     if not requests:
-        raise TraceError(
-            f"{options.trace}: no request that was served", hint="Capture some traffic first."
-        )
+        raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
     warnings += cautions_of(trace)
     if options.closed_sessions:
         waiting = len(turns_of(requests))
@@ -101,7 +117,13 @@ def requests_of(options: SweepOptions, trace: Trace) -> tuple[list[TraceRequest]
     return requests, warnings
 
 
-Execute = Callable[[Coroutine[Any, Any, SweepOutcome]], SweepOutcome]
+Result = TypeVar("Result")
+
+
+class Execute(Protocol):
+    """What runs a sweep to its end."""
+
+    def __call__(self, sweeping: Coroutine[Any, Any, Result], /) -> Result: ...
 
 
 def cautions_of(trace: Trace) -> tuple[str, ...]:
@@ -110,7 +132,7 @@ def cautions_of(trace: Trace) -> tuple[str, ...]:
     return cautions(columns, describe(columns), trace.header)
 
 
-def starter_of(options: SweepOptions, trace: Trace) -> Starter:
+def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     """Return what starts engines. Raises UsageError for options that do not go together."""
     if options.engine == "sim":
         if options.world is None:
@@ -122,7 +144,7 @@ def starter_of(options: SweepOptions, trace: Trace) -> Starter:
         from tuner.engines.sim import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.world import read_world  # noqa: PLC0415
 
-        return SimStarter(read_world(options.world), model=options.model or trace.header.model)
+        return SimStarter(read_world(options.world), model=options.model or header_model)
     if options.engine != "vllm":
         raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
     if options.world is not None:
@@ -130,14 +152,16 @@ def starter_of(options: SweepOptions, trace: Trace) -> Starter:
     arguments = engine_arguments(
         model=options.model,
         base=options.base,
-        header_model=trace.header.model,
+        header_model=header_model,
         overrides=options.overrides,
     )
     return VllmStarter(arguments)
 
 
-def execute_on(starter: Starter, book: journal.Journal) -> Execute:
-    """Return the loop that runs a sweep: real time, or virtual time from where the journal ends."""
+def execute_on(
+    starter: Starter, book: journal.Journal, parts: Sequence[journal.Journal] = ()
+) -> Execute:
+    """Return the loop that runs a sweep: real time, or virtual time from where the journals end."""
     if isinstance(starter, VllmStarter):
         return asyncio.run
     from tuner.engines import virtual_time  # noqa: PLC0415 - for sim alone
@@ -145,7 +169,8 @@ def execute_on(starter: Starter, book: journal.Journal) -> Execute:
 
     assert isinstance(starter, SimStarter)
     starter.go_on_after(Evidence(book).engines())
-    return partial(virtual_time.run, begin_s=book.clock_s)
+    begin_s = max(one.clock_s for one in (book, *parts))
+    return partial(virtual_time.run, begin_s=begin_s)
 
 
 def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, Any]:

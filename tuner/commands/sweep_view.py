@@ -94,6 +94,17 @@ def render(
     outcome: SweepOutcome, *, profile_path: Path, run_dir: Path, warnings: Sequence[str]
 ) -> None:
     """Print the curve, the verdict and what to do with it."""
+    render_found(outcome, profile_path=profile_path, run_dir=run_dir, warnings=warnings)
+    if outcome.verdict.kind not in {"overloaded", "inconclusive"}:
+        console_for().print(
+            f"next: tuner apply {escape(str(profile_path))} --dry-run", soft_wrap=True
+        )
+
+
+def render_found(
+    outcome: SweepOutcome, *, profile_path: Path, run_dir: Path, warnings: Sequence[str]
+) -> None:
+    """Print the curve and the verdict."""
     console = console_for(at_least=TABLE_WIDTH)
     verdict = outcome.verdict
     view = outcome.conclusion.view
@@ -140,13 +151,11 @@ def render(
         console.print(f"[yellow]Warning:[/] {escape(warning)}")
     console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
     console.print(f"profile: {escape(str(profile_path))}", soft_wrap=True)
-    if verdict.kind not in {"overloaded", "inconclusive"}:
-        console.print(f"next: tuner apply {escape(str(profile_path))} --dry-run", soft_wrap=True)
 
 
 def curve_table(outcome: SweepOutcome) -> Table:
     """Return the curve as a table, the chosen step marked."""
-    table = _table(
+    table = plain_table(
         "max_num\n_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", "TTFT\np99 ms",
         "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "pre-\nempt", "source",
     )  # fmt: skip
@@ -185,7 +194,7 @@ def changes_table(outcome: SweepOutcome) -> Table:
     if not any(step.numbers.preemptions for step in outcome.curve):
         told -= {"preemptions"}
     names = {name: shown for name, shown in names.items() if name in told}
-    table = _table("step", *(heading for heading, _ in names.values()))
+    table = plain_table("step", *(heading for heading, _ in names.values()))
     for below, step in pairwise(outcome.curve):
         cells = []
         for name, (_, shown) in names.items():
@@ -201,7 +210,7 @@ def changes_table(outcome: SweepOutcome) -> Table:
     return table
 
 
-def _table(*headings: str) -> Table:
+def plain_table(*headings: str) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
     for heading in headings:
         table.add_column(heading, justify="right", no_wrap=True)
