@@ -20,10 +20,12 @@ import pytest
 from tests.traces import SAMPLES
 from tuner.commands.compare_run import run
 from tuner.commands.compare_setup import CompareOptions
-from tuner.errors import EngineError, TunerError
+from tuner.errors import EngineError, GateError, RunError, TraceError, TunerError, UsageError
+from tuner.trace import load
 
 ROOT = Path(__file__).parent.parent
 ARTICLE = ROOT / "examples" / "worlds" / "article.yaml"
+QUIET = ROOT / "examples" / "worlds" / "article-quiet.yaml"
 
 OPTIONS = CompareOptions(
     trace=SAMPLES / "translation.jsonl",
@@ -48,6 +50,7 @@ OPTIONS = CompareOptions(
     resume=False,
     run_dir=None,
     output=None,
+    force=False,
     seed=0,
     json=True,
 )
@@ -137,21 +140,72 @@ def test_the_markdown_has_the_same_numbers(article: tuple[dict[str, Any], Path])
     assert (folder / "comparison.html").exists() == plotted
 
 
-def test_heavier_levels_have_more_requests_in_flight(compare: Compare) -> None:
-    result = compare(loads="light,heavy,recorded", approaches="tuned", step="20s")
-    assert result["rates_rps"]["light"] < result["rates_rps"]["heavy"]
-    offered = {
-        table["load"]: table["rows"][0]["measured"]["offered_rps"]
-        for table in result["tables"]
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Return the untuned and the tuned engine at every level, in three blocks."""
+    folder = tmp_path_factory.mktemp("loads")
+    changes: dict[str, Any] = {"loads": "light,heavy,recorded", "step": "30s", "repeats": 3}
+    changes |= {"approaches": "untuned,tuned", "run_dir": folder / "run", "output": folder}
+    run(replace(OPTIONS, world=QUIET, **changes))
+    found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
+    return found
+
+
+def test_a_level_is_what_is_in_flight_at_the_untuned_engine(loads: dict[str, Any]) -> None:
+    flown = {
+        table["load"]: (table["in_flight"], table["rows"][0]["measured"]["in_flight_mean"])
+        for table in loads["tables"]
         if table["lengths"] == "captured"
     }
-    assert offered["light"] < 0.5 * offered["heavy"]
-    assert offered["heavy"] == pytest.approx(result["rates_rps"]["heavy"], rel=0.2)
-    assert [table["in_flight"] for table in result["tables"][::2]] == [2, 16, None]
+    for level in ("light", "heavy"):
+        asked, found = flown[level]
+        assert found == pytest.approx(asked, rel=0.15)
+    assert flown["recorded"][0] is None
 
 
-SHORT: dict[str, Any] = {"step": "8s", "repeats": 2, "approaches": "static,tuned"}
-"""Two approaches whose engines have the same size."""
+def test_a_level_is_reached_by_thinning_the_trace_out(loads: dict[str, Any]) -> None:
+    rates = loads["rates_rps"]
+    assert set(rates) == {"light", "heavy"}
+    assert rates["light"] < 0.5 * rates["heavy"]
+    offered = {
+        table["load"]: table["rows"][0]["measured"]["offered_rps"]
+        for table in loads["tables"]
+        if table["lengths"] == "uniform"
+    }
+    assert offered["heavy"] == pytest.approx(rates["heavy"], rel=0.01)
+
+
+def test_light_load_is_served_alike_and_never_more_than_offered(loads: dict[str, Any]) -> None:
+    for table in loads["tables"]:
+        for row in table["rows"]:
+            assert row["measured"]["requests_per_s"] <= row["measured"]["offered_rps"]
+    light = next(one for one in loads["tables"] if one["load"] == "light")
+    against = light["rows"][1]["measured"]["ratios"]["requests_per_s"]
+    assert against["value"] == pytest.approx(1.0, abs=0.02)
+    assert against["low"] < 1 < against["high"]
+
+
+def test_every_block_replays_another_part_of_the_trace(loads: dict[str, Any]) -> None:
+    assert len(set(loads["windows"])) == 3
+    assert not any("too short" in warning for warning in loads["warnings"])
+
+
+def test_a_short_trace_says_that_its_blocks_are_alike(compare: Compare) -> None:
+    result = compare(window="60s+20s", step="60s", repeats=2, approaches="untuned")
+    assert len(set(result["windows"])) == 1
+    assert any("too short for another part of it" in one for one in result["warnings"])
+
+
+def test_the_traffic_of_a_load_is_kept_as_a_trace(compare: Compare, tmp_path: Path) -> None:
+    result = compare(step="20s", repeats=2, approaches="untuned")
+    kept = load(tmp_path / "run" / "traffic" / "very-heavy.jsonl")
+    assert len(kept.requests) / 50 == pytest.approx(result["rates_rps"]["very-heavy"], rel=0.01)
+    assert kept.header.model == "tuner:tiny"
+
+
+SHIPPED = ROOT / "profiles" / "translation-tiny-cpu.yaml"
+
+SHORT: dict[str, Any] = {"step": "8s", "repeats": 2, "approaches": "two-workers,tuned"}
 
 
 @pytest.fixture(scope="module")
@@ -180,7 +234,7 @@ def test_an_interrupted_command_says_how_to_go_on_and_does(tmp_path: Path, short
     tuner = str(Path(sys.executable).with_name("tuner"))
     command = [tuner, "compare", "--trace", str(OPTIONS.trace), "--engine", "sim"]
     command += ["--world", str(ARTICLE), "--max-num-seqs", "16", "--budget", "6h", "--json"]
-    command += ["--step", "8s", "--repeats", "2", "--approaches", "static,tuned"]
+    command += ["--step", "8s", "--repeats", "2", "--approaches", "two-workers,tuned"]
     with subprocess.Popen(
         [*command, "--run-dir", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -208,7 +262,7 @@ def test_another_question_is_refused_on_resume(compare: Compare, short: Path) ->
 
 
 def test_without_a_tuned_value_a_fast_sweep_finds_one(compare: Compare) -> None:
-    result = compare(max_num_seqs=None, approaches="tuned", step="5s")
+    result = compare(max_num_seqs=None, approaches="tuned", step="60s")
     assert result["tuned"]["max_num_seqs"] == 16
     assert "a fast sweep at this load: knee at 16" in result["tuned"]["source"]
 
@@ -216,14 +270,18 @@ def test_without_a_tuned_value_a_fast_sweep_finds_one(compare: Compare) -> None:
 def test_a_profile_brings_its_value_and_its_whole_configuration(
     compare: Compare, tmp_path: Path
 ) -> None:
-    profile = ROOT / "profiles" / "translation-tiny-cpu.yaml"
+    profile = SHIPPED
     changes: dict[str, Any] = {"profile": profile, "approaches": "tuned,profile", "step": "5s"}
+    with pytest.raises(GateError, match="here it is simulated:article"):
+        compare(**changes, run_dir=tmp_path / "refused")
+    changes["force"] = True
     assert compare(**changes, max_num_seqs=None)["tuned"] == {
         "max_num_seqs": 8,
         "source": str(profile),
     }
     result = compare(**changes, max_num_seqs=4, run_dir=tmp_path / "other")
     assert [row["max_num_seqs"] for row in rows(result).values()] == [4, 8]
+    assert any("takes of a profile's arguments only" in one for one in result["warnings"])
 
 
 def test_a_queue_that_fills_refuses_requests_and_the_others_go_on(compare: Compare) -> None:
@@ -271,6 +329,9 @@ def test_only_when_all_fail_the_run_fails(compare: Compare, tmp_path: Path) -> N
         ({"budget": "1s"}, "--budget 1s is too little"),
         ({"window": "1h"}, "--window: cannot read '1h'"),
         ({"slo": "fast"}, "--slo: cannot read 'fast'"),
+        ({"slo": "ttft=1s"}, "--slo is for the sweep that finds max_num_seqs, and there is none"),
+        ({"profile": SHIPPED, "model": "acme/other"}, "--model acme/other: "),
+        ({"window": "900s+9s"}, "--window 900s+9s: no request arrives there"),
         ({"world": None}, "--engine sim needs a world"),
         ({"engine": "other"}, "--engine 'other' is not known"),
         ({"engine": "vllm"}, "--world is for --engine sim"),
@@ -290,5 +351,84 @@ def test_a_small_budget_shortens_the_replays_until_all_blocks_fit(compare: Compa
     result = compare(step="90s", repeats=2, approaches="worker,tuned", budget="15m")
     assert {row["measured"]["blocks"] for row in rows(result).values()} == {2}
     assert sum(result["engine_seconds"].values()) < 15 * 60
-    length_s = float(result["window"].rpartition("+")[2].removesuffix("s"))
+    length_s = float(result["windows"][0].rpartition("+")[2].removesuffix("s"))
     assert 3 < length_s < 60
+
+
+def test_the_sweep_has_its_share_of_the_budget_and_the_rest_keeps_to_its_own(
+    compare: Compare, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"max_num_seqs": None, "approaches": "worker,tuned", "repeats": 2}
+    result = compare(**changes, step="90s", budget="40m")
+    assert sum(result["engine_seconds"].values()) < 0.8 * 40 * 60
+    assert {row["measured"]["blocks"] for row in rows(result).values()} == {2}
+    with pytest.raises(UsageError, match="is too little for 4 engine starts"):
+        compare(**changes, budget="6m", run_dir=tmp_path / "other")
+
+
+@pytest.mark.parametrize(
+    ("times", "said"),
+    [((7,), "one request: no traffic"), ((7, 7, 7), "all 3 requests at one time: no traffic")],
+)
+def test_a_trace_without_a_rate_is_refused_before_any_engine_starts(
+    compare: Compare, tmp_path: Path, times: tuple[int, ...], said: str
+) -> None:
+    path = tmp_path / "tiny.jsonl"
+    path.write_text(
+        "".join(f'{{"timestamp": {ms}, "input_length": 9, "output_length": 9}}\n' for ms in times)
+    )
+    with pytest.raises(TraceError, match=said):
+        compare(trace=path, engine="vllm", world=None, model="no/such-model")
+
+
+def test_what_is_too_long_for_the_engine_is_counted(compare: Compare, tmp_path: Path) -> None:
+    lines = (OPTIONS.trace).read_text().splitlines()
+    row = json.loads(lines[1])
+    long = [json.dumps({**row, "timestamp": at, "input_length": 10**6}) for at in (1, 2, 3)]
+    path = tmp_path / "long.jsonl"
+    path.write_text("\n".join([lines[0], *long, *lines[1:]]) + "\n")
+    result = compare(trace=path, step="5s", approaches="untuned")
+    assert any(
+        one.startswith(f"3 of {len(lines) + 2} requests are longer than max_model_len=19200")
+        for one in result["warnings"]
+    )
+
+
+def test_another_world_is_another_run(compare: Compare, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"step": "5s", "approaches": "untuned"}
+    world = tmp_path / "world.yaml"
+    world.write_text(ARTICLE.read_text())
+    compare(**changes, world=world)
+    world.write_text(ARTICLE.read_text().replace("seed: 1", "seed: 2"))
+    with pytest.raises(RunError, match="world_digest was"):
+        compare(**changes, world=world, resume=True)
+
+
+def test_an_error_stands_under_the_traffic_that_met_it(compare: Compare, tmp_path: Path) -> None:
+    """As if one replay's requests had left late in every attempt."""
+    compare(step="5s", approaches="untuned")
+    journal = tmp_path / "run" / "journal.jsonl"
+    lines = journal.read_text().splitlines()
+    made = next(one for one in lines if '"lengths": "uniform"' in one)
+    event = json.loads(made)
+    failed = {"event": "failed", "approach": "untuned", "block": 0, "load": "very-heavy"}
+    failed |= {"lengths": "uniform", "why": "too late", "hint": "Wait.", "at_s": event["at_s"]}
+    journal.write_text(
+        "\n".join(json.dumps(failed) if one == made else one for one in lines) + "\n"
+    )
+    captured, uniform = compare(step="5s", approaches="untuned", resume=True)["tables"]
+    assert captured["rows"][0]["errors"] == []
+    assert captured["rows"][0]["measured"]["completed"] > 0
+    assert uniform["rows"][0]["errors"] == ["too late. Wait."]
+
+
+def test_tables_fit_a_terminal_of_80_columns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    run(replace(OPTIONS, run_dir=tmp_path / "run", step="5s", json=False))
+    out = capsys.readouterr().out
+    assert "…" not in out
+    rules = [line for line in out.splitlines() if line.startswith("──")]
+    assert len(rules) == 2
+    assert all(len(line) <= 80 for line in rules)

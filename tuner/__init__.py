@@ -146,12 +146,15 @@ From replay to verdict
     rig                      the engine under test: started, replayed on, climbed on
     sweep                    the run, from engine to verdict
     outcome                  what a sweep found
-    sharing                  which cap several kinds of traffic may share, and its price
-    together                 the run for several of them, on one engine
     compare.load_levels      how heavy the traffic of a comparison is, and its lengths
-    compare.calibration      at which rate an engine serves so many at a time
-    compare.comparison       what approaches do, and how they compare
+    compare.windows          which part of the trace each block replays
+    compare.calibration      what the engine of reference would do with some traffic
+    compare.ratios           how approaches compare, paired by block
+    compare.comparison       what each of them does
+    compare.notes            what was seen, in words
+    compare.settings         what the user asked of a comparison
     compare.evidence         what a comparison has measured so far
+    compare.blocks           what every block sends
     compare.run              the run: blocks, approaches in random order
     rescore                  a stored run judged anew
     refine.knobs             what a refinement may change, and why
@@ -261,8 +264,6 @@ At the edges
     commands.sweep_setup     what they mean
     commands.sweep_run       what it does
     commands.sweep_view      how it looks
-    commands.sweep_several   what it does with several traces
-    commands.sweep_several_view  how that looks
     commands.refine          `tuner refine`: its options
     commands.refine_setup    what they mean
     commands.refine_run      what it does
@@ -281,6 +282,7 @@ At the edges
     commands.verify_run      what it does, and how it looks
     commands.compare         `tuner compare`: its options
     commands.compare_setup   what they mean
+    commands.compare_place   where it runs: vLLM, or a simulated machine
     commands.compare_run     what it does
     commands.compare_view    how it looks
     commands.compare_plot    how it looks as a plot

@@ -36,7 +36,7 @@ _CONTENT = {
     "measured": {"at_s"},
     "gathered": {"complete", "at_s"},
     "lost": {"purpose", "max_num_seqs", "worker", "why", "elapsed_s", "at_s"},
-    "calibrated": {"rates_rps", "max_model_len", "elapsed_s", "at_s"},
+    "calibrated": {"reference", "max_model_len", "elapsed_s", "at_s"},
     "failed": {"approach", "block", "load", "lengths", "why", "hint", "at_s"},
 }
 """Event → what it must hold."""

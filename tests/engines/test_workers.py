@@ -16,10 +16,12 @@ from tests.engines.conftest import generate, request
 from tests.engines.processes import cores, family, lives, wait_until
 from tuner.approaches import chosen
 from tuner.approaches.seam import Batching, Setup
+from tuner.compare.blocks import Blocks
 from tuner.compare.evidence import Comparing
 from tuner.compare.load_levels import Level
-from tuner.compare.run import CompareSettings, Comparison
-from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
+from tuner.compare.run import Comparison, calibrate
+from tuner.compare.settings import CompareSettings
+from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Reply, RequestFailedError
 from tuner.engines.vllm_workers import VllmSite
 from tuner.errors import EngineError
 from tuner.journal import create
@@ -162,23 +164,30 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
         step_s=3.0,
         repeats=1,
         budget_s=600.0,
+        sweep_share=0.0,
         seed=0,
         trace_block_size=16,
     )
     requests = [TraceRequest(row, 0.2 * row, 20, 10) for row in range(15)]
     comparing = Comparing(create(tmp_path / "run", {}))
     watcher = KillsWorkers()
-    run = Comparison(requests, site(tmp_path / "log"), settings, comparing, watcher, None)
+    place = site(tmp_path / "log")
 
     async def main() -> None:
-        await run.calibrate()
-        await run.run(Setup(8, Batching(4, 0.05), 8, None), spent_s=0.0)
+        await calibrate(requests, place, settings, comparing, watcher, check=seen.append)
+        blocks = Blocks(requests, settings, comparing)
+        blocks.choose(watcher)
+        run = Comparison(blocks, place, comparing, watcher, None)
+        await run.run(Setup(8, Batching(4, 0.05), 8, None), elsewhere_s=0.0)
+
+    seen: list[EngineFacts] = []
 
     asyncio.run(main())
     comparing.journal.close()
     captured, _uniform = comparing.tables(settings.levels, settings.approaches)
     two, static, tuned = captured.rows
     assert watcher.killed == 2
+    assert seen[0].engine == "vllm"
     assert two.errors[0].startswith("The engine died: the worker was killed by SIGKILL.")
     for row in (static, tuned):
         assert row.errors == ()

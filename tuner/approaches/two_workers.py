@@ -8,4 +8,4 @@ async def _start(site: Site, _setup: Setup) -> Engine:
     return await site.workers(2, Batching())
 
 
-APPROACH = Approach("two-workers", "two workers, one device", _start)
+APPROACH = Approach("two-workers", "two workers", _start)

@@ -26,7 +26,7 @@ def compare(  # noqa: PLR0913 - one parameter an option
     loads: Annotated[
         str,
         typer.Option(
-            help="light, medium, heavy, very-heavy (2, 8, 16, 25 in flight), or recorded."
+            help="light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), recorded."
         ),
     ] = "very-heavy",
     engine: Engine = "vllm",
@@ -59,13 +59,17 @@ def compare(  # noqa: PLR0913 - one parameter an option
         Path | None,
         typer.Option("-o", "--output", help="Folder for Markdown, JSON and a plot."),
     ] = None,
+    force: Annotated[
+        bool, typer.Option("--force", help="Take a profile that another machine was measured for.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, load and order.")] = 0,
     json_: Json = False,
 ) -> None:
     """Serve a trace in every way of the story, from one worker behind queues to a tuned engine.
 
     Each approach is started for real and replays the same requests, as captured and with uniform
-    lengths, in blocks of random order. What an approach fails at is its result.
+    lengths, in blocks of random order; every block has requests of its own. What an approach fails
+    at is its result.
     """
     from tuner.commands.compare_run import run  # noqa: PLC0415 - keeps --help light
     from tuner.commands.compare_setup import CompareOptions  # noqa: PLC0415
@@ -94,6 +98,7 @@ def compare(  # noqa: PLR0913 - one parameter an option
             resume=resume,
             run_dir=run_dir,
             output=output,
+            force=force,
             seed=seed,
             json=json_,
         )

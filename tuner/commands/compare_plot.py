@@ -57,10 +57,11 @@ def _interval(rows: Sequence[Row]) -> dict[str, object]:
     above, below = [], []
     for row in rows:
         high = low = 0.0
-        if row.numbers and row.ratio and row.ratio.low and row.ratio.high:
-            unit = row.numbers.requests_per_s / row.ratio.value
-            high = unit * (row.ratio.high - row.ratio.value)
-            low = unit * (row.ratio.value - row.ratio.low)
+        ratio = row.ratios.get("requests_per_s")
+        if row.numbers and ratio and ratio.low and ratio.high:
+            unit = row.numbers.requests_per_s / ratio.value
+            high = unit * (ratio.high - ratio.value)
+            low = unit * (ratio.value - ratio.low)
         above.append(high)
         below.append(low)
     return {"type": "data", "symmetric": False, "array": above, "arrayminus": below}

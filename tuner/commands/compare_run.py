@@ -3,16 +3,17 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from tuner import files
 from tuner.approaches.seam import Setup
+from tuner.commands.compare_place import Place, place_of
 from tuner.commands.compare_setup import (
     CompareOptions,
-    Place,
+    cautions_of,
     open_sweep,
-    place_of,
     plan_of,
     settings_of,
     sweep_settings_of,
@@ -20,15 +21,19 @@ from tuner.commands.compare_setup import (
 from tuner.commands.compare_view import json_object, markdown, render
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
+from tuner.commands.verify_run import check_machine
+from tuner.compare.blocks import Blocks
 from tuner.compare.comparison import Table
 from tuner.compare.evidence import Comparing, Tuned
-from tuner.compare.run import CompareSettings, Comparison
+from tuner.compare.run import Comparison, calibrate
+from tuner.compare.windows import check_arrivals, windows_of
 from tuner.devices import DeviceMeter
-from tuner.errors import EngineError, TargetError, TraceError
+from tuner.engines.seam import EngineFacts
+from tuner.errors import EngineError, TargetError, TraceError, UsageError
 from tuner.profile import load as load_profile
+from tuner.readings import Read
 from tuner.sweep import sweep
-from tuner.trace import Trace, TraceRequest, load
-from tuner.traffic import scale_load
+from tuner.trace import Trace, TraceRequest, digest, load, write
 from tuner.workload import keep_what_fits
 
 
@@ -38,86 +43,121 @@ def run(options: CompareOptions) -> None:
     settings = settings_of(options, trace)
     requests = _served(trace, options.trace)
     _ = options.static  # refused now rather than after minutes
+    windows_of(requests, settings.window, step_s=settings.step_s, blocks=settings.repeats)
     if options.output is not None:
         _check_folder(options.output)
     place = place_of(options, trace)
+    plan = plan_of(options, trace, place.machine())
+    keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
     where = Where(options.trace, options.run_dir, resume=options.resume, kind="compare-")
-    book = open_run(where, plan_of(options, trace, place))
+    book = open_run(where, plan)
     progress = Progress(sweep_settings_of(options, settings), None)
     comparing = Comparing(book)
     read = DeviceMeter().read if options.engine == "vllm" else None
     with kept(book, where), progress:
         site = place.site(comparing, settings)
-        run = Comparison(requests, site, settings, comparing, progress, read)
-        run.warnings += trace.warnings
-        place.execute(run.calibrate(), book)
-        tuned, spent_s = _tuned(options, place, run, progress)
+        place.execute(
+            calibrate(requests, site, settings, comparing, progress, check=_check_of(options)), book
+        )
+        blocks = Blocks(requests, settings, comparing)
+        place.execute(_chosen(blocks, progress), book)
+        _keep_traffic(blocks, trace, book.run_dir)
+        tuned, elsewhere_s = _tuned(options, place, blocks, progress, read)
         setup = Setup(
             tuned=tuned.max_num_seqs,
             static=options.static,
             untuned=options.untuned,
             of_profile=_of_profile(options),
         )
-        place.execute(run.run(setup, spent_s=spent_s), book)
-    _report(options, settings, comparing, tuned, run.warnings)
+        run = Comparison(blocks, site, comparing, progress, read)
+        place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
+    warnings = (*trace.warnings, *cautions_of(options), *blocks.warnings, *run.warnings)
+    _report(options, blocks, tuned, warnings)
 
 
 def _served(trace: Trace, path: Path) -> list[TraceRequest]:
     served = [one for one in trace.requests if one.status in {"ok", "aborted"}]
     if not served:
         raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
+    check_arrivals(served, source=str(path))
     return served
 
 
+def _check_of(options: CompareOptions) -> Callable[[EngineFacts], None]:
+    """Return what refuses a machine that the profile was not measured on."""
+
+    def check(facts: EngineFacts) -> None:
+        if options.profile is not None and not options.force:
+            check_machine(load_profile(options.profile), facts)
+
+    return check
+
+
+async def _chosen(blocks: Blocks, progress: Progress) -> None:
+    blocks.choose(progress)
+
+
+def _keep_traffic(blocks: Blocks, trace: Trace, run_dir: Path) -> None:
+    """Write the traffic of each load as a trace, to be swept or refined on."""
+    folder = run_dir / "traffic"
+    folder.mkdir(exist_ok=True)
+    for level in blocks.settings.levels:
+        requests = tuple(blocks.traffic(level))
+        header = replace(
+            trace.header,
+            time_origin=None,
+            rows_read=len(requests),
+            rows_kept=len(requests),
+            dropped={},
+            notes=(*trace.header.notes, f"{level.name} load of tuner compare"),
+        )
+        found = Trace(header, requests, digest(requests, header.block_size))
+        write(found, folder / f"{level.name}.jsonl", force=True)
+
+
 def _tuned(
-    options: CompareOptions, place: Place, run: Comparison, progress: Progress
+    options: CompareOptions, place: Place, blocks: Blocks, progress: Progress, read: Read | None
 ) -> tuple[Tuned, float]:
-    """Return the tuned value, found by a sweep if need be, and the engine time spent so far."""
-    comparing, spent_s = run.comparing, run.comparing.spent_s()
+    """Return the tuned value, found by a sweep if need be, and the engine time that took."""
     if options.max_num_seqs is not None:
-        return Tuned(options.max_num_seqs, "--max-num-seqs"), spent_s
+        return Tuned(options.max_num_seqs, "--max-num-seqs"), 0.0
     if (of_profile := _of_profile(options)) is not None:
-        return Tuned(of_profile, str(options.profile)), spent_s
-    if not {"tuned", "profile"} & {one.name for one in run.settings.approaches}:
-        return Tuned(options.untuned, "no approach needs it"), spent_s
-    found = comparing.rates()
-    assert found is not None
-    rates, max_model_len = found
-    requests, _ = keep_what_fits(run.requests, max_model_len=max_model_len)
-    rate = max(rates.values(), default=None)
-    if rate is not None:
-        span_s = max(requests[-1].arrival_s - requests[0].arrival_s, 1.0)
-        factor = rate * span_s / len(requests)
-        requests = scale_load(requests, factor, seed=options.seed)
-    progress.stage("no profile: a fast sweep finds max_num_seqs for this load")
-    settings = sweep_settings_of(options, run.settings)
-    book = open_sweep(comparing.journal.run_dir, {**comparing.journal.events[0]["plan"]})
+        return Tuned(of_profile, str(options.profile)), 0.0
+    if not blocks.settings.sweep_share:
+        return Tuned(options.untuned, "no approach needs it"), 0.0
+    progress.stage("no profile: a fast sweep finds max_num_seqs for the heaviest load")
+    settings = sweep_settings_of(options, blocks.settings)
+    journal = blocks.comparing.journal
+    book = open_sweep(journal.run_dir, {**journal.events[0]["plan"]})
     try:
         outcome = place.execute(
-            sweep(requests, place.starter(book), settings, book, progress, read_device=run.read),
+            sweep(
+                blocks.heaviest(), place.starter(book), settings, book, progress, read_device=read
+            ),
             book,
         )
+    except UsageError as problem:
+        raise UsageError(
+            f"{problem} (of the {blocks.settings.sweep_share:.0%} of --budget that are for "
+            "the sweep that finds max_num_seqs)",
+            hint="Give --profile or --max-num-seqs, or a larger --budget.",
+        ) from None
     finally:
         book.close()
     verdict = outcome.verdict
     tuned = Tuned(verdict.max_num_seqs, f"a fast sweep at this load: {verdict.reason}")
-    return tuned, spent_s + outcome.replay_s + sum(outcome.starts_s)
+    return tuned, outcome.replay_s + sum(outcome.starts_s)
 
 
 def _of_profile(options: CompareOptions) -> int | None:
     return load_profile(options.profile).decision.max_num_seqs if options.profile else None
 
 
-def _report(
-    options: CompareOptions,
-    settings: CompareSettings,
-    comparing: Comparing,
-    tuned: Tuned,
-    warnings: Sequence[str],
-) -> None:
+def _report(options: CompareOptions, blocks: Blocks, tuned: Tuned, warnings: Sequence[str]) -> None:
+    settings, comparing = blocks.settings, blocks.comparing
     tables = comparing.tables(settings.levels, settings.approaches)
     facts = comparing.evidence.facts()
-    result = json_object(tables, comparing, tuned, facts, warnings)
+    result = json_object(tables, blocks, tuned, facts, warnings)
     if options.output is not None:
         _write(options.output, tables, result, markdown(tables, tuned, facts))
         if importlib.util.find_spec("plotly") is None:

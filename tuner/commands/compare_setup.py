@@ -1,30 +1,21 @@
-"""What the options of ``tuner compare`` mean: settings, the machine, the run directory."""
+"""What the options of ``tuner compare`` mean: settings, and the plan of the run."""
 
-import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any
 
 from tuner import journal
 from tuner.approaches import chosen
-from tuner.approaches.seam import Batching, Site
-from tuner.base import engine_arguments
-from tuner.compare.evidence import CALIBRATION, Comparing, session_of
+from tuner.approaches.seam import Batching
 from tuner.compare.load_levels import parse_levels
-from tuner.compare.run import CompareSettings
-from tuner.engines.seam import ArgumentValue, Starter
+from tuner.compare.settings import CompareSettings
 from tuner.errors import UsageError
-from tuner.evidence import Evidence
 from tuner.profile import load as load_profile
-from tuner.profile_schema import ServingProfile
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
 from tuner.trace import Trace
 from tuner.window import parse_duration_s, parse_window
-
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +44,7 @@ class CompareOptions:
     resume: bool
     run_dir: Path | None
     output: Path | None
+    force: bool
     seed: int
     json: bool
 
@@ -60,46 +52,42 @@ class CompareOptions:
     def static(self) -> Batching:
         return Batching(self.batch_size, parse_duration_s(self.batch_wait, option="--batch-wait"))
 
-
-class Place(Protocol):
-    """Where a comparison runs: a machine with vLLM, or a simulated one."""
-
-    def resolve(self) -> dict[str, ArgumentValue]:
-        """Return the engine arguments that everything rests on, pinned."""
-        ...
-
-    def site(self, comparing: Comparing, settings: CompareSettings) -> Site: ...
-
-    def starter(self, sweep_book: journal.Journal) -> Starter:
-        """Return what starts the engines of a sweep."""
-        ...
-
-    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
-        """Run on real time, or on virtual time from where a journal ends."""
-        ...
-
-
-def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
-    parse_window(options.window)
-    if options.slo is not None:
-        parse_slo(options.slo)
-    return CompareSettings(
-        approaches=chosen(options.approaches, has_profile=options.profile is not None),
-        levels=parse_levels(options.loads),
-        untuned=options.untuned,
-        window=options.window,
-        step_s=parse_duration_s(options.step, option="--step"),
-        repeats=options.repeats,
-        budget_s=parse_duration_s(options.budget, option="--budget"),
-        seed=options.seed,
-        trace_block_size=trace.header.block_size,
-    )
+    @property
+    def is_tuned(self) -> bool:
+        """Whether the tuned value is given."""
+        return self.max_num_seqs is not None or self.profile is not None
 
 
 SWEEP_SHARE = 0.2
 """Of the budget, for the sweep that finds the tuned value."""
 
 SWEEP_STEP_S = 60.0
+
+
+def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
+    """Raises UsageError for what cannot be asked."""
+    parse_window(options.window)
+    approaches = chosen(options.approaches, has_profile=options.profile is not None)
+    needs_sweep = not options.is_tuned and "tuned" in {one.name for one in approaches}
+    if options.slo is not None:
+        parse_slo(options.slo)
+        if not needs_sweep:
+            raise UsageError(
+                "--slo is for the sweep that finds max_num_seqs, and there is none",
+                hint="Leave out --slo, or --profile and --max-num-seqs.",
+            )
+    return CompareSettings(
+        approaches=approaches,
+        levels=parse_levels(options.loads),
+        untuned=options.untuned,
+        window=options.window,
+        step_s=parse_duration_s(options.step, option="--step"),
+        repeats=options.repeats,
+        budget_s=parse_duration_s(options.budget, option="--budget"),
+        sweep_share=SWEEP_SHARE if needs_sweep else 0.0,
+        seed=options.seed,
+        trace_block_size=trace.header.block_size,
+    )
 
 
 def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> SweepSettings:
@@ -109,7 +97,7 @@ def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> Swe
         slo=parse_slo(options.slo) if options.slo is not None else None,
         window="all",
         step_s=SWEEP_STEP_S,
-        budget_s=SWEEP_SHARE * settings.budget_s,
+        budget_s=settings.sweep_share * settings.budget_s,
         headroom=1.0,
         fast=True,
         fresh=False,
@@ -119,128 +107,24 @@ def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> Swe
     )
 
 
-def place_of(options: CompareOptions, trace: Trace) -> Place:
-    """Return where to run. Raises UsageError for options that do not go together."""
-    profile = load_profile(options.profile) if options.profile is not None else None
-    model = options.model or (profile.model if profile and options.base is None else None)
-    if options.engine == "sim":
-        if options.world is None:
-            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
-        if options.overrides or options.base is not None:
-            raise UsageError(
-                "--set and --base are for --engine vllm", hint="Write it into the world file."
-            )
-        return _Simulated(options, options.world, model or trace.header.model, profile)
-    if options.engine != "vllm":
-        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
-    if options.world is not None:
-        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
-    arguments = engine_arguments(
-        model=model,
-        base=options.base,
-        header_model=trace.header.model,
-        overrides=options.overrides,
-    )
-    return _Real(options, arguments, profile)
-
-
-class _Simulated:
-    """See Place."""
-
-    def __init__(
-        self,
-        options: CompareOptions,
-        world: Path,
-        model: str | None,
-        profile: ServingProfile | None,
-    ) -> None:
-        from tuner.engines.sim import SimStarter  # noqa: PLC0415 - numba
-        from tuner.engines.world import read_world  # noqa: PLC0415
-
-        self.options, self.profile = options, profile
-        self.world = read_world(world)
-        self.new_starter = partial(SimStarter, self.world, model=model)
-
-    def resolve(self) -> dict[str, ArgumentValue]:
-        return dict(self.new_starter().resolve(max_num_seqs=self.options.untuned))
-
-    def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
-        from tuner.engines.sim_workers import SimSite  # noqa: PLC0415 - numba
-
-        starter = self.new_starter()
-        sizes = [int(size) for size in comparing.evidence.engines()]
-        starter.go_on_after(sizes, lost=_was_interrupted(comparing, settings))
-        tokens = self.profile.engine["max_num_batched_tokens"] if self.profile else None
-        assert tokens is None or isinstance(tokens, int)
-        return SimSite(
-            starter, self.world, queue_size=self.options.queue_size, max_num_batched_tokens=tokens
+def cautions_of(options: CompareOptions) -> list[str]:
+    """Say what to beware of in what was asked."""
+    if options.profile is None:
+        return []
+    profile, found = load_profile(options.profile), []
+    if options.force:
+        found.append(
+            f"--force: {options.profile} may be of another machine; only its settings count here"
         )
-
-    def starter(self, sweep_book: journal.Journal) -> Starter:
-        starter = self.new_starter()
-        starter.go_on_after(Evidence(sweep_book).engines())
-        return starter
-
-    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
-        from tuner.engines import virtual_time  # noqa: PLC0415 - for sim alone
-
-        return virtual_time.run(work, begin_s=book.clock_s)
-
-
-def _was_interrupted(comparing: Comparing, settings: CompareSettings) -> bool:
-    """Whether the engine that was started last had not done its work."""
-    sessions = comparing.sessions()
-    if not sessions:
-        return False
-    if sessions[-1] == CALIBRATION:
-        return comparing.rates() is None
-    return any(
-        sessions[-1] == session_of(approach.name, block)
-        and comparing.left(approach.name, block, settings.cells)
-        for approach in settings.approaches
-        for block in range(settings.repeats)
-    )
-
-
-class _Real:
-    """See Place."""
-
-    def __init__(
-        self,
-        options: CompareOptions,
-        arguments: dict[str, ArgumentValue],
-        profile: ServingProfile | None,
-    ) -> None:
-        from tuner.engines.vllm import VllmStarter  # noqa: PLC0415 - for vllm alone
-
-        self.options, self.arguments, self.profile = options, arguments, profile
-        self.new_starter: Callable[..., Any] = VllmStarter
-
-    def resolve(self) -> dict[str, ArgumentValue]:
-        return dict(self.new_starter(self.arguments).resolve(max_num_seqs=self.options.untuned))
-
-    def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
-        from tuner.engines.vllm_workers import VllmSite  # noqa: PLC0415 - for vllm alone
-
-        del settings
-        engine = self.profile.engine if self.profile is not None else None
-        return VllmSite(
-            self.arguments,
-            cast("Any", engine),
-            queue_size=self.options.queue_size,
-            log=comparing.journal.run_dir / "vllm.log",
+    if options.engine == "sim" and profile.provenance.engine != "sim":
+        found.append(
+            "a simulated engine takes of a profile's arguments only max_num_seqs, "
+            "max_num_batched_tokens, num_gpu_blocks_override and block_size"
         )
-
-    def starter(self, sweep_book: journal.Journal) -> Starter:
-        starter: Starter = self.new_starter(self.arguments, log=sweep_book.run_dir / "vllm.log")
-        return starter
-
-    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
-        del book
-        return asyncio.run(work)
+    return found
 
 
-def plan_of(options: CompareOptions, trace: Trace, place: Place) -> dict[str, Any]:
+def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same."""
     names = (
         *("engine", "approaches", "loads", "max_num_seqs", "untuned", "batch_size", "batch_wait"),
@@ -251,7 +135,7 @@ def plan_of(options: CompareOptions, trace: Trace, place: Place) -> dict[str, An
         "compare": True,
         "trace_digest": trace.digest,
         "profile_digest": profile,
-        "engine_arguments": place.resolve(),
+        **machine,
         **{name: getattr(options, name) for name in names},
     }
 

@@ -11,12 +11,15 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from tuner.commands.console import console_for, shown_ms
-from tuner.compare.comparison import Ratio, Row, Table
-from tuner.compare.evidence import Comparing, Tuned
+from tuner.compare.blocks import Blocks
+from tuner.compare.comparison import Row, Table
+from tuner.compare.evidence import Tuned
+from tuner.compare.notes import shown_ratio
 from tuner.engines.seam import EngineFacts
 from tuner.measure import Spread
 
-HEADINGS = ("approach", "req/s", "vs first", "p95 E2EL s", "p95 TPOT ms")
+HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
+"""On two lines, so that 80 columns are enough."""
 
 
 def render(
@@ -28,12 +31,10 @@ def render(
     run_dir: Path,
 ) -> None:
     """Print every table, and below it what was seen."""
-    console = console_for(at_least=100)
+    console = console_for(at_least=80)
     for table in tables:
         console.print(f"[bold]{escape(_title(table))}[/]")
-        shown = RichTable(
-            box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
-        )
+        shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
         for heading in _headings(facts):
             left = heading == "approach"
             shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
@@ -58,7 +59,8 @@ def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:
     """Return the tables as a page, or part of one."""
     lines = []
     for table in tables:
-        headings = (*_headings(facts), "what was seen")
+        headings = [heading.replace("\n", " ") for heading in _headings(facts)]
+        headings.append("what was seen")
         lines += [f"**{_title(table)}**", ""]
         lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
         for row in table.rows:
@@ -70,19 +72,22 @@ def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:
 
 
 def _title(table: Table) -> str:
-    level = (
-        "the load as recorded"
-        if table.in_flight is None
-        else f"{table.load} load ({table.in_flight} in flight)"
-    )
     kind = "lengths as captured" if table.lengths == "captured" else "uniform lengths"
-    rates = [row.numbers.offered_rps for row in table.rows if row.numbers]
+    seen = {row.approach: row.numbers for row in table.rows if row.numbers}
+    flown = f"{seen['untuned'].in_flight_mean:.0f} measured untuned" if "untuned" in seen else ""
+    if table.in_flight is None:
+        level = "load as recorded" + (f" ({flown.replace(' m', ' in flight, m')})" if flown else "")
+    else:
+        level = f"{table.load} load ({table.in_flight} in flight" + (
+            f", {flown})" if flown else ")"
+        )
+    rates = [one.offered_rps for one in seen.values()]
     offered = f", {max(rates):.2f} req/s offered" if rates else ""
     return f"{level}, {kind}{offered}"
 
 
 def _headings(facts: EngineFacts) -> tuple[str, ...]:
-    return (*HEADINGS, "GPU" if _has_gpu(facts) else "engine busy")
+    return (*HEADINGS, "GPU\nbusy" if _has_gpu(facts) else "engine\nbusy", "idle")
 
 
 def _has_gpu(facts: EngineFacts) -> bool:
@@ -95,59 +100,52 @@ def _cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
         title += f" ({row.max_num_seqs})"
     one = row.numbers
     if one is None:
-        return (title, "failed", "-", "-", "-", "-")
-    e2el = "-" if one.e2el_p95_s is None else f"{one.e2el_p95_s:.2f}"
+        return (title, "failed", "-", "-", "-", "-", "-")
+    e2el = "-" if one.e2el_p95_s is None else f"{one.e2el_p95_s:#.3g}"
     return (
         title,
         f"{one.requests_per_s:.2f}",
-        _ratio(row.ratio),
+        shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else "-",
         f"{'>' if one.e2el_at_least else ''}{e2el}",
         shown_ms(one.tpot_s.p95 * 1e3 if one.tpot_s else None),
-        _use(row, gpu=_has_gpu(facts)),
+        *_use(row, gpu=_has_gpu(facts)),
     )
 
 
-def _ratio(ratio: Ratio | None) -> str:
-    if ratio is None:
-        return "-"
-    if ratio.low is None or ratio.high is None:
-        return f"{ratio.value:.2f}x"
-    return f"{ratio.value:.2f}x ({ratio.low:.2f}-{ratio.high:.2f})"
-
-
-def _use(row: Row, *, gpu: bool) -> str:
+def _use(row: Row, *, gpu: bool) -> tuple[str, str]:
+    """Return how busy the engine or the GPU was, and how much of the time it was idle."""
     one = row.numbers
+    nothing = ("-", "-")
     if one is None:
-        return "-"
+        return nothing
     if not gpu:
         busy = one.busy
-        return "-" if busy is None else _shares(busy.mean, busy.sd, busy.idle_share)
+        return nothing if busy is None else _shares(busy.mean, busy.sd, busy.idle_share)
     device = one.device
     if device is None or device.utilisation_mean is None:
-        return "-"
+        return nothing
     return _shares(device.utilisation_mean, device.utilisation_sd or 0.0, device.idle_share or 0.0)
 
 
-def _shares(mean: float, sd: float, idle: float) -> str:
-    return f"{mean:.0%} ±{sd:.0%}, idle {idle:.0%}"
+def _shares(mean: float, sd: float, idle: float) -> tuple[str, str]:
+    return f"{mean:.0%} ±{sd:.0%}", f"{idle:.0%}"
 
 
 def json_object(
     tables: Sequence[Table],
-    comparing: Comparing,
+    blocks: Blocks,
     tuned: Tuned,
     facts: EngineFacts,
     warnings: Sequence[str],
 ) -> dict[str, Any]:
     """Return what ``tuner compare --json`` prints."""
-    found = comparing.rates()
-    choice = comparing.evidence.choice()
+    comparing = blocks.comparing
     return {
         "device": dict(facts.device),
         "versions": dict(facts.versions),
         "tuned": asdict(tuned),
-        "rates_rps": found[0] if found else {},
-        "window": str(choice.windows[0]) if choice else None,
+        "rates_rps": {level: sum(rates) / len(rates) for level, rates in blocks.rates_rps.items()},
+        "windows": [str(window) for window in blocks.windows],
         "engine_starts": len(comparing.evidence.starts_s()),
         "engine_seconds": {
             "starts": sum(comparing.evidence.starts_s()),
@@ -184,14 +182,17 @@ def _json_row(row: Row) -> dict[str, Any]:
         "completed": one.completed,
         "unfinished": one.unfinished,
         "failed": one.failed,
+        "aborted": one.aborted,
         "offered_rps": one.offered_rps,
         "requests_per_s": one.requests_per_s,
         "output_tokens_per_s": one.output_tokens_per_s,
-        "ratio": asdict(row.ratio) if row.ratio else None,
+        "in_flight_mean": one.in_flight_mean,
+        "ratios": {name: asdict(ratio) for name, ratio in row.ratios.items()},
         "e2el_p95_ms": _ms(one.e2el_p95_s),
         "e2el_mean_ms": _ms(one.e2el_mean_s),
         "e2el_at_least": one.e2el_at_least,
         "ttft_p95_ms": _ms(one.ttft_p95_s),
+        "ttft_at_least": one.ttft_at_least,
         "tpot_ms": _spread_ms(one.tpot_s),
         "iteration_ms": _ms(one.iteration_s),
         "queue_mean_ms": _ms(one.queue_mean_s),

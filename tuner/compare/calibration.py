@@ -1,72 +1,101 @@
-"""At which rate an engine serves so many requests at a time."""
+"""What the engine of reference would do with some traffic: its law, measured, and the twin."""
 
-import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.climb import DWELL, climb, sizes_upto
+from tuner.compare.load_levels import mean_in_flight
+from tuner.engines.seam import Engine
 from tuner.errors import EngineError
+from tuner.probe import probe
+from tuner.rig import FRESH_PROMPTS
+from tuner.scheduler.state import StepLaw
 from tuner.trace import TraceRequest
+from tuner.twin.law import Segment, fit_law
+from tuner.twin.simulation import EngineShape, simulate, traffic_of
+from tuner.window import Window
 
-LEAST = 30
-"""Requests that are counted at least: fewer of different lengths say little."""
+CLIMBS = 2
+"""Times up and down again: 20 iterations of every size, from which on it counts in the law."""
 
-ROUNDS = 3
-"""Times each of the requests in flight is replaced; the first is not counted."""
+BUSIER = 3.0
+"""How much longer than an idle engine's an iteration is on the way: a guess."""
 
 
-async def rate_at(
-    in_flight: int,
-    requests: Sequence[TraceRequest],
+@dataclass(frozen=True, slots=True)
+class ReferenceEngine:
+    """The untuned engine, as its law lets the scheduler's model run it."""
+
+    law: StepLaw
+    shape: EngineShape
+    max_num_seqs: int
+    hash_block_size: int
+
+    def in_flight(self, sent: Sequence[TraceRequest], window: Window) -> float:
+        """Return the mean over the window of how many of these requests are in flight."""
+        traffic = traffic_of(sent, hash_block_size=self.hash_block_size)
+        found = simulate(traffic, self.law, self.shape, max_num_seqs=self.max_num_seqs)
+        end_s = traffic.arrival_s + np.nan_to_num(found.e2el_s)  # a refused one does not stay
+        return mean_in_flight(
+            traffic.arrival_s,
+            end_s,
+            from_s=window.start_s,
+            to_s=window.start_s + window.length_s,
+        )
+
+
+async def measure_law(  # noqa: PLR0913 - what is measured, on what, and who is told
     engine: Engine,
+    requests: Sequence[TraceRequest],
     *,
     prompt: Callable[[TraceRequest], Sequence[int]],
+    most_s: float,
     seed: int,
-) -> float:
-    """Return requests per second with ``in_flight`` of these requests always in the engine.
+    begun: Callable[[float], None],
+) -> StepLaw:
+    """Return how long an iteration takes at every batch size that the engine has slots for.
 
-    By Little's law that is the arrival rate which keeps so many in flight. Tokens are counted, and
-    divided by the requests' mean length. Raises EngineError.
+    Every request fits the engine. ``begun`` is told how long it takes: as long as is needed to see
+    every size often enough, ``most_s`` at most. Raises EngineError.
     """
-    loop = asyncio.get_running_loop()
-    order = np.random.default_rng(seed).permutation(len(requests)).tolist()
-    last = max(LEAST, ROUNDS * in_flight)
-    places = iter(range(last + in_flight))
-    replies: list[Reply] = []
-    ended = 0
-    marks: list[tuple[float, int]] = []
-    """(time, tokens so far) when the first round is over, and at the end."""
-
-    async def client() -> None:
-        nonlocal ended
-        for place in places:
-            one = requests[order[place % len(order)]]
-            tokens = max(1, one.output_length)
-            replies.append(Reply())
-            asked = EngineRequest(f"calibration-{in_flight}-{place}", prompt(one), tokens)
-            try:
-                await engine.generate(asked, replies[-1])
-            except RequestFailedError as failure:
-                raise EngineError(
-                    f"the engine refuses a request of {one.input_length} + {tokens} tokens: "
-                    f"{failure}",
-                    hint="Try the engine arguments with vllm serve first.",
-                ) from failure
-            ended += 1
-            if ended in {in_flight, last}:
-                marks.append((loop.time(), sum(reply.output_tokens for reply in replies)))
-
+    slots = int(str(engine.facts.arguments["max_num_seqs"]))
+    found = await probe(requests, engine, prompt=prompt)
     await engine.reset_prefix_cache()
-    clients = [asyncio.ensure_future(client()) for _ in range(in_flight)]
-    try:
-        done, _ = await asyncio.wait(clients, return_when=asyncio.FIRST_COMPLETED)
-    finally:
-        for task in clients:
-            task.cancel()
-        await asyncio.gather(*clients, return_exceptions=True)
-    for task in done:
-        task.result()
-    (begin_s, before), (end_s, after) = marks
-    mean_tokens = sum(max(1, one.output_length) for one in requests) / len(requests)
-    return (after - before) / (end_s - begin_s) / mean_tokens
+    tpot_s = float(np.median([one.tpot_s or one.ttft_s for one in found]))
+    iterations = CLIMBS * 2 * DWELL * len(sizes_upto(slots))
+    length_s = min(most_s, iterations * BUSIER * tpot_s)
+    begun(length_s)
+    rows = itertools.count(FRESH_PROMPTS)
+    log, begin_s = await climb(
+        requests,
+        engine,
+        ceiling=slots,
+        length_s=length_s,
+        tpot_s=tpot_s,
+        prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
+        seed=seed,
+    )
+    if not len(log):
+        raise EngineError(
+            f"no iteration ended within {length_s:.0f}s of up to {slots} requests at a time",
+            hint="Give a larger --budget, or a smaller --untuned.",
+        )
+    return fit_law([Segment(log, begin_s, engine=0)], max_num_seqs=slots).law
+
+
+def as_json(reference: ReferenceEngine) -> dict[str, Any]:
+    """Return it as a journal keeps it."""
+    return {
+        **asdict(reference),
+        "law": [one if isinstance(one, float) else one.tolist() for one in reference.law],
+    }
+
+
+def from_json(content: Mapping[str, Any]) -> ReferenceEngine:
+    decode_s, *others = content["law"]
+    law = StepLaw(np.array(decode_s, float), *others)
+    return ReferenceEngine(**{**content, "law": law, "shape": EngineShape(**content["shape"])})

@@ -3,24 +3,26 @@
 Definitions: docs/journey.md.
 """
 
-import math
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.compare.load_levels import Lengths
+from tuner.compare.load_levels import Lengths, mean_in_flight
+from tuner.compare.ratios import Ratio, Sample, ratios
 from tuner.device_use import DeviceUse, device_use
 from tuner.engines.seam import IterationLog
 from tuner.measure import Spread, spread
-from tuner.records import Replay
-from tuner.uncertainty import student_t_975
+from tuner.records import Replay, RequestRecord
 
 BIN_S = 0.1
 """How finely it is asked whether the engine was busy: a request's gap between two is seen."""
 
 IDLE = 0.05
+
+NEVER_S = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,21 +36,18 @@ class Busy:
 
 
 @dataclass(frozen=True, slots=True)
-class Ratio:
-    """How many times the baseline's, with its 95 % interval; None where one block was measured."""
-
-    value: float
-    low: float | None
-    high: float | None
-
-
-@dataclass(frozen=True, slots=True)
 class Numbers:
-    """What one approach did with one traffic, its repeats together. Times in seconds."""
+    """What one approach did with one traffic, its repeats together. Times in seconds.
+
+    Requests are counted from the first one due until the last was, the run-in too, so that what was
+    served is a part of what was offered. Latencies are those of the requests after the run-in.
+    """
 
     blocks: int
     requests: int
     completed: int
+    """Sooner or later."""
+
     unfinished: int
     """Still waiting or running when the replay was ended."""
 
@@ -56,18 +55,29 @@ class Numbers:
     failures: tuple[str, ...]
     """What the failed ones were told, each text once."""
 
+    aborted: int
+    """Given up by their clients, as in the trace; neither offered nor served."""
+
     offered_rps: float
     requests_per_s: float
+    """Finished before the last one was due."""
+
     output_tokens_per_s: float
-    """Of the requests that were finished in the window."""
+    """Of these."""
+
+    in_flight_mean: float
+    """After the run-in, over time."""
 
     e2el_p95_s: float | None
     e2el_at_least: bool
-    """Whether requests were still unfinished, so that the truth is longer."""
+    """Whether the truth is longer, because of requests that were unfinished or failed."""
 
     e2el_mean_s: float | None
     ttft_p95_s: float | None
+    ttft_at_least: bool
     tpot_s: Spread | None
+    """Of the finished requests."""
+
     busy: Busy | None
     iteration_s: float | None
     """Median iteration that only decoded."""
@@ -75,6 +85,8 @@ class Numbers:
     held_mean_s: float | None
     queue_mean_s: float | None
     transfer_s: Spread | None
+    """These three of the finished requests."""
+
     device: DeviceUse | None
 
 
@@ -90,7 +102,10 @@ class Row:
     numbers: Numbers | None
     """None where nothing was measured."""
 
-    ratio: Ratio | None
+    ratios: Mapping[str, Ratio]
+    """Of throughput (``requests_per_s``), ``e2el_p95`` and ``tpot_p95`` against the first approach;
+    one that cannot be told is left out."""
+
     notes: tuple[str, ...]
     errors: tuple[str, ...]
 
@@ -107,42 +122,33 @@ class Table:
 
 def numbers_of(replays: Sequence[Replay]) -> Numbers:
     """Return what these replays of one traffic by one approach say together."""
-    every = [one for replay in replays for one in replay.records]
-    records = [one for one in every if one.scored]
-    done = [one for one in every if one.outcome == "ok"]  # the run-in too: of the engine's speed
-    window_s = sum(replay.window_s for replay in replays)
-    inside = [
-        one
-        for replay in replays
-        for one in replay.records
-        if one.outcome == "ok"
-        and replay.scored_from_s <= one.end_s < replay.scored_from_s + replay.window_s
-    ]
-    waits = [
-        one.e2el_s if one.e2el_s is not None else one.end_s - one.planned_s
-        for one in records
-        if one.outcome in {"ok", "cut"}
-    ]
-    e2el = spread(waits)
-    firsts = spread(one.ttft_s for one in records if one.ttft_s is not None)
-    works = [_scored(replay) for replay in replays]
+    records = [one for replay in replays for one in replay.records]
+    done = [one for one in records if one.outcome == "ok"]  # the run-in too: of the engine's speed
+    span_s = sum(map(span_of, replays))
+    served = [one for replay in replays for one in served_by(replay)]
+    outcomes = Counter(one.outcome for one in records)
+    e2el, e2el_at_least = _waits(replays, lambda one: one.e2el_s)
+    ttft, ttft_at_least = _waits(replays, lambda one: one.ttft_s)
     return Numbers(
         blocks=len(replays),
         requests=len(records),
-        completed=sum(one.outcome == "ok" for one in records),
-        unfinished=sum(one.outcome == "cut" for one in records),
-        failed=sum(one.outcome == "failed" for one in records),
+        completed=outcomes["ok"],
+        unfinished=outcomes["cut"],
+        failed=outcomes["failed"],
         failures=tuple(dict.fromkeys(one.error for one in records if one.error)),
-        offered_rps=len(records) / window_s,
-        requests_per_s=len(inside) / window_s,
-        output_tokens_per_s=sum(one.output_tokens for one in inside) / window_s,
+        aborted=outcomes["aborted"],
+        offered_rps=(len(records) - outcomes["aborted"]) / span_s,
+        requests_per_s=len(served) / span_s,
+        output_tokens_per_s=sum(one.output_tokens for one in served) / span_s,
+        in_flight_mean=_in_flight(replays),
         e2el_p95_s=e2el.p95 if e2el else None,
-        e2el_at_least=any(one.outcome == "cut" for one in records),
+        e2el_at_least=e2el_at_least,
         e2el_mean_s=e2el.mean if e2el else None,
-        ttft_p95_s=firsts.p95 if firsts else None,
+        ttft_p95_s=ttft.p95 if ttft else None,
+        ttft_at_least=ttft_at_least,
         tpot_s=spread(one.tpot_s for one in done if one.tpot_s is not None),
         busy=_busy(replays),
-        iteration_s=_decode_iteration_s(works),
+        iteration_s=_decode_iteration_s([_scored(replay) for replay in replays]),
         held_mean_s=_mean([one.held_s for one in done]),
         queue_mean_s=_mean([one.queue_s for one in done]),
         transfer_s=spread(one.transfer_s for one in done if one.transfer_s is not None),
@@ -150,72 +156,83 @@ def numbers_of(replays: Sequence[Replay]) -> Numbers:
     )
 
 
-def ratios(rates: Mapping[str, Mapping[int, float]], baseline: str) -> dict[str, Ratio]:
-    """Return approach → its rate over the baseline's, paired by block.
+def span_of(replay: Replay) -> float:
+    """Return how long a replay sends, in seconds: its run-in and its window."""
+    return replay.scored_from_s + replay.window_s
 
-    ``rates`` is approach → block → requests per second. The interval is Student's t on the
-    logarithms, with one noise for all approaches: two or three blocks alone could not tell it.
-    Empty where the baseline served nothing.
+
+def served_by(replay: Replay) -> list[RequestRecord]:
+    """Return the requests that were finished while it sent."""
+    span_s = span_of(replay)
+    return [one for one in replay.records if one.outcome == "ok" and one.end_s < span_s]
+
+
+def _waits(
+    replays: Sequence[Replay], waited_s: Callable[[RequestRecord], float | None]
+) -> tuple[Spread | None, bool]:
+    """Return the distribution of a wait after the run-in, and whether its p95 is a lower bound.
+
+    What was unfinished had waited at least until then, and what failed at least until the end.
     """
-    base = {block: rate for block, rate in rates.get(baseline, {}).items() if rate > 0}
-    logs = {
-        name: found
-        for name, by_block in rates.items()
-        if (
-            found := [
-                math.log(rate / base[block])
-                for block, rate in by_block.items()
-                if block in base and rate > 0
-            ]
-        )
-    }
-    others = [np.asarray(found) for name, found in logs.items() if name != baseline]
-    freedom = sum(len(found) - 1 for found in others)
-    squares = sum(float(((found - found.mean()) ** 2).sum()) for found in others)
-    result = {}
-    for name, found in logs.items():
-        middle = float(np.mean(found))
-        low = high = None
-        if freedom > 1 and name != baseline:
-            reach = student_t_975(freedom) * math.sqrt(squares / freedom / len(found))
-            low, high = math.exp(middle - reach), math.exp(middle + reach)
-        result[name] = Ratio(math.exp(middle), low, high)
-    return result
+    known, unknown = list[float](), list[float]()
+    for replay in replays:
+        for one in replay.records:
+            if not one.scored or one.outcome == "aborted":
+                continue
+            end_s = replay.elapsed_s if one.outcome == "failed" else one.end_s
+            value = None if one.outcome == "failed" else waited_s(one)
+            if value is None:
+                unknown.append(max(0.0, end_s - one.planned_s))
+            else:
+                known.append(value)
+    found = spread([*known, *unknown])
+    if found is None:
+        return None, False
+    longer = spread([*known, *(NEVER_S for _ in unknown)])
+    return found, longer is not None and longer.p95 > found.p95 + 1e-9
 
 
-def notes_on(one: Numbers, *, alone: Numbers | None) -> tuple[str, ...]:
-    """Return what was seen of an approach; ``alone`` is one worker, where this is two of them."""
-    found = []
-    if one.unfinished:
-        found.append(
-            f"served {one.requests_per_s:.2f} of {one.offered_rps:.2f} req/s: "
-            f"{one.unfinished / one.requests:.0%} unfinished at the end"
+def _in_flight(replays: Sequence[Replay]) -> float:
+    """Return how many requests were in flight after the run-in, by Little's law."""
+    windows_s = sum(replay.window_s for replay in replays)
+    return (
+        sum(
+            mean_in_flight(
+                np.array([one.planned_s for one in replay.records]),
+                np.array([one.end_s for one in replay.records]),
+                from_s=replay.scored_from_s,
+                to_s=span_of(replay),
+            )
+            * replay.window_s
+            for replay in replays
         )
-    if one.failed:
-        found.append(f"{one.failed / one.requests:.1%} failed: {'; '.join(one.failures)}")
-    if one.held_mean_s and one.e2el_mean_s and one.held_mean_s >= 0.01 * one.e2el_mean_s:
-        found.append(
-            f"head of line: finished requests waited {_shown(one.held_mean_s)} for their batch"
-        )
-    if one.transfer_s is not None:
-        found.append(
-            f"queue: {_shown(one.transfer_s.mean)} a request to pickle and transfer "
-            f"(p95 {_shown(one.transfer_s.p95)})"
-        )
-    if alone is not None and one.iteration_s and alone.iteration_s:
-        found.append(
-            f"contention: an iteration took {one.iteration_s / alone.iteration_s:.2f} times as "
-            "long as one worker's alone"
-        )
-    if one.queue_mean_s is not None and one.e2el_mean_s:
-        share = one.queue_mean_s / one.e2el_mean_s
-        if share >= 0.05:
-            found.append(f"{_shown(one.queue_mean_s)} of waiting before the engine began")
-    return tuple(found)
+        / windows_s
+    )
 
 
-def _shown(seconds: float) -> str:
-    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"
+def compared(
+    blocks: Mapping[str, Mapping[int, Replay]], baseline: str
+) -> dict[str, dict[str, Ratio]]:
+    """Return approach → name of a number → its ratio to the baseline's.
+
+    A tail that is only known to be longer has no ratio.
+    """
+    rates, e2els, tpots = ({name: dict[int, Sample]() for name in blocks} for _ in range(3))
+    for name, replays in blocks.items():
+        for block, replay in replays.items():
+            one = numbers_of([replay])
+            ended = frozenset(each.row for each in served_by(replay))
+            rates[name][block] = Sample(one.requests_per_s, ended)
+            if one.e2el_p95_s is not None and not one.e2el_at_least:
+                e2els[name][block] = Sample(one.e2el_p95_s, ended)
+            if one.tpot_s is not None:
+                tpots[name][block] = Sample(one.tpot_s.p95, ended)
+    found: dict[str, dict[str, Ratio]] = {name: {} for name in blocks}
+    for what, samples in (("requests_per_s", rates), ("e2el_p95", e2els), ("tpot_p95", tpots)):
+        whole = {name: seen for name, seen in samples.items() if len(seen) == len(blocks[name])}
+        for name, ratio in ratios(whole, baseline, counted=what == "requests_per_s").items():
+            found[name][what] = ratio
+    return found
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

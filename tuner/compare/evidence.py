@@ -6,8 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.approaches.seam import Approach
-from tuner.compare.comparison import Row, Table, notes_on, numbers_of, ratios
+from tuner.compare.calibration import ReferenceEngine, as_json, from_json
+from tuner.compare.comparison import Row, Table, compared, numbers_of
 from tuner.compare.load_levels import LENGTHS, Lengths, Level
+from tuner.compare.notes import note_against, notes_on
+from tuner.compare.settings import Cell
 from tuner.engines.seam import EngineFacts
 from tuner.errors import EngineError
 from tuner.evidence import Choice, Evidence
@@ -15,14 +18,6 @@ from tuner.journal import Event, Journal
 from tuner.records import Replay
 
 CALIBRATION = "calibration"
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One replay to make: which traffic, within a block and an approach."""
-
-    load: str
-    lengths: Lengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +43,14 @@ class Comparing:
         size = int(str(facts.arguments["max_num_seqs"]))
         self.evidence.add_start(facts, purpose=session, max_num_seqs=size)
 
-    def add_rates(
-        self, rates_rps: dict[str, float], *, max_model_len: int, elapsed_s: float
+    def add_reference(
+        self, reference: ReferenceEngine, *, max_model_len: int, elapsed_s: float
     ) -> None:
         self._append(
-            "calibrated", rates_rps=rates_rps, max_model_len=max_model_len, elapsed_s=elapsed_s
+            "calibrated",
+            reference=as_json(reference),
+            max_model_len=max_model_len,
+            elapsed_s=elapsed_s,
         )
 
     def add_choice(self, choice: Choice) -> None:
@@ -64,7 +62,7 @@ class Comparing:
             purpose=session_of(approach, block),
             max_num_seqs=result.max_num_seqs,
             elapsed_s=result.elapsed_s,
-            window=0,
+            window=block,
             trial=block,
             approach=approach,
             load=cell.load,
@@ -85,10 +83,10 @@ class Comparing:
             hint=error.hint,
         )
 
-    def rates(self) -> tuple[dict[str, float], int] | None:
-        """Return level → requests per second, and the engine's max_model_len."""
+    def reference(self) -> tuple[ReferenceEngine, int] | None:
+        """Return the engine of reference and its max_model_len; None before it was measured."""
         for event in self.journal.of("calibrated"):
-            return event["rates_rps"], event["max_model_len"]
+            return from_json(event["reference"]), event["max_model_len"]
         return None
 
     def never_started(self, approach: str) -> bool:
@@ -114,10 +112,24 @@ class Comparing:
     def spent_s(self) -> float:
         return self.evidence.spent_s()
 
-    def errors(self, approach: str) -> tuple[str, ...]:
-        """Return what went wrong with an approach, each text once."""
+    def block_s(self, block: int) -> float:
+        """Return what a block has taken, engine starts included."""
+        starts = {
+            one["purpose"]: one["facts"]["start_s"]
+            for one in self.journal.of("start")
+            if one["purpose"].endswith(f" {block}")
+        }
+        replays = (one["elapsed_s"] for one in self.journal.of("replay") if one["trial"] == block)
+        return float(sum(starts.values()) + sum(replays))
+
+    def errors(self, approach: str, cell: Cell) -> tuple[str, ...]:
+        """Return what went wrong with an approach and this traffic, each text once."""
         return tuple(
-            dict.fromkeys(f"{one['why']}. {one['hint']}" for one in self._failed(approach))
+            dict.fromkeys(
+                f"{one['why']}. {one['hint']}"
+                for one in self._failed(approach)
+                if one["load"] is None or (one["load"], one["lengths"]) == (cell.load, cell.lengths)
+            )
         )
 
     def tables(self, levels: Sequence[Level], approaches: Sequence[Approach]) -> list[Table]:
@@ -125,40 +137,43 @@ class Comparing:
         return [self._table(level, kind, approaches) for level in levels for kind in LENGTHS]
 
     def _table(self, level: Level, lengths: Lengths, approaches: Sequence[Approach]) -> Table:
-        blocks = {one.name: self._blocks(one.name, level.name, lengths) for one in approaches}
+        cell = Cell(level.name, lengths)
+        blocks = {one.name: self._blocks(one.name, cell) for one in approaches}
         numbers = {
-            name: numbers_of([replay for _, replay in found])
-            for name, found in blocks.items()
-            if found
+            name: numbers_of(list(found.values())) for name, found in blocks.items() if found
         }
-        rates = {
-            name: {block: numbers_of([replay]).requests_per_s for block, replay in found}
-            for name, found in blocks.items()
-        }
-        compared = ratios(rates, approaches[0].name)
+        against_first = compared(blocks, approaches[0].name)
+        against_untuned = compared(blocks, "untuned")
         rows = []
         for one in approaches:
             seen = numbers.get(one.name)
-            alone = numbers.get("worker") if one.name == "two-workers" else None
+            notes: tuple[str, ...] = ()
+            if seen is not None:
+                alone = numbers.get("worker") if one.name == "two-workers" else None
+                notes = notes_on(seen, alone=alone)
+                if one.name in {"tuned", "profile"}:
+                    notes += note_against(against_untuned[one.name], "untuned")
             rows.append(
                 Row(
                     approach=one.name,
                     title=one.title,
-                    max_num_seqs=blocks[one.name][0][1].max_num_seqs if seen else None,
+                    max_num_seqs=next(iter(blocks[one.name].values())).max_num_seqs
+                    if seen
+                    else None,
                     numbers=seen,
-                    ratio=compared.get(one.name),
-                    notes=notes_on(seen, alone=alone) if seen else (),
-                    errors=self.errors(one.name),
+                    ratios=against_first[one.name],
+                    notes=notes,
+                    errors=self.errors(one.name, cell),
                 )
             )
         return Table(level.name, level.in_flight, lengths, tuple(rows))
 
-    def _blocks(self, approach: str, load: str, lengths: Lengths) -> list[tuple[int, Replay]]:
-        return [
-            (event["trial"], self._load(event))
+    def _blocks(self, approach: str, cell: Cell) -> dict[int, Replay]:
+        return {
+            event["trial"]: self._load(event)
             for event in self._replayed(approach)
-            if (event["load"], event["lengths"]) == (load, lengths)
-        ]
+            if (event["load"], event["lengths"]) == (cell.load, cell.lengths)
+        }
 
     def _replayed(self, approach: str) -> Iterator[Event]:
         return (one for one in self.journal.of("replay") if one["approach"] == approach)

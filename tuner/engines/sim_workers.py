@@ -5,10 +5,12 @@ queue, let the engine serve it to the end, send all replies. Its queue costs wha
 """
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tuner.approaches.seam import Batching
 from tuner.engines.seam import (
+    ArgumentValue,
     Engine,
     EngineFacts,
     EngineRequest,
@@ -16,7 +18,7 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.sim import SimStarter
+from tuner.engines.sim import VARIABLE, SimStarter
 from tuner.engines.world import World
 from tuner.errors import EngineError
 
@@ -28,21 +30,18 @@ class SimSite:
         self,
         starter: SimStarter,
         world: World,
+        profile: Mapping[str, ArgumentValue],
         *,
         queue_size: int,
-        max_num_batched_tokens: int | None,
     ) -> None:
-        """``max_num_batched_tokens`` is the profile's, None without one."""
+        """``profile`` holds its engine arguments; empty without one."""
         self._starter, self._world = starter, world
+        self._profile = {name: profile[name] for name in VARIABLE if name in profile}
         self._queue_size = queue_size
-        self._profile_tokens = max_num_batched_tokens
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
-        engine = await self._starter.start(max_num_seqs=max_num_seqs)
-        if of_profile and self._profile_tokens is not None:
-            tokens = min(self._profile_tokens, self._world.budget)
-            await engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
-        return engine
+        starter = self._starter.varied(self._profile) if of_profile else self._starter
+        return await starter.start(max_num_seqs=max_num_seqs)
 
     async def workers(self, count: int, batching: Batching) -> Engine:
         world = self._world
@@ -55,7 +54,12 @@ class SimSite:
         inner = await self._starter.start(
             max_num_seqs=count * batching.size, world=time_sliced(world) if count > 1 else None
         )
-        facts = replace(inner.facts, max_model_len=blocks * world.kv.block_size)
+        facts = replace(
+            inner.facts,
+            arguments={**inner.facts.arguments, "max_num_seqs": batching.size},
+            max_model_len=blocks * world.kv.block_size,
+            kv_blocks=blocks * count,
+        )
         return _SimWorkers(inner, facts, count, batching, world.workers.message, self._queue_size)
 
 
@@ -84,6 +88,7 @@ class _Ticket:
     """A request on its way through a queue."""
 
     number: int
+    worker: int
     request: EngineRequest
     reply: Reply
     sent_s: float
@@ -105,11 +110,14 @@ class _SimWorkers:
         self._inner, self._facts = inner, facts
         self._batching, self._message_s = batching, message_s
         self._loop = asyncio.get_running_loop()
-        self._queue = asyncio.Queue[_Ticket](queue_size)
+        self._queues = [asyncio.Queue[_Ticket](queue_size) for _ in range(count)]
+        self._in_hand = [0] * count
+        """Each worker's requests that were sent and not answered, whoever still waits for them."""
+
         self._sent = 0
         self._waited_for: set[int] = set()
         self._wanted_from = 0
-        self._workers = [self._loop.create_task(self._work()) for _ in range(count)]
+        self._workers = [self._loop.create_task(self._work(one)) for one in range(count)]
 
     @property
     def facts(self) -> EngineFacts:
@@ -122,11 +130,14 @@ class _SimWorkers:
                 f"{length} tokens of prompt and output, a worker has memory for "
                 f"{self._facts.max_model_len}"
             )
-        ticket = _Ticket(self._sent, request, reply, self._loop.time(), self._loop.create_future())
+        worker = self._in_hand.index(min(self._in_hand))
+        now_s, done = self._loop.time(), self._loop.create_future()
+        ticket = _Ticket(self._sent, worker, request, reply, now_s, done)
         try:
-            self._queue.put_nowait(ticket)
+            self._queues[worker].put_nowait(ticket)
         except asyncio.QueueFull:
             raise RequestFailedError("the queue is full") from None
+        self._in_hand[worker] += 1
         self._sent += 1
         self._waited_for.add(ticket.number)
         try:
@@ -147,11 +158,11 @@ class _SimWorkers:
         return not self._waited_for and await self._inner.is_idle()
 
     async def reset_prefix_cache(self) -> None:
-        await self._queue.join()
+        await self._join()
         await self._inner.reset_prefix_cache()
 
     async def take_iterations(self) -> IterationLog:
-        await self._queue.join()
+        await self._join()
         return await self._inner.take_iterations()
 
     async def stop(self) -> None:
@@ -160,21 +171,27 @@ class _SimWorkers:
         await asyncio.gather(*self._workers, return_exceptions=True)
         await self._inner.stop()
 
-    async def _work(self) -> None:
+    async def _join(self) -> None:
+        for each in self._queues:
+            await each.join()
+
+    async def _work(self, worker: int) -> None:
+        mine = self._queues[worker]
         while True:
-            batch = await self._collect()
+            batch = await self._collect(mine)
             wanted = [ticket for ticket in batch if ticket.number >= self._wanted_from]
             if wanted:
                 await self._serve(wanted)
+            self._in_hand[worker] -= len(batch)
             for _ in batch:
-                self._queue.task_done()
+                mine.task_done()
 
-    async def _collect(self) -> list[_Ticket]:
-        batch = [await self._queue.get()]
+    async def _collect(self, mine: "asyncio.Queue[_Ticket]") -> list[_Ticket]:
+        batch = [await mine.get()]
         try:
             async with asyncio.timeout(self._batching.wait_s):
                 while len(batch) < self._batching.size:
-                    batch.append(await self._queue.get())
+                    batch.append(await mine.get())
         except TimeoutError:
             pass
         return batch
