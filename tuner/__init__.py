@@ -146,6 +146,8 @@ From replay to verdict
     rig                      the engine under test: started, replayed on, climbed on
     sweep                    the run, from engine to verdict
     outcome                  what a sweep found
+    sharing                  which cap several kinds of traffic may share, and its price
+    together                 the run for several of them, on one engine
     compare.load_levels      how heavy the traffic of a comparison is, and its lengths
     compare.windows          which part of the trace each block replays
     compare.calibration      what the engine of reference would do with some traffic
@@ -264,6 +266,8 @@ At the edges
     commands.sweep_setup     what they mean
     commands.sweep_run       what it does
     commands.sweep_view      how it looks
+    commands.sweep_several   what it does with several traces
+    commands.sweep_several_view  how that looks
     commands.refine          `tuner refine`: its options
     commands.refine_setup    what they mean
     commands.refine_run      what it does
