@@ -232,6 +232,25 @@ def test_a_model_is_the_profiles_by_what_the_server_was_started_with_or_else_by_
 
 
 @pytest.mark.parametrize(
+    ("served", "is_sure"),
+    [
+        ([ServedModel("x", "acme/n")], True),
+        ([ServedModel("x", "/hub/models--acme--n/snapshots/9f")], True),
+        ([ServedModel("x", "/mnt/models")], False),
+        ([ServedModel("x", "s3://bucket/n")], False),
+        ([ServedModel("x")], False),
+        ([ServedModel("x", "acme/n"), ServedModel("y", "/mnt/models")], False),
+    ],
+)
+def test_another_model_is_sure_where_another_repository_was_fetched(
+    served: list[ServedModel], is_sure: bool
+) -> None:
+    found = model_mismatch(profile(engine={**FEW, "model": "acme/m"}), served)
+    assert found is not None
+    assert found.is_sure == is_sure
+
+
+@pytest.mark.parametrize(
     "text",
     [
         *("", "{", "[]", "null", "[" * 99999, '{"data": null}', '{"data": [null, {"id": 1}]}'),

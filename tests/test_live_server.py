@@ -196,7 +196,7 @@ def test_a_port_where_nobody_listens_and_one_without_tls_are_said() -> None:
 @pytest.mark.parametrize(
     ("url", "message"),
     [
-        ("", "--url : neither http:// nor https://"),
+        ("", "--url: neither http:// nor https://"),
         ("localhost:8000", "--url localhost:8000: neither http:// nor https://"),
         ("http://", "--url http://: no address"),
         ("http://[::1", "--url http://[::1: no address"),

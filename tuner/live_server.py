@@ -71,7 +71,7 @@ def base_of(url: str, *, option: str = "--url") -> str:
     """Return the address that a server's paths begin with. Raises UsageError."""
     problem = _problem_of(url)
     if problem is not None:
-        shown = option if "@" in url else f"{option} {url}"  # there may be a password before it
+        shown = f"{option} {url}" if url and "@" not in url else option  # @ follows a password
         raise UsageError(
             f"{shown}: {problem}",
             hint=f"Give the server's address: {option} http://localhost:8000",

@@ -38,6 +38,10 @@ class ModelMismatch:
     why: str
     """What that rests on."""
 
+    is_sure: bool
+    """Whether the server was started with another repository. A folder may hold the same model as
+    one of another name, and a name may be given to any: that is a doubt."""
+
     @property
     def words(self) -> str:
         return f"model {self.found} and not {self.profile} ({self.why})"
@@ -61,7 +65,8 @@ def model_mismatch(
     else:
         names = ", ".join(dict.fromkeys(one.name for one in meant))
         why = "what it was started with" if names == found else f"served as {names}"
-    return ModelMismatch(profile.model, _short(found), _short(why))
+    is_sure = all(_repository(one) is not None for one in meant)
+    return ModelMismatch(profile.model, _short(found), _short(why), is_sure)
 
 
 def listed(text: str) -> tuple[ServedModel, ...]:
@@ -94,17 +99,23 @@ def _read(cards: Iterable[object]) -> Iterable[ServedModel]:
 
 def _is_same(profile: ServingProfile, served: ServedModel) -> bool:
     names = {profile.model, models.model_path(profile.model), profile.provenance.model}
-    root = served.root
-    if root is not None:
-        if root in names:
-            return True
-        if (kept := _HUB_FOLDER.search(root)) is not None:
-            return kept[1].replace("--", "/") in names
-        if not root.startswith((".", "/", "~")) and "://" not in root:
-            return False  # another repository, whatever it is called
+    if served.root in names:
+        return True
+    if (repository := _repository(served)) is not None:
+        return repository in names  # whatever it is called
     given = profile.engine.get("served_model_name")
     called = {given} if isinstance(given, str) else set(given) if isinstance(given, list) else set()
     return served.name in names | called
+
+
+def _repository(served: ServedModel) -> str | None:
+    """Return what was fetched from a hub; None for a folder, and where only a name is told."""
+    root = served.root
+    if root is None:
+        return None
+    if (kept := _HUB_FOLDER.search(root)) is not None:
+        return kept[1].replace("--", "/")
+    return None if root.startswith((".", "/", "~")) or "://" in root else root
 
 
 def _short(text: str) -> str:
