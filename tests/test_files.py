@@ -179,3 +179,15 @@ def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
 def test_a_directory_is_not_removed(tmp_path: Path) -> None:
     with pytest.raises(TargetError, match="cannot be written"):
         files.remove(tmp_path)
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="needs a /proc")
+def test_a_folder_that_takes_no_files_is_noticed_before_anything_is_written() -> None:
+    """Its permissions say that root may."""
+    with pytest.raises(TargetError, match=r"/proc/x\.yaml: cannot be written"):
+        files.check_writable(Path("/proc/x.yaml"))
+
+
+def test_to_ask_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path) -> None:
+    files.check_writable(tmp_path / "a.yaml")
+    assert names(tmp_path) == []

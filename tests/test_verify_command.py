@@ -9,6 +9,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from tuner.commands.verify_junit import junit
+from tuner.errors import GateError
+
 ROOT = Path(__file__).parent.parent
 TUNER = str(Path(sys.executable).with_name("tuner"))
 WORLD = """\
@@ -89,3 +92,48 @@ def test_what_cannot_be_verified_is_said_in_two_lines(
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert said in done.stderr.splitlines()[-2]
+
+
+def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) -> None:
+    assert verify(folder, "--world", "world.yaml", "--junit", "gates.xml").returncode == 0
+    assert ET.parse(folder / "gates.xml").getroot().get("errors") == "0"
+    assert verify(folder, "--world", "slow.yaml", "--junit", "gates.xml").returncode == 6
+    suite = ET.parse(folder / "gates.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "1")
+    (error,) = suite.iter("error")
+    assert "not verified: the profile was measured with name simulated:world" in str(
+        error.get("message")
+    )
+
+
+def test_nor_a_run_that_is_killed(tmp_path: Path) -> None:
+    """The file says that there are no gates as long as there are none."""
+    path = tmp_path / "gates.xml"
+    with junit(path, profile="p", said=str) as write:
+        write([])
+    kept = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt), junit(path, profile="p", said=str):
+        raise KeyboardInterrupt
+    assert path.read_bytes() != kept
+    (error,) = ET.parse(path).getroot().iter("error")
+    assert error.get("message") == "not verified: the run did not end"
+
+
+def test_a_name_with_control_characters_leaves_xml_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "gates.xml"
+    problem = GateError("\x1b[2J\ud800 and \t é", hint="")
+    with pytest.raises(GateError), junit(path, profile="a\0b.yaml", said=str):
+        raise problem
+    (case,) = ET.parse(path).getroot().iter("testcase")
+    (error,) = case
+    assert case.get("classname") == "a\\x00b.yaml"
+    assert error.get("message") == "not verified: \\x1b[2J\\ud800 and \t é"
+
+
+def test_what_is_no_junit_is_not_overwritten(folder: Path) -> None:
+    for name in ("profile.yaml", "prod.jsonl"):
+        before = (folder / name).read_bytes()
+        done = verify(folder, "--world", "world.yaml", "--junit", name)
+        assert done.returncode == 3
+        assert f"{name}: is there already and is no JUnit file" in done.stderr
+        assert (folder / name).read_bytes() == before

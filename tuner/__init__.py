@@ -284,6 +284,7 @@ At the edges
     commands.plan_run        what it does, and how it looks
     commands.verify          `tuner verify`: its options
     commands.verify_run      what it does, and how it looks
+    commands.verify_junit    what it leaves for CI
     commands.compare         `tuner compare`: its options
     commands.compare_setup   what they mean
     commands.compare_place   where it runs: vLLM, or a simulated machine

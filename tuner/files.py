@@ -97,7 +97,7 @@ def _write(
     path: Path, new: bytes, *, like: Path | None, mode: int, may_replace: Callable[[Path], bool]
 ) -> None:
     real = resolve(path)
-    check_writable(path)
+    _check_unprotected(path)
     old = _status(real) or (None if like is None else _status(like))
     temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
     try:
@@ -208,6 +208,19 @@ def other_names(path: Path) -> int:
 
 
 def check_writable(path: Path) -> None:
+    """Raise TargetError where ``write_atomically`` would: tried, for what a folder takes is not
+    told by its permissions (another user's, a quota, /proc)."""
+    real = resolve(path)
+    _check_unprotected(path)
+    probe = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
+    try:
+        os.close(os.open(probe, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        probe.unlink()
+    except OSError as problem:
+        raise _explained(path, problem) from None
+
+
+def _check_unprotected(path: Path) -> None:
     """Refuse a file that its owner protects; replacing it would get round that."""
     status = _status(resolve(path))
     if status is not None and not status.st_mode & stat.S_IWUSR:

@@ -33,10 +33,24 @@ def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
     """Open the journal of a new run, or of the one to go on with: by default the newest of its
     kind and trace. Raises RunError."""
     name = f"{where.kind}{where.trace.stem}"
+    if where.run_dir is not None:
+        _check_folder(where.run_dir)
     if where.resume:
         return journal.resume(where.run_dir or _newest(name), plan)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     return journal.create(where.run_dir or Path("runs") / f"{name}-{stamp}", plan)
+
+
+def _check_folder(run_dir: Path) -> None:
+    hint = "Name the folder of a run, or one that is to be made."
+    for path in (run_dir, *run_dir.parents):
+        try:
+            is_file = path.exists() and not path.is_dir()
+        except OSError as problem:  # too long a name, a folder that must not be looked into
+            why = (problem.strerror or str(problem)).lower()
+            raise RunError(f"--run-dir {run_dir}: {why}", hint=hint) from None
+        if is_file:
+            raise RunError(f"--run-dir {run_dir}: {path} is a file, not a folder", hint=hint)
 
 
 def _newest(name: str) -> Path:
@@ -62,7 +76,7 @@ def kept(
         words += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
         replays = sum(len(list(one.of("replay"))) for one in books)
         raise Interrupted(
-            f"{replays} replays are kept in {book.run_dir}",
+            f"{replays} replay{' is' if replays == 1 else 's are'} kept in {book.run_dir}",
             hint=f"Go on with: {shlex.join(words)}",
         ) from None
     finally:

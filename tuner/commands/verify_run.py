@@ -7,15 +7,14 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
-from xml.etree import ElementTree as ET
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner import files
 from tuner.commands.console import console_for
+from tuner.commands.verify_junit import junit
 from tuner.devices import DeviceMeter
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.engines.vllm import VllmStarter
@@ -52,6 +51,13 @@ class VerifyOptions:
 
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
+    with junit(options.junit, profile=str(options.profile), said=_said) as write:
+        found = _verified(options)
+        write(found)
+        _report(options, found)
+
+
+def _verified(options: VerifyOptions) -> list[Gate]:
     profile = load_profile(options.profile)
     if profile.twin is None:
         raise ProfileError(
@@ -64,8 +70,6 @@ def run(options: VerifyOptions) -> None:
             "that could be kept",
             hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
         )
-    if options.junit is not None:
-        files.check_writable(files.resolve(options.junit))
     twin = restored(profile.twin, source=str(options.profile))
     step_s = parse_duration_s(options.step, option="--step")
     trace = load(options.trace)
@@ -92,10 +96,9 @@ def run(options: VerifyOptions) -> None:
         seed=options.seed,
     )
     try:
-        found = execute(verify(requests, starter, question, check=check, tell=tell, read=read))
+        return execute(verify(requests, starter, question, check=check, tell=tell, read=read))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
-    _report(options, found)
 
 
 Verify = Coroutine[Any, Any, list[Gate]]
@@ -166,8 +169,6 @@ def check_machine(profile: ServingProfile, facts: EngineFacts) -> None:
 
 def _report(options: VerifyOptions, found: list[Gate]) -> None:
     broken = [gate for gate in found if not gate.kept]
-    if options.junit is not None:
-        files.write_atomically(files.resolve(options.junit), _junit(found, str(options.profile)))
     if options.json:
         result = {
             "profile": str(options.profile),
@@ -214,15 +215,3 @@ def _render(found: Sequence[Gate]) -> None:
             "kept" if gate.kept else "[bold red]broken[/]",
         )
     console_for().print(table)
-
-
-def _junit(found: Sequence[Gate], profile: str) -> bytes:
-    failures = str(sum(not gate.kept for gate in found))
-    suite = ET.Element(
-        "testsuite", name="tuner verify", tests=str(len(found)), failures=failures, errors="0"
-    )
-    for gate in found:
-        case = ET.SubElement(suite, "testcase", classname=profile, name=gate.name)
-        if not gate.kept:
-            ET.SubElement(case, "failure", message=_said(gate))
-    return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
