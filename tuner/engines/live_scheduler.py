@@ -88,7 +88,7 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
 
 
 class _Knobs:
-    """What the control thread may touch of a scheduler: see ``live_limits.Knobs``."""
+    """What the control thread may touch of a scheduler: see ``live.limits.Knobs``."""
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler = scheduler

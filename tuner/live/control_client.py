@@ -35,6 +35,9 @@ ANSWER_S = 30.0
 
 MAX_ANSWER_BYTES = 2**20
 
+_LONGEST = 1000
+"""Characters of what a server says that are shown."""
+
 _TIME = struct.Struct("ll")
 """Seconds and microseconds."""
 
@@ -126,7 +129,8 @@ def ask(path: Path, request: Request) -> Answer:
             hint="Check the path; a server that runs another tuner is asked with that one.",
         ) from None
     if not answer.ok:
-        raise _ERRORS[answer.kind](f"{path}: {answer.error}", hint=answer.hint)
+        message, hint = answer.error[:_LONGEST], answer.hint[:_LONGEST]
+        raise _ERRORS[answer.kind](f"{path}: {message}", hint=hint)
     if answer.state is None:
         raise InputError(f"{path}: answers without its state", hint="Check the path.")
     return answer
