@@ -41,7 +41,7 @@ HOMES = {
     "plotly": {"commands.compare_plot", "report"},
     "prometheus_client": {"exporter", "prometheus"},
     "pynvml": {"devices"},
-    "ray": set[str](),
+    "ray": {"cluster.session"},
     "rich": {"commands"},
     "typer": {"commands"},
 }
@@ -180,7 +180,12 @@ def test_what_is_imported_is_declared() -> None:
     extras = project["optional-dependencies"]
     declared = {
         IMPORT_NAMES.get(name, name.replace("-", "_"))
-        for requirement in [*project["dependencies"], *extras["vllm"], *extras["report"]]
+        for requirement in [
+            *project["dependencies"],
+            *extras["vllm"],
+            *extras["ray"],
+            *extras["report"],
+        ]
         for name in [re.split(r"[<>=\[ ]", requirement)[0]]
     }
     imported = {name for module in PATHS for name in imports(module)}

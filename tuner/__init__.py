@@ -175,7 +175,16 @@ From replay to verdict
     refine.paired            what was found against the knee, in turns
     refine.outcome           what a refinement's trials come to
     refine.validation        the refined engine by itself
+    refine.starters          what starts its engines, as values that can travel
     refine.run               the run, from climb to profile
+    cluster.share            what an engine takes of a cluster
+    cluster.kinds            what a node of it is
+    cluster.session          a Ray cluster, and workers on it: the only importer of ray
+    cluster.notes            what a worker has measured, on its way home
+    cluster.worker           what runs on a node
+    cluster.crew             the workers of a run: hired, replaced, waited for
+    cluster.bench            trials on them
+    cluster.site             which nodes a run uses
     exporter                 tuner's own Prometheus metrics
 
 What is rolled out
@@ -271,6 +280,7 @@ At the edges
     commands.refine          `tuner refine`: its options
     commands.refine_setup    what they mean
     commands.refine_run      what it does
+    commands.refine_ray      what it asks of a Ray cluster
     commands.refine_view     how it looks
     commands.trace           `tuner trace`: its options
     commands.trace_run       what it does

@@ -57,6 +57,19 @@ def refine(  # noqa: PLR0913 - one parameter an option
     force: Annotated[
         bool, typer.Option(help="Refine on another machine or vLLM than measured.")
     ] = False,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local", help="Make the trials on a Ray cluster's nodes; docs/ray.md."
+        ),
+    ] = None,
+    ray_engines: Annotated[
+        int | None,
+        typer.Option(min=1, help="Engines at a time there; default: all it has room for."),
+    ] = None,
+    ray_cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and the sampler.")] = 0,
     json_: Json = False,
 ) -> None:
@@ -87,6 +100,9 @@ def refine(  # noqa: PLR0913 - one parameter an option
             resume=resume,
             run_dir=run_dir,
             force=force,
+            ray=ray,
+            ray_engines=ray_engines,
+            ray_cpus=ray_cpus,
             seed=seed,
             json=json_,
         )

@@ -1,18 +1,22 @@
 """What ``tuner refine`` does with its options."""
 
+import asyncio
 import json
 import os
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tuner import files, models, provenance
+from tuner.commands.refine_ray import check_ray, machine_on, site_of
 from tuner.commands.refine_setup import (
     Engines,
+    Execute,
     RefineOptions,
     engines_of,
     plan_of,
@@ -38,6 +42,10 @@ from tuner.result import profile_of
 from tuner.rig import Rig
 from tuner.trace import Trace, TraceRequest, load
 
+if TYPE_CHECKING:
+    from tuner.cluster.site import Site
+    from tuner.refine.bench import Bench
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -57,6 +65,7 @@ def run(options: RefineOptions) -> None:
     began_s = time.monotonic()
     profile = load_profile(options.profile)
     _check_output(options)
+    check_ray(options)
     trace = load(options.trace)
     requests = requests_of(options, trace.requests)
     engines = engines_of(options, profile)
@@ -64,18 +73,23 @@ def run(options: RefineOptions) -> None:
         options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
     )
     plan = plan_of(options, profile, trace, space)
-    where = Where(options.trace, options.run_dir, resume=options.resume, kind="refine-")
-    rests = rests_on(options, plan, trace, engines.machine)
-    if options.storage is not None:  # said before there is a run directory
-        study_of(options, plan, rests, run_dir=Path(), warn=str).close()
-    book = open_run(where, rests)
-    engines.log.append(book.run_dir / "vllm.log")
-    begun = _Run(options, trace, requests, plan, engines, book, began_s)
-    with kept(book, where):
-        _conclude(begun, _refined(begun))
+    with ExitStack() as joined:
+        site = joined.enter_context(site_of(options, plan, engines)) if options.ray else None
+        where = Where(options.trace, options.run_dir, resume=options.resume, kind="refine-")
+        machine = machine_on(site) if site else engines.machine
+        rests = rests_on(options, plan, trace, machine)
+        if options.storage is not None:  # said before there is a run directory
+            study_of(options, plan, rests, run_dir=Path(), warn=str).close()
+        book = open_run(where, rests)
+        engines.log.append(book.run_dir / "vllm.log")
+        begun = _Run(options, trace, requests, plan, engines, book, began_s)
+        with kept(book, where):
+            found = _refined(begun, site)
+            joined.close()
+            _conclude(begun, found)
 
 
-def _refined(begun: _Run) -> Refinement:
+def _refined(begun: _Run, site: "Site | None") -> Refinement:
     options, plan, book = begun.options, begun.plan, begun.book
     profile = plan.profile
     progress = Progress(plan.settings, None)
@@ -86,19 +100,27 @@ def _refined(begun: _Run) -> Refinement:
     if profile.validity.trace_digest != begun.trace.digest:
         progress.warn("this is not the trace that the profile was tuned for")
 
-    def check(facts: EngineFacts) -> None:
-        if not options.force:
-            check_machine(profile, facts)
-
-    read = None if begun.engines.is_simulated else DeviceMeter().read
-    rig = Rig(begun.engines.vary({}), plan.settings, Evidence(book), progress, read)
-    rig.evidence.check()
-    bench = LocalBench(rig, begun.engines.vary, check)
+    evidence = Evidence(book)
+    evidence.check()
+    execute: Execute = begun.engines.execute(book.clock_s)
+    bench: Bench = _local_bench(begun, evidence, progress)
+    if site is not None:
+        execute, bench = asyncio.run, site.bench(evidence, progress)
     try:
         with progress:
-            return begun.engines.execute(book.clock_s)(refine(begun.requests, plan, bench, study))
+            return execute(refine(begun.requests, plan, bench, study))
     finally:
         study.close()
+
+
+def _local_bench(begun: _Run, evidence: Evidence, progress: Progress) -> LocalBench:
+    def check(facts: EngineFacts) -> None:
+        if not begun.options.force:
+            check_machine(begun.plan.profile, facts)
+
+    read = None if begun.engines.is_simulated else DeviceMeter().read
+    rig = Rig(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
+    return LocalBench(rig, begun.engines.vary, check)
 
 
 def _conclude(begun: _Run, found: Refinement) -> None:

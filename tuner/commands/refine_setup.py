@@ -8,21 +8,21 @@ from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuner import devices, provenance
 from tuner.base import Setting
 from tuner.engines import vllm
-from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import TunerError, UsageError
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Vary
 from tuner.refine.knob_text import parse_search
-from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Demand, Space, build_space, number
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
 from tuner.refine.run import Plan, Refinement
+from tuner.refine.starters import SimVary, VllmVary
 from tuner.refine.study import Study
 from tuner.settings import SweepSettings
 from tuner.trace import Trace, TraceRequest
@@ -53,6 +53,9 @@ class RefineOptions:
     resume: bool
     run_dir: Path | None
     force: bool
+    ray: str | None
+    ray_engines: int | None
+    ray_cpus: int | None
     seed: int
     json: bool
 
@@ -110,30 +113,19 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         world = read_world(options.world)
         machine = SimStarter(world, model=profile.model)
         own = {name: profile.engine[name] for name in VARIABLE if name in profile.engine}
-
-        def varied(one: Configuration) -> Starter:
-            changed: dict[str, Any] = {**own, **one}
-            return machine.varied({k: v for k, v in changed.items() if k != CAP and v is not None})
-
         return Engines(
-            varied,
+            SimVary(machine, cast("Any", own)),
             lambda begin_s: partial(virtual_time.run, begin_s=begin_s),
             is_simulated=True,
-            machine=machine_of({"name": f"simulated:{world.name}", "digest": world.digest}, {}),
+            machine=machine_of(machine.device, {}),
             log=log,
         )
     if options.engine != "vllm":
         raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
     if options.world is not None:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
-
-    def changed(one: Configuration) -> Starter:
-        arguments: dict[str, Any] = {**profile.engine, **one}
-        kept = {k: v for k, v in arguments.items() if k != CAP and v is not None}
-        return VllmStarter(kept, log=log[-1] if log else None)
-
     return Engines(
-        changed,
+        VllmVary(cast("Any", profile.engine), log),
         lambda _: asyncio.run,
         is_simulated=False,
         machine=machine_of(devices.device_facts(), provenance.versions()),

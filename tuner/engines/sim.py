@@ -42,6 +42,16 @@ class SimStarter:
         self._model = model or f"sim:{world.name}"
         self._line = line or _Line(Machine(world))
 
+    @property
+    def device(self) -> Mapping[str, ArgumentValue]:
+        """What identifies the simulated hardware."""
+        return {"name": f"simulated:{self._world.name}", "digest": self._world.digest}
+
+    @property
+    def versions(self) -> Mapping[str, str]:
+        """Package → version, of those that decide what is simulated."""
+        return {"python": platform.python_version(), "numba": numba.__version__}
+
     def go_on_after(self, sizes: Sequence[int], *, lost: bool = True) -> None:
         """Take up an interrupted run that had started engines of these sizes, in order.
 
@@ -125,8 +135,8 @@ class SimStarter:
             block_size=self._world.kv.block_size,
             kv_blocks=self._world.kv.blocks,
             start_s=self._world.engine_start,
-            versions={"python": platform.python_version(), "numba": numba.__version__},
-            device={"name": f"simulated:{self._world.name}", "digest": self._world.digest},
+            versions=self.versions,
+            device=self.device,
         )
         weather = EngineWeather(line.machine, number=line.started)
         engine = SimEngine(facts, world or self._world, weather, loop)

@@ -98,9 +98,11 @@ class Bench(ABC):
     width = 1
     """How many trials may be under way at a time."""
 
-    def __init__(self, evidence: Evidence, watcher: Watcher) -> None:
+    def __init__(
+        self, evidence: Evidence, watcher: Watcher, *, most_failures: float = MOST_FAILURES
+    ) -> None:
         self.evidence, self.watcher = evidence, watcher
-        self._failures = 0
+        self._failures, self._most_failures = 0, most_failures
 
     @abstractmethod
     def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
@@ -198,9 +200,9 @@ class Bench(ABC):
         if failed is None:
             return
         self.watcher.warn(f"a trial failed: {failed}")
-        if self._failures >= MOST_FAILURES:
+        if self._failures >= self._most_failures:
             raise EngineError(
-                f"{MOST_FAILURES} trials failed one after the other: {failed}", hint=hint
+                f"{self._failures} trials failed one after the other: {failed}", hint=hint
             )
 
     def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content

@@ -10,7 +10,17 @@ from typing import Any
 
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.errors import EngineError
-from tuner.refine.bench import Bench, Build, Done, Floors, Lane, Vary, no_floors, told
+from tuner.refine.bench import (
+    MOST_FAILURES,
+    Bench,
+    Build,
+    Done,
+    Floors,
+    Lane,
+    Vary,
+    no_floors,
+    told,
+)
 from tuner.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
 from tuner.replay import CutRule
 from tuner.rig import Rig
@@ -21,11 +31,16 @@ class LocalBench(Bench):
     """The one engine that is up on this machine."""
 
     def __init__(
-        self, rig: Rig, vary: Vary, check: Callable[[EngineFacts], None], *, name: str = ""
+        self,
+        rig: Rig,
+        vary: Vary,
+        check: Callable[[EngineFacts], None],
+        *,
+        most_failures: float = MOST_FAILURES,
     ) -> None:
-        super().__init__(rig.evidence, rig.watcher)
+        super().__init__(rig.evidence, rig.watcher, most_failures=most_failures)
         self.rig = rig
-        self._vary, self._check, self._name = vary, check, name
+        self._vary, self._check = vary, check
         self._built: tuple[object, ...] | None = None
 
     def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
@@ -56,10 +71,9 @@ class LocalBench(Bench):
             facts = self.rig.engine.facts
             self._check(facts)
             self.evidence.check_machine(facts)
-            purpose = f"{build.tokens} {build.turn} {restart_key(one)}"
             self._append(
                 "start",
-                purpose=f"{purpose} {self._name}".strip(),
+                purpose=f"{build.tokens} {build.turn} {restart_key(one)}",
                 max_num_seqs=build.cap,
                 key=repr(restart_key(one)),
                 facts=asdict(facts),
@@ -84,7 +98,7 @@ class LocalBench(Bench):
         """See Lane."""
         if self.under_way() is None:
             self._append("trial", purpose=purpose, max_num_seqs=one[CAP], configuration=dict(one))
-        failed, hint, limits = None, "", floors(self._name)
+        failed, hint, limits = None, "", floors("")
         try:
             before = self.evidence.replayed()
             for place, window in enumerate(workload.windows):
@@ -116,5 +130,4 @@ class LocalBench(Bench):
         self._append("measured", **self._end(None))
 
     def _end(self, failed: str | None) -> dict[str, Any]:
-        end: dict[str, Any] = {"failed": failed, "engine": len(self.evidence.starts_s())}
-        return {**end, "worker": self._name} if self._name else end
+        return {"failed": failed, "engine": len(self.evidence.starts_s())}

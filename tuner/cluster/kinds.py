@@ -1,0 +1,93 @@
+"""What a node of a cluster is: only nodes of one kind are compared with each other."""
+
+import hashlib
+import os
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+
+import tuner
+from tuner import devices, provenance
+from tuner.engines.seam import ArgumentValue
+
+PER_NODE = ("count", "cores", "memory_bytes")
+"""What nodes of one kind may differ in while no engine has its share of them: of CPUs there are
+more or fewer, and of GPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Description:
+    """What a node is, or the share of it that a worker has."""
+
+    device: Mapping[str, ArgumentValue]
+    versions: Mapping[str, str]
+    ray: str
+    code: str
+    """Digest of tuner's own modules there: versions of a checkout are all called alike."""
+
+
+def describe_here() -> Description:
+    """Return what this process has of its node."""
+    return Description(devices.device_facts(), provenance.versions(), version("ray"), code_digest())
+
+
+def describe_node() -> Description:
+    """Return what a node is. Called on it, in a process of its own."""
+    os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
+    return describe_here()
+
+
+@cache
+def code_digest() -> str:
+    """Return a digest of the modules of this tuner."""
+    folder = Path(tuner.__file__).parent
+    digest = hashlib.sha256()
+    for path in sorted(folder.rglob("*.py")):
+        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def difference(one: Description, other: Description) -> str | None:
+    """Return the first thing in which the second is another than the first; None when alike."""
+    pairs: list[tuple[str, object, object]] = [("Ray", one.ray, other.ray)]
+    for mine, theirs in ((one.versions, other.versions), (one.device, other.device)):
+        keys = sorted(mine.keys() | theirs.keys())
+        pairs += [(key, mine.get(key), theirs.get(key)) for key in keys]
+    pairs.append(("tuner's code", one.code, other.code))
+    for name, was, is_ in pairs:
+        if was != is_:
+            return f"{name} is {is_}, not {was}"
+    return None
+
+
+def node_difference(one: Description, other: Description) -> str | None:
+    """Return the first thing in which a node is of another kind."""
+    return difference(_of_node(one), _of_node(other))
+
+
+def kinds_of(
+    said: Mapping[str, Description], fits: Callable[[Description], str | None]
+) -> tuple[list[str], dict[str, str]]:
+    """Return the nodes of the most common kind that fits, and why each of the others is left out.
+
+    ``fits`` returns what is wrong with a kind; None where nothing is.
+    """
+    wrong = {name: why for name, one in said.items() if (why := fits(one)) is not None}
+    right = {name: _of_node(one) for name, one in said.items() if name not in wrong}
+    if not right:
+        return [], wrong
+    counted = Counter(map(repr, right.values()))
+    chosen = counted.most_common(1)[0][0]
+    model = next(one for one in right.values() if repr(one) == chosen)
+    for name, one in right.items():
+        if (why := difference(model, one)) is not None:
+            wrong[name] = why
+    return [name for name in right if name not in wrong], wrong
+
+
+def _of_node(one: Description) -> Description:
+    device = {key: value for key, value in one.device.items() if key not in PER_NODE}
+    return Description(device, dict(sorted(one.versions.items())), one.ray, one.code)

