@@ -281,7 +281,9 @@ def test_a_restarted_server_takes_its_schedule_up(tmp_path: Path) -> None:
     with serving(path, clock=clock) as server:
         assert server.state.schedule is not None
         assert server.cap == 8
-    assert audit(path)[-1]["event"] == "turn"
+    started, turn = audit(path)[-2:]
+    assert (started["event"], turn["event"]) == ("started", "turn")
+    assert [cap["max_num_seqs"] for cap in started["schedule"]["caps"]] == [16, 8]
 
 
 def test_a_server_that_was_built_smaller_says_so_and_keeps_its_cap(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from tuner.live.cap_schedule import CapSchedule, Turn, next_turn, turn_at
 from tuner.live.limits import Knobs, check_schedule, checked
 from tuner.live.listener import Peer
 from tuner.live.protocol import (
-    MAX_LINE_BYTES,
     About,
     Ahead,
     Answer,
@@ -91,19 +90,23 @@ class LiveControl:
         self._problem: str | None = None
 
     def open(self) -> None:
-        """Put the start on record and take up the schedule that was kept. Raises TunerError."""
-        limits = self._knobs.limits()
-        self._record.write("started", limits, limits, reason="the server was started")
+        """Take up the schedule that was kept and put the start on record. Raises TunerError."""
+        limits, schedule = self._knobs.limits(), self._kept()
+        why = "the server was started"
+        self._record.write("started", limits, limits, reason=why, schedule=schedule)
+        self._schedule = schedule
+
+    def _kept(self) -> CapSchedule | None:
         kept = socket_files.load_schedule(self._at)
         if kept is None:
-            return
+            return None
         try:
             schedule = CapSchedule.model_validate(strict_json(kept))
             check_schedule(self._knobs, schedule)
         except (Refused, ValidationError) as problem:
             self._fail(f"{self._at.schedule}: not taken up: {str(problem).splitlines()[0]}")
-        else:
-            self._schedule = schedule
+            return None
+        return schedule
 
     def refuse(self, peer: Peer) -> None:
         log.warning("tuner: live control: pid %d of user %d turned away", peer.pid, peer.uid)
@@ -115,12 +118,6 @@ class LiveControl:
         """
         before = self._knobs.limits()
         try:
-            if len(line) > MAX_LINE_BYTES:
-                raise Refused(  # noqa: TRY301 - answered like all others
-                    f"the request is longer than {MAX_LINE_BYTES} bytes",
-                    hint="Send one line.",
-                    kind="request",
-                )
             request = parse(line)
             if isinstance(request, AskState):
                 return line_of(Answer(ok=True, state=self._state()))

@@ -160,6 +160,12 @@ class Answer(_Told):
 
 def parse(line: bytes) -> Request:
     """Raises Refused with what is wrong."""
+    if len(line) > MAX_LINE_BYTES:
+        raise Refused(
+            f"the request is longer than {MAX_LINE_BYTES} bytes",
+            hint="Send one line.",
+            kind="request",
+        )
     said = strict_json(line)
     version = said.get("version", VERSION) if isinstance(said, dict) else VERSION
     if version != VERSION:
