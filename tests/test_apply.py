@@ -260,6 +260,8 @@ def test_a_limit_in_the_file_that_undoes_the_choice_is_refused(tuner: Tuner) -> 
          "--exec and --dry-run exclude each other"),
         (["apply", "profile.yaml", "--rollback", "x"], 2,
          "--rollback takes the file and nothing else"),
+        (["apply", "--rollback", "prod.yaml", "--to", "compose"], 2,
+         "--rollback takes the file and nothing else"),
         (["apply", "none.yaml"], 3, "none.yaml: no such file"),
         (["apply", "prod.yaml"], 3,
          "prod.yaml: not a serving profile: schema_version is missing"),
@@ -383,12 +385,73 @@ def test_exec_without_a_file_leaves_this_folder_alone(vllm: Path) -> None:
     assert names() == before
 
 
+def test_exec_without_a_file_warns_of_what_is_overridden_and_puts_it_on_record(vllm: Path) -> None:
+    save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
+    process, out, err = become(vllm, "apply", "profile.yaml", "--exec", "--force")
+    assert process.returncode == 0
+    assert "Warning: inconclusive: too short" in err
+    (record,) = vllm.glob("tuner-*/serve.yaml.tuner-backup.json")
+    assert f"override: on record in {record}\n" in err
+    (written,) = json.loads(record.read_text())["writes"]
+    assert written["override"]["despite"] == ["inconclusive: too short"]
+    assert f"<{record.with_name('serve.yaml')}>" in out
+
+
+def test_exec_without_a_file_does_not_mind_the_one_of_that_name_here(vllm: Path) -> None:
+    Path("serve.yaml").write_text("model: other\n")
+    process, out, _ = become(vllm, "apply", "profile.yaml", "--exec")
+    assert process.returncode == 0
+    assert "max-num-seqs: 16" in out
+    assert Path("serve.yaml").read_text() == "model: other\n"
+
+
+def test_exec_that_is_refused_leaves_no_folder(vllm: Path) -> None:
+    save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
+    process, _, _ = become(vllm, "apply", "profile.yaml", "--exec")
+    assert process.returncode == 5
+    assert list(vllm.glob("tuner-*")) == []
+
+
 def test_exec_without_vllm_changes_nothing(vllm: Path) -> None:
     (vllm / "vllm").unlink()
     process, out, err = become(vllm, "apply", "profile.yaml", "prod.yaml", "--exec")
     assert (process.returncode, out) == (4, "")
     assert err.splitlines()[0] == "Error: there is no vllm command here"
     assert Path("prod.yaml").read_text() == PRODUCTION
+
+
+# What a file does not tell of its vLLM cannot be compared, and that is said.
+
+
+@pytest.mark.parametrize(
+    ("image", "told", "warning"),
+    [
+        ("image: vllm/vllm-openai:v0.32.0", 0, None),
+        ("image: vllm/vllm-openai:v0.32.0rc1", 6, None),
+        ("image: vllm/vllm-openai:latest", 0, "c.yaml:3: vllm/vllm-openai:latest does not tell"),
+        ("image: acme/llm@sha256:01", 0, "c.yaml:3: acme/llm@sha256:01 does not tell"),
+        ('image: "vllm/a\\e[2J\\nb"', 0, "c.yaml:3: vllm/a\\x1b[2J\\x0ab does not tell"),
+        ("build: .", 0, "c.yaml: no image tells"),
+    ],
+)
+def test_an_image_that_does_not_tell_its_vllm_is_named(
+    tuner: Tuner, image: str, told: int, warning: str | None
+) -> None:
+    save(profile(versions={"vllm": "0.32.0"}), Path("measured.yaml"))
+    Path("c.yaml").write_text(f"services:\n  v:\n    {image}\n    command: vllm serve m\n")
+    done = tuner("apply", "measured.yaml", "c.yaml", "--dry-run")
+    assert done.exit_code == told
+    warnings = [line for line in done.err.splitlines() if line.startswith("Warning: ")]
+    if warning is None:
+        assert warnings == []
+    else:
+        (said,) = warnings
+        assert said == (
+            f"Warning: {warning} which vLLM will serve; the profile was measured with 0.32.0, "
+            "make sure that it is that"
+        )
+        found = json.loads(tuner("apply", "measured.yaml", "c.yaml", "--json").out)["warnings"]
+        assert len(found) == 1
 
 
 # Other kinds of file than vLLM's own.

@@ -92,6 +92,37 @@ def test_a_dry_run_asks_and_changes_nothing(tuner: Tuner, server: Server) -> Non
     assert (server.cap, len(server.audit)) == (32, 1)
 
 
+def test_a_dry_run_of_a_roll_back_says_what_would_be_asked(tuner: Tuner, server: Server) -> None:
+    tuner("cap-16.yaml", "--socket", server.path)
+    before = (server.cap, len(server.audit))
+    code, out, _ = tuner("--rollback", server.path, "--dry-run")
+    assert code == 0
+    assert out == (
+        f"{server.path}: would be asked to take back its last change (dry run); now max_num_seqs "
+        "16, before that change only the server knows\n"
+    )
+    (told,) = json.loads(tuner("--rollback", server.path, "--dry-run", "--json")[1])["servers"]
+    assert (told["status"], told["ask"]["do"]) == ("unknown", "rollback")
+    assert (server.cap, len(server.audit)) == before
+
+
+def test_a_dry_run_of_the_end_of_a_schedule_leaves_it(tuner: Tuner, server: Server) -> None:
+    clear = ("--clear-schedule", "--socket", server.path, "--dry-run")
+    assert tuner(*clear)[1] == f"{server.path}: nothing to change, max_num_seqs is 32\n"
+    tuner("--at", "00:00=cap-16.yaml", "--zone", "UTC", "--socket", server.path)
+    code, out, _ = tuner(*clear)
+    assert code == 0
+    assert out.splitlines() == [
+        f"{server.path}: max_num_seqs stays 16 (dry run); 20 running, 3 waiting",
+        "  4 of the running finish before another one begins",
+        "  by day: no more",
+    ]
+    (told,) = json.loads(tuner(*clear, "--json")[1])["servers"]
+    assert (told["status"], told["schedule"], told["next"]) == ("changed", None, None)
+    assert told["ask"]["do"] == "clear_schedule"
+    assert server.state.schedule is not None
+
+
 def test_without_a_profile_what_holds_is_shown(tuner: Tuner, server: Server) -> None:
     tuner("cap-16.yaml", "--socket", server.path)
     code, out, err = tuner("--socket", server.path)
@@ -292,7 +323,7 @@ def test_a_schedule_is_handed_over_shown_and_ended(tuner: Tuner, server: Server)
         ("cap-16.yaml serve.yaml", 2, "FILE is for a file, not for --live"),
         ("cap-16.yaml --to env", 2, "--to is for a file, not for --live"),
         ("--force", 2, "--force is for a profile"),
-        ("--dry-run", 2, "--dry-run is for a profile"),
+        ("--dry-run", 2, "--dry-run is for a change"),
         (f"cap-16.yaml --reason {'x' * 501}", 2, "--reason is longer than 500"),
         ("cap-16.yaml --url ftp://x", 2, "neither http:// nor https://"),
     ],

@@ -477,7 +477,7 @@ def test_what_stands_outside_the_command_line_is_read(
             None,
             None,
         ),
-        ("kubernetes", pod("  - image: my.io/a/vllm:0.9.1-rc2\n    args: [m]\n"), "0.9.1", None),
+        ("kubernetes", pod("  - image: my.io/a/vllm:0.9.1-rc2\n    args: [m]\n"), "0.9.1rc2", None),
         (
             "helm-production-stack",
             STACK % "    repository: vllm/vllm-openai\n    tag: v0.9.1\n",
@@ -596,3 +596,36 @@ def test_a_chart_is_not_told_to_leave_prefix_caching_to_vllm() -> None:
     assert target.write(text, {"max_num_seqs": None, "max_model_len": 2**20}, source="f") == (
         text.replace("maxNumSeqs: 8", "extraArgs:\n      - --max-model-len=1048576")
     )
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.32.0", "0.32.0"),
+        ("vllm/vllm-openai:v0.32.0-x86_64", "0.32.0"),
+        ("vllm/vllm-openai:v0.32.0-cu129-ubuntu2404", "0.32.0"),
+        ("vllm/vllm-openai:v0.11.0rc1", "0.11.0rc1"),
+        ("vllm/vllm-openai:v0.11.0-rc.1", "0.11.0rc1"),
+        ("vllm/vllm-openai:0.11.0.post1", "0.11.0.post1"),
+        ("vllm/vllm-openai:v0.11.1.dev20", "0.11.1.dev20"),
+        ("vllm/vllm-openai:v0.11.1rc2.dev20", "0.11.1rc2.dev20"),
+        ("vllm/vllm-openai:v0.32.0@sha256:0123", "0.32.0"),
+        ("host:5000/mirror/vllm-openai:v0.32.0", "0.32.0"),
+        ("public.ecr.aws/q9t5s3a7/vllm-cpu-release-repo:v0.32.0", "0.32.0"),
+        ("rocm/vllm:rocm7.0.0_vllm_0.11.2_20251210", "0.11.2"),
+        ("lmcache/vllm-openai:v0.3.9", None),
+        ("vllm/vllm-openai:latest", None),
+        ("vllm/vllm-openai:nightly-0123abc", None),
+        ("vllm/vllm-openai@sha256:0123", None),
+        ("vllm/vllm-openai", None),
+        ("vllm/vllm-openai:v0.32.0.1", None),
+        ("nvcr.io/nvidia/vllm:25.09-py3", None),
+        ("acme/llm:v0.32.0", None),
+        ("", None),
+    ],
+)
+def test_the_version_is_told_by_the_tag_or_not_at_all(image: str, version: str | None) -> None:
+    text = compose(f"    image: '{image}'\n    command: vllm serve m\n")
+    found = named("compose").platform(text, source="f")
+    assert (found.vllm and found.vllm.value) == version
+    assert (found.image is None) == (version is not None)

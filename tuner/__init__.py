@@ -246,6 +246,7 @@ What is rolled out
     targets.flags            vLLM's flags among them
     targets.vllm_flags       what is known of these flags
     targets.vllm_values      when two values are the same to vLLM
+    targets.images           which vLLM an image has
     targets.words            a command line split as the one who runs it splits it
     targets.dialects         how shells, Compose and systemd spell one
     targets.yaml_file        a YAML file, edited a few characters at a time

@@ -192,7 +192,7 @@ def _made(writes: list[_Write], present: bytes | None) -> list[_Write]:
 
 
 def _load(real: Path) -> list[_Write]:
-    record = _record(real)
+    record = record_of(real)
     text = files.content(record)
     if text is None:
         return []
@@ -206,7 +206,7 @@ def _load(real: Path) -> list[_Write]:
 
 
 def _save(real: Path, writes: list[_Write]) -> None:
-    record = _record(real)
+    record = record_of(real)
     if not writes:
         files.remove(record)
         return
@@ -214,7 +214,8 @@ def _save(real: Path, writes: list[_Write]) -> None:
     files.write_atomically(record, text.encode())
 
 
-def _record(real: Path) -> Path:
+def record_of(real: Path) -> Path:
+    """Return where the writes of a file are on record."""
     return real.with_name(f"{real.name}.tuner-backup.json")
 
 

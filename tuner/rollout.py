@@ -11,6 +11,7 @@ from tuner import models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, ProfileError, TargetError
 from tuner.profile_schema import ServingProfile
+from tuner.targets import images
 from tuner.targets.seam import Platform, Stated
 
 OF_THE_MODEL = frozenset(
@@ -236,17 +237,32 @@ def refuse_differences(profile: ServingProfile, differing: Sequence[Difference])
     )
 
 
-def cautions(profile: ServingProfile, differing: Sequence[Difference]) -> tuple[str, ...]:
+def cautions(
+    profile: ServingProfile, differing: Sequence[Difference], here: Deployment | None = None
+) -> tuple[str, ...]:
     """Return what to beware of when the profile is rolled out all the same."""
     found = []
     if differing:
         what = "; ".join(one.words for one in differing)
         found.append(f"the profile was measured elsewhere: {what}")
+    if here is not None and profile.provenance.engine != "sim":
+        found += _not_compared(profile, here)
     if profile.provenance.engine == "sim":
         found.append("the profile was measured on a simulated engine")
     if profile.decision.verdict in ("overloaded", "inconclusive"):
         found.append(verdict(profile))
     return tuple(found)
+
+
+def _not_compared(profile: ServingProfile, here: Deployment) -> Iterator[str]:
+    vllm, image = _vllm(profile), here.platform.image
+    if vllm and image is not None:
+        place = _at(here.source, image)
+        which = f"{str(image.value)[:200]} does not tell" if image.value else "no image tells"
+        yield (
+            f"{place}: {which} which vLLM will serve; the profile was measured with {vllm}, "
+            "make sure that it is that"
+        )
 
 
 def verdict(profile: ServingProfile) -> str:
@@ -263,7 +279,7 @@ def of_the_file(differing: Sequence[Difference]) -> frozenset[str]:
 
 def _release(version: str) -> str:
     """0.32.0+cpu and 0.32.0 are the same release."""
-    return version.partition("+")[0]
+    return images.spelt(version.partition("+")[0])
 
 
 def _label(name: str) -> str:

@@ -74,11 +74,15 @@ def _check_usage(options: LiveOptions) -> None:
         "--url": options.url,
         "--token-budget": options.token_budget,
         "--force": options.force,
-        "--dry-run": options.dry_run,
     }
     alone = [name for name, value in needs.items() if value]
     if alone and not options.profile and not options.at:
         raise UsageError(f"{alone[0]} is for a profile", hint="Name one, or leave it out.")
+    if options.dry_run and not given:
+        raise UsageError(
+            "--dry-run is for a change",
+            hint="Name a profile, --at, --clear-schedule or --rollback.",
+        )
     if len(options.reason) > LONGEST_REASON:
         raise UsageError(
             f"--reason is longer than {LONGEST_REASON} characters", hint="Say it shorter."

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from tuner.live.cap_schedule import CapAt, turn_at
-from tuner.live.protocol import Change, Limits, SetLimits, SetSchedule, State
+from tuner.live.protocol import (
+    Change,
+    ClearSchedule,
+    Limits,
+    RollBack,
+    SetLimits,
+    SetSchedule,
+    State,
+)
+
+_STATUS = {True: "changed", False: "unchanged", None: "unknown"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +30,11 @@ class Outcome:
     socket: Path
     before: Limits
     state: State
-    changed: bool
+    changed: bool | None
+    """None: only the server knows, which alone remembers what held before."""
+
+    asked: Change | None = None
+    """What would be asked, in a dry run."""
 
 
 def would(socket: Path, state: State, request: Change) -> Outcome:
@@ -29,14 +43,19 @@ def would(socket: Path, state: State, request: Change) -> Outcome:
     if isinstance(request, SetSchedule):
         cap = turn_at(request.schedule, datetime.now(UTC)).cap
     limits, schedule = state.limits, state.schedule
+    if isinstance(request, RollBack):
+        return Outcome(socket, state.limits, state, None, request)
     if isinstance(request, SetSchedule):
         schedule = request.schedule
+    if isinstance(request, ClearSchedule):
+        schedule = None
     if cap is not None:
         tokens = cap.max_num_batched_tokens or limits.max_num_batched_tokens
         limits = Limits(max_num_seqs=cap.max_num_seqs, max_num_batched_tokens=tokens)
-    after = state.model_copy(update={"limits": limits, "schedule": schedule})
+    ahead = state.next if schedule == state.schedule else None  # what follows a new one
+    after = state.model_copy(update={"limits": limits, "schedule": schedule, "next": ahead})
     changed = (limits, schedule) != (state.limits, state.schedule)
-    return Outcome(socket, state.limits, after, changed)
+    return Outcome(socket, state.limits, after, changed, request)
 
 
 def show(
@@ -48,8 +67,9 @@ def show(
         servers = [
             {
                 **_document(one.socket, one.state),
-                "status": "changed" if one.changed else "unchanged",
+                "status": _STATUS[one.changed],
                 "before": one.before.model_dump(),
+                **({} if one.asked is None else {"ask": one.asked.model_dump(mode="json")}),
             }
             for one in outcomes
         ]
@@ -89,6 +109,11 @@ def show_states(servers: Sequence[tuple[Path, State]], *, as_json: bool) -> None
 
 def _change_lines(one: Outcome, *, dry_run: bool) -> str:
     name, old, new = _name(one.socket), one.before, one.state.limits
+    if one.changed is None:
+        return (
+            f"{name}: would be asked to take back its last change (dry run); now max_num_seqs "
+            f"{new.max_num_seqs}, before that change only the server knows\n"
+        )
     if not one.changed:
         return f"{name}: nothing to change, max_num_seqs is {new.max_num_seqs}\n"
     moved = [f"max_num_seqs {old.max_num_seqs} -> {new.max_num_seqs}"]
@@ -102,6 +127,8 @@ def _change_lines(one: Outcome, *, dry_run: bool) -> str:
     above = one.state.running - new.max_num_seqs
     if above > 0:
         text += f"  {above} of the running finish before another one begins\n"
+    if isinstance(one.asked, ClearSchedule):
+        text += "  by day: no more\n"
     return text + _schedule_line(one.state)
 
 

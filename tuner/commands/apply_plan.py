@@ -110,7 +110,7 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         max_num_seqs=chosen.decision.max_num_seqs,
         before={name: one.value for name, one in here.stated.items()},
         after={name: one.value for name, one in after.items()},
-        warnings=rollout.cautions(chosen, differing),
+        warnings=rollout.cautions(chosen, differing, here),
         reasons=reasons,
         kind=target.NAME,
         next=f"start: {target.START}",
@@ -157,8 +157,6 @@ def _places(target: Target, options: ApplyOptions) -> _Places:
         )
     path = options.output or options.file or Path(target.DEFAULT_FILE)
     read_from = options.file
-    if options.output is None and options.exec and options.file is None:
-        return _Places(None, path)  # it goes into a temporary folder
     for one in (path, read_from or path):
         if target.SUFFIXES and one.suffix not in target.SUFFIXES:
             raise TargetError(

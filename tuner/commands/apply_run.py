@@ -4,6 +4,7 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -12,7 +13,8 @@ from tuner.commands import apply_view
 from tuner.commands.apply_options import ApplyOptions
 from tuner.commands.apply_plan import plan
 from tuner.commands.apply_view import Edit
-from tuner.errors import EngineError, UsageError
+from tuner.errors import EngineError, TunerError, UsageError
+from tuner.targets import TARGETS
 
 
 def run(options: ApplyOptions) -> None:
@@ -24,12 +26,10 @@ def run(options: ApplyOptions) -> None:
         apply_view.show_rollback(options.rollback, outcome, as_json=options.json)
         return
     server = _vllm_command() if options.exec else None
-    edit = plan(options)
+    edit = _planned(options)
     if options.dry_run:
         apply_view.show_dry_run(edit, as_json=options.json)
         return
-    if server is not None and options.file is None and options.output is None:
-        _become(server, _temporary_file(edit))
     copy = None
     if edit.is_needed:
         if others := files.other_names(edit.path):
@@ -62,6 +62,7 @@ def _check_usage(options: ApplyOptions) -> None:
         others = (
             options.profile,
             options.file,
+            options.to,
             options.output,
             options.container,
             options.selector,
@@ -81,11 +82,17 @@ def _check_usage(options: ApplyOptions) -> None:
         )
 
 
-def _temporary_file(edit: Edit) -> Path:
-    """Write what only the server to be started reads; the system clears it away."""
-    path = Path(tempfile.mkdtemp(prefix="tuner-")) / edit.path.name
-    files.write_atomically(path, edit.new.encode())
-    return path
+def _planned(options: ApplyOptions) -> Edit:
+    """Plan, and where no file is named that the server could read, one for it alone: the system
+    clears it away, with the record beside it."""
+    if not options.exec or options.file is not None or options.output is not None:
+        return plan(options)
+    folder = Path(tempfile.mkdtemp(prefix="tuner-"))
+    try:
+        return plan(replace(options, output=folder / TARGETS[0].DEFAULT_FILE))
+    except TunerError:
+        folder.rmdir()
+        raise
 
 
 def _vllm_command() -> str:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner import backup, files
 from tuner.backup import Override, RolledBack
 from tuner.engines.seam import ArgumentValue
 
@@ -82,6 +83,9 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         say(f"  because {reason}\n")
     if copy is not None:
         say(f"backup: {visible(copy)}\n")
+    if edit.override is not None:
+        beside = files.resolve(edit.path) if edit.path.is_symlink() else edit.path
+        say(f"override: on record in {visible(backup.record_of(beside))}\n")
     if not to_stderr:
         then = edit.next.format(file=name, path=_path(edit.path))
         say(f"{then}\nundo: tuner apply --rollback {name}\n")
@@ -180,7 +184,8 @@ def _warn(edit: Edit) -> None:
 
 
 def warn(warning: str) -> None:
-    sys.stderr.write(f"Warning: {warning}\n")
+    """A warning may quote what a file holds: nothing of it moves the cursor or adds a line."""
+    sys.stderr.write(f"Warning: {_HIDDEN.sub(_escaped, warning)}\n")
 
 
 def _shown(value: ArgumentValue) -> str:

@@ -1,6 +1,5 @@
 """What the kinds of file with containers in them have in common. Pure."""
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -8,7 +7,7 @@ import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.targets import flags, vllm_values
+from tuner.targets import flags, images, vllm_values
 from tuner.targets.command_line import CommandLine
 from tuner.targets.container_command import command_line
 from tuner.targets.containers import Container, FindContainers, choose
@@ -16,7 +15,6 @@ from tuner.targets.seam import Platform, Stated
 from tuner.targets.yaml_file import YamlFile, outline, parse
 from tuner.targets.yaml_nodes import get, text_at
 
-_VERSION = re.compile(r"(?:^|/)vllm(?:-openai|-cpu)*(?:-release-repo)?:v?(\d+\.\d+\.\d+)(?![\w.])")
 _GPU_LABEL = "nvidia.com/gpu.product"
 
 
@@ -34,11 +32,8 @@ class ContainerFile:
         """Return what image and node selector say."""
         _, one, _ = _open(text, self.find, source=source, container=container)
         image, selected = get(one.node, "image"), get(one.pod, "nodeSelector", _GPU_LABEL)
-        version = version_of(text_at(image) or "")
-        return Platform(
-            vllm=Stated(version, _line(image)) if version else None,
-            gpu=Stated(text_at(selected) or "", _line(selected)) if selected else None,
-        )
+        gpu = Stated(text_at(selected) or "", _line(selected)) if selected else None
+        return platform_of(text_at(image) or "", _line(image), gpu)
 
     def write(
         self,
@@ -66,6 +61,13 @@ class ContainerFile:
             if faults or outline(file, _touched(one)) != outline(after_file, _touched(after)):
                 raise unsafe(source, ", ".join(faults) or "something else would change")
         return result
+
+
+def platform_of(image: str, line: int, gpu: Stated | None = None) -> Platform:
+    version = images.vllm_version(image)
+    if version is None:
+        return Platform(gpu=gpu, image=Stated(image, line))
+    return Platform(vllm=Stated(version, line), gpu=gpu)
 
 
 def differences(
@@ -106,12 +108,6 @@ def check_there(text: str, *, source: str) -> None:
             f"{source}: no such file, and only an existing one can be edited",
             hint="Name the file that the server is deployed with.",
         )
-
-
-def version_of(image: str) -> str | None:
-    """Return vLLM's version, where the tag of an image is one."""
-    found = _VERSION.search(image)
-    return found[1] if found else None
 
 
 def _touched(one: Container) -> dict[int, set[str]]:

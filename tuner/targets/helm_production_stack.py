@@ -88,10 +88,9 @@ def read(text: str, *, source: str, container: str | None = None) -> dict[str, S
 def platform(text: str, *, source: str, container: str | None = None) -> Platform:
     spec = _open(text, source=source, container=container).spec
     tag = get(spec, "tag")
-    image = f"{text_at(spec, 'repository') or ''}:{text_at(tag) or ''}"
-    version = container_target.version_of(image)
+    image = f"{text_at(spec, 'repository') or ''}:{text_at(tag) or ''}".strip(":")
     at = 0 if tag is None else tag.start_mark.line + 1
-    return Platform(vllm=Stated(version, at) if version else None)
+    return container_target.platform_of(image, at)
 
 
 def write(

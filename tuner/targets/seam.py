@@ -22,6 +22,9 @@ class Platform:
     vllm: Stated | None = None
     """Version, as in the tag of an image."""
 
+    image: Stated | None = None
+    """An image whose name does not tell vLLM's version; empty where the file names none."""
+
     gpu: Stated | None = None
     """Product name, as in a node selector."""
 
