@@ -9,6 +9,7 @@ import socket
 import stat
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -43,13 +44,15 @@ def place(path: Path) -> socket_files.Place:
     return socket_files.place(str(path), rank=0, audit=None)
 
 
-def opened(path: Path) -> None:
-    """Let everybody through pytest's folders, which are closed to others."""
-    for folder in path.parents[1:]:
-        if folder.stat().st_mode & 0o005 == 0o005:
-            break
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """Give a folder that others reach; pytest closes its own, also while another pytest runs."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
         folder.chmod(0o755)
-    path.parent.chmod(path.parent.stat().st_mode | 0o055)
+        if not all(above.stat().st_mode & stat.S_IXOTH for above in folder.parents):
+            pytest.skip(f"{folder.parent} is closed to others")
+        yield folder
 
 
 def uses(at: socket_files.Place) -> list[Callable[[], object]]:
@@ -444,9 +447,8 @@ def test_the_kernel_says_who_is_there() -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
-def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(tmp_path: Path) -> None:
-    opened(tmp_path / "tuner.sock")
-    with serving(tmp_path / "tuner.sock") as server:
+def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(shared: Path) -> None:
+    with serving(shared / "tuner.sock") as server:
         server.path.chmod(0o666)
         asked = subprocess.run(
             [sys.executable, "-I", "-S", "-c", AS_ANOTHER, server.path], check=False, timeout=20
@@ -544,7 +546,6 @@ while True:
 @contextlib.contextmanager
 def another_users(path: Path) -> Iterator[IO[str]]:
     """Listen there as another user; give what he says he has been sent, in bytes a line."""
-    opened(path)
     with subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", AS_SERVER, path], stdout=subprocess.PIPE, text=True
     ) as server:
@@ -557,9 +558,9 @@ def another_users(path: Path) -> Iterator[IO[str]]:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
-def test_another_user_who_listens_there_is_told_nothing(tmp_path: Path) -> None:
-    tmp_path.chmod(0o1777)
-    path = tmp_path / "tuner.sock"
+def test_another_user_who_listens_there_is_told_nothing(shared: Path) -> None:
+    shared.chmod(0o1777)
+    path = shared / "tuner.sock"
     with another_users(path) as sent:
         with pytest.raises(InputError, match=f"{path}: is of user 1234, who may be anybody"):
             control_client.ask(path, lowered_to_8())
@@ -582,8 +583,8 @@ def test_another_users_link_to_a_server_is_not_followed(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
-def test_root_asks_the_user_whose_folder_it_is(tmp_path: Path) -> None:
-    folder = tmp_path / "theirs"
+def test_root_asks_the_user_whose_folder_it_is(shared: Path) -> None:
+    folder = shared / "theirs"
     folder.mkdir(mode=0o700)
     os.chown(folder, 1234, 1234)
     path = folder / "tuner.sock"
@@ -591,8 +592,8 @@ def test_root_asks_the_user_whose_folder_it_is(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="does not answer as a live server does"):
             control_client.ask(path, lowered_to_8())
         assert sent.readline() == f"{len(line_of(lowered_to_8()))}\n"
-        tmp_path.chmod(0o777)  # where anybody puts a folder in the place of this one
-        with pytest.raises(InputError, match=f"{tmp_path}: others may replace what is in it"):
+        shared.chmod(0o777)  # where anybody puts a folder in the place of this one
+        with pytest.raises(InputError, match=f"{shared}: others may replace what is in it"):
             control_client.ask(path, lowered_to_8())
 
 
