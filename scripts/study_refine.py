@@ -18,7 +18,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import Pool
+from multiprocessing import Pool, TimeoutError  # noqa: A004 - of a pool's results
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -239,6 +239,9 @@ def main() -> None:
     parser.add_argument(
         "--room", action="store_true", help="only where the grid has over 2 %% more"
     )
+    parser.add_argument(
+        "--minutes", type=float, default=1e6, help="report what is done by then, in order of seeds"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     settings = SweepSettings(
@@ -255,10 +258,18 @@ def main() -> None:
             print(f"{len(seeds)} of {options.worlds} worlds have room", flush=True)
         jobs = [(seed, level) for seed in seeds for level in levels]
         work = partial(judge, settings=settings, harder=options.harder)
-        results = list(pool.imap_unordered(work, jobs))
+        results: list[Result] = []
+        going = pool.imap_unordered(work, jobs)
+        for _ in jobs:
+            left_s = options.minutes * 60 - (monotonic() - begin_s)
+            try:
+                results.append(going.next(timeout=max(0.0, left_s)))
+            except TimeoutError:
+                break
     for level in levels:
-        report(level, [one for one in results if one.level == level])
-    print(f"{len(jobs)} refinements in {monotonic() - begin_s:.0f} s")
+        if here := sorted((o for o in results if o.level == level), key=lambda one: one.seed):
+            report(level, here)
+    print(f"{len(results)} of {len(jobs)} refinements in {monotonic() - begin_s:.0f} s")
 
 
 if __name__ == "__main__":

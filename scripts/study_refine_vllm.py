@@ -1,20 +1,24 @@
 """Does `tuner refine` find what a full grid would, on a real engine? 12 caps x 6 token budgets.
 
-    python scripts/study_refine_vllm.py profile.yaml prod.jsonl [--step 10s] [--force]
+    python scripts/study_refine_vllm.py profile.yaml prod.jsonl [--step 10s] [--minutes 20] [--force]
 
-First the refinement, with a quarter of the grid's engine time as its budget; then every cell of the
-grid, live on one engine, over the same windows. One replay a cell: on a busy machine the best cell
-is the luckiest one, so this wants a quiet machine. Printed: both answers, what the grid says of the
-refined one, and the engine seconds of each.
+First the refinement, with a quarter of the grid's engine time as its budget; then the cells of the
+grid, live on one engine, over the same windows: its answer and the knee, then the others in random
+order until the minutes are over (how many were replayed is printed). One replay a cell: on a busy
+machine the best cell is the luckiest one, so this wants a quiet machine. Printed: both answers, how
+far the refined one is below the best cell that was seen, and the engine seconds of each.
 """
 
 import argparse
 import asyncio
 import json
+import math
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from random import Random
+from time import monotonic
 from typing import Any
 
 from study_sweeps import Silent
@@ -40,6 +44,7 @@ def main() -> None:
     parser.add_argument("profile", type=Path)
     parser.add_argument("trace", type=Path)
     parser.add_argument("--step", default="10s")
+    parser.add_argument("--minutes", type=float, default=20.0, help="for the grid")
     parser.add_argument("--force", action="store_true", help="on another machine than measured")
     options = parser.parse_args()
     one = profile.load(options.profile)
@@ -68,13 +73,17 @@ def main() -> None:
             profile=options.profile, trace=options.trace, output=Path(), search=search,
             objective="goodput", engine="vllm", world=None, budget=budget, step=options.step,
             window="all", headroom=1.0, replicas=1, router="least", storage=None, resume=False,
-            run_dir=None, force=True, seed=0, json=False,
+            run_dir=None, force=True, seed=0, ray=None, ray_engines=None, ray_cpus=None, json=False,
         )  # fmt: skip
-        report(found, *grid(command, folder))
+        answers = [found["knee"], *([found["chosen"]] if found["refined"] else [])]
+        bench, workload = grid(command, folder, answers, options.minutes)
+        report(found, bench, workload, cells=len(CAPS) * len(budgets))
 
 
-def grid(command: RefineOptions, folder: Path) -> tuple[LocalBench, Workload]:
-    """Replay every cell on one engine, over the windows of the refinement."""
+def grid(
+    command: RefineOptions, folder: Path, answers: list[Configuration], minutes: float
+) -> tuple[LocalBench, Workload]:
+    """Replay cells on one engine, the answers first, over the windows of the refinement."""
     one, trace = profile.load(command.profile), load(command.trace)
     engines = engines_of(command, one)
     requests = [each for each in trace.requests if each.status in {"ok", "aborted"}]
@@ -89,6 +98,9 @@ def grid(command: RefineOptions, folder: Path) -> tuple[LocalBench, Workload]:
     cells = [
         cell for cell in space.configurations(live=True, at=space.knee) if not contradicts(cell)
     ]
+    Random(0).shuffle(cells)
+    cells = [*answers, *(cell for cell in cells if cell not in answers)]
+    begin_s = monotonic()
     rig = Rig(
         engines.vary({}),
         plan.settings,
@@ -102,7 +114,8 @@ def grid(command: RefineOptions, folder: Path) -> tuple[LocalBench, Workload]:
     async def every() -> None:
         try:
             for cell in cells:
-                await bench.trial("grid", cell, workload, build)
+                if monotonic() - begin_s < minutes * 60:
+                    await bench.trial("grid", cell, workload, build)
         finally:
             await bench.stop()
 
@@ -110,7 +123,7 @@ def grid(command: RefineOptions, folder: Path) -> tuple[LocalBench, Workload]:
     return bench, workload
 
 
-def report(found: dict[str, Any], bench: LocalBench, workload: Workload) -> None:
+def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cells: int) -> None:
     measured = {
         (done.configuration[CAP], done.configuration[TOKENS]): done.measured(workload)
         for done in bench.done()
@@ -124,10 +137,20 @@ def report(found: dict[str, Any], bench: LocalBench, workload: Workload) -> None
         if (values := gains([GOODPUT], one, mine)) is not None
     }
     best = max(scores, key=lambda cell: scores[cell])
-    spent_s, grid_s = sum(found["engine_seconds"].values()), bench.spent_s()
+    knee = found["knee"]
     print(f"refined: {found['reason']}")
-    print(f"the grid's best: {CAP}={best[0]}, {TOKENS}={best[1]}, {scores[best]:+.1%} better")
-    print(f"engine time: {spent_s:.0f}s of the grid's {grid_s:.0f}s: {spent_s / grid_s:.2f}")
+    print(f"{len(measured)} of the grid's {cells} cells were replayed")
+    print(
+        f"the best of them: {CAP}={best[0]}, {TOKENS}={best[1]}, {math.expm1(scores[best]):+.1%} "
+        f"against the refined answer; the knee "
+        f"{math.expm1(scores.get((knee[CAP], knee[TOKENS]), -math.inf)):+.1%}"
+    )
+    spent_s, grid_s = sum(found["engine_seconds"].values()), bench.spent_s()
+    whole_s = grid_s * cells / len(measured)
+    print(
+        f"engine time: {spent_s:.0f}s; those cells {grid_s:.0f}s, so all of them {whole_s:.0f}s: "
+        f"{spent_s / whole_s:.2f} of the grid's"
+    )
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """`tuner refine` as its users meet it: what it proves, writes, refuses and survives."""
 
 import json
+import re
 import shutil
 import signal
 import subprocess
@@ -24,9 +25,10 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
+SHARED = ("--storage", "sqlite:///shared.db")
 KEYS = {
     "refined", "reason", "chosen", "knee", "ratios", "pairs", "objective", "trials", "front",
-    "importance", "space", "left_out", "pruned", "failed", "complete", "engine_starts",
+    "importance", "space", "left_out", "pruned", "of_others", "failed", "complete", "engine_starts",
     "engine_seconds", "run_dir", "profile", "warnings",
 }  # fmt: skip
 
@@ -57,7 +59,7 @@ def replays(run_dir: Path) -> list[tuple[str, int]]:
 
 @pytest.fixture(scope="module")
 def whole(swept: Path) -> dict[str, Any]:
-    done = refine(swept, "--run-dir", "whole", "--json", "-o", "whole.yaml")
+    done = refine(swept, "--run-dir", "whole", *SHARED, "--json", "-o", "whole.yaml")
     assert done.returncode == 0, done.stderr
     result: dict[str, Any] = json.loads(done.stdout)
     return result
@@ -84,6 +86,19 @@ def test_the_gain_is_stated_with_an_interval_that_excludes_none(whole: dict[str,
     goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
     assert whole["pairs"] == 4
     assert goodput["low"] > 1 or (goodput["low"] >= 0.99 and tail["high"] < 1)
+
+
+def test_a_trial_names_what_its_replays_and_what_the_twin_say_of_its_gain(
+    whole: dict[str, Any],
+) -> None:
+    for trial in whole["trials"]:
+        (gain,), (replayed,), (foreseen,) = (
+            trial[name] for name in ("gains", "replayed", "foreseen")
+        )
+        low, high = sorted((replayed, foreseen))
+        assert low - 0.1 <= gain <= high + 0.1  # but for the luck that is taken out
+    knee = next(one for one in whole["trials"] if one["configuration"] == whole["knee"])
+    assert (knee["replayed"], knee["foreseen"]) == ([0.0], [0.0])
 
 
 def test_caps_change_live_so_that_engines_are_started_for_what_needs_one(
@@ -123,7 +138,7 @@ def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(
 
 
 def test_a_finished_run_resumed_measures_nothing(swept: Path, whole: dict[str, Any]) -> None:
-    again = refine(swept, "--run-dir", "whole", "--resume", "--json", "-o", "whole.yaml")
+    again = refine(swept, "--run-dir", "whole", "--resume", *SHARED, "--json", "-o", "whole.yaml")
     assert json.loads(again.stdout) == whole
     assert "starting an engine" not in again.stderr
 
@@ -153,6 +168,76 @@ def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, An
     assert one.engine == other.engine
     assert one.promise == other.promise
     assert "nothing that was tried is better" in other.decision.reason
+
+
+def test_of_one_argument_it_shows_gains_with_the_twin_weighs_nothing_and_warns_in_json_too(
+    swept: Path,
+) -> None:
+    lines = (swept / "prod.jsonl").read_text().splitlines()
+    (swept / "half.jsonl").write_text("\n".join(lines[: len(lines) // 2]) + "\n")
+    words = ["--trace", "half.jsonl", "--run-dir", "half", "-o", "half.yaml"]
+    words += ["--search", "max_num_seqs=7", "--search", "max_num_batched_tokens=2048"]
+    done = refine(swept, *words, "--json")
+    assert done.returncode == 0, done.stderr
+    (said,) = [one for one in json.loads(done.stdout)["warnings"] if "not the trace" in one]
+    assert said in done.stderr
+    shown = refine(swept, *words, "--resume").stdout
+    assert f"Warning: {said}" in shown
+    assert "gain, with twin" in shown
+    assert "max_num_seqs alone was searched" in shown
+    gains = [float(one) for one in re.findall(r"([+-]\d+\.\d)%", shown)]
+    assert gains
+    assert min(gains) > -100  # no ratio is below nothing
+
+
+def test_a_trace_of_a_few_requests_is_refused(swept: Path) -> None:
+    lines = (swept / "prod.jsonl").read_text().splitlines()
+    (swept / "few.jsonl").write_text("\n".join(lines[:2]) + "\n")
+    done = refine(swept, "--trace", "few.jsonl")
+    assert done.returncode == 3
+    assert "few.jsonl: 1 requests tell nothing" in done.stderr
+    assert "starting an engine" not in done.stderr
+
+
+def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_share(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "5m")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["of_others"] == len(whole["trials"])
+    assert found["chosen"] == whole["chosen"]
+    assert found["chosen"] not in [one["configuration"] for one in found["trials"]]
+    assert found["pairs"] == 4
+
+
+def test_another_machine_is_refused_before_anything_starts(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    assert whole["complete"]
+    (swept / "other.yaml").write_text(WORLD.replace("b: 0.0004", "b: 0.0005"))
+    elsewhere = ("--world", "other.yaml", "--force", "--run-dir")
+    shared = refine(swept, *SHARED, *elsewhere, "there")
+    assert shared.returncode == 3
+    assert "this study is measured on simulated:world" in shared.stderr
+    assert not (swept / "there").exists()
+    again = refine(swept, "--resume", *elsewhere, "whole")
+    assert again.returncode == 3
+    assert "machine was" in again.stderr
+    assert "starting an engine" not in shared.stderr + again.stderr
+
+
+def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
+    options = ("--storage=sqlite:///own.db?password=secret", "--run-dir", "secret-run")
+    running = subprocess.Popen(command(*options), cwd=swept, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    assert any("climb to" in line for line in running.stderr)
+    running.send_signal(signal.SIGINT)
+    _, told = running.communicate()
+    assert "--storage=sqlite:///own.db?password=" in told.splitlines()[-1]
+    assert "=secret" not in told
+    kept = b"".join(path.read_bytes() for path in (swept / "secret-run").rglob("*.*"))
+    assert b"password" not in kept
 
 
 @pytest.mark.parametrize(

@@ -89,7 +89,8 @@ def space(*search: str) -> Space:
     options = RefineOptions(
         profile=PROFILE, trace=Path(), output=Path(), search=search, objective="goodput",
         engine="vllm", world=None, budget="", step="", window="all", headroom=1.0, replicas=1,
-        router="least", storage=None, resume=False, run_dir=None, force=True, seed=0, json=False,
+        router="least", storage=None, resume=False, run_dir=None, force=True, seed=0, ray=None,
+        ray_engines=None, ray_cpus=None, json=False,
     )  # fmt: skip
     one = profile.load(PROFILE)
     engines = engines_of(options, one)

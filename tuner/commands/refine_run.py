@@ -91,14 +91,13 @@ def run(options: RefineOptions) -> None:
 
 def _refined(begun: _Run, site: "Site | None") -> Refinement:
     options, plan, book = begun.options, begun.plan, begun.book
-    profile = plan.profile
     progress = Progress(plan.settings, None)
     rests = book.events[0]["plan"]
     study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
     for line in said_of_space(plan.space):
         progress.stage(line)
-    if profile.validity.trace_digest != begun.trace.digest:
-        progress.warn("this is not the trace that the profile was tuned for")
+    for warning in plan.warnings:
+        progress.warn(warning)
 
     evidence = Evidence(book)
     evidence.check()
@@ -191,6 +190,8 @@ def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
             {
                 "configuration": dict(one.configuration),
                 "gains": list(one.gains),
+                "replayed": list(one.replayed),
+                "foreseen": None if one.foreseen is None else list(one.foreseen),
                 "keeps_slo": one.deficit <= 0,
                 "attainment": one.measured.attainment,
                 "goodput_rps": one.measured.goodput_rps,
@@ -208,6 +209,7 @@ def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
         ],
         "left_out": list(plan.space.left_out),
         "pruned": found.pruned,
+        "of_others": found.of_others,
         "failed": list(found.failed),
         "complete": found.complete,
         "engine_starts": len(found.starts_s),

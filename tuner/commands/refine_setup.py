@@ -14,7 +14,7 @@ from tuner import devices, provenance
 from tuner.base import Setting
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import TunerError, UsageError
+from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Vary
 from tuner.refine.knob_text import parse_search
@@ -30,6 +30,9 @@ from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import Router
 from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s
+
+FEWEST_REQUESTS = 10
+"""Of fewer no percentile and no gain is to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +144,13 @@ def space_of(
     requests: list[TraceRequest],
     block_size: int,
 ) -> Space:
-    """Return what is searched. Raises UsageError for what contradicts or is refused."""
+    """Return what is searched. Raises UsageError for what contradicts or is refused, TraceError for
+    a trace that can tell nothing."""
+    if len(requests) < FEWEST_REQUESTS:
+        raise TraceError(
+            f"{options.trace}: {len(requests)} requests tell nothing of what is served at a time",
+            hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
+        )
     engine: dict[str, Any] = dict(profile.engine)
 
     def refusal(name: str, value: ArgumentValue) -> str | None:
@@ -212,6 +221,7 @@ def plan_of(
     measured = profile.provenance
     ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
     objectives = parse_objectives(options.objective)
+    is_same = profile.validity.trace_digest == trace.digest
     return Plan(
         profile=profile,
         space=space,
@@ -230,12 +240,9 @@ def plan_of(
             trace_block_size=trace.header.block_size,
         ),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
-        curve=(
-            curve_of(profile, space.knee, objectives)
-            if profile.validity.trace_digest == trace.digest
-            else []
-        ),
+        curve=curve_of(profile, space.knee, objectives) if is_same else [],
         max_model_len=int(str(profile.engine["max_model_len"])),
+        warnings=[] if is_same else ["this is not the trace that the profile was tuned for"],
     )
 
 

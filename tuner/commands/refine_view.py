@@ -1,5 +1,6 @@
 """How a refinement looks."""
 
+import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -46,10 +47,11 @@ def render(
     console.print(f"[bold]{escape(found.reason)}[/]")
     for one in found.front:
         console.print(f"on the front: {escape(told(one.configuration))}")
-    _render_importances(console, found)
+    _render_importances(console, found, space)
     console.print(
         f"{len(found.starts_s)} engine starts, {sum(found.starts_s):.0f}s; {found.replay_s:.0f}s "
         f"of replay; {found.pruned} trials ended early"
+        + (f"; {found.of_others} more of others who share the study" if found.of_others else "")
     )
     for failed in found.failed:
         console.print(f"[yellow]Failed:[/] {escape(failed)}")
@@ -66,8 +68,9 @@ def render(
 def _trials(found: Refinement, space: Space, objectives: Sequence[Objective]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column("configuration")
+    twin = ", with twin" if any(one.foreseen is not None for one in found.tried) else ""
     for heading in (
-        *(f"{aim.name}\ngain" for aim in objectives),
+        *(f"{aim.name}\ngain{twin}" for aim in objectives),
         "in SLO",
         "goodput\nreq/s",
         "TPOT\np95 ms",
@@ -77,7 +80,7 @@ def _trials(found: Refinement, space: Space, objectives: Sequence[Objective]) ->
     for one in found.tried:
         table.add_row(
             escape(_changed(one, space.knee)),
-            *(f"{gain:+.1%}" for gain in one.gains),
+            *(f"{math.expm1(gain):+.1%}" for gain in one.gains),
             f"{one.measured.attainment:.1%}",
             f"{one.measured.goodput_rps:.2f}",
             shown_ms(one.measured.tpot_s.p95 * 1e3 if one.measured.tpot_s else None),
@@ -92,13 +95,17 @@ def _changed(one: Tried, knee: Configuration) -> str:
     return told(changed) if changed else f"the knee: {told(knee)}"
 
 
-def _render_importances(console: Console, found: Refinement) -> None:
+def _render_importances(console: Console, found: Refinement, space: Space) -> None:
     for aim, shares in found.importances:
         if not shares:
-            console.print(
-                f"which argument matters for {aim} cannot be told from fewer than {FEWEST} trials"
-            )
+            console.print(escape(_why_unknown(aim, space)))
         for one in shares:
             console.print(
                 f"{one.name} explains {one.share:.0%} of {aim} ({one.low:.0%} to {one.high:.0%})"
             )
+
+
+def _why_unknown(aim: str, space: Space) -> str:
+    if len(space.knobs) == 1:
+        return f"{space.knobs[0].name} alone was searched: there is nothing to weigh for {aim}"
+    return f"which argument matters for {aim} cannot be told from fewer than {FEWEST} trials"

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done
 from tuner.refine.knobs import Configuration, Space, frees, smallest
-from tuner.refine.objective import GOODPUT, Objective, deficit, gains
+from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
 from tuner.refine.screen import Screen, combined
 from tuner.workload import Workload
 
@@ -49,7 +49,19 @@ class Question:
     """The engine that trials share."""
 
 
-_Judged = tuple[tuple[float, ...], float] | None
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one configuration; gains over the knee per aim."""
+
+    gains: tuple[float, ...]
+    """By the replays and the twin together, the luck of that moment taken out."""
+
+    deficit: float
+    replayed: tuple[float, ...]
+    """As the replays alone showed it."""
+
+    foreseen: tuple[float, ...] | None
+    """By the twin alone; None where it is not asked or cannot tell."""
 
 
 class Judge:
@@ -57,23 +69,25 @@ class Judge:
 
     def __init__(self, bench: Bench, question: Question) -> None:
         self.bench, self.question = bench, question
-        self._judged: dict[int, _Judged] = {}
+        self._judged: dict[int, Judged | None] = {}
         """By the place of the trial in the run."""
 
-    def best(self) -> Configuration:
-        """Return the best of what was replayed: the knee unless another is worth a restart; of
-        equal ones the one with the least memory, then the fewest slots."""
+    def best(self, others: Sequence[Told] = ()) -> Configuration:
+        """Return the best of what was replayed, by this run and by ``others`` who share the study:
+        the knee unless another is worth a restart; of equal ones the one with the least memory,
+        then the fewest slots."""
         knee = self.question.space.knee
-        known = [(one, values[0][0]) for one, values in self.judged() if values[1] <= 0]
+        known = [(one, each.gains[0]) for one, each in self.judged() if each.deficit <= 0]
+        known += [(one.configuration, one.gains[0]) for one in others if one.deficit <= 0]
         top = max((gain for _, gain in known), default=0.0)
         if top < WORTH:  # only less memory is worth a restart
             freed = [one for one, gain in known if gain > -WORTH and frees(one, knee)]
             return min(freed, key=smallest, default=knee)
         return min((one for one, gain in known if gain > top - ALIKE), key=smallest)
 
-    def judged(self) -> list[tuple[Configuration, tuple[tuple[float, ...], float]]]:
+    def judged(self) -> list[tuple[Configuration, Judged]]:
         """Return every configuration of this run that was measured whole, with its gains."""
-        found: list[tuple[Configuration, tuple[tuple[float, ...], float]]] = []
+        found: list[tuple[Configuration, Judged]] = []
         for place, done in enumerate(self.bench.done()):
             if place not in self._judged:
                 self._judged[place] = self.judge(done) if done.purpose == SEARCH else None
@@ -81,7 +95,7 @@ class Judge:
                 found.append((done.configuration, values))
         return found
 
-    def judge(self, done: Done) -> _Judged:
+    def judge(self, done: Done) -> Judged | None:
         """Return the gains over the knee, by replay and twin together, and the SLO's deficit; None
         of a trial that failed or was cut."""
         if done.failed is not None or any(replay.cut for replay in done.replays):
@@ -94,11 +108,16 @@ class Judge:
             return None
         screen, one = question.screen, done.configuration
         if screen is None:
-            return values, deficit(measured, knee)
+            return Judged(values, deficit(measured, knee), values, None)
         ours = screen.luck(one, done.replays, question.objectives)
         usual = [gain - here + there for gain, here, there in zip(values, ours, luck, strict=True)]
         foreseen = screen.foresee(one)
-        return combined(question.objectives, foreseen, usual), deficit(measured, knee)
+        return Judged(
+            combined(question.objectives, foreseen, usual),
+            deficit(measured, knee),
+            values,
+            foreseen.gains if foreseen is not None and foreseen.is_whole else None,
+        )
 
     def knee_of(self, worker: str) -> tuple[Measurement, tuple[float, ...]]:
         """Return the knee as that worker replayed it, and its luck; the run's first where it did

@@ -35,6 +35,11 @@ class Tried:
 
     deficit: float
     measured: Measurement
+    replayed: tuple[float, ...]
+    """What of the gains the replays alone showed."""
+
+    foreseen: tuple[float, ...] | None
+    """What the twin alone says; None where it is not believed or cannot tell."""
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:

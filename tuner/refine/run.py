@@ -56,6 +56,8 @@ class Plan:
     """What the profile has measured already."""
 
     max_model_len: int
+    warnings: Sequence[str] = ()
+    """What is said before it begins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +84,11 @@ class Refinement:
     starts_s: tuple[float, ...]
     replay_s: float
     pruned: int
+    """Trials of this run that the twin or the certified cut ended."""
+
+    of_others: int
+    """Trials that others who share the study have measured."""
+
     failed: tuple[str, ...]
     warnings: tuple[str, ...]
 
@@ -105,7 +112,7 @@ class _Run:
     def __init__(self, plan: Plan, bench: Bench) -> None:
         self.plan, self.bench = plan, bench
         self.settings, self.space = plan.settings, plan.space
-        self.warnings: list[str] = []
+        self.warnings = list(plan.warnings)
         self.dropped = 0
         self.workload: Workload
 
@@ -116,8 +123,10 @@ class _Run:
         chosen = self.bench.chosen()
         if chosen is None:
             complete = await search.gather(self.plan.curve)
-            self.bench.choose(search.judge.best(), complete=complete)
-            chosen = complete, dict(search.judge.best())
+            chosen = complete, dict(search.best())
+            self.bench.choose(chosen[1], complete=complete)
+        else:
+            search.catch_up(self.plan.curve)
         complete, one = chosen
         knee = self.space.knee
         if not complete:
@@ -165,6 +174,7 @@ class _Run:
             starts_s=self.bench.evidence.starts_s(),
             replay_s=self.bench.evidence.replay_s(),
             pruned=study.pruned,
+            of_others=len(study.others()),
             failed=tuple(done.failed for done in self.bench.done() if done.failed),
             warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
         )
@@ -269,8 +279,15 @@ class _Run:
             for each in self.bench.done()
             if each.purpose == SEARCH and not each.failed
         }
-        judged = {repr(one): (one, values) for one, values in search.judge.judged()}
+        judged = {repr(one): (one, each) for one, each in search.judge.judged()}
         return [
-            Tried(one, *values, measured=done[name].measured(self.workload))
-            for name, (one, values) in judged.items()
+            Tried(
+                one,
+                each.gains,
+                each.deficit,
+                done[name].measured(self.workload),
+                replayed=each.replayed,
+                foreseen=each.foreseen,
+            )
+            for name, (one, each) in judged.items()
         ]

@@ -53,8 +53,7 @@ class Search:
             await self.bench.trial(
                 SEARCH, half, self.question.workload, self.question.build, self.judge.floors
             )
-        self.study.abandon()
-        self._synchronise(curve)
+        self.catch_up(curve)
         for wave in (self._likely, self._flipped):
             for one in wave():
                 self.study.first(one)
@@ -63,15 +62,20 @@ class Search:
         await self._measure(self._propose)
         return not self._is_spent
 
-    def _synchronise(self, curve: Sequence[Told]) -> None:
+    def best(self) -> Configuration:
+        """Return the best of the whole study: what others found counts as well."""
+        return self.judge.best(self.study.others())
+
+    def catch_up(self, curve: Sequence[Told]) -> None:
         """Tell the study what the journal knows and it does not; a new one the curve first."""
+        self.study.abandon()
         if self.study.is_new:
             for told in curve:
                 self.study.add(told)
         known = [told.configuration for told in self._told()]
-        for one, values in self.judge.judged():
+        for one, judged in self.judge.judged():
             if one not in known:
-                self.study.add(Told(dict(one), *values, source="engine"))
+                self.study.add(Told(dict(one), judged.gains, judged.deficit, source="engine"))
                 known.append(dict(one))
 
     def _likely(self) -> list[Configuration]:
@@ -98,7 +102,7 @@ class Search:
 
     def _flipped(self) -> list[Configuration]:
         """Return the best so far with one other argument changed, for each that needs a restart."""
-        best = self.judge.best()
+        best = self.best()
         return [
             {**best, knob.name: value}
             for knob in self.question.space.knobs
@@ -146,7 +150,7 @@ class Search:
         if any(screen.are_alike(one, other, within=ALIKE) for other, _ in judged):
             return foreseen.gains[0], "the twin sees no difference to one before"
         most = foreseen.upper(0) + (0.0 if foreseen.is_whole else ROOM)
-        best = max((values[0][0] for _, values in judged if values[1] <= 0), default=0.0)
+        best = max((each.gains[0] for _, each in judged if each.deficit <= 0), default=0.0)
         return (most, "the twin rules it out") if most < best + WORTH else None
 
     async def _measure(self, more: Callable[[], list[Asked]]) -> None:
@@ -195,15 +199,15 @@ class Search:
         return None
 
     def _tell(self, asked: Asked, done: Done) -> None:
-        values = self.judge.judge(done)
+        judged = self.judge.judge(done)
         if done.failed is not None:
             self.study.fail(asked, done.failed)
-        elif values is None:
+        elif judged is None:
             bound = done.measured(self.question.workload).attainment_bound
             lost = bound / max(1e-9, self.judge.knee_of(done.worker)[0].attainment) - 1
             self.study.prune(asked, lost, "cut")
         else:
-            self.study.tell(asked, *values)
+            self.study.tell(asked, judged.gains, judged.deficit)
 
     def _is_known(self, one: Configuration) -> bool:
         tried = [done.configuration for done in self.bench.done() if done.purpose == SEARCH]
