@@ -1,6 +1,6 @@
 """Does `tuner refine` find what a full grid would, on a real engine? 12 caps x 6 token budgets.
 
-    python scripts/study_refine_vllm.py profile.yaml prod.jsonl [--step 10s] [--minutes 20] [--force]
+    python scripts/study_refine_vllm.py profile.yaml prod.jsonl [--minutes 20] [--force]
 
 First the refinement, with a quarter of the grid's engine time as its budget; then the cells of the
 grid, live on one engine, over the same windows: its answer and the knee, then the others in random
@@ -17,10 +17,10 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from random import Random
 from time import monotonic
 from typing import Any
 
+import numpy as np
 from study_sweeps import Silent
 
 from tuner import journal, profile
@@ -98,8 +98,8 @@ def grid(
     cells = [
         cell for cell in space.configurations(live=True, at=space.knee) if not contradicts(cell)
     ]
-    Random(0).shuffle(cells)
-    cells = [*answers, *(cell for cell in cells if cell not in answers)]
+    cells = [cells[place] for place in np.random.default_rng(0).permutation(len(cells)).tolist()]
+    order: list[Configuration] = [*answers, *(cell for cell in cells if cell not in answers)]
     begin_s = monotonic()
     rig = Rig(
         engines.vary({}),
@@ -113,7 +113,7 @@ def grid(
 
     async def every() -> None:
         try:
-            for cell in cells:
+            for cell in order:
                 if monotonic() - begin_s < minutes * 60:
                     await bench.trial("grid", cell, workload, build)
         finally:
