@@ -82,8 +82,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     (
         "kubernetes",
-        pod("  - {name: v, image: vllm/vllm-openai}\n"),
-        "f:5: is written in braces, and args has to be added",
+        "x: &x true\n" + pod("  - {name: v, image: vllm/vllm-openai, tty: *x}\n"),
+        "f:6: args cannot be added in these braces",
     ),
     (
         "kubernetes",
@@ -150,8 +150,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     (
         "helm-production-stack",
-        "servingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig: {maxLoras: 4}\n",
-        "f:4: is written in braces, and maxNumSeqs has to be added",
+        "x: &x 4\nservingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig: {maxLoras: *x}\n",
+        "f:5: maxNumSeqs cannot be added in these braces",
     ),
     # In a unit
     ("systemd", unit("/bin/vllm serve m $ARGS"), "f:2: $ARGS may hold more flags"),
@@ -629,3 +629,61 @@ def test_the_version_is_told_by_the_tag_or_not_at_all(image: str, version: str |
     found = named("compose").platform(text, source="f")
     assert (found.vllm and found.vllm.value) == version
     assert (found.image is None) == (version is not None)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("{name: v, image: a/vllm}", "{name: v, image: a/vllm, args: [--max-num-seqs=16]}"),
+        (
+            "{name: v, image: a/vllm,  # c\n    }",
+            "{name: v, image: a/vllm, args: [--max-num-seqs=16],  # c\n    }",
+        ),
+        (
+            '{"name": "v", "image": "a/vllm"}',
+            '{"name": "v", "image": "a/vllm", "args": ["--max-num-seqs=16"]}',
+        ),
+    ],
+)
+def test_keys_are_added_in_braces_in_the_style_of_the_others(before: str, after: str) -> None:
+    text = named("kubernetes").write(pod(f"  - {before}\n"), SEQS, source="f")
+    assert text == pod(f"  - {after}\n")
+
+
+def test_keys_are_added_in_empty_braces() -> None:
+    arguments: dict[str, ArgumentValue] = {**SEQS, "enable_prefix_caching": True}
+    text = named("helm-production-stack").write(
+        STACK % "    vllmConfig: {}\n", arguments, source="f"
+    )
+    assert text == STACK % "    vllmConfig: {maxNumSeqs: 16, enablePrefixCaching: true}\n"
+
+
+def test_a_variable_that_nobody_reads_is_not_added_beside_the_one_with_the_flags() -> None:
+    text = 'SERVE_FLAGS="--max-num-seqs 1"\n'
+    with pytest.raises(UsageError, match="which variable") as asked:
+        named("env").write(text, SEQS, source="f")
+    assert asked.value.hint == "--container NAME, of SERVE_FLAGS; or VLLM_ARGS for a new one."
+    edited = named("env").write(text, SEQS, source="f", container="SERVE_FLAGS")
+    assert edited == 'SERVE_FLAGS="--max-num-seqs 16"\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "path"),
+    [
+        ("CronJob", "jobTemplate.spec.template.spec"),
+        ("LeaderWorkerSet", "leaderWorkerTemplate.leaderTemplate.spec"),
+        ("Rollout", "template.spec"),
+    ],
+)
+def test_workloads_of_controllers_have_their_pods_elsewhere(kind: str, path: str) -> None:
+    container = "{containers: [{name: v, image: a/vllm, args: [m, --max-num-seqs=%d]}]}"
+    for name in reversed(path.split(".")):
+        container = f"{{{name}: {container}}}"
+    text = f"kind: {kind}\nmetadata: {{name: w}}\nspec: {container}\n"
+    target = detect(PurePath("f.yaml"), text % 1, source="f")
+    assert target.NAME == "kubernetes"
+    assert target.write(text % 1, SEQS, source="f") == text % 16
+
+
+def test_a_document_without_content_is_a_new_config() -> None:
+    assert named("vllm-config").write("---\n", SEQS, source="f") == "---\nmax-num-seqs: 16\n"

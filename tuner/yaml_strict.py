@@ -72,7 +72,9 @@ def compose(
     """
     with _explained(text, source=source, error=error):
         node = BoundedLoader(text, plain=plain).get_single_node()
-    if node is not None and not isinstance(node, yaml.MappingNode):
+    if node is None or (node.tag == "tag:yaml.org,2002:null" and not node.value):
+        return None
+    if not isinstance(node, yaml.MappingNode):
         place = f"{source}:{node.start_mark.line + 1}"
         raise error(f"{place}: not a mapping of keys to values", hint="Is this the right file?")
     return node

@@ -33,6 +33,12 @@ _SET = re.compile(r"^[^#\n]*?\b(VLLM_(?:[A-Z]+_)*ARGS)[ \t]*\+?=", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _OURS = re.compile(r"VLLM_([A-Z]+_)*ARGS")
 
+_FLAG = re.compile(
+    r"(?:^|[\s\"'])--(?:max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens|max[-_]model[-_]len"
+    r"|gpu[-_]memory[-_]utilization)\b"
+)
+"""Flags that are hardly anybody else's."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
@@ -144,11 +150,23 @@ def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
                 hint="Put the comment on a line of its own.",
             )
         found[name] = _Entry(name, match.start(2) + len(quotes), match.end(2) - len(quotes), quotes)
+    if not found and container is None:
+        _refuse_others(text, source=source)
     if len(found) > 1:
         raise UsageError(
             f"{source}: which variable?", hint=f"--container NAME, of {', '.join(found)}."
         )
     return next(iter(found.values()), None)
+
+
+def _refuse_others(text: str, *, source: str) -> None:
+    """Refuse to add a variable where another one holds vLLM's flags: nobody would read the new."""
+    others = [match[1] for match in _LINE.finditer(text) if _FLAG.search(match[2])]
+    if others:
+        raise UsageError(
+            f"{source}: which variable? {others[0]} holds flags of vLLM's",
+            hint=f"--container NAME, of {', '.join(others)}; or {VARIABLE_NAME} for a new one.",
+        )
 
 
 def _refuse_unknown(text: str, *, source: str) -> None:

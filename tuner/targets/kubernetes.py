@@ -1,6 +1,6 @@
 """A Kubernetes manifest: Deployments, StatefulSets and whatever else has a pod template. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import yaml
 
@@ -15,7 +15,18 @@ SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
 START = "kubectl apply -f {file}"
 ON_THIS_MACHINE = False
 
-KINDS = frozenset({"DaemonSet", "Deployment", "Job", "Pod", "ReplicaSet", "StatefulSet"})
+_TEMPLATED = ("DaemonSet", "Deployment", "Job", "ReplicaSet", "Rollout", "StatefulSet")
+_PODS: dict[str, Sequence[tuple[str, ...]]] = {
+    **{kind: [("template", "spec")] for kind in _TEMPLATED},
+    "CronJob": [("jobTemplate", "spec", "template", "spec")],
+    "LeaderWorkerSet": [
+        ("leaderWorkerTemplate", f"{role}Template", "spec") for role in ("leader", "worker")
+    ],
+    "Pod": [()],
+}
+"""Where each kind of workload has its pods; Rollout is Argo's."""
+
+KINDS = frozenset(_PODS)
 
 
 def containers(file: YamlFile) -> Iterator[Container]:
@@ -29,10 +40,9 @@ def _of(document: yaml.Node) -> Iterator[Container]:
     if kind == "List":
         for item in items(get(document, "items")):
             yield from _of(item)
-    if kind in KINDS:
-        pod = get(document, "spec") if kind == "Pod" else get(document, "spec", "template", "spec")
-        name = text_at(document, "metadata", "name") or kind
-        yield from of_pod(pod, name)
+    name = text_at(document, "metadata", "name") or kind or ""
+    for path in _PODS.get(kind or "", ()):
+        yield from of_pod(get(document, "spec", *path), name)
 
 
 def of_pod(pod: yaml.Node | None, workload: str) -> Iterator[Container]:

@@ -1,5 +1,6 @@
 """A YAML file of any depth and several documents, edited a few characters at a time. Pure."""
 
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -13,6 +14,7 @@ from tuner.targets import yaml_scalar
 from tuner.targets.flags import Token
 from tuner.targets.view import Edits, View
 from tuner.targets.yaml_nodes import shared_ids
+from tuner.yaml_strict import dump_flow
 
 _INDIRECT = frozenset("&*!")
 
@@ -25,6 +27,9 @@ class YamlFile:
     roots: Sequence[yaml.Node]
     shared: frozenset[int] = frozenset()
     """Ids of the nodes that stand in two places, and of all below them."""
+
+    filled: set[int] = field(default_factory=set)
+    """Ids of the empty braces that keys were put into."""
 
     @property
     def source(self) -> str:
@@ -63,23 +68,33 @@ class YamlFile:
         if not isinstance(node, yaml.ScalarNode):
             raise self.refuse(node, "is not a single value", hint="Write one value there.")
         start, end = node.start_mark.index, node.end_mark.index
-        written = yaml_strict.dump_flow(value, quotes=_quotes(node.style, value))
+        written = dump_flow(value, quotes=_quotes(node.style, value))
         tail = ""
         if node.style in ("|", ">"):
             tail = self.edits.newline
         self.edits.replace(start, end, f" {written}" if start == end else written + tail)
 
     def add_key(self, mapping: yaml.MappingNode, name: str, value: object) -> None:
-        """Add a key behind the last one of a mapping, in block style."""
+        """Add a key behind the last one of a mapping, in its style."""
         self.check_own(mapping)
-        if mapping.flow_style or not mapping.value:
-            raise self.refuse(
-                mapping,
-                f"is written in braces, and {name} has to be added",
-                hint="Write one key a line.",
-            )
+        if mapping.flow_style:
+            self._add_in_braces(mapping, name, value)
+            return
         indent = " " * mapping.value[0][0].start_mark.column
         self.insert_lines(_end(mapping), [indent + line for line in _block({name: value})])
+
+    def _add_in_braces(self, mapping: yaml.MappingNode, name: str, value: object) -> None:
+        begin, end = mapping.start_mark.index, mapping.end_mark.index
+        last = mapping.value[-1][1].end_mark.index if mapping.value else begin + 1
+        if not begin < last < end or self.edits.text[begin] != "{":
+            raise self.refuse(
+                mapping, f"{name} cannot be added in these braces", hint="Write one key a line."
+            )
+        comma = ", " if mapping.value or id(mapping) in self.filled else ""
+        self.filled.add(id(mapping))
+        is_json = bool(mapping.value) and mapping.value[0][0].style == '"'
+        key, new = (json.dumps(name), json.dumps(value)) if is_json else (name, dump_flow(value))
+        self.edits.replace(last, last, f"{comma}{key}: {new}")
 
     def remove_key(self, mapping: yaml.MappingNode, name: str) -> None:
         """Remove a key with the lines it stands on."""
@@ -188,7 +203,7 @@ class ListPart:
     def append(self, groups: Sequence[Sequence[str]]) -> None:
         self.file.check_own(self.node)
         words = [self.escape.write(text) for group in groups for text in group]
-        dumped = [yaml_strict.dump_flow(word, quotes=self._quotes(word)) for word in words]
+        dumped = [dump_flow(word, quotes=self._quotes(word)) for word in words]
         if self.node.flow_style or not self.node.value:
             nodes = self.node.value
             at = nodes[-1].end_mark.index if nodes else self.node.end_mark.index - 1
@@ -242,12 +257,10 @@ def _block(mapping: Mapping[str, object]) -> Iterator[str]:
         elif isinstance(value, list):
             yield f"{name}:"
             for item in value:
-                lines = (
-                    [*_block(item)] if isinstance(item, Mapping) else [yaml_strict.dump_flow(item)]
-                )
+                lines = [*_block(item)] if isinstance(item, Mapping) else [dump_flow(item)]
                 yield from (f"{'  ' if n else '- '}{line}" for n, line in enumerate(lines))
         else:
-            yield f"{name}: {yaml_strict.dump_flow(value)}"
+            yield f"{name}: {dump_flow(value)}"
 
 
 def outline(file: YamlFile, touched: Mapping[int, set[str]]) -> list[object]:
