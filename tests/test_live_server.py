@@ -1,11 +1,15 @@
 """What is asked of a server that may answer anything, or nothing, or for ever."""
 
 import gzip
+import shutil
 import socket
+import ssl
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
@@ -17,19 +21,22 @@ Behaviour = Callable[[socket.socket, threading.Event], object]
 
 
 @contextmanager
-def serving(behave: Behaviour, *, family: int = socket.AF_INET) -> Iterator[str]:
+def serving(
+    behave: Behaviour, *, family: int = socket.AF_INET, tls: ssl.SSLContext | None = None
+) -> Iterator[str]:
     """Let every client meet this, once what it asks has been read."""
     ended = threading.Event()
 
     def serve() -> None:
         while True:
-            client, _ = listening.accept()
-            with client:
+            accepted, _ = listening.accept()
+            accepted.settimeout(20)
+            with accepted, suppress(OSError):  # it has hung up
                 if ended.is_set():
                     return
-                client.settimeout(20)
-                with suppress(OSError):  # it has hung up
-                    while b"\r\n\r\n" not in client.recv(2**16):
+                client = accepted if tls is None else tls.wrap_socket(accepted, server_side=True)
+                with client:
+                    while (got := client.recv(2**16)) and b"\r\n\r\n" not in got:
                         pass
                     behave(client, ended)
 
@@ -39,7 +46,8 @@ def serving(behave: Behaviour, *, family: int = socket.AF_INET) -> Iterator[str]
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+            scheme, shown = "http" if tls is None else "https", f"[{host}]" if ":" in host else host
+            yield f"{scheme}://{shown}:{port}"
         finally:
             ended.set()
             socket.create_connection((host, port)).close()
@@ -191,6 +199,34 @@ def test_a_port_where_nobody_listens_and_one_without_tls_are_said() -> None:
             live_server.get(f"https://127.0.0.1:{listening.getsockname()[1]}/metrics")
         thread.join()
     assert "http://" in refused.value.hint
+
+
+def test_over_tls_it_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if (openssl := shutil.which("openssl")) is None:
+        pytest.skip("no openssl to make a certificate with")
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subprocess.run(
+        [
+            *(openssl, "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=127.0.0.1"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-keyout", key, "-out", certificate),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+
+    with serving(says(OK + b"\r\nhi"), tls=context) as url:
+        with pytest.raises(InputError, match="its certificate is not trusted") as refused:
+            live_server.get(url)
+        assert "SSL_CERT_FILE" in refused.value.hint
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        assert live_server.get(url) == "hi"
+    with (
+        serving(dribbles(OK + b"X-Long: ", b"x"), tls=context) as url,
+        pytest.raises(InputError, match=LATE),
+    ):
+        live_server.get(url, timeout_s=0.5)
 
 
 @pytest.mark.parametrize(
