@@ -3,7 +3,7 @@
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,13 @@ from tuner.engines.seam import ArgumentValue
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+PARALLEL_SIZES = (
+    "tensor_parallel_size",
+    "pipeline_parallel_size",
+    "prefill_context_parallel_size",
+)
+"""What multiplies the GPUs of one engine."""
 
 _THROTTLE_REASONS = {
     pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
@@ -70,10 +77,17 @@ def device_facts() -> dict[str, ArgumentValue]:
     }
 
 
-def sample_gpus() -> tuple[GpuSample, ...]:
-    """Read every visible GPU; empty where there is none. Costs a few milliseconds."""
+def sample_gpus(count: int | None = None) -> tuple[GpuSample, ...]:
+    """Read the first ``count`` visible GPUs, or all; empty where there is none. Costs a few
+    milliseconds."""
     with _gpus() as gpus:
-        return tuple(_sample_gpu(gpu) for gpu in gpus)
+        return tuple(_sample_gpu(gpu) for gpu in gpus[:count])
+
+
+def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:
+    """Return how many GPUs an engine with these arguments takes: the first that it can see."""
+    sizes = (arguments.get(name) for name in PARALLEL_SIZES)
+    return math.prod(size for size in sizes if isinstance(size, int))
 
 
 class CpuMeter:
@@ -99,13 +113,13 @@ class CpuMeter:
 class DeviceMeter:
     """Reads what the engine runs on: the GPUs where there are some, the cores elsewhere."""
 
-    def __init__(self) -> None:
-        self._cpu = CpuMeter()
+    def __init__(self, gpus: int | None = None) -> None:
+        self._cpu, self._count = CpuMeter(), gpus
 
     def read(self) -> tuple[float, ...] | None:
         """Return the fields of ``records.DEVICE`` since the last call; NaN where unknown, None when
         no time has passed."""
-        cpu, gpus = self._cpu.sample(), sample_gpus()
+        cpu, gpus = self._cpu.sample(), sample_gpus(self._count)
         if cpu is None and not gpus:
             return None
         host = (math.nan, math.nan) if cpu is None else (cpu.others, cpu.steal)

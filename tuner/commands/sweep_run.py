@@ -18,12 +18,13 @@ from tuner.commands.sweep_setup import (
     Traffic,
     cautions_of,
     execute_on,
+    one_servers,
     plan_of,
     starter_of,
     traffic_of,
 )
 from tuner.commands.sweep_view import Progress, render
-from tuner.devices import DeviceMeter
+from tuner.devices import DeviceMeter, gpus_of
 from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
@@ -61,6 +62,12 @@ def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     if options.rescore is not None:
         _rescore(options, options.rescore)
+    elif options.ray is not None:
+        from tuner.commands import sweep_kinds  # noqa: PLC0415 - which builds on this
+
+        sweep_kinds.run(options)
+    elif options.ray_cpus is not None or options.prices is not None:
+        raise UsageError("--prices and --ray-cpus are for --ray", hint="Add --ray ADDRESS.")
     elif len(options.traces) > 1:
         from tuner.commands import sweep_several  # noqa: PLC0415 - which builds on this
 
@@ -76,6 +83,7 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     check_output(options.output, force=options.force)
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
+    traffic = one_servers(traffic, options, starter)
     plan = plan_of(options, traffic.trace, starter)
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     where = Where(path, options.run_dir, resume=options.resume)
@@ -116,14 +124,14 @@ def device_of(starter: Starter, run_dir: Path) -> Read | None:
     if not isinstance(starter, VllmStarter):
         return None
     starter.log = run_dir / "vllm.log"
-    return DeviceMeter().read
+    return DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
     """Judge a stored run anew, under another SLO if one is given, else its own. No engine."""
-    if options.traces or options.resume or options.run_dir is not None:
+    if options.traces or options.resume or options.run_dir is not None or options.ray:
         raise UsageError(
-            "--rescore asks a stored run", hint="Leave out --trace, --resume and --run-dir."
+            "--rescore asks a stored run", hint="Leave out --trace, --resume, --run-dir and --ray."
         )
     book = journal.read(run_dir)
     if "traces" in book.events[0]["plan"]:

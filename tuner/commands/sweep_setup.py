@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -54,6 +54,9 @@ class SweepOptions:
     metrics_port: int | None
     force: bool
     json: bool
+    ray: str | None = None
+    ray_cpus: int | None = None
+    prices: str | None = None
 
 
 def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
@@ -78,7 +81,7 @@ class Traffic:
 
     trace: Trace
     requests: list[TraceRequest]
-    """One server's."""
+    """Those that were served; see ``one_servers``."""
 
     settings: SweepSettings
     warnings: tuple[str, ...]
@@ -89,16 +92,38 @@ def traffic_of(options: SweepOptions, path: Path) -> Traffic:
     trace = load(path)
     settings = settings_of(options, trace)
     requests, warnings = _requests_of(options, trace, path)
+    return Traffic(trace, requests, settings, tuple(warnings))
+
+
+def one_servers(traffic: Traffic, options: SweepOptions, starter: Starter) -> Traffic:
+    """Return what of the traffic one engine gets: a replica's, and of that one rank's."""
+    requests, warnings = traffic.requests, traffic.warnings
+    if (share := options.replicas * ranks_of(starter)) > 1:
+        parts = route(requests, replicas=share, router=options.router, seed=options.seed)
+        requests = parts[busiest_part(parts)]
+    if (ranks := ranks_of(starter)) > 1:
+        said = (
+            f"data_parallel_size {ranks}: one rank was measured with its share of the trace, as "
+            f"--router {options.router} gives it; max_num_seqs and every number are one rank's, "
+            f"and a server of {ranks} ranks has {ranks} times the slots and serves {ranks} times "
+            "as much"
+        )
+        warnings = (*warnings, said)
     if parse_window(options.window) is not None:
         # refused before an engine is started for it
         choose_part(requests, options.window, length_s=1.0, busiest=busiest_window)
-    return Traffic(trace, requests, settings, tuple(warnings))
+    return replace(traffic, requests=requests, warnings=warnings)
+
+
+def ranks_of(starter: Starter) -> int:
+    """Return how many engines like this one a data-parallel server has."""
+    return starter.ranks if isinstance(starter, VllmStarter) else 1
 
 
 def _requests_of(
     options: SweepOptions, trace: Trace, path: Path
 ) -> tuple[list[TraceRequest], list[str]]:
-    """Return one server's requests, and what the user should know of the trace."""
+    """Return the requests that were served, and what the user should know of the trace."""
     warnings = list(trace.warnings)
     requests = [one for one in trace.requests if one.status in {"ok", "aborted"}]
     if not requests:
@@ -111,9 +136,6 @@ def _requests_of(
             "them; the others leave as recorded, and the twin, which knows open loops only, does "
             "not decide"
         )
-    if options.replicas > 1:
-        parts = route(requests, replicas=options.replicas, router=options.router, seed=options.seed)
-        requests = parts[busiest_part(parts)]
     return requests, warnings
 
 
@@ -155,6 +177,15 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         header_model=header_model,
         overrides=options.overrides,
     )
+    ranks = arguments.get("data_parallel_size") or 1
+    if isinstance(ranks, int) and ranks > 1:
+        # how ranks find each other is nothing to one of them
+        arguments = {
+            name: value
+            for name, value in arguments.items()
+            if not name.startswith("data_parallel_")
+        }
+        return VllmStarter(arguments, ranks=ranks)
     return VllmStarter(arguments)
 
 
@@ -184,7 +215,7 @@ def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, 
         "window": options.window,
         "step": options.step,
         "budget": options.budget,
-        "replicas": options.replicas,
+        "replicas": options.replicas * ranks_of(starter),
         "router": options.router,
         "headroom": options.headroom,
         "fast": options.fast,

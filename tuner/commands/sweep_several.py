@@ -24,6 +24,7 @@ from tuner.commands.sweep_setup import (
     SweepOptions,
     Traffic,
     execute_on,
+    one_servers,
     plan_of,
     starter_of,
     traffic_of,
@@ -63,6 +64,7 @@ def run(options: SweepOptions) -> None:
     traffics = {name: traffic_of(options, path) for name, path in paths.items()}
     _check_different(paths, traffics)
     starter = starter_of(options, _model_of(options, paths, traffics))
+    traffics = {name: one_servers(one, options, starter) for name, one in traffics.items()}
     plans = {
         name: plan_of(options, one.trace, starter) | {"beside": len(paths) - 1}
         for name, one in traffics.items()

@@ -25,13 +25,18 @@ class VllmStarter:
     """Starts vLLM engines that differ in ``max_num_seqs`` alone.
 
     ``arguments`` are engine arguments by vLLM's names, ``model`` among them. All that vLLM has to
-    say goes to the file ``log``, by default one in the folder for temporary files.
+    say goes to the file ``log``, by default one in the folder for temporary files. ``ranks`` are
+    those of a data-parallel server, of which an engine is one.
     """
 
     def __init__(
-        self, arguments: "Mapping[str, ArgumentValue]", *, log: Path | None = None
+        self,
+        arguments: "Mapping[str, ArgumentValue]",
+        *,
+        log: Path | None = None,
+        ranks: int = 1,
     ) -> None:
-        self._arguments = dict(arguments)
+        self._arguments, self.ranks = dict(arguments), ranks
         self._max_num_batched_tokens: int | None = None
         self.log = log if log is not None else default_log()
 
@@ -68,6 +73,7 @@ class VllmStarter:
                 arguments,
                 max_num_seqs=max_num_seqs,
                 max_num_batched_tokens=self._max_num_batched_tokens,
+                ranks=self.ranks,
             )
 
 

@@ -12,6 +12,7 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
 from tuner import models
+from tuner.devices import PARALLEL_SIZES
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm_failure import refused
 from tuner.errors import EngineError
@@ -57,17 +58,56 @@ class Configuration:
 
 
 def configure(
-    arguments: Mapping[str, ArgumentValue], *, max_num_seqs: int, max_num_batched_tokens: Any
+    arguments: Mapping[str, ArgumentValue],
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: Any,
+    ranks: int = 1,
 ) -> Configuration:
     """Let vLLM resolve and check everything as its server would, without starting anything.
 
-    Raises EngineError with what vLLM has against it.
+    ``ranks`` are those of a data-parallel server, of which this is one. Raises EngineError with
+    what vLLM has against it.
     """
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     config = _create({**arguments, **limits})
+    _check_ranks(config, ranks)
     kind = "LoggedAsyncScheduler" if config.scheduler_config.async_scheduling else "LoggedScheduler"
     config.scheduler_config.scheduler_cls = f"tuner.engines.logged_scheduler.{kind}"
     return Configuration(config, pinned(config, arguments))
+
+
+def _check_ranks(config: Any, ranks: int) -> None:
+    """Refuse what vLLM would find out only after its processes have started, or not at all."""
+    parallel = config.parallel_config
+    if ranks > 1 and config.model_config.is_moe:
+        raise EngineError(
+            f"data_parallel_size is {ranks}: ranks of a mixture of experts wait for each other, "
+            "and one alone shows nothing of that",
+            hint="Tune it as tensor_parallel_size with data_parallel_size 1.",
+        )
+    if parallel.distributed_executor_backend == "ray" and not current_platform.ray_device_key:
+        raise EngineError(
+            f"distributed_executor_backend is ray: vLLM's platform {current_platform.device_name} "
+            "does not support it",
+            hint="Leave distributed_executor_backend out: on one machine vLLM needs no Ray.",
+        )
+    world = parallel.tensor_parallel_size * parallel.pipeline_parallel_size
+    if parallel.distributed_executor_backend == "uni" and world > 1:
+        raise EngineError(
+            f"distributed_executor_backend is uni: one process, for {world} ranks",
+            hint="Leave distributed_executor_backend out: vLLM chooses mp.",
+        )
+    if (
+        parallel.pipeline_parallel_size > 1
+        and current_platform.is_cpu()
+        and config.model_config.enforce_eager
+    ):
+        raise EngineError(
+            "pipeline_parallel_size needs enforce_eager=False on a CPU: vLLM prepares what its "
+            "stages hand on while it compiles",
+            hint="Add --set enforce_eager=False.",
+        )
 
 
 def max_num_batched_tokens(arguments: Mapping[str, ArgumentValue]) -> Any:
@@ -110,7 +150,8 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
 def _rigged(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     """Return the arguments with how tuner itself runs the engine."""
     rig = dict(_RIG)
-    if models.is_shipped(str(arguments["model"])) and current_platform.is_cpu():
+    alone = all(arguments.get(name) in {None, 1} for name in PARALLEL_SIZES)
+    if alone and models.is_shipped(str(arguments["model"])) and current_platform.is_cpu():
         rig["distributed_executor_backend"] = arguments.get("distributed_executor_backend", "uni")
     return {**arguments, "model": models.model_path(str(arguments["model"])), **rig}
 
@@ -132,7 +173,9 @@ def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentV
     """Return the arguments with what a shipped model needs, where nothing else was asked for."""
     if not models.is_shipped(str(arguments["model"])):
         return dict(arguments)
-    on_cpu = _SHIPPED_ON_CPU if current_platform.is_cpu() else {}
+    on_cpu = dict(_SHIPPED_ON_CPU) if current_platform.is_cpu() else {}
+    if arguments.get("pipeline_parallel_size") not in {None, 1}:
+        on_cpu.pop("enforce_eager", None)  # see configure
     return {**_SHIPPED, **on_cpu, **arguments}
 
 

@@ -26,6 +26,10 @@ _CURES = (
         r"max_num_batched_tokens .*max_num_seqs",
         "Lower --ceiling, or raise max_num_batched_tokens.",
     ),
+    (
+        r"NUMA nodes to bind threads",
+        "Give every rank its own cores, as in VLLM_CPU_OMP_THREADS_BIND='0|1' for two ranks.",
+    ),
     (r"max_model_len", "Set max_model_len to what the model can do."),
     (
         r"(?i)repo id must|repository id|couldn't connect|offline mode|no such file|local folder",
