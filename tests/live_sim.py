@@ -273,8 +273,14 @@ def poisson(rate_rps: float, length_s: float, *, seed: int, output: int = 60) ->
     return Traffic(arrival_s, inputs, outputs, np.zeros(count, np.int64))
 
 
-def profile_of(
-    world: World, traffic: Traffic, length_s: float, *, cap: int, caps: tuple[int, ...]
+def profile_of(  # noqa: PLR0913 - the machine, its traffic, and what a sweep would say
+    world: World,
+    traffic: Traffic,
+    length_s: float,
+    *,
+    cap: int,
+    caps: tuple[int, ...],
+    model: str = "m",
 ) -> ServingProfile:
     """Return a profile whose twin knows the world's law from a noisy log of this traffic."""
     slo = Slo(ttft_s=0.5, tpot_s=0.05)
@@ -283,6 +289,7 @@ def profile_of(
         block_size=world.kv.block_size,
         kv_blocks=world.kv.blocks,
         max_model_len=world.kv.blocks * world.kv.block_size,
+        lag_s=world.step.lag,
     )
     law = step_law(world.step, caps[-1])
     log = simulate(traffic, law, shape, max_num_seqs=caps[-1], log=True).iterations
@@ -299,7 +306,7 @@ def profile_of(
         weighed=weigh(traffic, fitted, shape, slo, caps),
         errors=(),
     )
-    engine = {"model": "m", "max_num_seqs": cap, "max_num_batched_tokens": world.budget}
+    engine = {"model": model, "max_num_seqs": cap, "max_num_batched_tokens": world.budget}
     plain = profile(engine=engine, curve=tuple(step(one) for one in caps))
     validity = plain.validity.model_copy(update={"arrival_rate_rps": len(traffic) / length_s})
     ours = {"schema_version", "digest", "validity", "twin"}

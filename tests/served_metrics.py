@@ -1,5 +1,6 @@
 """A simulated server's /metrics over real HTTP, on a clock that nobody waits for."""
 
+import json
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,12 +32,14 @@ class FreeClock:
 
 
 @contextmanager
-def serving(page: Page, clock: FreeClock) -> Iterator[str]:
-    """Serve /metrics as it is at the clock's time, and /version."""
+def serving(page: Page, clock: FreeClock, *, root: str | None = None) -> Iterator[str]:
+    """Serve /metrics as it is at the clock's time, /version, and ``root`` at /v1/models."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             text = page(clock.now_s()) if self.path == "/metrics" else '{"version": "0.32.0"}'
+            if root is not None and self.path == "/v1/models":
+                text = json.dumps({"data": [{"id": "m", "root": root}]})
             if text is None:
                 self.close_connection = True
                 return

@@ -250,7 +250,8 @@ def test_too_little_is_no_verdict_and_says_what_it_would_take(
 ) -> None:
     found, ended = watch(page_of(honest), for_="60s", json=False)
     assert isinstance(ended, UndecidedError)
-    assert "about" in ended.hint
+    assert "more windows like these would do" in str(ended)
+    assert "--for 2h" in ended.hint
     assert "not enough evidence" in found["text"]
     assert "between tokens" in found["text"]
 
@@ -379,6 +380,74 @@ def test_a_canary_that_crashes_again_and_again_is_rolled_back_and_one_crash_is_t
     assert found["verdict"] == verdict
     assert said in found["reason"]
     assert [one["restarts"] for one in found["servers"]] == [0, min(times, 2)]
+
+
+@pytest.mark.parametrize("as_canary", [False, True])
+def test_a_server_of_another_model_is_refused(
+    watch: Callable[..., Watched], honest: SimulatedServer, *, as_canary: bool
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(honest), clock, root="org/other") as other:
+        given = {"canary": other} if as_canary else {"url": other}
+        found, ended = watch(page_of(honest), clock, **given)
+    assert isinstance(ended, InputError)
+    assert "serves model org/other and not m (served as m)" in str(ended)
+    assert found == {"text": ""}
+
+
+def test_a_server_that_only_calls_its_model_otherwise_is_a_warning(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    def page(at_s: float) -> str:
+        return exposition({"0": honest.scrape(at_s)}).replace('model_name="m"', 'model_name="n"')
+
+    found, _ = watch(page, for_="120s")
+    (warning,) = found["warnings"]
+    assert "serves model n and not m (a name" in warning
+
+
+def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    def page(at_s: float) -> str:
+        text = exposition({"0": honest.scrape(at_s)})
+        return text if at_s < 100 else text.replace('model_name="m"', 'model_name="n"')
+
+    found, ended = watch(page)
+    assert isinstance(ended, EngineError)
+    assert "serves n now, m before" in str(ended)
+    assert found["windows"] == 9
+
+
+def test_what_a_server_does_not_tell_is_said(
+    profile: Path, honest: SimulatedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(honest), clock) as url, pytest.raises(UndecidedError):
+        run(options(profile, url, for_="20s"), clock=clock)
+    assert "does not tell max_num_seqs, max_num_batched_tokens" in capsys.readouterr().err
+
+
+def test_all_fits_into_80_columns(
+    profile: Path,
+    slow: SimulatedServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    clock = FreeClock()
+    with serving(page_of(slow), clock) as url, pytest.raises(GateError) as ended:
+        run(options(profile, url, for_="250s", json=False), clock=clock)
+    said = capsys.readouterr()
+    windows = [line for line in said.err.splitlines() if line.endswith("x")]
+    assert len(windows) == 25
+    assert max(map(len, windows)) <= 80
+    assert "re-tune now" in [line.partition(": ")[2] for line in said.err.splitlines()]
+    table = [line for line in said.out.splitlines() if "/" in line and "  " in line]
+    assert len(table) == 4
+    assert max(map(len, table)) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said.out
+    assert "The traffic is not why" in ended.value.hint
 
 
 def test_several_servers_behind_one_address_are_refused(

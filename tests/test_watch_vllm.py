@@ -36,7 +36,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
             kv=WorldKv(blocks=1000),
         )
         traffic = poisson(RATE_RPS, 120.0, seed=1, output=OUTPUT)
-        profile = profile_of(world, traffic, 120.0, cap=CAP, caps=(4, CAP))
+        profile = profile_of(world, traffic, 120.0, cap=CAP, caps=(4, CAP), model="tuner:tiny")
         profiles.save(profile, folder / "profile.yaml")
         yield folder, url
 

@@ -34,7 +34,8 @@ def watch(  # noqa: PLR0913 - one parameter an option
         typer.Option(metavar="NAME", help="Which model, where the server has several."),
     ] = None,
     fail_on: Annotated[
-        Literal["re-tune", "drifting"], typer.Option(help="What exits with 6, without --canary.")
+        Literal["re-tune", "drifting"],
+        typer.Option(help="The mildest verdict that exits with 6, without --canary."),
     ] = "re-tune",
     rollback: Annotated[
         Path | None,
@@ -57,7 +58,8 @@ def watch(  # noqa: PLR0913 - one parameter an option
     """Hold a live server against a profile's promise, and today's traffic against the profile's.
 
     Says still valid, drifting, re-tune now or not enough evidence, and why. With --canary: promote,
-    roll back or undecided. Exits with 6 for re-tune now and roll back, with 5 when undecided.
+    roll back or undecided. Exits with 6 for re-tune now and roll back, with 5 for not enough
+    evidence and undecided, with 4 when the server is gone, with 130 on Ctrl-C; else with 0.
     """
     from tuner.commands.watch_run import run  # noqa: PLC0415 - keeps --help light
     from tuner.commands.watch_setup import WatchOptions  # noqa: PLC0415

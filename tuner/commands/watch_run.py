@@ -4,7 +4,14 @@ from contextlib import ExitStack, closing
 
 from tuner import backup
 from tuner.commands.watch_session import Session, side_of
-from tuner.commands.watch_setup import Times, WatchOptions, promised_of, times_of, warnings_of
+from tuner.commands.watch_setup import (
+    Times,
+    WatchOptions,
+    beforehand,
+    check_model,
+    promised_of,
+    times_of,
+)
 from tuner.commands.watch_view import Progress, Result, json_object, render
 from tuner.errors import (
     EngineError,
@@ -18,7 +25,7 @@ from tuner.exporter import WatchExporter
 from tuner.profile import load as load_profile
 from tuner.watch.canary import CanaryGate
 from tuner.watch.journal import WindowJournal
-from tuner.watch.reasons import needed, server_is_why
+from tuner.watch.reasons import server_is_why
 from tuner.watch.scraper import Clock, MachineClock, Server, moments
 
 VERDICTS = ("still valid", "drifting", "re-tune now", "not enough evidence")
@@ -37,6 +44,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
         servers.append(Server(options.canary, options.served_model, option="--canary"))
     for server in servers:
         server.read()
+    known = beforehand(profile, servers, options)
     stopped: TunerError | None = None
     with ExitStack() as stack:
         session = Session(
@@ -46,7 +54,9 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             journal=_journal(options, stack),
             exporter=_exporter(options, stack),
             ends_early=options.rollback is not None,
-            warnings=warnings_of(profile, servers[-1]),
+            check_again=lambda server: check_model(profile, server, options),
+            warnings=known.warnings,
+            untold=known.untold,
         )
         stack.enter_context(session.progress)
         if options.rollback is not None:
@@ -103,6 +113,7 @@ def _end(session: Session, options: WatchOptions, stopped: TunerError | None, di
         gaps=[side.maker.missed for side in session.sides],
         restarts=[side.maker.restarts for side in session.sides],
         rolled_back=rolled_back,
+        untold=session.untold,
         warnings=session.warnings,
     )
     if options.json:
@@ -122,7 +133,9 @@ def _end(session: Session, options: WatchOptions, stopped: TunerError | None, di
 def _raise_for(session: Session, options: WatchOptions, rolled_back: str | None) -> None:
     match session.verdict:
         case "re-tune now":
-            raise GateError(f"re-tune now: {session.reason}", hint=_cure(session, rolled_back))
+            raise GateError(
+                f"re-tune now: {session.reason}", hint=_cure(session, options, rolled_back)
+            )
         case "drifting" if options.fail_on == "drifting":
             raise GateError(
                 f"drifting: {session.reason}",
@@ -139,16 +152,22 @@ def _raise_for(session: Session, options: WatchOptions, rolled_back: str | None)
         case "not enough evidence":
             raise UndecidedError(
                 f"not enough evidence: {session.reason}",
-                hint=f"Watch longer, or at a busier time: {needed(session.sides[0].watch)}.",
+                hint="Watch longer, or at a busier time: --for 2h.",
             )
         case _:
             return
 
 
-def _cure(session: Session, rolled_back: str | None) -> str:
+def _cure(session: Session, options: WatchOptions, rolled_back: str | None) -> str:
     if rolled_back is not None:
         return rolled_back
-    choice = session.sides[0].watch.choice
+    watch = session.sides[0].watch
+    if server_is_why(watch):
+        return (
+            "The traffic is not why: look for a neighbour, a power or clock limit, or another "
+            f"configuration (tuner diff {options.profile} --url {options.url})."
+        )
+    choice = watch.choice
     again = "Capture today's traffic (docs/capture.md) and run tuner sweep on it."
     if choice is not None and choice.best_attainment < 0.5:
         return f"No cap serves half of it: tuner plan says how many replicas do. {again}"

@@ -1,11 +1,11 @@
 """A watch as it goes on: what each moment's scrapes add, and who is told."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
 from tuner.commands.watch_setup import Times
 from tuner.commands.watch_view import Progress
-from tuner.errors import InputError
+from tuner.errors import EngineError, InputError
 from tuner.exporter import WatchExporter
 from tuner.prometheus import ServerMetrics
 from tuner.watch.canary import CanaryGate
@@ -29,6 +29,9 @@ class Side:
     kv_blocks: int | None = None
     """As it says."""
 
+    models: tuple[str, ...] = ()
+    """The names by which it counts."""
+
 
 @dataclass(slots=True)
 class Session:
@@ -40,8 +43,12 @@ class Session:
     journal: WindowJournal | None
     exporter: WatchExporter | None
     ends_early: bool
+    check_again: Callable[[Server], object]
+    """Raises where a server that was restarted serves another model now."""
+
     gone: str = ""
     warnings: list[str] = field(default_factory=list)
+    untold: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -54,6 +61,12 @@ class Session:
     def begin(self) -> None:
         for warning in self.warnings:
             self.progress.warn(warning)
+        if self.untold:
+            self.progress.say(f"{self.sides[-1].server.url} does not tell {', '.join(self.untold)}")
+        if self.gate is None:
+            self.progress.say(
+                "each window (in brackets what is promised at its load), 1.00x is the law's speed:"
+            )
 
     def take(self, moment: Moment) -> bool:
         """Take in what all servers said at one moment; return whether there is no more to do."""
@@ -90,6 +103,8 @@ class Session:
             )
         if side.maker.restarts > before:
             self.progress.say(f"{side.server.url} was restarted")
+            self.check_again(side.server)
+        _check_names(side, engines)
         config = next((one.cache_config for one in engines.values() if one.cache_config), {})
         side.kv_blocks = kv_blocks_said(
             config, block_size=side.watch.promised.twin.shape.block_size
@@ -137,6 +152,16 @@ class Session:
             self.gate.gone = side.absence.problem
         else:
             self.gone = side.absence.problem
+
+
+def _check_names(side: Side, engines: Mapping[str, ServerMetrics]) -> None:
+    names = tuple(sorted({name for one in engines.values() for name in one.models}))
+    if side.server.model is None and side.models and names and names != side.models:
+        raise EngineError(
+            f"{side.server.url}: serves {', '.join(names)} now, {', '.join(side.models)} before",
+            hint="What was known until then stands above. Watch it with that model's profile.",
+        )
+    side.models = side.models or names
 
 
 def side_of(server: Server, promised: Promised, times: Times, seed: int) -> Side:

@@ -1,13 +1,16 @@
 """What the options of ``tuner watch`` mean."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tuner import difference, live_server
 from tuner.errors import InputError, ProfileError, UsageError
+from tuner.live_server import LiveServer
 from tuner.profile_schema import ServingProfile
+from tuner.served_models import model_mismatch
 from tuner.twin.store import restored
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of
@@ -108,21 +111,71 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
     )
 
 
-def warnings_of(profile: ServingProfile, server: Server) -> list[str]:
-    """Return what to know beforehand: a profile without a promise, a server that differs."""
-    said = []
+@dataclass(frozen=True, slots=True)
+class Beforehand:
+    """What to know before a watch begins."""
+
+    warnings: list[str]
+    untold: list[str]
+    """The profile's arguments that the server does not tell."""
+
+
+def beforehand(
+    profile: ServingProfile, servers: Sequence[Server], options: WatchOptions
+) -> Beforehand:
+    """Return what the servers say of themselves. Raises InputError where one serves another model.
+
+    With a canary the arguments are the canary's, which should run the profile.
+    """
+    warnings, untold = list[str](), list[str]()
     verdict = profile.decision.verdict
     if verdict in {"overloaded", "inconclusive"}:
-        said.append(f"the profile's verdict is {verdict}: what it promises is little")
+        warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
+    for server in servers:
+        here = _asked(server)
+        if here is None:
+            continue
+        if (doubt := check_model(profile, server, options, here)) is not None:
+            warnings.append(doubt)
+        if server is servers[-1]:
+            warnings += _differences(profile, here, server.url)
+            untold = difference.untold(profile, here.arguments, served=here.served)
+    return Beforehand(warnings, untold)
+
+
+def check_model(
+    profile: ServingProfile,
+    server: Server,
+    options: WatchOptions,
+    here: LiveServer | None = None,
+) -> str | None:
+    """Raise InputError where the server was started with another model; return a doubt in words
+    where it only calls its model otherwise."""
+    here = _asked(server) if here is None else here
+    if here is None:
+        return None
+    other = model_mismatch(profile, here.served, model=options.served_model)
+    if other is None:
+        return None
+    if other.is_sure:
+        raise InputError(
+            f"{server.url}: serves {other.words}",
+            hint=f"Give the profile that was made for {other.found}, or another address.",
+        )
+    return f"{server.url} serves {other.words}"
+
+
+def _asked(server: Server) -> LiveServer | None:
     try:
-        here = live_server.ask(server.url)
-    except InputError:
-        return said
-    found = difference.of_server(profile, here.arguments, here.version, source=server.url)
+        return live_server.ask(server.url)
+    except InputError:  # a gateway may pass on nothing but /metrics, which was read
+        return None
+
+
+def _differences(profile: ServingProfile, here: LiveServer, url: str) -> list[str]:
+    found = difference.of_server(profile, here.arguments, here.version, source=url)
     shown = [
         f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
         for one in found
     ]
-    if shown:
-        said.append(f"{server.url} runs {', '.join(shown)}: tuner diff says more")
-    return said
+    return [f"{url} runs {', '.join(shown)}: tuner diff says more"] if shown else []

@@ -38,8 +38,8 @@ MEASURES = {
     "slowness": "iterations / law",
     "ttft_excess": "late first tokens",
     "rate": "rate / profile's",
-    "input_length": "mean prompt / profile's",
-    "output_length": "mean output / profile's",
+    "input_length": "prompts / profile's",
+    "output_length": "outputs / profile's",
     "prefix_share": "prefix share",
     "tpot": "time per output token",
     "ttft": "time to first token",
@@ -70,6 +70,9 @@ class Result:
 
     restarts: Sequence[int]
     rolled_back: str | None
+    untold: Sequence[str]
+    """What the server does not tell of itself."""
+
     warnings: Sequence[str]
 
 
@@ -81,6 +84,7 @@ class Progress:
         self.for_s = for_s
         self.began_s = time.monotonic()
         self.status = self.console.status("") if self.console.is_terminal else None
+        self.verdict = ""
 
     def __enter__(self) -> Self:
         if self.status is not None:
@@ -108,21 +112,27 @@ class Progress:
 
     def window(self, seen: Seen, watch: Watch) -> None:
         slowness = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
+        waiting = f", {seen.waiting:.0f} waiting" if seen.waiting >= 0.5 else ""
         self._line(
-            f"{seen.number}: {_load(seen)}, {shown_ms(seen.gap_ms)} ms a token "
-            f"(promised {shown_ms(seen.promised_gap_ms)}), {slowness} times the law; "
-            f"{watch.verdict}"
+            f"{seen.number}: {_load(seen)} ({seen.promised_running:.1f}){waiting}, "
+            f"{shown_ms(seen.gap_ms)} ms/token ({shown_ms(seen.promised_gap_ms)}), {slowness}x"
         )
         self._live(watch.windows, watch.verdict)
 
     def pair(self, baseline: Seen, canary: Seen, gate: CanaryGate) -> None:
         self._line(
-            f"{gate.pairs}: baseline {_load(baseline)}, {shown_ms(baseline.gap_ms)} ms a token; "
-            f"canary {_load(canary)}, {shown_ms(canary.gap_ms)} ms a token; {gate.decision}"
+            f"{gate.pairs}: baseline {_load(baseline)}, {shown_ms(baseline.gap_ms)} ms/token"
+        )
+        self._line(
+            f"{' ' * len(str(gate.pairs))}  canary   {_load(canary)}, "
+            f"{shown_ms(canary.gap_ms)} ms/token"
         )
         self._live(gate.pairs, gate.decision)
 
     def _live(self, windows: int, verdict: str) -> None:
+        if verdict != self.verdict:
+            self._line(f"{windows}: {verdict}")
+        self.verdict = verdict
         if self.status is None:
             return
         left_s = self.for_s - (time.monotonic() - self.began_s)
@@ -136,10 +146,7 @@ class Progress:
 
 def _load(seen: Seen) -> str:
     seconds = seen.end_s - seen.begin_s
-    return (
-        f"{seen.arrived / seconds:.2f} req/s, {seen.running:.1f} running "
-        f"(promised {seen.promised_running:.1f}), {seen.waiting:.1f} waiting"
-    )
+    return f"{seen.arrived / seconds:.2f} req/s, {seen.running:.1f} running"
 
 
 def json_object(result: Result) -> None:
@@ -155,6 +162,7 @@ def json_object(result: Result) -> None:
         "windows": watch.windows,
         "requests": watch.requests,
         "measures": _measures(watch.measures() if result.gate is None else result.gate.measures()),
+        "untold": list(result.untold),
         "warnings": list(result.warnings),
         "rolled_back": result.rolled_back,
         "servers": [
@@ -245,7 +253,7 @@ def _measure_table(measures: Mapping[str, Measured]) -> Table:
     for heading in ("", "mean", "95 %", "limits", "windows", ""):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
     for name, one in measures.items():
-        digits = ".1%" if _is_share(name) else ".3f"
+        digits = ".1%" if _is_share(name) else ".2f"
         value = one.value
         low = "" if one.low is None else f"{one.low:{digits}} to "
         table.add_row(

@@ -186,6 +186,24 @@ def _clipped(log_slowness: float) -> float:
     return min(most, max(-most, log_slowness))
 
 
+def tail_bounds(window: Window, twin: StoredTwin, cap: int) -> Mapping[Distribution, float]:
+    """Return the bounds of the server's histograms below which the promised tails lie."""
+    replay = simulate(twin.traffic, twin.law, twin.shape, max_num_seqs=cap)
+    found: dict[Distribution, float] = {}
+    said_s: Mapping[Distribution, Floats] = {"ttft_s": replay.ttft_s, "e2el_s": replay.e2el_s}
+    for name, times_s in said_s.items():
+        counted, known = total(window.every_step, name), times_s[~np.isnan(times_s)]
+        if counted is not None and len(known):
+            found[name] = tail_bound(known, counted.bounds)
+    return found
+
+
+def has_bounds(window: Window, bounds: Mapping[Distribution, float]) -> bool:
+    """Whether the server's histograms have these bounds: another version may have others."""
+    found = {name: total(window.every_step, name) for name in bounds}
+    return all(one is None or bounds[name] in one.bounds for name, one in found.items())
+
+
 def tail_bound(said_s: Floats, bounds: Sequence[float]) -> float:
     """Return the least bound of a histogram below which TAIL of these times lie at least."""
     return next(bound for bound in bounds if float(np.mean(said_s > bound)) <= 1 - TAIL)

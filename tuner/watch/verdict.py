@@ -12,17 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-import numpy as np
-
 from tuner.prometheus import Distribution
-from tuner.twin.simulation import Traffic, simulate
+from tuner.twin.simulation import Traffic
 from tuner.watch.choice import Choice, choice_for, is_answerable, joined
 from tuner.watch.drift import DISTANCE, TrafficWatch
-from tuner.watch.expected import Compared, compared, tail_bound
+from tuner.watch.expected import Compared, compared, has_bounds, tail_bounds
 from tuner.watch.promised import Promised
 from tuner.watch.sequential import Interval, Limits, Monitor, State
 from tuner.watch.watched import RunningSeen, Seen, Totals, seen
-from tuner.watch.windows import Window, total
+from tuner.watch.windows import Window
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
 
@@ -118,8 +116,8 @@ class Watch:
 
     def compared(self, window: Window, *, cap: int, kv_blocks: int | None = None) -> Compared:
         """Hold a window against the twin at a cap, and with this memory; nothing is taken in."""
-        if self._bounds is None or not _has(window, self._bounds):
-            self._bounds = self._tail_bounds(window)
+        if self._bounds is None or not has_bounds(window, self._bounds):
+            self._bounds = tail_bounds(window, self.promised.twin, self.promised.max_num_seqs)
         seed = self.seed * 1_000_003 + self.windows
         twin = self.promised.twin
         if kv_blocks is not None:
@@ -220,23 +218,13 @@ class Watch:
     def measures(self) -> dict[str, Measured]:
         """Return every measure: the server's as ratio or share, the traffic's as ratios."""
         return {
-            name: measured(monitor, logarithmic=name == "slowness")
+            name: measured(
+                monitor,
+                logarithmic=name == "slowness",
+                least=-math.inf if name in self.server else 0.0,
+            )
             for name, monitor in self.monitors.items()
         }
-
-    def _tail_bounds(self, window: Window) -> Mapping[Distribution, float]:
-        """Return the bounds of the server's histograms that the promised tails lie below."""
-        promised = self.promised
-        twin = promised.twin
-        replay = simulate(twin.traffic, twin.law, twin.shape, max_num_seqs=promised.max_num_seqs)
-        found: dict[Distribution, float] = {}
-        for name, said_s in (("ttft_s", replay.ttft_s), ("e2el_s", replay.e2el_s)):
-            counted = total(window.every_step, "ttft_s" if name == "ttft_s" else "e2el_s")
-            known = said_s[~np.isnan(said_s)]
-            if counted is not None and len(known):
-                key: Distribution = "ttft_s" if name == "ttft_s" else "e2el_s"
-                found[key] = tail_bound(known, counted.bounds)
-        return found
 
     def _remember(self, engine: str, traffic: Traffic) -> None:
         parts = self._recent.setdefault(engine, deque())
@@ -262,8 +250,11 @@ def server_values(window: Window, found: Compared) -> dict[str, float | None]:
     }
 
 
-def measured(monitor: Monitor, *, logarithmic: bool) -> Measured:
-    """Return a measure so far; one that is watched as a logarithm, as the ratio that it means."""
+def measured(monitor: Monitor, *, logarithmic: bool, least: float = -math.inf) -> Measured:
+    """Return a measure so far; one that is watched as a logarithm, as the ratio that it means.
+
+    ``least`` is the least that it can be, whatever an interval says.
+    """
 
     def plain(value: float) -> float:
         return math.exp(value) if logarithmic else value
@@ -273,19 +264,13 @@ def measured(monitor: Monitor, *, logarithmic: bool) -> Measured:
         state=monitor.state,
         value=None
         if found is None
-        else Interval(plain(found.value), plain(found.low), plain(found.high)),
+        else Interval(plain(found.value), max(least, plain(found.low)), plain(found.high)),
         low=plain(low) if math.isfinite(low) else None,
         high=plain(monitor.limits.high),
         windows=monitor.windows,
         changed_at=monitor.changed_at,
         evidence=monitor.evidence,
     )
-
-
-def _has(window: Window, bounds: Mapping[Distribution, float]) -> bool:
-    """Whether the server's histograms have these bounds: another version may have others."""
-    found = {name: total(window.every_step, name) for name in bounds}
-    return all(one is None or bounds[name] in one.bounds for name, one in found.items())
 
 
 def _queued(window: Window) -> bool:
