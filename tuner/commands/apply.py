@@ -32,6 +32,15 @@ def apply(  # noqa: PLR0913 - one parameter an option
             help="Which container, service, model or variable of FILE, where several may be meant.",
         ),
     ] = None,
+    canary: Annotated[
+        int | None,
+        typer.Option(
+            min=0,
+            max=100,
+            metavar="PERCENT",
+            help="Of an InferenceService's traffic, for the revision with the profile.",
+        ),
+    ] = None,
     selector: Annotated[
         str | None,
         typer.Option(
@@ -143,6 +152,7 @@ def apply(  # noqa: PLR0913 - one parameter an option
             "FILE": file,
             "--to": to,
             "--container": container,
+            "--canary": canary is not None,
             "--selector": selector,
             "--output": output,
             "--exec": exec_,
@@ -175,6 +185,7 @@ def apply(  # noqa: PLR0913 - one parameter an option
             file=file,
             to=to,
             container=container,
+            canary=canary,
             output=output,
             dry_run=dry_run,
             exec=exec_,

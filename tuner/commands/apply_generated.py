@@ -53,6 +53,7 @@ def plan(
 def _check_usage(kind: Generated, options: ApplyOptions) -> None:
     of_servers = {
         "--container": options.container,
+        "--canary": options.canary is not None,
         "--exec": options.exec,
         "--live-knob": options.live_knob,
         "--admission-limits": options.admission_limits,

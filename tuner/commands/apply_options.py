@@ -23,6 +23,9 @@ class ApplyOptions:
     admission_limits: bool
     force: bool
     json: bool
+    canary: int | None = None
+    """Percent of the traffic."""
+
     selector: str | None = None
     """Of servers in PromQL, for what watches them."""
 

@@ -15,7 +15,7 @@ from tuner.commands.apply_view import Edit
 from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
 from tuner.profile_numbers import Admission
 from tuner.profile_schema import ServingProfile
-from tuner.targets import systemd
+from tuner.targets import kserve, systemd
 from tuner.targets.detect import detect
 from tuner.targets.seam import Target
 
@@ -61,6 +61,11 @@ def plan(options: ApplyOptions) -> Edit:
             f"--exec and {target.NAME} exclude each other",
             hint=f"vLLM is started with a {targets.TARGETS[0].NAME} file.",
         )
+    if options.canary is not None and target is not kserve:
+        raise UsageError(
+            f"--canary and {target.NAME} exclude each other",
+            hint=f"{kserve.NAME} splits the traffic of a service; leave it out.",
+        )
     places = _places(target, options)
     return _edit(chosen, target, places, options)
 
@@ -92,6 +97,9 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
     for name in rollout.of_the_file(differing) & arguments.keys():
         del arguments[name]
     rollout.check_together(here.stated, arguments, source=source)
+    if options.canary is not None:
+        base = kserve.with_canary(base, options.canary, source=source, container=container)
+        reasons += (f"--canary: its next revision gets {options.canary} % of the traffic",)
     new = target.write(base, arguments, source=source, container=container)
     present = old if path == read_from else read_text(path)
     if path != read_from and present not in (None, new) and not options.force:

@@ -64,6 +64,7 @@ def _check_usage(options: ApplyOptions) -> None:
             options.file,
             options.to,
             options.output,
+            options.canary,
             options.container,
             options.selector,
         )

@@ -1,7 +1,7 @@
 """KServe: InferenceService, LLMInferenceService and the runtimes that they name. Pure.
 
-How traffic is split between an old and a new revision is left as it is: canaryTrafficPercent of an
-InferenceService, group and weight of an LLMInferenceService.
+How traffic is split between an old and a new revision is left as it is, unless ``with_canary``:
+canaryTrafficPercent of an InferenceService, group and weight of an LLMInferenceService.
 """
 
 from collections.abc import Iterator
@@ -9,12 +9,13 @@ from dataclasses import replace
 
 import yaml
 
-from tuner.targets.container_target import ContainerFile
-from tuner.targets.containers import Container
+from tuner.errors import TargetError
+from tuner.targets.container_target import ContainerFile, unsafe
+from tuner.targets.containers import Container, choose
 from tuner.targets.kubernetes import of_pod
 from tuner.targets.seam import Stated
-from tuner.targets.yaml_file import YamlFile
-from tuner.targets.yaml_nodes import get, text_at
+from tuner.targets.yaml_file import YamlFile, outline, parse
+from tuner.targets.yaml_nodes import entries, get, refuse_filled_in, text_at
 
 NAME = "kserve"
 DEFAULT_FILE = ""
@@ -27,6 +28,7 @@ KINDS = MODEL_SERVICES | {"ClusterServingRuntime", "InferenceService", "ServingR
 _VARIABLE = "VLLM_ADDITIONAL_ARGS"
 """The runtime's own command ends in it; a list of arguments would replace that command's."""
 
+_CANARY = "canaryTrafficPercent"
 _FORMATS = frozenset({"huggingface", "vllm"})
 
 
@@ -90,3 +92,33 @@ def read(text: str, *, source: str, container: str | None = None) -> dict[str, S
     if "model_id" in found:  # what the runtime for Hugging Face's models calls it
         found.setdefault("model", found.pop("model_id"))
     return found
+
+
+def with_canary(text: str, percent: int, *, source: str, container: str | None) -> str:
+    """Return the text of a service whose next revision gets so much of the traffic; the one before
+    it keeps the rest. Raises TargetError for what is no InferenceService."""
+    file = parse(text, source=source)
+    predictor = choose(file, containers, container).pod
+    if not isinstance(predictor, yaml.MappingNode) or id(predictor) not in _predictors(file):
+        raise TargetError(
+            f"{source}: {_CANARY} is of an InferenceService",
+            hint="A canary of an LLMInferenceService is a second service in the same group.",
+        )
+    found = entries(predictor).get(_CANARY)
+    if found is None:
+        file.add_key(predictor, _CANARY, percent)
+    elif text_at(found) != str(percent):
+        refuse_filled_in(found, _CANARY, source=source)
+        file.set_scalar(found, percent)
+    result = file.edits.result()
+    after = parse(result, source=source)
+    now = choose(after, containers, container).pod
+    is_same = outline(file, {id(predictor): {_CANARY}}) == outline(after, {id(now): {_CANARY}})
+    if not is_same or text_at(now, _CANARY) != str(percent):
+        raise unsafe(source, _CANARY)
+    return result
+
+
+def _predictors(file: YamlFile) -> set[int]:
+    services = [one for one in file.roots if text_at(one, "kind") == "InferenceService"]
+    return {id(get(one, "spec", "predictor")) for one in services}
