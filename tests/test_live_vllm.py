@@ -15,8 +15,9 @@ import pytest
 from tests.live_servers import audit
 from tests.profiles import profile
 from tests.vllm_server import CAP, gauges, post, vllm_serve
-from tuner import cli
+from tuner import cli, difference, live_server, models
 from tuner.profile import save
+from tuner.served_models import model_mismatch
 
 pytestmark = pytest.mark.vllm
 
@@ -179,3 +180,15 @@ def test_the_servers_log_says_what_was_changed(live: Live) -> None:
     log = (live.socket.parent / "serve.log").read_text()
     assert "tuner: live control: set: max_num_seqs 8 -> 3" in log
     assert "live control is off" not in log
+
+
+def test_the_server_tells_its_model_and_not_its_cap(live: Live) -> None:
+    here = live_server.ask(live.url)
+    (served,) = here.served
+    assert (served.name, served.root) == ("tiny", models.model_path("tuner:tiny"))
+    engine = {"max_num_seqs": 2, "max_num_batched_tokens": 2048, "block_size": 16}
+    measured = profile(engine={**engine, "model": "tuner:tiny"})
+    untold = difference.untold(measured, here.arguments, served=here.served)
+    assert untold == ["max_num_seqs", "max_num_batched_tokens"]
+    assert model_mismatch(measured, here.served) is None
+    assert model_mismatch(profile(engine={**engine, "model": "acme/other"}), here.served)
