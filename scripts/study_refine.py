@@ -34,13 +34,14 @@ from tuner.engines.world import step_law
 from tuner.evidence import Evidence
 from tuner.measure import Measurement
 from tuner.profile import ServingProfile
-from tuner.refine.knobs import CAP, TOKENS, Configuration, Demand, Space, build_space, number
+from tuner.refine.knobs import CAP, TOKENS, Configuration, Space, number
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import gains as gains_of
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
 from tuner.refine.run import Plan, Refinement, refine
 from tuner.refine.screen import measured_by
+from tuner.refine.space import Demand, build_space
 from tuner.refine.study import Study
 from tuner.result import profile_of
 from tuner.rig import Rig
@@ -110,7 +111,10 @@ def space_of(profile: ServingProfile, grid: Sequence[Configuration]) -> Space:
         CAP: tuple(sorted({number(cell[CAP]) for cell in grid})),
         TOKENS: tuple(sorted({number(cell[TOKENS]) for cell in grid})),
     }
-    demand = Demand(longest_prompt=0, shares_prefixes=False, kv_peak=0.0, caps=CAPS)
+    demand = Demand(
+        longest_prompt=0, shares_prefixes=False, kv_peak=0.0, caps=CAPS, requests=10**6,
+        on_gpu=False,
+    )  # fmt: skip
 
     def refusal(name: str, _value: object) -> str | None:
         return None if name in named else "not of this study"

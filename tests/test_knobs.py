@@ -1,23 +1,23 @@
 """What a refinement may change: read, built, and refused before anything starts."""
 
+from dataclasses import replace
+
 import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.refine.knob_text import parse_search
-from tuner.refine.knobs import (
-    CAP,
-    TOKENS,
-    Demand,
-    build_space,
-    frees,
-    restart_key,
-    smallest,
-)
+from tuner.refine.knobs import CAP, TOKENS, fails_like, frees, restart_key, smallest
+from tuner.refine.space import Demand, build_space
 
-ENGINE: dict[str, ArgumentValue] = {CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m"}
-PLAIN = Demand(longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32))
-FULL = Demand(longest_prompt=9000, shares_prefixes=True, kv_peak=0.99, caps=(8, 16))
+ENGINE: dict[str, ArgumentValue] = {
+    CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m", "max_model_len": 4096,
+}  # fmt: skip
+PLAIN = Demand(
+    longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32),
+    requests=100, on_gpu=False,
+)  # fmt: skip
+FULL = replace(PLAIN, longest_prompt=9000, shares_prefixes=True, kv_peak=0.99, caps=(8, 16))
 
 
 def takes_all(_name: str, _value: ArgumentValue) -> str | None:
@@ -69,6 +69,68 @@ def test_the_profiles_own_value_is_always_among_those_that_are_named() -> None:
 def test_a_budget_below_every_cap_is_refused() -> None:
     with pytest.raises(UsageError, match="max_num_batched_tokens=4 is less than every max_num"):
         build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (4, 64)}, takes_all)
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        (
+            {CAP: (64, 80), TOKENS: (20, 32)},
+            r"every --search max_num_seqs \(64 and more\) is above",
+        ),
+        ({CAP: (64,), TOKENS: (32, 128)}, None),
+        ({CAP: (101,)}, "max_num_seqs=101: the trace has 100 requests in all"),
+        ({TOKENS: (10**12,)}, "32 sequences of max_model_len=4096 are 131072 tokens"),
+    ],
+)
+def test_what_no_iteration_could_hold_is_refused(
+    named: dict[str, tuple[ArgumentValue, ...]], said: str | None
+) -> None:
+    if said is None:
+        assert build_space(ENGINE, PLAIN, named, takes_all).knobs
+        return
+    with pytest.raises(UsageError, match=said):
+        build_space(ENGINE, PLAIN, named, takes_all)
+
+
+def test_a_cap_above_every_budget_is_refused_with_the_budget_that_it_needs() -> None:
+    small = {**ENGINE, CAP: 8, TOKENS: 16}
+    with pytest.raises(UsageError, match="max_num_seqs=64 is more than every max_num_") as caught:
+        build_space(small, PLAIN, {CAP: (12, 64), TOKENS: (16,)}, takes_all)
+    assert caught.value.hint == "Add --search max_num_batched_tokens=64, or leave 64 out."
+
+
+def test_less_memory_is_tried_by_default_where_a_gpu_is_shared_out_by_it() -> None:
+    gpu = {**ENGINE, "gpu_memory_utilization": 0.92}
+    space = build_space(gpu, replace(PLAIN, on_gpu=True), {}, takes_all)
+    values = {knob.name: knob.values for knob in space.knobs}
+    assert values["gpu_memory_utilization"] == (0.31, 0.46, 0.69, 0.92)
+    # of a cache that may be 80 % full 40 % are used: half of it would do, if it were nothing else
+    fuller = build_space(gpu, replace(PLAIN, on_gpu=True, kv_peak=0.4), {}, takes_all)
+    values = {knob.name: knob.values for knob in fuller.knobs}
+    assert values["gpu_memory_utilization"] == (0.46, 0.69, 0.92)
+    full = build_space(gpu, replace(FULL, on_gpu=True), {}, takes_all)
+    assert "gpu_memory_utilization: at most 99% of the KV cache was used" in full.left_out
+
+
+def test_elsewhere_the_memory_that_would_do_is_said() -> None:
+    host = {**ENGINE, "kv_cache_memory_bytes": 8000}
+    space = build_space(host, PLAIN, {}, takes_all)
+    assert any("--search kv_cache_memory_bytes=1000 is the least" in one for one in space.left_out)
+
+
+def test_memory_that_another_argument_sizes_is_refused() -> None:
+    host = {**ENGINE, "kv_cache_memory_bytes": 8000}
+    with pytest.raises(UsageError, match="kv_cache_memory_bytes=8000 of the profile sizes the KV"):
+        build_space(host, PLAIN, {"gpu_memory_utilization": (0.3, 0.5)}, takes_all)
+
+
+def test_an_engine_that_did_not_start_does_not_with_less_memory_either() -> None:
+    failed = {CAP: 8, TOKENS: 512, "gpu_memory_utilization": 0.5, "block_size": 16}
+    assert fails_like({**failed, CAP: 4}, failed)
+    assert fails_like({**failed, "gpu_memory_utilization": 0.3}, failed)
+    assert not fails_like({**failed, "gpu_memory_utilization": 0.6}, failed)
+    assert not fails_like({**failed, "block_size": 32}, failed)
 
 
 def test_a_space_that_differs_in_nothing_is_refused() -> None:

@@ -160,6 +160,7 @@ From replay to verdict
     compare.run              the run: blocks, approaches in random order
     rescore                  a stored run judged anew
     refine.knobs             what a refinement may change, and why
+    refine.space             the space that it searches, by default and as named
     refine.knob_text         the same as somebody names it
     refine.objective         what it makes better, and when that is proven
     refine.bench             where trials are made, and what they measured

@@ -18,10 +18,11 @@ from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Vary
 from tuner.refine.knob_text import parse_search
-from tuner.refine.knobs import CAP, LIVE, TOKENS, Demand, Space, build_space, number
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Space, number
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
 from tuner.refine.run import Plan, Refinement
+from tuner.refine.space import Demand, build_space
 from tuner.refine.starters import SimVary, VllmVary
 from tuner.refine.study import Study
 from tuner.settings import SweepSettings
@@ -164,6 +165,8 @@ def space_of(
             resolved = vary(one).resolve(max_num_seqs=cap)
         except TunerError as error:
             return str(error)
+        if name not in resolved and value is not None:
+            return "it is ignored here, whatever is asked"
         if name in resolved and resolved[name] != value:
             return f"it is {resolved[name]} here, whatever is asked"
         return None
@@ -182,6 +185,8 @@ def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: i
         shares_prefixes=bool(said.prefix_share),
         kv_peak=0.0 if usage is None else usage.peak,
         caps=tuple(step.max_num_seqs for step in profile.curve),
+        requests=len(requests),
+        on_gpu=profile.provenance.device.get("kind") == "gpu",
     )
 
 

@@ -16,9 +16,11 @@ from tuner.refine.judge import ALIKE, SEARCH, WORTH, Judge, Question
 from tuner.refine.knobs import (
     CAP,
     LIVE,
+    MEMORY,
     TOKENS,
     Configuration,
     contradicts,
+    fails_like,
     restart_key,
 )
 from tuner.refine.objective import Told
@@ -101,13 +103,14 @@ class Search:
         return list(found.values())
 
     def _flipped(self) -> list[Configuration]:
-        """Return the best so far with one other argument changed, for each that needs a restart."""
+        """Return the best so far with one other argument changed, for each that needs a restart;
+        less and less memory, as the first that does not start rules out the rest."""
         best = self.best()
         return [
             {**best, knob.name: value}
             for knob in self.question.space.knobs
             if knob.name not in LIVE
-            for value in knob.values
+            for value in (reversed(knob.values) if knob.name in MEMORY else knob.values)
             if value != best[knob.name]
         ]
 
@@ -133,6 +136,8 @@ class Search:
             self.study.fail(asked, f"{TOKENS} is less than {CAP}")
         elif self._is_known(one):
             self.study.fail(asked, "known already")
+        elif self._cannot_start(one):
+            self.study.fail(asked, "no such engine starts")
         elif (lost := self._lost(one)) is not None:
             self.study.prune(asked, *lost)
         else:
@@ -189,6 +194,8 @@ class Search:
             self._waiting.remove(asked)
             if self._is_known(asked.configuration):
                 self.study.fail(asked, "known already")
+            elif self._cannot_start(asked.configuration):
+                self.study.fail(asked, "no such engine starts")
             elif self._affords(lane, asked):
                 return asked
             else:
@@ -213,6 +220,17 @@ class Search:
         tried = [done.configuration for done in self.bench.done() if done.purpose == SEARCH]
         going = [asked.configuration for asked in self._going]
         return one in [*tried, *going] or one in [told.configuration for told in self._told()]
+
+    def _cannot_start(self, one: Configuration) -> bool:
+        """Whether an engine that needs a restart for the same, or has more memory, failed and none
+        such ever served."""
+        done = self.bench.done()
+        served = {restart_key(each.configuration) for each in done if each.failed is None}
+        return restart_key(one) not in served and any(
+            fails_like(one, each.configuration)
+            for each in done
+            if each.failed is not None and restart_key(each.configuration) not in served
+        )
 
     def _told(self) -> list[Told]:
         return [told for told in self.study.told() if told.source == "engine"]
