@@ -4,6 +4,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shlex
 import shutil
 import signal
@@ -31,6 +32,7 @@ OPTIONS = CompareOptions(
     trace=SAMPLES / "translation.jsonl",
     profile=None,
     max_num_seqs=16,
+    sweep=False,
     approaches=None,
     loads="very-heavy",
     engine="sim",
@@ -142,9 +144,9 @@ def test_the_markdown_has_the_same_numbers(article: tuple[dict[str, Any], Path])
 
 @pytest.fixture(scope="module")
 def loads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Return the untuned and the tuned engine at every level, in three blocks."""
+    """Return the untuned and the tuned engine at several levels, in three blocks."""
     folder = tmp_path_factory.mktemp("loads")
-    changes: dict[str, Any] = {"loads": "light,heavy,recorded", "step": "30s", "repeats": 3}
+    changes: dict[str, Any] = {"loads": "light,heavy,recorded", "step": "15s", "repeats": 3}
     changes |= {"approaches": "untuned,tuned", "run_dir": folder / "run", "output": folder}
     run(replace(OPTIONS, world=QUIET, **changes))
     found: dict[str, Any] = json.loads((folder / "comparison.json").read_text())
@@ -194,6 +196,15 @@ def test_a_short_trace_says_that_its_blocks_are_alike(compare: Compare) -> None:
     result = compare(window="60s+20s", step="60s", repeats=2, approaches="untuned")
     assert len(set(result["windows"])) == 1
     assert any("too short for another part of it" in one for one in result["warnings"])
+    assert not any("copies" in one for one in result["warnings"])
+
+
+def test_a_load_of_copies_says_so(compare: Compare, tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse.jsonl"
+    head, *rows = OPTIONS.trace.read_text().splitlines()
+    sparse.write_text("\n".join([head, *rows[::20]]) + "\n")
+    warnings = compare(trace=sparse, step="20s", approaches="untuned")["warnings"]
+    assert any(re.match(r"very-heavy: \d\d\.\d times what was recorded", one) for one in warnings)
 
 
 def test_the_traffic_of_a_load_is_kept_as_a_trace(compare: Compare, tmp_path: Path) -> None:
@@ -284,6 +295,14 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
     assert any("takes of a profile's arguments only" in one for one in result["warnings"])
 
 
+def test_a_sweep_finds_the_value_for_this_load_also_beside_a_profile(compare: Compare) -> None:
+    result = compare(
+        profile=SHIPPED, force=True, max_num_seqs=None, sweep=True, step="60s",
+        approaches="tuned,profile",
+    )  # fmt: skip
+    assert [row["max_num_seqs"] for row in rows(result).values()] == [16, 8]
+
+
 def test_a_queue_that_fills_refuses_requests_and_the_others_go_on(compare: Compare) -> None:
     result = compare(queue_size=3, step="20s", approaches="worker,tuned")
     worker, tuned = rows(result)["worker"], rows(result)["tuned"]
@@ -328,6 +347,7 @@ def test_only_when_all_fail_the_run_fails(compare: Compare, tmp_path: Path) -> N
         ({"batch_wait": "soon"}, "--batch-wait: 'soon' is not a positive duration"),
         ({"budget": "1s"}, "--budget 1s is too little"),
         ({"window": "1h"}, "--window: cannot read '1h'"),
+        ({"sweep": True}, "--sweep finds max_num_seqs, --max-num-seqs gives it"),
         ({"slo": "fast"}, "--slo: cannot read 'fast'"),
         ({"slo": "ttft=1s"}, "--slo is for the sweep that finds max_num_seqs, and there is none"),
         ({"profile": SHIPPED, "model": "acme/other"}, "--model acme/other: "),
@@ -432,3 +452,14 @@ def test_tables_fit_a_terminal_of_80_columns(
     rules = [line for line in out.splitlines() if line.startswith("──")]
     assert len(rules) == 2
     assert all(len(line) <= 80 for line in rules)
+
+
+def test_the_table_beside_the_article_is_of_the_tables_below_it() -> None:
+    journey = runpy.run_path(str(ROOT / "scripts" / "journey.py"))
+    page = (ROOT / "docs" / "journey.md").read_text()
+    table = journey["beside"](page)
+    assert journey["put"](page, "beside", f"{table}\n") == page
+    served = re.search(r"\| continuous, tuned \(16\) \| ([0-9.]+) \| ([0-9.]+x)", page)
+    assert served is not None
+    assert f"{served[1]} ({served[2]}), 16 slots" in table
+    assert table.count("\n") == 2 + 6 - 1

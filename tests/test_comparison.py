@@ -23,6 +23,7 @@ from tuner.compare.load_levels import (
 from tuner.compare.notes import note_against, notes_on
 from tuner.compare.ratios import Ratio, Sample, ratios
 from tuner.compare.windows import windows_of
+from tuner.errors import TraceError
 from tuner.scheduler.state import StepLaw
 from tuner.trace import TraceRequest
 from tuner.twin.simulation import EngineShape
@@ -266,17 +267,26 @@ def test_the_engine_of_reference_is_the_scheduler_with_its_law() -> None:
 
 
 def test_every_block_has_a_window_of_its_own() -> None:
-    """300 s in which 100-120 s and 200-220 s are busy; stretches of 20 s with their run-in."""
-    busy = [request(row, arrival_s=100 + row / 10) for row in range(200)]
-    less = [request(row, arrival_s=200 + row / 5) for row in range(100)]
+    """300 s in which 100-116 s and 200-216 s are busy; 16 s after a run-in of 4 s."""
+    busy = [request(row, arrival_s=100 + row / 10) for row in range(160)]
+    less = [request(row, arrival_s=200 + row / 5) for row in range(80)]
     calm = [request(row, arrival_s=float(row)) for row in range(300)]
     trace = sorted([*busy, *less, *calm], key=lambda one: one.arrival_s)
     _, windows = windows_of(trace, "busiest", step_s=16.0, blocks=3)
-    begins = [one.start_s - one.run_in_s for one in windows]
-    assert begins[:2] == pytest.approx([100, 200], abs=1.0)
-    assert {(one.length_s, one.run_in_s) for one in windows} == {(16.0, 4.0)}
-    spans = sorted((begin, begin + 20) for begin in begins)
+    assert [one.start_s for one in windows[:2]] == pytest.approx([100, 200], abs=1.0)
+    assert {one.length_s for one in windows} == {16.0}
+    assert [one.run_in_s for one in windows[:2]] == [4.0, 4.0]
+    spans = sorted((one.start_s - one.run_in_s, one.start_s + one.length_s) for one in windows)
     assert all(end <= after for (_, end), (after, _) in pairwise(spans))
+
+
+def test_the_busiest_time_of_a_sparse_trace_has_its_requests_in_it() -> None:
+    trace = [request(0, arrival_s=0.0), request(1, arrival_s=86400.0)]
+    _, windows = windows_of(trace, "busiest", step_s=16.0, blocks=2)
+    assert [one.start_s for one in windows] == pytest.approx([0.0, 86384.0], abs=0.01)
+    assert [one.run_in_s for one in windows] == [0.0, 4.0]
+    with pytest.raises(TraceError, match=r"nothing arrives in .* of the trace"):
+        windows_of(trace, "all", step_s=16.0, blocks=2)
 
 
 def test_all_of_a_trace_is_spread_over_the_blocks() -> None:
@@ -294,7 +304,7 @@ def test_a_trace_without_room_gives_every_block_the_same_window() -> None:
         assert len(set(windows)) == 1
         assert windows[0].replay_s == pytest.approx(10.0, abs=0.01)
     _, windows = windows_of(trace, "busiest", step_s=6.0, blocks=3)
-    assert windows[0] == windows[1]
+    assert len(set(windows)) == 1
 
 
 def test_windows_laid_end_to_end_are_one_trace() -> None:

@@ -19,6 +19,12 @@ def compare(  # noqa: PLR0913 - one parameter an option
         int | None,
         typer.Option(min=1, help="The tuned value; default: the profile's, or a fast sweep's."),
     ] = None,
+    sweep: Annotated[
+        bool,
+        typer.Option(
+            "--sweep", help="Find the tuned value by a sweep, although there is --profile."
+        ),
+    ] = False,
     approaches: Annotated[
         str | None,
         typer.Option(help="worker, two-workers, static, untuned, tuned, profile; default: all."),
@@ -79,6 +85,7 @@ def compare(  # noqa: PLR0913 - one parameter an option
             trace=trace,
             profile=profile,
             max_num_seqs=max_num_seqs,
+            sweep=sweep,
             approaches=approaches,
             loads=loads,
             engine=engine,

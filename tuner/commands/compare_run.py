@@ -121,11 +121,11 @@ def _tuned(
     """Return the tuned value, found by a sweep if need be, and the engine time that took."""
     if options.max_num_seqs is not None:
         return Tuned(options.max_num_seqs, "--max-num-seqs"), 0.0
-    if (of_profile := _of_profile(options)) is not None:
+    if (of_profile := _of_profile(options)) is not None and options.is_tuned:
         return Tuned(of_profile, str(options.profile)), 0.0
     if not blocks.settings.sweep_share:
         return Tuned(options.untuned, "no approach needs it"), 0.0
-    progress.stage("no profile: a fast sweep finds max_num_seqs for the heaviest load")
+    progress.stage("a fast sweep finds max_num_seqs for the heaviest load")
     settings = sweep_settings_of(options, blocks.settings)
     journal = blocks.comparing.journal
     book = open_sweep(journal.run_dir, {**journal.events[0]["plan"]})

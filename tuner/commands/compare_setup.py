@@ -25,6 +25,7 @@ class CompareOptions:
     trace: Path
     profile: Path | None
     max_num_seqs: int | None
+    sweep: bool
     approaches: str | None
     loads: str
     engine: str
@@ -55,7 +56,7 @@ class CompareOptions:
     @property
     def is_tuned(self) -> bool:
         """Whether the tuned value is given."""
-        return self.max_num_seqs is not None or self.profile is not None
+        return self.max_num_seqs is not None or (self.profile is not None and not self.sweep)
 
 
 SWEEP_SHARE = 0.2
@@ -67,6 +68,10 @@ SWEEP_STEP_S = 60.0
 def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
     """Raises UsageError for what cannot be asked."""
     parse_window(options.window)
+    if options.sweep and options.max_num_seqs is not None:
+        raise UsageError(
+            "--sweep finds max_num_seqs, --max-num-seqs gives it", hint="Leave one of them out."
+        )
     approaches = chosen(options.approaches, has_profile=options.profile is not None)
     needs_sweep = not options.is_tuned and "tuned" in {one.name for one in approaches}
     if options.slo is not None:
@@ -74,7 +79,7 @@ def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
         if not needs_sweep:
             raise UsageError(
                 "--slo is for the sweep that finds max_num_seqs, and there is none",
-                hint="Leave out --slo, or --profile and --max-num-seqs.",
+                hint="Leave out --slo, or give --sweep instead of --max-num-seqs.",
             )
     return CompareSettings(
         approaches=approaches,
@@ -127,7 +132,16 @@ def cautions_of(options: CompareOptions) -> list[str]:
 def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same."""
     names = (
-        *("engine", "approaches", "loads", "max_num_seqs", "untuned", "batch_size", "batch_wait"),
+        *(
+            "engine",
+            "approaches",
+            "loads",
+            "max_num_seqs",
+            "sweep",
+            "untuned",
+            "batch_size",
+            "batch_wait",
+        ),
         *("queue_size", "slo", "window", "step", "repeats", "budget", "seed"),
     )
     profile = load_profile(options.profile).digest if options.profile is not None else None

@@ -14,7 +14,7 @@ from tuner.commands.console import console_for, shown_ms
 from tuner.compare.blocks import Blocks
 from tuner.compare.comparison import Row, Table
 from tuner.compare.evidence import Tuned
-from tuner.compare.notes import shown_ratio
+from tuner.compare.notes import shown_number, shown_ratio
 from tuner.engines.seam import EngineFacts
 from tuner.measure import Spread
 
@@ -101,7 +101,7 @@ def _cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
     one = row.numbers
     if one is None:
         return (title, "failed", "-", "-", "-", "-", "-")
-    e2el = "-" if one.e2el_p95_s is None else f"{one.e2el_p95_s:#.3g}"
+    e2el = "-" if one.e2el_p95_s is None else shown_number(one.e2el_p95_s)
     return (
         title,
         f"{one.requests_per_s:.2f}",

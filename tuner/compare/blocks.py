@@ -12,7 +12,7 @@ from tuner.errors import UsageError
 from tuner.evidence import Choice
 from tuner.rig import Watcher
 from tuner.trace import TraceRequest
-from tuner.window import RUN_IN_SHARE, Window
+from tuner.window import RUN_IN_SHARE, Window, in_window
 from tuner.workload import keep_what_fits
 
 MIN_STEP_S = 3.0
@@ -20,6 +20,8 @@ MIN_STEP_S = 3.0
 
 DRAIN_SHARE = 0.5
 """How long unfinished requests are waited for after the last one, as a share of the window."""
+
+MANY_COPIES = 2.0
 
 SLACK = 0.05
 """Share of the time left that is kept for what ends late: a worker finishes what it has begun."""
@@ -70,6 +72,7 @@ class Blocks:
                 "the trace is too short for another part of it in every block: the intervals know "
                 "more of the machine's noise than of other traffic"
             )
+        self.warn_of_copies()
 
     def affordable_s(self) -> float:
         """Return how long each window can be. Raises UsageError when that is too short."""
@@ -105,6 +108,19 @@ class Blocks:
             for level in self.settings.levels
             if level.in_flight is not None
         }
+
+    def warn_of_copies(self) -> None:
+        """Say at which loads most of the requests are copies of others."""
+        recorded = sum(len(in_window(self.kept, window)) for window in self.windows)
+        for level, rates in self.rates_rps.items():
+            sent = sum(
+                rate * window.replay_s for rate, window in zip(rates, self.windows, strict=True)
+            )
+            if sent > MANY_COPIES * recorded:
+                self.warnings.append(
+                    f"{level}: {sent / recorded:.1f} times what was recorded there: most of its "
+                    "requests are copies of others, some seconds apart"
+                )
 
     def sent(self, cell: Cell, block: int) -> list[TraceRequest]:
         """Return what a cell sends in a block, the same to every approach."""

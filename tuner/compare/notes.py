@@ -16,12 +16,12 @@ def note_against(found: Mapping[str, Ratio], title: str) -> tuple[str, ...]:
 def shown_ratio(ratio: Ratio) -> str:
     """Return a ratio with its interval in a few characters: ``1.82x (1.64-2.01)``."""
     if ratio.low is None or ratio.high is None:
-        return f"{_figures(ratio.value)}x"
-    return f"{_figures(ratio.value)}x ({_figures(ratio.low)}-{_figures(ratio.high)})"
+        return f"{shown_number(ratio.value)}x"
+    return f"{shown_number(ratio.value)}x ({shown_number(ratio.low)}-{shown_number(ratio.high)})"
 
 
-def _figures(value: float) -> str:
-    """Return three significant digits at most, two of them after the point."""
+def shown_number(value: float) -> str:
+    """Return three significant digits, of small numbers two after the point."""
     return f"{value:.2f}" if value < 10 else f"{value:.1f}" if value < 100 else f"{value:.0f}"
 
 

@@ -25,10 +25,11 @@ def windows_of(
 
     ``busiest``: the busiest stretch, then the busiest beside it, and so on; ``all`` and
     ``START+LEN``: evenly spread. They overlap, or are the same, where the part is too short. A
-    window scores ``step_s`` at most, after a run-in of a quarter of that.
-    Raises UsageError, TraceError.
+    window scores ``step_s`` at most, after a run-in of a quarter of that where there is room.
+    Raises UsageError; TraceError for a window in which nothing arrives.
     """
-    length_s = step_s * (1 + RUN_IN_SHARE)
+    run_in_s = step_s * RUN_IN_SHARE
+    length_s = step_s + run_in_s
     part = choose_part(
         requests,
         "all" if asked == "busiest" else asked,
@@ -36,50 +37,56 @@ def windows_of(
         busiest=busiest_window,
     )
     if part.length_s <= length_s:
-        begins_s = [part.begin_s] * blocks
-        length_s = part.length_s
+        run_in_s = part.length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
+        only = Window(part.begin_s + run_in_s, part.length_s - run_in_s, run_in_s)
+        windows = [only] * blocks
     elif asked == "busiest":
-        begins_s = _busiest(requests, part, length_s, blocks)
+        windows = [
+            Window(start_s, step_s, min(run_in_s, start_s - part.begin_s))
+            for start_s in _busiest(requests, part, step_s, run_in_s, blocks)
+        ]
     else:
         room_s = part.length_s - length_s
-        begins_s = [
-            part.begin_s + (room_s * block / (blocks - 1) if blocks > 1 else room_s / 2)
-            for block in range(blocks)
+        shares = [block / (blocks - 1) for block in range(blocks)] if blocks > 1 else [0.5]
+        windows = [
+            Window(part.begin_s + room_s * share + run_in_s, step_s, run_in_s) for share in shares
         ]
-    run_in_s = length_s * RUN_IN_SHARE / (1 + RUN_IN_SHARE)
-    return part, tuple(
-        Window(begin_s + run_in_s, length_s - run_in_s, run_in_s) for begin_s in begins_s
-    )
+    for one in windows:
+        if not any(one.start_s <= each.arrival_s < one.start_s + one.length_s for each in requests):
+            raise TraceError(
+                f"nothing arrives in {one} of the trace",
+                hint="Choose another --window, or give a longer --step and a larger --budget.",
+            )
+    return part, tuple(windows)
 
 
 def _busiest(
-    requests: Sequence[TraceRequest], part: Part, length_s: float, blocks: int
+    requests: Sequence[TraceRequest], part: Part, step_s: float, run_in_s: float, blocks: int
 ) -> list[float]:
-    """Return where the busiest stretches begin, none within another; from the first again when
-    there is no more room."""
+    """Return where the busiest stretches start, none within another or its run-in; from the first
+    again when there is no more room."""
     free = [part]
     found: list[float] = []
-    while len(found) < blocks and free:
+    while len(found) < blocks:
         best: tuple[int, float, Part] | None = None
         for gap in free:
-            inside = [one for one in requests if gap.begin_s <= one.arrival_s < gap.end_s]
+            least_s = gap.begin_s if gap.begin_s == part.begin_s else gap.begin_s + run_in_s
+            inside = [one for one in requests if least_s <= one.arrival_s < gap.end_s]
             if not inside:
                 continue
-            begin_s = max(
-                gap.begin_s, min(busiest_window(inside, length_s)[0], gap.end_s - length_s)
-            )
+            start_s = max(least_s, min(busiest_window(inside, step_s)[0], gap.end_s - step_s))
             tokens = sum(
                 one.input_length + one.output_length
                 for one in inside
-                if begin_s <= one.arrival_s < begin_s + length_s
+                if start_s <= one.arrival_s < start_s + step_s
             )
-            if best is None or tokens > best[0]:
-                best = (tokens, begin_s, gap)
+            if tokens and (best is None or tokens > best[0]):
+                best = (tokens, start_s, gap)
         if best is None:
             break
-        _, begin_s, gap = best
-        found.append(begin_s)
+        _, start_s, gap = best
+        found.append(start_s)
         free.remove(gap)
-        sides = (Part(gap.begin_s, begin_s), Part(begin_s + length_s, gap.end_s))
-        free += [side for side in sides if side.length_s >= length_s]
+        sides = (Part(gap.begin_s, start_s - run_in_s), Part(start_s + step_s, gap.end_s))
+        free += [side for side in sides if side.length_s >= step_s + run_in_s]
     return [found[block % len(found)] for block in range(blocks)]
