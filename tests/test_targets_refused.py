@@ -685,5 +685,14 @@ def test_workloads_of_controllers_have_their_pods_elsewhere(kind: str, path: str
     assert target.write(text % 1, SEQS, source="f") == text % 16
 
 
+def test_a_patch_of_such_a_workload_is_a_patch() -> None:
+    """A list that is new in a patch would replace the one of its base."""
+    text = (
+        "kind: CronJob\nmetadata: {name: w}\n"
+        "spec: {jobTemplate: {spec: {template: {spec: {containers: [{name: v}]}}}}}\n"
+    )
+    assert detect(PurePath("f.yaml"), text, source="f").NAME == "kustomize"
+
+
 def test_a_document_without_content_is_a_new_config() -> None:
     assert named("vllm-config").write("---\n", SEQS, source="f") == "---\nmax-num-seqs: 16\n"

@@ -78,7 +78,6 @@ def _of_values(document: yaml.Node) -> Target | None:
 
 def _has_images(document: yaml.Node) -> bool:
     """Whether it is a whole workload: a patch for one says nothing of the image."""
-    pods = [get(document, "spec"), get(document, "spec", "template", "spec")]
-    containers = [node for pod in pods for node in items(get(pod, "containers"))]
-    whole = [node for node in containers if get(node, "image") is not None]
+    containers = list(kubernetes.of_document(document))
+    whole = [one for one in containers if get(one.node, "image") is not None]
     return bool(whole) or not containers

@@ -32,14 +32,14 @@ KINDS = frozenset(_PODS)
 def containers(file: YamlFile) -> Iterator[Container]:
     """Yield the containers of all workloads; init containers serve nothing."""
     for document in file.roots:
-        yield from _of(document)
+        yield from of_document(document)
 
 
-def _of(document: yaml.Node) -> Iterator[Container]:
+def of_document(document: yaml.Node) -> Iterator[Container]:
     kind = text_at(document, "kind")
     if kind == "List":
         for item in items(get(document, "items")):
-            yield from _of(item)
+            yield from of_document(item)
     name = text_at(document, "metadata", "name") or kind or ""
     for path in _PODS.get(kind or "", ()):
         yield from of_pod(get(document, "spec", *path), name)
