@@ -130,9 +130,6 @@ def report(level: str, results: Sequence[Result]) -> None:
         f" | own caps differ {sum(len(set(one.own)) > 1 for one in results)}",
         flush=True,
     )
-    for one in results:
-        if one not in right and one not in none:
-            print(f"    {one}", flush=True)
 
 
 def main() -> None:
@@ -150,7 +147,11 @@ def main() -> None:
     for level in options.level or list(NOISE):
         with Pool(options.processes) as pool:
             work = partial(judge, settings=settings)
-            report(level, list(pool.imap_unordered(work, [(seed, level) for seed in seeds])))
+            results = []
+            for one in pool.imap_unordered(work, [(seed, level) for seed in seeds]):
+                results.append(one)
+                print(f"    {one}", flush=True)
+        report(level, results)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import request
+from tests.profiles import profile
 from tuner.commands.sweep_setup import (
     SweepOptions,
     Traffic,
@@ -18,6 +19,8 @@ from tuner.commands.sweep_setup import (
 from tuner.devices import gpus_of
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import EngineError
+from tuner.profile import load
+from tuner.rollout import cautions
 from tuner.trace import Trace, TraceHeader
 
 # in turns, so that rank and replica get every other request
@@ -80,3 +83,15 @@ def test_ranks_that_wait_for_each_other_are_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="ranks of a mixture of experts wait") as caught:
         VllmStarter(arguments, ranks=2).resolve(max_num_seqs=4)
     assert "data_parallel_size 1" in caught.value.hint
+
+
+def test_whoever_uses_such_a_profile_is_told() -> None:
+    one_of_two = profile(ranks=2)
+    (said,) = [one for one in cautions(one_of_two, []) if "ranks" in one]
+    assert said == "max_num_seqs and every number are those of one of 2 data-parallel ranks"
+    assert not [one for one in cautions(profile(), []) if "ranks" in one]
+
+
+def test_the_shipped_profile_of_an_older_tuner_is_of_a_whole_server() -> None:
+    shipped = Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml"
+    assert load(shipped).provenance.ranks == 1

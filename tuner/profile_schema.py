@@ -107,6 +107,16 @@ class Provenance(Section):
     twin_error: Number | None
     """Median of the twin's errors over the windows that were replayed; None without any."""
 
+    ranks: Count = 1
+    """Of a data-parallel server, of which one was measured: every number is one rank's."""
+
+    @property
+    def of_ranks(self) -> str | None:
+        """Say of what every number is, where that is not a whole server."""
+        if self.ranks == 1:
+            return None
+        return f"max_num_seqs and every number are those of one of {self.ranks} data-parallel ranks"
+
 
 class ServingProfile(Section):
     schema_version: Literal[1]

@@ -242,6 +242,8 @@ def cautions(
 ) -> tuple[str, ...]:
     """Return what to beware of when the profile is rolled out all the same."""
     found = []
+    if (said := profile.provenance.of_ranks) is not None:
+        found.append(said)
     if differing:
         what = "; ".join(one.words for one in differing)
         found.append(f"the profile was measured elsewhere: {what}")

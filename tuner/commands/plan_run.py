@@ -145,6 +145,8 @@ def _warnings(
     profile: ServingProfile, load: float, steps: list[Answer], needed: int | None
 ) -> list[str]:
     said = []
+    if (one := profile.provenance.of_ranks) is not None:
+        said.append(f"{one}; a replica here is such a rank")
     if load > profile.validity.validated_load * 1.001:
         said.append(
             f"{load:.2f} times the load on a replica is more than the "

@@ -67,7 +67,7 @@ def run(options: RefineOptions) -> None:
     _check_output(options)
     check_ray(options)
     trace = load(options.trace)
-    requests = requests_of(options, trace.requests)
+    requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
     engines = engines_of(options, profile)
     space = space_of(
         options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
@@ -158,6 +158,7 @@ def _profile(begun: _Run, found: Refinement, wall_s: float) -> ServingProfile:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
         "wall_s": wall_s,
         "warnings": list(found.warnings),
+        "ranks": profile.provenance.ranks,
         "model_digest": (
             None
             if found.outcome.facts.engine == "sim"

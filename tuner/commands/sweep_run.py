@@ -20,6 +20,7 @@ from tuner.commands.sweep_setup import (
     execute_on,
     one_servers,
     plan_of,
+    ranks_of,
     starter_of,
     traffic_of,
 )
@@ -56,6 +57,7 @@ class Done:
     run_dir: Path
     trace_digest: str
     wall_s: float
+    ranks: int = 1
 
 
 def run(options: SweepOptions) -> None:
@@ -91,7 +93,13 @@ def _run_one(options: SweepOptions, path: Path) -> None:
             outcome = measured(traffic, starter, book, progress)
         wall_s = time.monotonic() - began_s
         done = Done(
-            outcome, traffic.settings, traffic.warnings, book.run_dir, traffic.trace.digest, wall_s
+            outcome,
+            traffic.settings,
+            traffic.warnings,
+            book.run_dir,
+            traffic.trace.digest,
+            wall_s,
+            ranks_of(starter),
         )
         _conclude(options, done, keep=True)
 
@@ -144,7 +152,7 @@ def rescored(options: SweepOptions, book: journal.Journal) -> Done:
     try:
         asked = options.slo or plan["slo"]
         settings = settings_in(plan, slo=parse_slo(asked) if asked else None)
-        digest = str(plan["trace_digest"])
+        digest, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
@@ -153,7 +161,7 @@ def rescored(options: SweepOptions, book: journal.Journal) -> Done:
     trace = load(run_dir / TRACE_COPY)
     outcome = rescore(trace.requests, settings, book)
     said = (*trace.warnings, *cautions_of(trace))
-    return Done(outcome, settings, said, run_dir, digest, time.monotonic() - began_s)
+    return Done(outcome, settings, said, run_dir, digest, time.monotonic() - began_s, ranks)
 
 
 def warnings_of(done: Done) -> list[str]:
@@ -177,6 +185,7 @@ def sealed(done: Done, warnings: Sequence[str]) -> ServingProfile:
         "wall_s": done.wall_s,
         "warnings": list(warnings),
         "model_digest": _model_digest(done.outcome),
+        "ranks": done.ranks,
     }
     return profile_of(
         done.outcome, headroom=settings.headroom, trace_digest=done.trace_digest, origin=origin

@@ -220,4 +220,4 @@ def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, 
         "closed_sessions": options.closed_sessions,
         "seed": options.seed,
         "trace_block_size": trace.header.block_size,
-    }
+    } | ({"ranks": ranks} if (ranks := ranks_of(starter)) > 1 else {})

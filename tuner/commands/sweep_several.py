@@ -26,6 +26,7 @@ from tuner.commands.sweep_setup import (
     execute_on,
     one_servers,
     plan_of,
+    ranks_of,
     starter_of,
     traffic_of,
 )
@@ -93,7 +94,7 @@ def run(options: SweepOptions) -> None:
         done = {
             name: Done(
                 found.outcomes[name], one.settings, one.warnings, books[name].run_dir,
-                one.trace.digest, wall_s,
+                one.trace.digest, wall_s, ranks_of(starter),
             )
             for name, one in traffics.items()
         }  # fmt: skip

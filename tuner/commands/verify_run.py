@@ -73,7 +73,7 @@ def _verified(options: VerifyOptions) -> list[Gate]:
     twin = restored(profile.twin, source=str(options.profile))
     step_s = parse_duration_s(options.step, option="--step")
     trace = load(options.trace)
-    requests = requests_of(options, trace.requests)
+    requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
     starter, execute, read = _engine(options, profile)
     console = Console(stderr=True, highlight=False)
 
@@ -137,15 +137,18 @@ class Shared(Protocol):
     def seed(self) -> int: ...
 
 
-def requests_of(options: Shared, requests: Sequence[TraceRequest]) -> list[TraceRequest]:
-    """Return one server's requests. Raises TraceError when none was served."""
+def requests_of(
+    options: Shared, requests: Sequence[TraceRequest], *, ranks: int
+) -> list[TraceRequest]:
+    """Return one engine's requests: a replica's, and of that one rank's. Raises TraceError when
+    none was served."""
     served = [one for one in requests if one.status in {"ok", "aborted"}]
     if not served:
         raise TraceError(
             f"{options.trace}: no request that was served", hint="Capture some traffic first."
         )
-    if options.replicas > 1:
-        parts = route(served, replicas=options.replicas, router=options.router, seed=options.seed)
+    if (share := options.replicas * ranks) > 1:
+        parts = route(served, replicas=share, router=options.router, seed=options.seed)
         served = parts[busiest_part(parts)]
     return served
 

@@ -128,6 +128,8 @@ def beforehand(
     With a canary the arguments are the canary's, which should run the profile.
     """
     warnings, untold = list[str](), list[str]()
+    if (said := profile.provenance.of_ranks) is not None:
+        warnings.append(f"{said}: watch one rank's own address, a server's sum is another load")
     verdict = profile.decision.verdict
     if verdict in {"overloaded", "inconclusive"}:
         warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
