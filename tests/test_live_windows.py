@@ -104,6 +104,16 @@ def test_counters_that_begin_anew_in_the_same_process_are_all_new() -> None:
     assert found.finished == found.counters["output_tokens"] / 5 == 4
 
 
+def test_a_counter_that_jumps_is_in_no_window_and_no_gauge_is_beyond_reason() -> None:
+    scrapes = {2.0 * i: {"0": metrics(i if i < 8 else i + 1e9, waiting=-3)} for i in range(16)}
+    *found, missed = windows(scrapes)
+    assert missed == 1
+    assert all(sum(one.finished for one in window.every_step) <= 10 for window in found)
+    assert all(one.waiting == 0 for window in found for one in window.every_step)
+    many = ServerMetrics({"running": 1e300}, {}, {})
+    assert step(many, many, 0.0, 2.0).running == 1e6
+
+
 def test_servers_that_answer_in_turn_are_told_from_one_that_restarts() -> None:
     for starts, several in (((1, 2, 3), False), ((1, 1, 2, 2), False), ((1, 2, 1), True)):
         maker = WindowMaker(10.0, 2.0, 60.0)

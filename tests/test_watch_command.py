@@ -1,6 +1,7 @@
 """`tuner watch` on servers that answer over HTTP, on a clock that nobody waits for."""
 
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -28,7 +29,8 @@ from tuner.errors import (
     UndecidedError,
     UsageError,
 )
-from tuner.watch.scraper import GONE_S, Absence, Scrape
+from tuner.prometheus import ServerMetrics
+from tuner.watch.scraper import GONE_S, Absence, Scrape, Stall
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 LENGTH_S = 400.0
@@ -228,6 +230,40 @@ def test_a_server_that_dies_ends_the_watch_with_what_is_known(
     assert "does not answer any more" in str(ended)
     assert found["windows"] >= 19
     assert found["requests"] > 500
+
+
+def hanging(server: SimulatedServer, from_s: float) -> Page:
+    return lambda at_s: exposition({"0": server.scrape(min(at_s, from_s))})
+
+
+def test_a_server_that_hangs_ends_the_watch(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, ended = watch(hanging(honest, 60.0))
+    assert isinstance(ended, EngineError)
+    assert re.search(r"hangs: \d+ requests run and no token came for 120 s", str(ended))
+    assert found["windows"] == 17
+
+
+def test_a_canary_that_hangs_is_rolled_back(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    clock = FreeClock()
+    with serving(hanging(honest, 30.0), clock) as canary:
+        found, ended = watch(page_of(honest), clock, canary=canary)
+    assert isinstance(ended, GateError)
+    assert found["verdict"] == "roll back"
+    assert found["reason"].startswith("the canary hangs: ")
+
+
+def test_an_idle_server_does_not_hang() -> None:
+    idle = ServerMetrics({"running": 0.0}, {"output_tokens": 7.0}, {})
+    busy = ServerMetrics({"running": 1.0}, {"output_tokens": 7.0}, {})
+    untold = ServerMetrics({"running": 1.0}, {}, {})
+    for server, hangs in ((idle, False), (untold, False), (busy, True)):
+        stall = Stall()
+        said = [stall.add(2.0 * place, {"0": server}) for place in range(100)]
+        assert any(said) is hangs
 
 
 def test_ctrl_c_says_what_is_known_so_far(

@@ -124,8 +124,8 @@ def _end(session: Session, options: WatchOptions, stopped: TunerError | None, di
         raise stopped
     if session.gone:
         raise EngineError(
-            f"{options.url} does not answer any more: {session.gone}",
-            hint="What was known until then stands above. Is the server running?",
+            f"{options.url} {session.gone}",
+            hint="What was known until then stands above. Look at the server's log.",
         )
     _raise_for(session, options, rolled_back)
 

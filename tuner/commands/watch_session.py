@@ -13,7 +13,7 @@ from tuner.watch.journal import WindowJournal
 from tuner.watch.pair import kv_blocks_said, paired
 from tuner.watch.promised import Promised
 from tuner.watch.reasons import reason, server_is_why
-from tuner.watch.scraper import Absence, Moment, Server
+from tuner.watch.scraper import Absence, Moment, Server, Stall
 from tuner.watch.verdict import Watch
 from tuner.watch.windows import Window, WindowMaker
 
@@ -26,6 +26,7 @@ class Side:
     watch: Watch
     maker: WindowMaker
     absence: Absence
+    stall: Stall = field(default_factory=Stall)
     kv_blocks: int | None = None
     """As it says."""
 
@@ -76,11 +77,14 @@ class Session:
             if side.absence.add(scrape) and (
                 side is self.sides[0] or moment[0].engines is not None
             ):
-                self._is_gone(side)
+                self._is_gone(side, f"does not answer any more: {side.absence.problem}")
                 return True
             if scrape.engines is None:
                 self.progress.missed(side.server.url, scrape.problem)
                 windows.append(None)
+            elif problem := side.stall.add(scrape.at_s, scrape.engines):
+                self._is_gone(side, f"hangs: {problem}")
+                return True
             else:
                 windows.append(self._answered(side, scrape.at_s, scrape.engines))
         if self.gate is None:
@@ -147,11 +151,11 @@ class Session:
         if self.exporter is not None:
             self.exporter.show(gate.decision, gate.pairs, gate.measures())
 
-    def _is_gone(self, side: Side) -> None:
+    def _is_gone(self, side: Side, why: str) -> None:
         if self.gate is not None and side is self.sides[1]:
-            self.gate.gone = side.absence.problem
+            self.gate.gone = why
         else:
-            self.gone = side.absence.problem
+            self.gone = why
 
 
 def _check_names(side: Side, engines: Mapping[str, ServerMetrics]) -> None:

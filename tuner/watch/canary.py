@@ -62,7 +62,7 @@ class CanaryGate:
 
     effects: dict[Effect, Monitor] = field(init=False)
     gone: str = ""
-    """Why the canary does not answer any more, while the baseline does."""
+    """What the canary does instead of serving, while the baseline answers."""
 
     restarts: int = 0
     """Of the canary, more than of the baseline."""
@@ -138,7 +138,7 @@ class CanaryGate:
     def reason(self) -> str:
         """Why, in words."""
         if self.gone:
-            return f"the canary does not answer any more: {self.gone}"
+            return f"the canary {self.gone}"
         return "; ".join([*self._why(), *self._also()])
 
     def _why(self) -> list[str]:

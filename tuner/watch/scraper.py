@@ -14,6 +14,10 @@ GONE_S = 60.0
 """A server that has not answered for so long is gone; so is one that missed GONE_SCRAPES."""
 
 GONE_SCRAPES = 5
+
+STALLED_S = 120.0
+"""A server in which requests run and no token comes for so long hangs."""
+
 LEAST_TIMEOUT_S = 1.0
 MOST_TIMEOUT_S = 10.0
 
@@ -123,3 +127,30 @@ class Absence:
         if self._since_s is None:
             self._since_s = scrape.at_s
         return self.in_a_row >= GONE_SCRAPES and scrape.at_s - self._since_s >= GONE_S
+
+
+@dataclass(slots=True)
+class Stall:
+    """How long no token came although requests run."""
+
+    _tokens: float | None = None
+    _since_s: float = 0.0
+
+    def add(self, at_s: float, engines: Mapping[str, ServerMetrics]) -> str:
+        """Take in what a server said; return why it hangs, if it does."""
+        running = sum(one.gauges.get("running", 0.0) for one in engines.values())
+        tokens = [
+            count
+            for one in engines.values()
+            for count in (
+                one.counters.get("output_tokens"),
+                one.distributions["itl_s"].count if "itl_s" in one.distributions else None,
+            )
+            if count is not None
+        ]
+        if not tokens or running <= 0 or sum(tokens) != self._tokens:
+            self._tokens, self._since_s = sum(tokens), at_s
+            return ""
+        if at_s - self._since_s < STALLED_S:
+            return ""
+        return f"{running:.0f} requests run and no token came for {at_s - self._since_s:.0f} s"

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
+from typing import Literal
 
 from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
 
@@ -23,6 +24,10 @@ KEPT_STEPS = 1024
 
 RESTART_S = 1.0
 """Start times that differ by less are one start: they are rounded."""
+
+MOST_RUNNING = 1e6
+MOST_A_STEP = 20_000.0
+"""More requests at a time, or in one step, no engine has: a counter jumped."""
 
 KEPT_STARTS = 64
 """Starts of a process that are remembered at most."""
@@ -56,6 +61,12 @@ class Step:
         return sum(self.finish_reasons.values())
 
     @property
+    def is_possible(self) -> bool:
+        names: tuple[Distribution, ...] = ("ttft_s", "e2el_s", "input_length", "output_length")
+        found = (self.distributions[name].count for name in names if name in self.distributions)
+        return max([self.finished, *found]) <= MOST_A_STEP
+
+    @property
     def failed(self) -> float:
         """Requests that ended otherwise than by their last token."""
         return sum(self.finish_reasons.get(reason, 0.0) for reason in ("abort", "error"))
@@ -72,9 +83,9 @@ def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: flo
     return Step(
         begin_s=begin_s,
         end_s=end_s,
-        in_flight=earlier.gauges.get("running", 0.0) + earlier.gauges.get("waiting", 0.0),
-        running=after.gauges.get("running", 0.0),
-        waiting=after.gauges.get("waiting", 0.0),
+        in_flight=_requests(earlier, "running") + _requests(earlier, "waiting"),
+        running=_requests(after, "running"),
+        waiting=_requests(after, "waiting"),
         kv_cache_usage=after.gauges.get("kv_cache_usage"),
         counters={
             name: value - earlier.counters[name]
@@ -93,6 +104,10 @@ def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: flo
         },
         restarted=restarted,
     )
+
+
+def _requests(metrics: ServerMetrics, name: Literal["running", "waiting"]) -> float:
+    return min(MOST_RUNNING, max(0.0, metrics.gauges.get(name, 0.0)))
 
 
 def was_restarted(before: ServerMetrics, after: ServerMetrics) -> bool:
@@ -226,14 +241,18 @@ class WindowMaker:
         # within half a step: otherwise a window would last one step longer whenever one is early
         number = int((at_s - self._origin_s + self.every_s / 2) // self.length_s)
         ends, self._number = number > self._number, number
-        if at_s - begin_s > LATE * self.every_s or engines.keys() != were.keys():
+        steps = {name: step(were[name], engines[name], begin_s, at_s) for name in same}
+        if (
+            at_s - begin_s > LATE * self.every_s
+            or engines.keys() != were.keys()
+            or not all(one.is_possible for one in steps.values())
+        ):
             self.missed += 1
             self._steps.clear()
             self._begin_s = None
             return None
-        for name, metrics in engines.items():
-            kept = self._steps.setdefault(name, deque(maxlen=KEPT_STEPS))
-            kept.append(step(were[name], metrics, begin_s, at_s))
+        for name, one in steps.items():
+            self._steps.setdefault(name, deque(maxlen=KEPT_STEPS)).append(one)
         if self._begin_s is None:
             self._begin_s = begin_s
         if not ends or at_s - self._begin_s < self.length_s / 2:
