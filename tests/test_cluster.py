@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -34,28 +33,46 @@ step: {a: 0.020, b: 0.0004, n0: 12, h: 0.012, c: 1.0e-5}
 engine_start: 30
 noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """
-SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
+TRACE = ("--trace", "prod.jsonl", "--step", "20s")
+SIM = ("--engine", "sim", "--world", "world.yaml", *TRACE)
+SLO = ("--slo", "ttft=2s,tpot=50ms")
 FEW = ("--search", "max_num_seqs=10,12,14", "--search", "max_num_batched_tokens=2048")
 NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+SLOW, FAST = ({**NODE, "labels": {"tuner/kind": kind}} for kind in ("slow", "fast"))
 GONE_S = 20.0
 """How long Ray may take to notice that a driver is gone."""
+
+
+_STARTED: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_on() -> Iterator[None]:
+    """End what a test that failed has left running."""
+    yield
+    for running in _STARTED:
+        if running.poll() is None:
+            running.kill()
+            running.communicate()
+    _STARTED.clear()
 
 
 @pytest.fixture(scope="module")
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
     (folder / "world.yaml").write_text(WORLD)
+    (folder / "fast.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.012"))
     shutil.copy(ROOT / "traces" / "translation.jsonl", folder / "prod.jsonl")
-    words = [TUNER, "sweep", *SIM]
+    words = [TUNER, "sweep", *SIM, *SLO]
     subprocess.run(words, cwd=folder, capture_output=True, check=True)
     return folder
 
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    head = {**NODE, "include_dashboard": False}
+    head = {**SLOW, "include_dashboard": False}
     found = Cluster(initialize_head=True, head_node_args=head)
-    found.add_node(**NODE)
+    found.add_node(**FAST)
     ray.init(address=found.address, log_to_driver=False, logging_level="CRITICAL")
     yield found
     ray.shutdown()
@@ -66,7 +83,7 @@ def cluster() -> Iterator[Any]:
 def two_nodes(cluster: Cluster) -> Cluster:
     """The cluster, with a second node again where a test took it."""
     while len(cluster.list_all_nodes()) < 2:
-        cluster.add_node(**NODE)
+        cluster.add_node(**FAST)
     wait_until(lambda: ray.cluster_resources().get("CPU") == 2)
     return cluster
 
@@ -78,11 +95,16 @@ def wait_until(condition: Callable[[], bool], *, within_s: float = GONE_S) -> No
         time.sleep(0.05)
 
 
-def refining(folder: Path, cluster: Cluster, *options: str) -> "subprocess.Popen[str]":
-    words = [TUNER, "refine", "profile.yaml", *SIM, *FEW, "--ray", cluster.address, *options]
-    return subprocess.Popen(
-        words, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    _STARTED.append(
+        subprocess.Popen([TUNER, *words], cwd=folder, stdout=pipe, stderr=pipe, text=True)
     )
+    return _STARTED[-1]
+
+
+def refining(folder: Path, address: str, *options: str) -> "subprocess.Popen[str]":
+    return started(folder, "refine", "profile.yaml", *SIM, *FEW, "--ray", address, *options)
 
 
 def wait_for_line(running: "subprocess.Popen[str]", text: str) -> None:
@@ -103,12 +125,23 @@ def replays(run_dir: Path) -> list[dict[str, Any]]:
     return [one for one in events(run_dir) if one["event"] == "replay"]
 
 
+def starts(run_dir: Path) -> list[dict[str, Any]]:
+    return [one for one in events(run_dir) if one["event"] == "start"]
+
+
+def cmdline(process: psutil.Process) -> list[str]:
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def workers() -> list[psutil.Process]:
     """The processes that trials are made in."""
     return [
         process
         for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith("ray::Worker")
+        if (process.info["cmdline"] or [""])[0].startswith(("ray::Worker", "ray::SweepWorker"))
     ]
 
 
@@ -123,7 +156,7 @@ def assert_nothing_is_left() -> None:
 def test_a_study_on_two_nodes_ends_well_while_one_of_them_dies(
     swept: Path, two_nodes: Cluster
 ) -> None:
-    running = refining(swept, two_nodes, "--run-dir", "died", "--json", "-o", "died.yaml")
+    running = refining(swept, two_nodes.address, "--run-dir", "died", "--json", "-o", "died.yaml")
     wait_for_line(running, "climb max_num_seqs")
     two_nodes.remove_node(two_nodes.list_all_nodes()[-1], allow_graceful=False)
     out, told = running.communicate()
@@ -151,7 +184,9 @@ def test_every_place_replays_the_knee_and_one_place_makes_all_pairs(swept: Path)
 def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
     swept: Path, two_nodes: Cluster
 ) -> None:
-    running = refining(swept, two_nodes, "--run-dir", "killed", "--json", "-o", "killed.yaml")
+    running = refining(
+        swept, two_nodes.address, "--run-dir", "killed", "--json", "-o", "killed.yaml"
+    )
     for moment in ("climb max_num_seqs", "search max_num_seqs=1", "knee max_num_seqs"):
         wait_for_line(running, moment)
         for process in workers()[:1]:
@@ -168,7 +203,7 @@ def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
 def test_a_driver_that_is_killed_leaves_nothing_and_goes_on_without_loss(
     swept: Path, two_nodes: Cluster
 ) -> None:
-    running = refining(swept, two_nodes, "--run-dir", "restarted")
+    running = refining(swept, two_nodes.address, "--run-dir", "restarted")
     wait_for_line(running, "comparing")
     running.kill()
     running.communicate()
@@ -176,7 +211,14 @@ def test_a_driver_that_is_killed_leaves_nothing_and_goes_on_without_loss(
     kept = replays(swept / "restarted")
     assert len(kept) >= 4
     again = refining(
-        swept, two_nodes, "--run-dir", "restarted", "--resume", "--json", "-o", "restarted.yaml"
+        swept,
+        two_nodes.address,
+        "--run-dir",
+        "restarted",
+        "--resume",
+        "--json",
+        "-o",
+        "restarted.yaml",
     )
     out, told = again.communicate()
     assert again.returncode == 0, told
@@ -188,16 +230,87 @@ def test_a_driver_that_is_killed_leaves_nothing_and_goes_on_without_loss(
     assert_nothing_is_left()
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
 def test_a_driver_that_is_stopped_gives_everything_back_and_says_how_to_go_on(
-    swept: Path, two_nodes: Cluster, number: signal.Signals
+    swept: Path, two_nodes: Cluster, tmp_path: Path
 ) -> None:
-    running = refining(swept, two_nodes, "--run-dir", f"stopped-{number}")
-    wait_for_line(running, "climb max_num_seqs")
-    running.send_signal(number)
-    out, told = running.communicate()
+    shutil.copytree(ROOT / "tuner", tmp_path / "tuner")
+    with (tmp_path / "tuner" / "slo.py").open("a") as file:
+        file.write("# of another day\n")
+    other = two_nodes.add_node(**NODE, env_vars={"PYTHONPATH": str(tmp_path)})
+    try:
+        running = refining(swept, two_nodes.address, "--run-dir", "stopped")
+        wait_for_line(running, "the modules of tuner differ from those here")
+        wait_for_line(running, "climb max_num_seqs")
+        running.terminate()
+        out, told = running.communicate()
+    finally:
+        two_nodes.remove_node(other)
     assert running.returncode == 130
     assert out == ""
     assert "Traceback" not in told
     assert "--resume" in told.splitlines()[-1]
     assert_nothing_is_left()
+
+
+def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) -> None:
+    words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
+    running = started(swept, *words, "--run-dir", "alone")
+    wait_for_line(running, "climb max_num_seqs")
+    ours = [one for one in psutil.process_iter() if "/tuner-ray-" in " ".join(cmdline(one))]
+    assert ours
+    running.kill()
+    running.communicate()
+    _, alive = psutil.wait_procs(ours, timeout=GONE_S)
+    assert alive == []
+
+
+def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
+    swept: Path, two_nodes: Cluster
+) -> None:
+    worlds = ("--engine", "sim", "--world", "slow=world.yaml,fast=fast.yaml")
+    options = ("--prices", "slow=1.8,fast=3.6", "--json", "-o", "kinds.yaml", "--force")
+    words = ("sweep", *worlds, *TRACE, *SLO, "--ray", two_nodes.address, *options)
+    running = started(swept, *words, "--run-dir", "kinds")
+    wait_for_line(running, "iterations")
+    for process in workers()[:1]:
+        process.kill()
+    out, told = running.communicate()
+    assert running.returncode == 0, told
+    assert "its worker is gone" in told
+    kinds = json.loads(out)["kinds"]
+    assert set(kinds) == {"slow", "fast"}
+    here, there = (profile.load(swept / name) for name in ("profile.yaml", "kinds-slow.yaml"))
+    assert there.curve == here.curve
+    assert there.decision == here.decision
+    fast = kinds["fast"]
+    step = next(o for o in fast["curve"] if o["max_num_seqs"] == fast["max_num_seqs"])
+    served = step["output_tokens_per_s"] * step["attainment"]
+    assert fast["cost_per_million_output_tokens"] == pytest.approx(
+        3.6 / 3600 / served * 1e6, rel=1e-4
+    )
+    assert {one["facts"]["device"]["name"] for one in starts(swept / "kinds" / "fast")} == {
+        "simulated:fast"
+    }
+    assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
+        (("--ray", "nonsense"), 3, "--ray nonsense"),
+        (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
+        (("--ray", "HERE", "--ray-cpus", "64"), 3, "an engine takes 64 CPU, more than any of"),
+        (("--ray", "HERE", "--world", "fast.yaml"), 6, "the profile was measured with"),
+        (("--ray-engines", "2"), 2, "--ray-engines is for --ray"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
+    swept: Path, cluster: Cluster, options: tuple[str, ...], code: int, said: str
+) -> None:
+    words = [cluster.address if word == "HERE" else word for word in options]
+    ended = started(swept, "refine", "profile.yaml", *SIM, *words, "--run-dir", "refused")
+    out, told = ended.communicate()
+    assert (ended.returncode, out) == (code, "")
+    assert said in told.splitlines()[-2]
+    assert not (swept / "refused").exists()

@@ -186,6 +186,9 @@ From replay to verdict
     cluster.crew             the workers of a run: hired, replaced, waited for
     cluster.bench            trials on them
     cluster.site             which nodes a run uses
+    cluster.sweep_worker     a whole sweep on a node, told step by step
+    cluster.sweeps           one for each kind of node
+    prices                   what GPUs cost, and tokens with that
     exporter                 tuner's own Prometheus metrics
 
 What is rolled out
@@ -277,6 +280,9 @@ At the edges
     commands.sweep_setup     what they mean
     commands.sweep_run       what it does
     commands.sweep_view      how it looks
+    commands.sweep_kinds     what it does on a Ray cluster
+    commands.sweep_kinds_setup  kinds of nodes there, and what serves on each
+    commands.sweep_kinds_view  how they look beside each other
     commands.sweep_several   what it does with several traces
     commands.sweep_several_view  how that looks
     commands.refine          `tuner refine`: its options

@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -13,9 +12,8 @@ import tuner
 from tuner import devices, provenance
 from tuner.engines.seam import ArgumentValue
 
-PER_NODE = ("count", "cores", "memory_bytes")
-"""What nodes of one kind may differ in while no engine has its share of them: of CPUs there are
-more or fewer, and of GPUs."""
+PER_NODE = ("count",)
+"""What nodes of one kind may differ in: of GPUs an engine takes as many as it needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +66,20 @@ def node_difference(one: Description, other: Description) -> str | None:
     return difference(_of_node(one), _of_node(other))
 
 
-def kinds_of(
+def grouped(said: Mapping[str, Description]) -> list[list[str]]:
+    """Return nodes in groups of one kind each, in the order of the first of each."""
+    groups: list[list[str]] = []
+    for name, one in said.items():
+        for group in groups:
+            if node_difference(said[group[0]], one) is None:
+                group.append(name)
+                break
+        else:
+            groups.append([name])
+    return groups
+
+
+def most_common(
     said: Mapping[str, Description], fits: Callable[[Description], str | None]
 ) -> tuple[list[str], dict[str, str]]:
     """Return the nodes of the most common kind that fits, and why each of the others is left out.
@@ -76,16 +87,13 @@ def kinds_of(
     ``fits`` returns what is wrong with a kind; None where nothing is.
     """
     wrong = {name: why for name, one in said.items() if (why := fits(one)) is not None}
-    right = {name: _of_node(one) for name, one in said.items() if name not in wrong}
-    if not right:
-        return [], wrong
-    counted = Counter(map(repr, right.values()))
-    chosen = counted.most_common(1)[0][0]
-    model = next(one for one in right.values() if repr(one) == chosen)
-    for name, one in right.items():
-        if (why := difference(model, one)) is not None:
-            wrong[name] = why
-    return [name for name in right if name not in wrong], wrong
+    groups = grouped({name: one for name, one in said.items() if name not in wrong})
+    chosen = max(groups, key=len, default=list[str]())
+    for name in (name for group in groups if group is not chosen for name in group):
+        why = node_difference(said[chosen[0]], said[name])
+        assert why is not None
+        wrong[name] = why
+    return chosen, wrong
 
 
 def _of_node(one: Description) -> Description:

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,6 +30,9 @@ ANSWER_S = 20.0
 
 DESCRIBE_S = 120.0
 """How long a node may take to import tuner and look at itself."""
+
+LONGEST_FOLDER = 20
+"""Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
 
 _NODE_ID = "ray.io/node-id"
 
@@ -75,6 +78,19 @@ class Hired:
         except RayError as error:
             raise LostError(_last_line(error)) from error
 
+    async def stream(self, method: str, *arguments: object) -> AsyncIterator[Any]:
+        """Yield what a generator of the worker yields, the moment it does. Raises LostError."""
+        try:
+            made = getattr(self._actor, method).options(num_returns="streaming")
+            async for reference in made.remote(*arguments):
+                yield await reference
+        except RayTaskError as error:
+            raise EngineError(
+                f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
+            ) from error
+        except RayError as error:
+            raise LostError(_last_line(error)) from error
+
     def node_id(self) -> str:
         """Return on which node it is, once it has answered."""
         return str(table_of(self._group)["bundles_to_node_id"][0])
@@ -105,7 +121,7 @@ class Session:
 
         Raises RunError when there is none, or one of another Ray or Python.
         """
-        self.folder = tempfile.mkdtemp(prefix="tuner-ray-") if address == LOCAL else None
+        self.folder = _new_folder() if address == LOCAL else None
         how: dict[str, Any] = {"address": address}
         if self.folder is not None:
             how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
@@ -139,14 +155,16 @@ class Session:
         ]
         return sorted(found, key=lambda node: (node.name, node.id))
 
-    def ask(self, function: Any, nodes: Sequence[Node]) -> dict[str, Any]:  # noqa: ANN401 - as it
-        """Call a function without arguments on each node: id → what it returns, or the reason why
-        it did not as an exception."""
+    def ask(
+        self, function: Callable[..., Any], nodes: Sequence[Node], *arguments: object
+    ) -> dict[str, Any]:
+        """Call a function on each node: id → what it returns, or the reason why it did not as an
+        exception."""
         remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(function)
         asked = {
             remote.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
-            ).remote(): node.id
+            ).remote(*arguments): node.id
             for node in nodes
         }
         ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=DESCRIBE_S)
@@ -216,6 +234,13 @@ def _check_answers(address: str) -> None:
             f"--ray {address}: {lines[-1].strip() if lines else 'no Ray cluster is there'}",
             hint=hint,
         )
+
+
+def _new_folder() -> str:
+    """Make a folder for a cluster of our own; paths of its sockets must not be long."""
+    place = tempfile.gettempdir()
+    short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
+    return tempfile.mkdtemp(prefix="tuner-ray-", dir=short)
 
 
 @contextmanager

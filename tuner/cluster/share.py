@@ -38,6 +38,10 @@ class Share:
         """Whether its ranks may lie on several nodes: then they are Ray's to place, by vLLM."""
         return len(self.bundles) > 1
 
+    @property
+    def gpus(self) -> float:
+        return sum(bundle.get("GPU", 0.0) for bundle in self.bundles)
+
     def __str__(self) -> str:
         total: dict[str, float] = {}
         for bundle in self.bundles:
@@ -55,7 +59,7 @@ def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool, cpus: int
     """
     ranks = 1
     for name in RANKS:
-        size = arguments.get(name) or 1
+        size = 1 if arguments.get(name) is None else arguments[name]
         if not isinstance(size, int) or isinstance(size, bool) or size < 1:
             raise UsageError(f"{name} is {size!r}", hint="Give a whole number of at least 1.")
         ranks *= size

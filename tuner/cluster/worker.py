@@ -68,13 +68,7 @@ class Worker:
     """One engine at a time, on an event loop that lasts from call to call."""
 
     def __init__(self, kit: Kit) -> None:
-        for key, value in OFFLINE.items():
-            os.environ.setdefault(key, value)
-        self._description = kit.simulated or describe_here()
-        if self._description.device.get("kind") == "gpu":
-            os.environ.pop("OMP_NUM_THREADS", None)
-            if kit.omp_threads is not None:
-                os.environ["OMP_NUM_THREADS"] = kit.omp_threads
+        self._description = settled(kit.simulated, kit.omp_threads)
         loop: Callable[[], asyncio.AbstractEventLoop] | None = None
         read = None
         if kit.simulated is not None:
@@ -124,3 +118,15 @@ class Worker:
             failure = str(error), error.hint
         warnings, self._listener.warnings = self._listener.warnings, []
         return self._notes.report(warnings, failure)
+
+
+def settled(simulated: Description | None, omp_threads: str | None) -> Description:
+    """Make this process ready for engines; return what it is."""
+    for key, value in OFFLINE.items():
+        os.environ.setdefault(key, value)
+    found = simulated or describe_here()
+    if found.device.get("kind") == "gpu":
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if omp_threads is not None:
+            os.environ["OMP_NUM_THREADS"] = omp_threads
+    return found

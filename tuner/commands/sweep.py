@@ -71,6 +71,20 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve tuner's own Prometheus metrics.")
     ] = None,
+    ray: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ADDRESS|local",
+            help="A sweep and a profile for each kind of node of a Ray cluster; docs/ray.md.",
+        ),
+    ] = None,
+    ray_cpus: Annotated[
+        int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
+    ] = None,
+    prices: Annotated[
+        str | None,
+        typer.Option(metavar="KIND=PRICE,…", help="Per GPU and hour: what a million tokens cost."),
+    ] = None,
     force: Annotated[
         bool, typer.Option(help="Overwrite the output even if it is no profile.")
     ] = False,
@@ -109,6 +123,9 @@ def sweep(  # noqa: PLR0913 - one parameter an option
             rescore=rescore,
             seed=seed,
             metrics_port=metrics_port,
+            ray=ray,
+            ray_cpus=ray_cpus,
+            prices=prices,
             force=force,
             json=json_,
         )

@@ -64,6 +64,12 @@ def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     if options.rescore is not None:
         _rescore(options, options.rescore)
+    elif options.ray is not None:
+        from tuner.commands import sweep_kinds  # noqa: PLC0415 - which builds on this
+
+        sweep_kinds.run(options)
+    elif options.ray_cpus is not None or options.prices is not None:
+        raise UsageError("--prices and --ray-cpus are for --ray", hint="Add --ray ADDRESS.")
     elif len(options.traces) > 1:
         from tuner.commands import sweep_several  # noqa: PLC0415 - which builds on this
 
@@ -131,9 +137,9 @@ def device_of(starter: Starter, run_dir: Path) -> Read | None:
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
     """Judge a stored run anew, under another SLO if one is given, else its own. No engine."""
-    if options.traces or options.resume or options.run_dir is not None:
+    if options.traces or options.resume or options.run_dir is not None or options.ray:
         raise UsageError(
-            "--rescore asks a stored run", hint="Leave out --trace, --resume and --run-dir."
+            "--rescore asks a stored run", hint="Leave out --trace, --resume, --run-dir and --ray."
         )
     book = journal.read(run_dir)
     if "traces" in book.events[0]["plan"]:

@@ -54,6 +54,9 @@ class SweepOptions:
     metrics_port: int | None
     force: bool
     json: bool
+    ray: str | None = None
+    ray_cpus: int | None = None
+    prices: str | None = None
 
 
 def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:

@@ -1,0 +1,110 @@
+"""What an engine takes of a cluster, which nodes are alike, and what tokens cost: by arithmetic."""
+
+from pathlib import Path
+
+import pytest
+
+from tuner.cluster.kinds import Description, difference, grouped, most_common
+from tuner.cluster.share import Node, room, share_of
+from tuner.commands.sweep_kinds import outputs_of
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import UsageError
+from tuner.prices import check_used, parse_prices, per_million_tokens, price_of
+
+H100, A100 = (
+    Description({"kind": "gpu", "name": name, "count": 8}, {"vllm": "0.32.0"}, "2.60.0", "c0de")
+    for name in ("NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB")
+)
+
+
+def node(name: str, **resources: float) -> Node:
+    return Node(name, name, resources, {})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "takes", "engines"),
+    [
+        ({}, "1 CPU and 1 GPU", 8),
+        ({"tensor_parallel_size": 4}, "1 CPU and 4 GPU", 2),
+        ({"tensor_parallel_size": 2, "pipeline_parallel_size": 2}, "1 CPU and 4 GPU", 2),
+        ({"tensor_parallel_size": 2, "data_parallel_size": 2}, "1 CPU and 4 GPU", 2),
+        ({"tensor_parallel_size": 3}, "1 CPU and 3 GPU", 2),
+        ({"tensor_parallel_size": 8}, "1 CPU and 8 GPU", 0),
+        ({"tensor_parallel_size": None}, "1 CPU and 1 GPU", 8),
+    ],
+)
+def test_an_engine_takes_a_gpu_a_rank_on_one_node_and_no_gpu_is_given_twice(
+    arguments: dict[str, int], takes: str, engines: int
+) -> None:
+    share = share_of(arguments, on_gpus=True, cpus=None)
+    assert str(share) == takes
+    assert room([node("a", CPU=16, GPU=4), node("b", CPU=16, GPU=4)], share) == engines
+
+
+def test_ranks_of_vllms_own_ray_executor_may_lie_on_several_nodes() -> None:
+    arguments: dict[str, ArgumentValue] = {
+        "tensor_parallel_size": 8,
+        "distributed_executor_backend": "ray",
+    }
+    share = share_of(arguments, on_gpus=True, cpus=2)
+    assert share.is_spread
+    assert (len(share.bundles), share.gpus) == (8, 8)
+    assert room([node("a", CPU=16, GPU=4), node("b", CPU=16, GPU=4)], share) == 1
+
+
+def test_without_gpus_an_engine_takes_cpus() -> None:
+    assert str(share_of({"tensor_parallel_size": 2}, on_gpus=False, cpus=None)) == "2 CPU"
+    assert room([node("a", CPU=7)], share_of({}, on_gpus=False, cpus=3)) == 2
+
+
+@pytest.mark.parametrize("size", [0, -1, "two", True, 1.5])
+def test_a_parallel_size_that_is_none_is_refused(size: ArgumentValue) -> None:
+    with pytest.raises(UsageError, match="tensor_parallel_size"):
+        share_of({"tensor_parallel_size": size}, on_gpus=True, cpus=None)
+
+
+def test_nodes_of_several_kinds_are_never_one_group() -> None:
+    fewer = Description({**H100.device, "count": 4}, H100.versions, H100.ray, H100.code)
+    patched = Description(H100.device, {"vllm": "0.32.1"}, H100.ray, H100.code)
+    said = {"a": H100, "b": A100, "c": fewer, "d": patched}
+    assert grouped(said) == [["a", "c"], ["b"], ["d"]]
+    assert most_common(said, lambda _: None) == (
+        ["a", "c"],
+        {
+            "b": "name is NVIDIA A100-SXM4-80GB, not NVIDIA H100 80GB HBM3",
+            "d": "vllm is 0.32.1, not 0.32.0",
+        },
+    )
+
+
+def test_workers_with_another_number_of_gpus_differ() -> None:
+    fewer = Description({**H100.device, "count": 4}, H100.versions, H100.ray, H100.code)
+    assert difference(H100, fewer) == "count is 4, not 8"
+    assert difference(H100, H100) is None
+
+
+def test_prices_are_read_and_the_longest_name_counts() -> None:
+    prices = parse_prices("A100=2.2, a100-80gb=2.9,h100=4.1")
+    assert price_of(prices, "nvidia-a100-80gb-pcie") == 2.9
+    assert price_of(prices, "nvidia-a100-40gb") == 2.2
+    assert price_of(prices, "nvidia-l4") is None
+    assert per_million_tokens(3.6, 1000.0) == 1.0
+    assert per_million_tokens(3.6, 0.0) == float("inf")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "h100", "h100=", "=4", "h100=free", "h100=-1", "h100=nan", "h100=1,H100=2", "a=1,"]
+)
+def test_what_is_no_price_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--prices"):
+        parse_prices(text)
+
+
+def test_a_price_of_no_node_is_refused() -> None:
+    with pytest.raises(UsageError, match="--prices b200: no node is called so: nvidia-h100"):
+        check_used({"b200": 5.0}, ["nvidia-h100"])
+
+
+def test_profiles_are_called_after_their_kinds() -> None:
+    assert outputs_of(Path("out/p.yaml"), ["h100"]) == {"h100": Path("out/p-h100.yaml")}
+    assert outputs_of(Path("out"), ["h100"]) == {"h100": Path("out-h100.yaml")}

@@ -1,0 +1,191 @@
+"""`tuner sweep --ray`: a sweep for each kind of node of a Ray cluster, and what they compare to."""
+
+import asyncio
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner import journal, profile
+from tuner.commands.run_folder import Where, kept, open_run
+from tuner.commands.sweep_kinds_setup import kinds_on
+from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
+from tuner.commands.sweep_run import Done, check_output, keep_trace, sealed, warnings_of
+from tuner.commands.sweep_setup import SweepOptions, one_servers, plan_of, traffic_of
+from tuner.commands.sweep_several_view import Named
+from tuner.commands.sweep_view import Progress
+from tuner.engines.seam import ArgumentValue, Engine
+from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
+from tuner.prices import check_used, parse_prices, price_of
+from tuner.trace import Trace
+
+if TYPE_CHECKING:
+    from tuner.cluster.session import Session
+    from tuner.cluster.sweeps import Kind
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolved:
+    """Engines whose arguments a node has resolved. See the seam: Starter."""
+
+    arguments: Mapping[str, ArgumentValue]
+
+    def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
+        return {**self.arguments, "max_num_seqs": max_num_seqs}
+
+    async def start(self, *, max_num_seqs: int) -> Engine:
+        raise EngineError(
+            f"an engine with max_num_seqs={max_num_seqs} is started on a node, not here",
+            hint="Sweep without --ray.",
+        )
+
+
+def run(options: SweepOptions) -> None:
+    """Sweep on every kind of node, and say what each costs. Raises TunerError."""
+    from tuner.cluster.session import joined  # noqa: PLC0415 - imports ray
+
+    assert options.ray is not None
+    _check(options)
+    prices = parse_prices(options.prices)
+    with ExitStack() as stack:
+        session = stack.enter_context(joined(options.ray))
+        found, run_dir = _swept(session, options, prices, stack)
+    _conclude(options, found, run_dir)
+
+
+def _swept(
+    session: "Session", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
+) -> tuple[list[Found], Path]:
+    from tuner.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
+
+    began_s = time.monotonic()
+    path = options.traces[0]
+    traffic = traffic_of(options, path)
+    kinds, left_out = kinds_on(session, options, traffic.trace.header.model)
+    if len(kinds) > 1 and options.slo is None:
+        raise UsageError(
+            f"{len(kinds)} kinds of nodes ({', '.join(kinds)}) are compared under one SLO",
+            hint="Give it: --slo ttft=500ms,tpot=50ms. Without one each would derive its own.",
+        )
+    check_used(prices, list(kinds))
+    outputs = outputs_of(options.output, list(kinds))
+    for output in outputs.values():
+        check_output(output, force=options.force)
+    plans = _plans(session, options, traffic.trace, kinds)
+    where = Where(path, options.run_dir, resume=options.resume)
+    book = open_run(where, _plan_of_all(plans, kinds))
+    books = _open_each(book, plans)
+    progress = Progress(traffic.settings, None)
+    for warning in (*traffic.warnings, *left_out):
+        progress.warn(warning)
+    with kept(book, where, [*books.values()]):
+        parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
+        for name, one in parts.items():
+            keep_trace(one, books[name].run_dir)
+        sweeps = [
+            Sweep(kind, parts[name].requests, traffic.settings, books[name], Named(progress, name))
+            for name, kind in kinds.items()
+        ]
+        with progress:
+            outcomes = asyncio.run(sweep_all(session, sweeps))
+        stack.close()
+    wall_s = time.monotonic() - began_s
+    found = []
+    for name, outcome in outcomes.items():
+        kind, price = kinds[name], price_of(prices, name)
+        done: Done | TunerError = (
+            outcome
+            if isinstance(outcome, TunerError)
+            else Done(
+                outcome,
+                traffic.settings,
+                parts[name].warnings,
+                books[name].run_dir,
+                traffic.trace.digest,
+                wall_s,
+            )
+        )
+        per_hour = None if price is None else price * max(1.0, kind.share.gpus)
+        found.append(Found(name, str(kind.share), done, per_hour, outputs[name]))
+    return found, book.run_dir
+
+
+def outputs_of(output: Path, names: Sequence[str]) -> dict[str, Path]:
+    """Return where each kind's profile goes: beside ``output``, called after the kind too."""
+    suffix = output.suffix or ".yaml"
+    return {name: output.with_name(f"{output.stem}-{name}{suffix}") for name in names}
+
+
+def _check(options: SweepOptions) -> None:
+    if len(options.traces) != 1:
+        raise UsageError(
+            "--ray takes one trace", hint="Give one --trace; sweep the others by themselves."
+        )
+    if options.metrics_port is not None:
+        raise UsageError("--metrics-port is for one engine", hint="Leave it out with --ray.")
+
+
+def _plans(
+    session: "Session", options: SweepOptions, trace: Trace, kinds: "Mapping[str, Kind]"
+) -> dict[str, dict[str, Any]]:
+    """Return what each kind's measurements rest on: arguments are resolved there."""
+    from tuner.cluster.sweep_worker import resolved  # noqa: PLC0415 - imports ray
+
+    nodes = {node.id: node for node in session.nodes()}
+    found: dict[str, dict[str, Any]] = {}
+    for name, kind in kinds.items():
+        first = next(iter(kind.nodes))
+        answer = session.ask(resolved, [nodes[first]], kind.starter, options.ceiling)[first]
+        if isinstance(answer, Exception):
+            answer = (str(answer), "Look into Ray's logs of that node.")
+        if isinstance(answer, tuple):
+            raise EngineError(f"{name}: {answer[0]}", hint=answer[1])
+        plan = plan_of(options, trace, _Resolved(answer))
+        found[name] = plan | {"device": dict(kind.description.device)}
+    return found
+
+
+def _plan_of_all(
+    plans: Mapping[str, Mapping[str, Any]], kinds: "Mapping[str, Kind]"
+) -> dict[str, Any]:
+    first = next(iter(plans.values()))
+    common = {k: v for k, v in first.items() if k not in {"engine_arguments", "device"}}
+    return common | {"kinds": {name: dict(one.description.device) for name, one in kinds.items()}}
+
+
+def _open_each(
+    book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
+) -> dict[str, journal.Journal]:
+    """Open each kind's journal inside the run's folder: the one that is there, or a new one."""
+    found: dict[str, journal.Journal] = {}
+    for name, plan in plans.items():
+        run_dir = book.run_dir / name
+        begun = (run_dir / "journal.jsonl").exists()
+        found[name] = (journal.resume if begun else journal.create)(run_dir, plan)
+    return found
+
+
+def _conclude(options: SweepOptions, found: Sequence[Found], run_dir: Path) -> None:
+    """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
+    for one in found:
+        if isinstance(one.done, Done):
+            result = sealed(one.done, warnings_of(one.done))
+            profile.save(result, one.done.run_dir / "profile.yaml")
+            check_output(one.profile, force=options.force)
+            profile.save(result, one.profile)
+    failed = [one.done for one in found if isinstance(one.done, TunerError)]
+    if len(failed) == len(found):
+        raise failed[0]
+    if options.json:
+        sys.stdout.write(json.dumps(json_of(found, run_dir)) + "\n")
+    else:
+        render_kinds(found, run_dir)
+    done = [one.done.outcome for one in found if isinstance(one.done, Done)]
+    if all(outcome.verdict.kind == "inconclusive" for outcome in done):
+        raise UndecidedError(
+            done[0].verdict.reason, hint="The profiles are safe to serve; give a larger --budget."
+        )
