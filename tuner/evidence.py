@@ -277,6 +277,13 @@ class Evidence:
             if one["trial"] == number and one["purpose"] not in CONFIRMING
         ]
 
+    def store(self, result: Replay, *, ahead: int) -> str:
+        """Write the data of a replay whose event comes later, see Journal.store; it need not be
+        read back."""
+        file = self.journal.store(result, ahead=ahead)
+        self._replays[file] = result
+        return file
+
     def load(self, event: Event) -> Replay:
         """Return the replay that an event names."""
         if event["file"] not in self._replays:

@@ -225,7 +225,7 @@ class ClusterBench(Bench):
                 place.engine, place.built = starts, (build, restart_key(one))
                 line["purpose"] = f"{event['purpose']} {place.name}"
             elif event["event"] == "replay":
-                file = self.evidence.journal.store(report.replays[event["file"]], ahead=stored)
+                file = self.evidence.store(report.replays[event["file"]], ahead=stored)
                 stored += 1
                 line |= {"file": file, "trial": len(self.evidence.trials())}
             elif event["event"] == "measured":
