@@ -118,8 +118,14 @@ def promised_of(one: Case) -> Promised | None:
     )
 
 
-def changed(traffic: Traffic, at_s: float, change: Change, seed: int) -> Traffic:
-    """Return the traffic with other lengths and another rate from some time on."""
+def changed(
+    traffic: Traffic, at_s: float, change: Change, *, seed: int, most_tokens: int
+) -> Traffic:
+    """Return the traffic with other lengths and another rate from some time on.
+
+    No request gets longer than ``most_tokens``, which a server takes at most: one that never fits
+    into the KV cache would be tried for ever.
+    """
     rng = np.random.default_rng(seed)
     late = traffic.arrival_s >= at_s
     copies = np.where(late, np.floor(change.rate + rng.random(len(late))), 1).astype(int)
@@ -135,12 +141,9 @@ def changed(traffic: Traffic, at_s: float, change: Change, seed: int) -> Traffic
             np.maximum(1, np.rint(lengths[rows] * np.where(late[rows], by, 1.0))), np.int64
         )
 
-    return Traffic(
-        arrival_s,
-        scaled(traffic.input_length, change.inputs),
-        scaled(traffic.output_length, change.outputs),
-        traffic.cached_length[rows],
-    )
+    outputs = np.minimum(scaled(traffic.output_length, change.outputs), most_tokens - 1)
+    inputs = np.minimum(scaled(traffic.input_length, change.inputs), most_tokens - outputs)
+    return Traffic(arrival_s, inputs, outputs, np.minimum(traffic.cached_length[rows], inputs - 1))
 
 
 @dataclass(slots=True)
@@ -175,9 +178,11 @@ def server_of(one: Case, promised: Promised, change: Change, at_s: float) -> Sim
     """Return the machine in new weather, with what came after the profile's traffic."""
     live = one.traffic.between(TUNED_S, TUNED_S + 2 * at_s)
     live = replace(live, arrival_s=live.arrival_s - TUNED_S)
+    kv = one.world.kv
+    most_tokens = (kv.blocks - 1) * kv.block_size
     return simulated(
         replace(one.world, seed=one.world.seed + 100_000),
-        changed(live, at_s, change, one.world.seed),
+        changed(live, at_s, change, seed=one.world.seed, most_tokens=most_tokens),
         cap=promised.max_num_seqs,
         until_s=2 * at_s,
         slow_from_s=at_s,
