@@ -136,15 +136,18 @@ def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cell
         for cell, one in measured.items()
         if (values := gains([GOODPUT], one, mine)) is not None
     }
-    best = max(scores, key=lambda cell: scores[cell])
     knee = found["knee"]
     print(f"refined: {found['reason']}")
     print(f"{len(measured)} of the grid's {cells} cells were replayed")
-    print(
-        f"the best of them: {CAP}={best[0]}, {TOKENS}={best[1]}, {math.expm1(scores[best]):+.1%} "
-        f"against the refined answer; the knee "
-        f"{math.expm1(scores.get((knee[CAP], knee[TOKENS]), -math.inf)):+.1%}"
-    )
+    if not scores:
+        print("the refined answer served nobody within the SLO: too busy a machine to compare")
+    else:
+        best = max(scores, key=lambda cell: scores[cell])
+        print(
+            f"the best of them: {CAP}={best[0]}, {TOKENS}={best[1]}, "
+            f"{math.expm1(scores[best]):+.1%} against the refined answer; the knee "
+            f"{math.expm1(scores.get((knee[CAP], knee[TOKENS]), -math.inf)):+.1%}"
+        )
     spent_s, grid_s = sum(found["engine_seconds"].values()), bench.spent_s()
     whole_s = grid_s * cells / len(measured)
     print(

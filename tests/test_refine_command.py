@@ -4,8 +4,10 @@ import json
 import re
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +211,18 @@ def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_s
     assert found["chosen"] == whole["chosen"]
     assert found["chosen"] not in [one["configuration"] for one in found["trials"]]
     assert found["pairs"] == 4
+
+
+def test_a_storage_that_knows_nothing_of_a_finished_run_is_told_on_resume(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    late = ("--storage", "sqlite:///late.db", "-o", "late.yaml")
+    done = refine(swept, "--run-dir", "whole", "--resume", *late)
+    assert done.returncode == 0, done.stderr
+    assert "starting an engine" not in done.stderr
+    with closing(sqlite3.connect(swept / "late.db")) as base:
+        told = base.execute("SELECT value_json FROM trial_user_attributes WHERE key = 'source'")
+        assert list(told).count(('"engine"',)) == len(whole["trials"])
 
 
 def test_another_machine_is_refused_before_anything_starts(
