@@ -246,11 +246,14 @@ def test_an_interrupted_command_says_how_to_go_on_and_does(tmp_path: Path, short
     command = [tuner, "compare", "--trace", str(OPTIONS.trace), "--engine", "sim"]
     command += ["--world", str(ARTICLE), "--max-num-seqs", "16", "--budget", "6h", "--json"]
     command += ["--step", "8s", "--repeats", "2", "--approaches", "two-workers,tuned"]
+    journal = tmp_path / "run" / "journal.jsonl"
     with subprocess.Popen(
         [*command, "--run-dir", "run"], cwd=tmp_path, stderr=subprocess.PIPE, text=True
     ) as process:
-        while not (tmp_path / "run" / "replays").exists() and process.poll() is None:
-            time.sleep(0.01)
+        while process.poll() is None:
+            if journal.exists() and b'"start"' in journal.read_bytes():
+                break
+            time.sleep(0.001)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate()
     assert process.returncode == 130
