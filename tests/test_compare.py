@@ -21,7 +21,9 @@ import pytest
 from tests.traces import SAMPLES
 from tuner.commands.compare_run import run
 from tuner.commands.compare_setup import CompareOptions
+from tuner.compare.evidence import Comparing
 from tuner.errors import EngineError, GateError, RunError, TraceError, TunerError, UsageError
+from tuner.journal import read
 from tuner.trace import load
 
 ROOT = Path(__file__).parent.parent
@@ -268,6 +270,14 @@ def test_an_interrupted_command_says_how_to_go_on_and_does(tmp_path: Path, short
     )
     whole = json.loads((short / "comparison.json").read_text())
     assert json.loads(again.stdout)["tables"] == whole["tables"]
+
+
+def test_a_resumed_run_knows_what_a_block_has_taken(short: Path) -> None:
+    """Two approaches a block: an engine start of 60 s and two replays of 10 to 15 s each."""
+    comparing = Comparing(read(short / "run"))
+    for block in (0, 1):
+        assert 2 * (60 + 2 * 10) <= comparing.block_s(block) <= 2 * (60 + 2 * 16)
+    assert comparing.block_s(2) == 0
 
 
 def test_another_question_is_refused_on_resume(compare: Compare, short: Path) -> None:
