@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 
 from tuner import files, yaml_strict
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import ProfileError
+from tuner.errors import ProfileError, TargetError
 from tuner.profile_numbers import (
     Admission,
     Change,
@@ -144,6 +145,25 @@ def load(path: Path) -> ServingProfile:
         path, error=ProfileError, missing="Check the path, or write one with tuner sweep."
     )
     return parse(text, source=str(path))
+
+
+def check_output(output: Path, *, force: bool | None) -> None:
+    """Raise TargetError unless a profile may be written there: over nothing, or over an older one,
+    which its own run directory still has.
+
+    ``force`` is what the user said of writing over anything; None where nobody can.
+    """
+    path = files.resolve(output)
+    files.check_writable(path)
+    if not os.access(path.parent, os.W_OK):
+        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
+    old = files.content(path)
+    if old is not None and not force and b"schema_version:" not in old[:4096]:
+        or_else = "" if force is None else ", or overwrite it with --force"
+        raise TargetError(
+            f"{output}: is there already and is no serving profile",
+            hint=f"Choose another -o{or_else}.",
+        )
 
 
 def save(profile: ServingProfile, path: Path) -> None:

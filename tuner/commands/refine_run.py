@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import os
 import sys
 import time
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import files, models, provenance
+from tuner import models, provenance
 from tuner.commands.refine_ray import check_ray, machine_on, site_of
 from tuner.commands.refine_setup import (
     Engines,
@@ -30,11 +29,10 @@ from tuner.commands.sweep_view import Progress
 from tuner.commands.verify_run import check_machine, requests_of
 from tuner.devices import DeviceMeter
 from tuner.engines.seam import EngineFacts
-from tuner.errors import TargetError
 from tuner.evidence import Evidence
 from tuner.journal import Journal
+from tuner.profile import check_output, save, seal
 from tuner.profile import load as load_profile
-from tuner.profile import save, seal
 from tuner.profile_schema import ServingProfile
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.run import Plan, Refinement, refine
@@ -64,7 +62,7 @@ def run(options: RefineOptions) -> None:
     """Refine, write the profile and print what was gained. Raises TunerError."""
     began_s = time.monotonic()
     profile = load_profile(options.profile)
-    _check_output(options)
+    check_output(options.output, force=None)
     check_ray(options)
     trace = load(options.trace)
     requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
@@ -128,7 +126,7 @@ def _conclude(begun: _Run, found: Refinement) -> None:
     wall_s = time.monotonic() - begun.began_s
     result = _profile(begun, found, wall_s)
     save(result, begun.book.run_dir / "profile.yaml")
-    _check_output(options)
+    check_output(options.output, force=None)
     save(result, options.output)
     if options.json:
         sys.stdout.write(json.dumps(_json(begun, found)) + "\n")
@@ -219,17 +217,3 @@ def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
         "profile": str(begun.options.output),
         "warnings": list(found.warnings),
     }
-
-
-def _check_output(options: RefineOptions) -> None:
-    """Refuse to destroy what is no profile, before anything is measured and again at the end."""
-    path = files.resolve(options.output)
-    files.check_writable(path)
-    if not os.access(path.parent, os.W_OK):
-        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
-    old = files.content(path)
-    if old is not None and b"schema_version:" not in old[:4096]:
-        raise TargetError(
-            f"{options.output}: is there already and is no serving profile",
-            hint="Choose another -o.",
-        )

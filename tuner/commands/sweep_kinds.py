@@ -14,7 +14,7 @@ from tuner import journal, profile
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_kinds_setup import kinds_on
 from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
-from tuner.commands.sweep_run import Done, check_output, keep_trace, sealed, warnings_of
+from tuner.commands.sweep_run import Done, keep_trace, sealed, warnings_of
 from tuner.commands.sweep_setup import SweepOptions, one_servers, plan_of, traffic_of
 from tuner.commands.sweep_several_view import Named
 from tuner.commands.sweep_view import Progress
@@ -74,7 +74,7 @@ def _swept(
     check_used(prices, list(kinds))
     outputs = outputs_of(options.output, list(kinds))
     for output in outputs.values():
-        check_output(output, force=options.force)
+        profile.check_output(output, force=options.force)
     plans = _plans(session, options, traffic.trace, kinds)
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, _plan_of_all(plans, kinds))
@@ -175,7 +175,7 @@ def _conclude(options: SweepOptions, found: Sequence[Found], run_dir: Path) -> N
         if isinstance(one.done, Done):
             result = sealed(one.done, warnings_of(one.done))
             profile.save(result, one.done.run_dir / "profile.yaml")
-            check_output(one.profile, force=options.force)
+            profile.check_output(one.profile, force=options.force)
             profile.save(result, one.profile)
     failed = [one.done for one in found if isinstance(one.done, TunerError)]
     if len(failed) == len(found):

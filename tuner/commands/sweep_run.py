@@ -1,7 +1,6 @@
 """What ``tuner sweep`` does with its options: everything that may be slow to import."""
 
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tuner import files, journal, models, profile, provenance
+from tuner import journal, models, profile, provenance
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_setup import (
     SweepOptions,
@@ -28,7 +27,7 @@ from tuner.commands.sweep_view import Progress, render
 from tuner.devices import DeviceMeter, gpus_of
 from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
-from tuner.errors import RunError, TargetError, UndecidedError, UsageError
+from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
 from tuner.profile_schema import ServingProfile
@@ -82,7 +81,7 @@ def run(options: SweepOptions) -> None:
 
 def _run_one(options: SweepOptions, path: Path) -> None:
     began_s = time.monotonic()
-    check_output(options.output, force=options.force)
+    profile.check_output(options.output, force=options.force)
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
@@ -147,7 +146,7 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
 
         sweep_several.rescore(options, book)
         return
-    check_output(options.output, force=options.force)
+    profile.check_output(options.output, force=options.force)
     _conclude(options, rescored(options, book), keep=False)
 
 
@@ -204,7 +203,7 @@ def _conclude(options: SweepOptions, done: Done, *, keep: bool) -> None:
     found = sealed(done, said)
     if keep:
         profile.save(found, done.run_dir / "profile.yaml")
-    check_output(options.output, force=options.force)
+    profile.check_output(options.output, force=options.force)
     profile.save(found, options.output)
     if options.json:
         result = json_object(
@@ -225,20 +224,3 @@ def _model_digest(outcome: SweepOutcome) -> str | None:
     if outcome.facts.engine == "sim":
         return None
     return provenance.model_digest(models.model_path(str(outcome.facts.arguments["model"])))
-
-
-def check_output(output: Path, *, force: bool) -> None:
-    """Refuse to destroy what is not ours, before anything is measured and again at the end.
-
-    An older profile may go: its run directory still has it.
-    """
-    path = files.resolve(output)
-    files.check_writable(path)
-    if not os.access(path.parent, os.W_OK):
-        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
-    old = files.content(path)
-    if old is not None and not force and b"schema_version:" not in old[:4096]:
-        raise TargetError(
-            f"{output}: is there already and is no serving profile",
-            hint="Choose another -o, or overwrite it with --force.",
-        )

@@ -13,7 +13,6 @@ from tuner import journal, profile
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_run import (
     Done,
-    check_output,
     device_of,
     keep_trace,
     rescored,
@@ -54,7 +53,7 @@ class Outputs:
     def check(self, *, force: bool) -> None:
         """Raises TargetError for what must not be written over."""
         for path in (*self.of_trace.values(), self.of_all):
-            check_output(path, force=force)
+            profile.check_output(path, force=force)
 
 
 def run(options: SweepOptions) -> None:
