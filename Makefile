@@ -14,7 +14,7 @@ BIN := .venv/bin
 TRACE ?= traces/translation.jsonl
 PROFILE ?= profile.yaml
 SWEEP_ARGS ?= --budget 3m
-COMPARE_ARGS ?= --budget 14m
+COMPARE_ARGS ?= --budget 14m --repeats 2
 PYTEST_ARGS ?=
 
 # On every core. Those with a real engine run one after the other: they measure.
