@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -129,20 +130,19 @@ def starts(run_dir: Path) -> list[dict[str, Any]]:
     return [one for one in events(run_dir) if one["event"] == "start"]
 
 
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
+def ours(part: str) -> list[psutil.Process]:
+    """Processes that descend from this one, with a part of their command lines."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if part in " ".join(process.cmdline()):
+                found.append(process)
+    return found
 
 
 def workers() -> list[psutil.Process]:
-    """The processes that trials are made in."""
-    return [
-        process
-        for process in psutil.process_iter(["cmdline"])
-        if (process.info["cmdline"] or [""])[0].startswith(("ray::Worker", "ray::SweepWorker"))
-    ]
+    """The processes that trials and sweeps are made in."""
+    return [*ours("ray::Worker"), *ours("ray::SweepWorker")]
 
 
 def assert_nothing_is_left() -> None:
@@ -256,11 +256,11 @@ def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) 
     words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
     running = started(swept, *words, "--run-dir", "alone")
     wait_for_line(running, "climb max_num_seqs")
-    ours = [one for one in psutil.process_iter() if "/tuner-ray-" in " ".join(cmdline(one))]
-    assert ours
+    started_by_it = ours("/tuner-ray-")
+    assert started_by_it
     running.kill()
     running.communicate()
-    _, alive = psutil.wait_procs(ours, timeout=GONE_S)
+    _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)
     assert alive == []
 
 

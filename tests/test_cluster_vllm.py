@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -59,11 +60,12 @@ class Listener:
 
 
 def workers() -> list[psutil.Process]:
-    return [
-        one
-        for one in psutil.process_iter(["cmdline"])
-        if (one.info["cmdline"] or [""])[0].startswith("ray::Worker")
-    ]
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Worker"):
+                found.append(process)
+    return found
 
 
 def test_an_engine_serves_in_a_worker_and_dies_with_it_and_its_trial_is_made_again(
