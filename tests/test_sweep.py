@@ -58,8 +58,13 @@ class Notes:
         self.stop_at: int | None = None
         """Interrupted before the replay of this number, counted from 0."""
 
+        self.stop_on: str | None = None
+        """Interrupted when told so much of a sentence."""
+
     def stage(self, text: str) -> None:
         self.told.append(text)
+        if self.stop_on is not None and self.stop_on in text:
+            raise KeyboardInterrupt
 
     def trial(self, what: str, length_s: float) -> None:
         self.told.append(f"{what} {length_s:.0f}")
@@ -192,6 +197,16 @@ def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
     assert resumed.curve == whole.curve
     assert (resumed.confirmed, resumed.with_headroom) == (whole.confirmed, whole.with_headroom)
     assert resumed.predictions == whole.predictions
+
+
+def test_a_climb_that_only_lacks_its_end_is_not_made_again(noisy: Run, tmp_path: Path) -> None:
+    notes = Notes()
+    notes.stop_on = "iterations"
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, NOISY, notes=notes)
+    assert [one["event"] for one in _events(tmp_path)][-1] == "replay"
+    swept(tmp_path, NOISY, resume=True)
+    assert _trials(_events(tmp_path)) == _trials(_events(noisy.run_dir))
 
 
 def test_a_finished_run_resumes_without_an_engine(calm: Run) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tuner.conclusion import conclude, outcome_of, view_of
 from tuner.engines.seam import Engine, EngineFacts, Starter
-from tuner.evidence import Choice, Evidence
+from tuner.evidence import RUNGS, Choice, Evidence
 from tuner.journal import Journal
 from tuner.knee import HOPELESS
 from tuner.ladder import (
@@ -222,17 +222,19 @@ class SweepRun:
         """Measure one trial, or what an interruption left of it."""
         cap, purpose = trial.max_num_seqs, trial.purpose
         engine = await self.rig.engine_for(cap, "ladder")
-        if purpose == "climb":
+        if purpose in RUNGS:
+            await self.rung(trial, engine, workload)
+        elif self.evidence.replayed():
+            pass  # all but its end was written down
+        elif purpose == "climb":
             await self.rig.climb(engine, purpose, cap, workload, workload.step_s)
         elif purpose == "control":
             await self.rig.climb(engine, purpose, cap, workload, CONTROL_SHARE * workload.step_s)
-        elif purpose == "glance":
+        else:
             window, rule = workload.windows[0], CutRule(workload.slo, 0.0, short_s(workload.step_s))
             sent = workload.sent_in(window)
             result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
             self.evidence.add_replay(result, purpose)
-        else:
-            await self.rung(trial, engine, workload)
         self.evidence.end()
 
     async def rung(self, trial: Trial, engine: Engine, workload: Workload) -> None:

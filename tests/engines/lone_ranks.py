@@ -13,7 +13,7 @@ from typing import Any
 from tuner.engines.seam import EngineRequest, Reply
 from tuner.engines.vllm import VllmStarter
 
-PROMPT, OUTPUT, REQUESTS = 100, 30, 3
+PROMPT, OUTPUT, REQUESTS = 100, 60, 3
 
 
 async def main(log: Path, arguments: dict[str, Any]) -> None:
