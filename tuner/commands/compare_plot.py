@@ -35,7 +35,6 @@ def page(tables: Sequence[Table]) -> str:
                 error_y=_interval(measured) if column == 1 else None,
             )
             figure.add_trace(bars, row=place, col=column)
-    figure.update_yaxes(type="log", col=2)
     figure.update_yaxes(range=[0, 1], tickformat=".0%", col=3)
     figure.update_layout(
         title="The same requests, served in every way (a tail of unfinished requests is longer)",
