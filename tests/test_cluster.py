@@ -256,6 +256,7 @@ def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) 
     words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
     running = started(swept, *words, "--run-dir", "alone")
     wait_for_line(running, "climb max_num_seqs")
+    assert {one.nice() for one in workers()} == {os.nice(0)}
     started_by_it = ours("/tuner-ray-")
     assert started_by_it
     running.kill()

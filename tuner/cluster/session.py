@@ -126,6 +126,8 @@ class Session:
         if self.folder is not None:
             how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
             how |= {"_temp_dir": self.folder}
+            # Ray's own 15 lets whatever else runs on the machine take an engine's time
+            os.environ.setdefault("RAY_worker_niceness", "0")
         else:
             _check_answers(address)
         logging.getLogger("ray").setLevel(logging.CRITICAL)
