@@ -24,7 +24,7 @@ PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical --dist loadgroup 
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test check coverage static fix docs readme golden bench clean setup setup-dev
+.PHONY: help sweep compare test quiet check coverage static fix docs readme golden bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -39,7 +39,10 @@ test: static  ## Everything a change must pass, real engine included; .ci/run ca
 	@scripts/get_prometheus.sh
 	@$(BIN)/python scripts/tools.py
 	$(PLAIN_TESTS)
-	$(BIN)/python -m pytest -m vllm $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -m "vllm and not quiet" $(PYTEST_ARGS)
+
+quiet: setup-dev  ## What takes a machine on which nothing else runs
+	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)
 
 check: static  ## The same without the tests that need vLLM
 	$(PLAIN_TESTS)
