@@ -53,6 +53,18 @@ def _check_folder(run_dir: Path) -> None:
             raise RunError(f"--run-dir {run_dir}: {path} is a file, not a folder", hint=hint)
 
 
+def open_each(
+    book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
+) -> dict[str, journal.Journal]:
+    """Open each part's journal inside the run's folder: the one that is there, or a new one."""
+    found: dict[str, journal.Journal] = {}
+    for name, plan in plans.items():
+        run_dir = book.run_dir / name
+        begun = (run_dir / "journal.jsonl").exists()
+        found[name] = (journal.resume if begun else journal.create)(run_dir, plan)
+    return found
+
+
 def _newest(name: str) -> Path:
     pattern = f"{glob.escape(name)}{_STAMP}/journal.jsonl"
     found = sorted(path for path in Path("runs").glob(pattern) if path.stat().st_size)

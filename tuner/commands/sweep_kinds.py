@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import journal, profile
-from tuner.commands.run_folder import Where, kept, open_run
+from tuner import profile
+from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_kinds_setup import kinds_on
 from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
 from tuner.commands.sweep_run import Done, keep_trace, sealed, warnings_of
@@ -78,7 +78,7 @@ def _swept(
     plans = _plans(session, options, traffic.trace, kinds)
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, _plan_of_all(plans, kinds))
-    books = _open_each(book, plans)
+    books = open_each(book, plans)
     progress = Progress(traffic.settings, None)
     for warning in (*traffic.warnings, *left_out):
         progress.warn(warning)
@@ -155,18 +155,6 @@ def _plan_of_all(
     first = next(iter(plans.values()))
     common = {k: v for k, v in first.items() if k not in {"engine_arguments", "device"}}
     return common | {"kinds": {name: dict(one.description.device) for name, one in kinds.items()}}
-
-
-def _open_each(
-    book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
-) -> dict[str, journal.Journal]:
-    """Open each kind's journal inside the run's folder: the one that is there, or a new one."""
-    found: dict[str, journal.Journal] = {}
-    for name, plan in plans.items():
-        run_dir = book.run_dir / name
-        begun = (run_dir / "journal.jsonl").exists()
-        found[name] = (journal.resume if begun else journal.create)(run_dir, plan)
-    return found
 
 
 def _conclude(options: SweepOptions, found: Sequence[Found], run_dir: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner import journal, profile
-from tuner.commands.run_folder import Where, kept, open_run
+from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_run import (
     Done,
     device_of,
@@ -74,7 +74,7 @@ def run(options: SweepOptions) -> None:
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     where = Where(Path(_folder_name(list(paths))), options.run_dir, resume=options.resume)
     book = open_run(where, _plan_of_all(plans))
-    books = _open_each(book, plans)
+    books = open_each(book, plans)
     execute = execute_on(starter, book, tuple(books.values()))
     progress = Progress(next(iter(traffics.values())).settings, exporter)
     members = [
@@ -210,18 +210,6 @@ def _plan_of_all(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     of_trace = {"trace_digest", "trace_block_size"}
     common = {key: value for key, value in first.items() if key not in of_trace}
     return common | {"traces": {name: plan["trace_digest"] for name, plan in plans.items()}}
-
-
-def _open_each(
-    book: journal.Journal, plans: Mapping[str, Mapping[str, Any]]
-) -> dict[str, journal.Journal]:
-    """Open each trace's journal inside the run's folder: the one that is there, or a new one."""
-    found: dict[str, journal.Journal] = {}
-    for name, plan in plans.items():
-        run_dir = book.run_dir / name
-        begun = (run_dir / "journal.jsonl").exists()
-        found[name] = (journal.resume if begun else journal.create)(run_dir, plan)
-    return found
 
 
 def _conclude(  # noqa: PLR0913 - what was asked, found and measured
