@@ -1,17 +1,14 @@
 """The study: seeded, shared, pruned, and refused where its storage or its machine is another."""
 
-import os
-import pwd
 import subprocess
 import sys
-import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
+from tests import postgres
+from tests.postgres import Server
 from tuner.errors import RunError
 from tuner.refine import storage
 from tuner.refine.importance import FEWEST
@@ -179,52 +176,10 @@ def test_a_storage_that_is_down_is_named_without_its_password(where: str, said: 
     assert "secret" not in str(caught.value).replace("secrets.db", "")
 
 
-POSTGRES = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Server:
-    url: str
-    control: Callable[[str], None]
-    """Starts and stops it."""
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    """Debian's PostgreSQL on a socket of its own; it refuses to run as root."""
-    pytest.importorskip("psycopg")
-    if POSTGRES is None:
-        pytest.skip("PostgreSQL is not installed")
-    owner: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory(prefix="tuner-pg-") as name:
-        folder, control = Path(name), POSTGRES / "pg_ctl"
-        if os.getuid() == 0:
-            try:
-                account = pwd.getpwnam("postgres")
-            except KeyError:
-                pytest.skip("no account that PostgreSQL may run as")
-            os.chown(folder, account.pw_uid, account.pw_gid)
-            owner = {"user": account.pw_uid, "group": account.pw_gid}
-
-        def run(*words: str) -> None:
-            subprocess.run(words, stdout=subprocess.DEVNULL, cwd=folder, check=True, **owner)
-
-        data = str(folder / "data")
-        run(str(POSTGRES / "initdb"), "-D", data, "-A", "trust", "-U", "tuner", "--no-sync")
-        flags = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        log = str(folder / "log")
-        words = {
-            "start": ("-o", flags, "-l", log, "-w", "start"), "stop": ("-m", "immediate", "stop")
-        }  # fmt: skip
-
-        def ask(what: str) -> None:
-            run(str(control), "-D", data, *words[what])
-
-        ask("start")
-        try:
-            yield Server(f"postgresql://tuner:secret@/postgres?host={folder}", ask)
-        finally:
-            ask("stop")
+    with postgres.running() as server:
+        yield server
 
 
 _OTHER = """

@@ -11,8 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 
+from tests import postgres
 from tuner import profile
 
 pytestmark = pytest.mark.timeout(180)  # the first test waits for a sweep and a refinement
@@ -28,6 +30,13 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 TUNER = str(Path(sys.executable).with_name("tuner"))
 SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
 SHARED = ("--storage", "sqlite:///shared.db")
+TOLD = """\
+SELECT what.value_json FROM trial_user_attributes AS what JOIN trial_user_attributes AS source
+ON what.trial_id = source.trial_id AND what.key = 'configuration'
+AND source.key = 'source' AND source.value_json = '"engine"'
+"""
+"""The configurations that engines were measured with, of a study's storage."""
+
 KEYS = {
     "refined", "reason", "chosen", "knee", "ratios", "pairs", "objective", "trials", "front",
     "importance", "space", "left_out", "pruned", "of_others", "failed", "complete", "engine_starts",
@@ -211,6 +220,26 @@ def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_s
     assert found["chosen"] == whole["chosen"]
     assert found["chosen"] not in [one["configuration"] for one in found["trials"]]
     assert found["pairs"] == 4
+
+
+def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) -> None:
+    with postgres.running() as server, closing(psycopg.connect(server.url)) as base:
+        both = [
+            subprocess.Popen(
+                command("--storage", server.url, "--json", "--run-dir", one, "-o", f"{one}.yaml"),
+                cwd=swept,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for one in ("pg-one", "pg-two")
+        ]
+        said = [one.communicate() for one in both]
+        told = {name for (name,) in base.execute(TOLD)}
+    assert [one.returncode for one in both] == [0, 0], said
+    assert not any("Warning" in errors for _, errors in said), said
+    found = [json.loads(out) for out, _ in said]
+    assert told == {json.dumps(each["configuration"]) for one in found for each in one["trials"]}
 
 
 def test_a_storage_that_knows_nothing_of_a_finished_run_is_told_on_resume(

@@ -1,5 +1,7 @@
 """Where a study is kept: a file of Optuna's journal, or any storage that a URL names."""
 
+import random
+import time
 import urllib.parse
 import warnings
 from collections.abc import Iterator
@@ -9,12 +11,16 @@ from typing import Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from tuner.errors import RunError
 from tuner.passwords import passwords_in, without_passwords
 
 PATIENCE_S = 10
 """How long a storage may take to answer, or be locked by others, before it counts as down."""
+
+MOST_AT_ONCE, PAUSE_S = 5, 1.0
+"""How often a database that others fill with tables is opened again, and the longest wait."""
 
 _DRIVERS = {
     "postgresql": "pip install 'tuner[postgresql]'",
@@ -30,12 +36,27 @@ def opened(storage: str) -> BaseStorage:
         if storage.startswith("redis"):
             return JournalStorage(JournalRedisBackend(storage))
         if "://" in storage:
-            return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
+            return _database(storage)
         path = Path(storage)
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.exists() and not path.is_file():  # a device would be read for ever
             raise _unusable(storage, "is no regular file")
         return JournalStorage(JournalFileBackend(storage))
+
+
+def _database(storage: str) -> RDBStorage:
+    """Open a database. Of runs that make its tables at the same moment all but one fail, and find
+    them there when they look again."""
+    for _ in range(MOST_AT_ONCE):
+        try:
+            return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
+        except (IntegrityError, ProgrammingError):
+            time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311 - so that they meet no more
+        except OperationalError as error:  # SQLite's and MySQL's word for it
+            if "already exists" not in str(error):
+                raise
+            time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311
+    return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
 
 
 def closed(storage: BaseStorage) -> None:
