@@ -17,8 +17,9 @@ SWEEP_ARGS ?= --budget 3m
 COMPARE_ARGS ?= --budget 14m --repeats 2
 PYTEST_ARGS ?=
 
-# On every core. Those with a real engine run one after the other: they measure.
-PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical --dist loadgroup $(PYTEST_ARGS)
+# On every core, a file on one: its tests share what they set up. Those with a real engine run one
+# after the other: they measure.
+PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical --dist loadfile $(PYTEST_ARGS)
 
 # Every start of an engine imports vLLM anew: three times faster with its bytecode kept.
 unexport PYTHONDONTWRITEBYTECODE

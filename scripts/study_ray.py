@@ -37,7 +37,7 @@ from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS, Configuration, number
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.outcome import unloaded_of
-from tuner.refine.run import Plan
+from tuner.refine.refinement import Plan
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.trace import load

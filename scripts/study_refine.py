@@ -39,7 +39,8 @@ from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import gains as gains_of
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
-from tuner.refine.run import Plan, Refinement, refine
+from tuner.refine.refinement import Plan, Refinement
+from tuner.refine.run import refine
 from tuner.refine.screen import measured_by
 from tuner.refine.space import Demand, build_space
 from tuner.refine.study import Study

@@ -24,7 +24,6 @@ from ray.cluster_utils import Cluster  # noqa: E402 - after the variable that it
 pytestmark = [
     pytest.mark.timeout(180),  # the first test waits for a sweep and a cluster
     pytest.mark.filterwarnings("default"),  # what Ray warns about is not ours to mend
-    pytest.mark.xdist_group("ray"),
 ]
 
 ROOT = Path(__file__).parent.parent
@@ -153,22 +152,32 @@ def assert_nothing_is_left() -> None:
     assert {one["state"] for one in groups} <= {"REMOVED"}
 
 
-def test_a_study_on_two_nodes_ends_well_while_one_of_them_dies(
-    swept: Path, two_nodes: Cluster
-) -> None:
-    running = refining(swept, two_nodes.address, "--run-dir", "died", "--json", "-o", "died.yaml")
+@pytest.fixture(scope="module")
+def died(swept: Path, cluster: Cluster) -> dict[str, Any]:
+    """What a refinement found while one of two nodes died."""
+    running = refining(swept, cluster.address, "--run-dir", "died", "--json", "-o", "died.yaml")
     wait_for_line(running, "climb max_num_seqs")
-    two_nodes.remove_node(two_nodes.list_all_nodes()[-1], allow_graceful=False)
+    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
     out, told = running.communicate()
     assert running.returncode == 0, told
-    assert json.loads(out)["refined"]
-    assert 9 <= json.loads(out)["chosen"]["max_num_seqs"] <= 14
-    assert profile.load(swept / "died.yaml").promise.source == "confirming run"
     assert "Traceback" not in told
     assert_nothing_is_left()
+    found: dict[str, Any] = json.loads(out)
+    return found
 
 
-def test_every_place_replays_the_knee_and_one_place_makes_all_pairs(swept: Path) -> None:
+def test_a_study_on_two_nodes_ends_well_while_one_of_them_dies(
+    swept: Path, died: dict[str, Any]
+) -> None:
+    assert died["refined"]
+    assert 9 <= died["chosen"]["max_num_seqs"] <= 14
+    assert profile.load(swept / "died.yaml").promise.source == "confirming run"
+
+
+def test_every_place_replays_the_knee_and_one_place_makes_all_pairs(
+    swept: Path, died: dict[str, Any]
+) -> None:
+    assert died["complete"]
     ends = [one for one in events(swept / "died") if one["event"] == "measured"]
     trials = [one for one in events(swept / "died") if one["event"] == "trial"]
     made = list(zip(trials, ends, strict=True))

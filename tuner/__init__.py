@@ -176,6 +176,7 @@ From replay to verdict
     refine.paired            what was found against the knee, in turns
     refine.outcome           what a refinement's trials come to
     refine.validation        the refined engine by itself
+    refine.refinement        what a refinement is asked, and what it found
     refine.starters          what starts its engines, as values that can travel
     refine.run               the run, from climb to profile
     cluster.share            what an engine takes of a cluster

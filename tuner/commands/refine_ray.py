@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any, cast
 from tuner.commands.refine_setup import Engines, RefineOptions, machine_of
 from tuner.errors import UsageError
 from tuner.profile_schema import ServingProfile
-from tuner.refine.run import Plan
+from tuner.refine.refinement import Plan
 from tuner.refine.starters import SimVary, VllmVary
 
 if TYPE_CHECKING:

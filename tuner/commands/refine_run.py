@@ -35,7 +35,8 @@ from tuner.profile import check_output, save, seal
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
 from tuner.refine.local_bench import LocalBench
-from tuner.refine.run import Plan, Refinement, refine
+from tuner.refine.refinement import Plan, Refinement
+from tuner.refine.run import refine
 from tuner.result import profile_of
 from tuner.rig import Rig
 from tuner.trace import Trace, TraceRequest, load

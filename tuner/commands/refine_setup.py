@@ -21,7 +21,7 @@ from tuner.refine.knob_text import parse_search
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Space, number
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
-from tuner.refine.run import Plan, Refinement
+from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.space import Demand, build_space
 from tuner.refine.starters import SimVary, VllmVary
 from tuner.refine.study import Study

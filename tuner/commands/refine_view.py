@@ -15,7 +15,7 @@ from tuner.refine.importance import FEWEST
 from tuner.refine.knobs import LIVE, Configuration, Space
 from tuner.refine.objective import Objective
 from tuner.refine.outcome import Tried
-from tuner.refine.run import Refinement
+from tuner.refine.refinement import Refinement
 
 
 def said_of_space(space: Space) -> Iterator[str]:

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import profile
+from tuner import journal, profile
 from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_kinds_setup import kinds_on
 from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
 from tuner.commands.sweep_run import Done, keep_trace, sealed, warnings_of
-from tuner.commands.sweep_setup import SweepOptions, one_servers, plan_of, traffic_of
+from tuner.commands.sweep_setup import SweepOptions, Traffic, one_servers, plan_of, traffic_of
 from tuner.commands.sweep_several_view import Named
 from tuner.commands.sweep_view import Progress
 from tuner.engines.seam import ArgumentValue, Engine
 from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
+from tuner.outcome import SweepOutcome
 from tuner.prices import check_used, parse_prices, price_of
 from tuner.trace import Trace
 
@@ -82,8 +83,8 @@ def _swept(
     progress = Progress(traffic.settings, None)
     for warning in (*traffic.warnings, *left_out):
         progress.warn(warning)
+    parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
     with kept(book, where, [*books.values()]):
-        parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
         for name, one in parts.items():
             keep_trace(one, books[name].run_dir)
         sweeps = [
@@ -94,24 +95,27 @@ def _swept(
             outcomes = asyncio.run(sweep_all(session, sweeps))
         stack.close()
     wall_s = time.monotonic() - began_s
-    found = []
-    for name, outcome in outcomes.items():
-        kind, price = kinds[name], price_of(prices, name)
-        done: Done | TunerError = (
-            outcome
-            if isinstance(outcome, TunerError)
-            else Done(
-                outcome,
-                traffic.settings,
-                parts[name].warnings,
-                books[name].run_dir,
-                traffic.trace.digest,
-                wall_s,
-            )
-        )
-        per_hour = None if price is None else price * max(1.0, kind.share.gpus)
-        found.append(Found(name, str(kind.share), done, per_hour, outputs[name]))
-    return found, book.run_dir
+    done = {
+        name: _done(outcome, parts[name], books[name], wall_s) for name, outcome in outcomes.items()
+    }
+    return [
+        Found(name, str(kind.share), done[name], _per_hour(prices, name, kind), outputs[name])
+        for name, kind in kinds.items()
+    ], book.run_dir
+
+
+def _done(
+    outcome: SweepOutcome | TunerError, part: Traffic, book: journal.Journal, wall_s: float
+) -> Done | TunerError:
+    if isinstance(outcome, TunerError):
+        return outcome
+    return Done(outcome, part.settings, part.warnings, book.run_dir, part.trace.digest, wall_s)
+
+
+def _per_hour(prices: Mapping[str, float], name: str, kind: "Kind") -> float | None:
+    """Return what an engine's share of such a node costs; a node without GPUs is paid whole."""
+    price = price_of(prices, name)
+    return None if price is None else price * max(1.0, kind.share.gpus)
 
 
 def outputs_of(output: Path, names: Sequence[str]) -> dict[str, Path]:

@@ -6,23 +6,20 @@ without a restart. Everything measured is in the journal before the next step be
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tuner.errors import UsageError
 from tuner.outcome import SweepOutcome
-from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Bench, Build, Done
-from tuner.refine.importance import Importance
 from tuner.refine.judge import SEARCH, Question, is_knee
-from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, Space
-from tuner.refine.objective import Objective, Paired, Told
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
+from tuner.refine.objective import Paired
 from tuner.refine.outcome import Tried, pareto, reason_of, unloaded_of
 from tuner.refine.paired import PAIRS, compare
+from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.screen import screen_of
 from tuner.refine.search import Search
 from tuner.refine.study import Study
 from tuner.refine.validation import twin_of, validate
-from tuner.settings import SweepSettings
 from tuner.trace import TraceRequest
 from tuner.workload import (
     MIN_STEP_S,
@@ -39,58 +36,6 @@ refined engine by itself and with headroom."""
 
 ENDING = 2 * PAIRS + 2
 """Of these, what the search leaves."""
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is refined, and how."""
-
-    profile: ServingProfile
-    space: Space
-    objectives: Sequence[Objective]
-    settings: SweepSettings
-    start_s: float
-    """How long an engine start takes, by the profile."""
-
-    curve: Sequence[Told]
-    """What the profile has measured already."""
-
-    max_model_len: int
-    warnings: Sequence[str] = ()
-    """What is said before it begins."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refinement:
-    """What the run found."""
-
-    chosen: Configuration
-    """The knee where nothing seemed better."""
-
-    paired: Paired | None
-    outcome: SweepOutcome | None
-    """For a profile of the refined engine; None where the knee is kept."""
-
-    reason: str
-    tried: tuple[Tried, ...]
-    front: tuple[Tried, ...]
-    """Of two aims: what no other trial beats in both."""
-
-    importances: tuple[tuple[str, tuple[Importance, ...]], ...]
-    """Per aim."""
-
-    workload: Workload
-    complete: bool
-    starts_s: tuple[float, ...]
-    replay_s: float
-    pruned: int
-    """Trials of this run that the twin or the certified cut ended."""
-
-    of_others: int
-    """Trials that others who share the study have measured."""
-
-    failed: tuple[str, ...]
-    warnings: tuple[str, ...]
 
 
 async def refine(
@@ -120,43 +65,10 @@ class _Run:
         self.workload = self._workload(requests)
         question = await self._question()
         search = Search(self.bench, study, question)
-        chosen = self.bench.chosen()
-        if chosen is None:
-            complete = await search.gather(self.plan.curve)
-            chosen = complete, dict(search.best())
-            self.bench.choose(chosen[1], complete=complete)
-        else:
-            search.catch_up(self.plan.curve)
-        complete, one = chosen
-        knee = self.space.knee
-        if not complete:
-            self.warnings.append(
-                "the budget ended the search: not all that seemed worth it was tried"
-            )
-        paired, outcome = None, None
-        if one != dict(knee):
-            paired = await compare(
-                self.bench,
-                one,
-                knee,
-                objective=self.plan.objectives[0],
-                workload=self.workload,
-                screen=question.screen,
-            )
-        reason = reason_of(self.plan.profile, one, knee, paired)
-        if paired is not None and paired.proven is not None:
-            outcome = await validate(
-                self.bench,
-                one,
-                self.plan.profile,
-                knee=knee,
-                workload=self.workload,
-                settings=self.settings,
-                searched=self._build(),
-                reason=reason,
-                confidence=paired.proven.sureness,
-                dropped=self.dropped,
-            )
+        complete, one = await self._searched(search)
+        paired = await self._paired(one, question)
+        reason = reason_of(self.plan.profile, one, self.space.knee, paired)
+        outcome = await self._validated(one, paired, reason)
         tried = self._tried(search)
         return Refinement(
             chosen=one,
@@ -177,6 +89,54 @@ class _Run:
             of_others=len(study.others()),
             failed=tuple(done.failed for done in self.bench.done() if done.failed),
             warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
+        )
+
+    async def _searched(self, search: Search) -> tuple[bool, Configuration]:
+        """Return whether the search was ended by nothing but itself, and the best it found; what
+        the journal says where it knows."""
+        chosen = self.bench.chosen()
+        if chosen is None:
+            complete = await search.gather(self.plan.curve)
+            chosen = complete, dict(search.best())
+            self.bench.choose(chosen[1], complete=complete)
+        else:
+            search.catch_up(self.plan.curve)
+        if not chosen[0]:
+            self.warnings.append(
+                "the budget ended the search: not all that seemed worth it was tried"
+            )
+        return chosen
+
+    async def _paired(self, one: Configuration, question: Question) -> Paired | None:
+        """Compare with the knee in turns; None where the knee itself seemed best."""
+        if one == dict(self.space.knee):
+            return None
+        return await compare(
+            self.bench,
+            one,
+            self.space.knee,
+            objective=self.plan.objectives[0],
+            workload=self.workload,
+            screen=question.screen,
+        )
+
+    async def _validated(
+        self, one: Configuration, paired: Paired | None, reason: str
+    ) -> SweepOutcome | None:
+        """Measure what a profile of the refined engine needs; None where the knee is kept."""
+        if paired is None or paired.proven is None:
+            return None
+        return await validate(
+            self.bench,
+            one,
+            self.plan.profile,
+            knee=self.space.knee,
+            workload=self.workload,
+            settings=self.settings,
+            searched=self._build(),
+            reason=reason,
+            confidence=paired.proven.sureness,
+            dropped=self.dropped,
         )
 
     def _workload(self, requests: Sequence[TraceRequest]) -> Workload:

@@ -1,0 +1,65 @@
+"""What a refinement is asked to do, and what it found."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.outcome import SweepOutcome
+from tuner.profile_schema import ServingProfile
+from tuner.refine.importance import Importance
+from tuner.refine.knobs import Configuration, Space
+from tuner.refine.objective import Objective, Paired, Told
+from tuner.refine.outcome import Tried
+from tuner.settings import SweepSettings
+from tuner.workload import Workload
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is refined, and how."""
+
+    profile: ServingProfile
+    space: Space
+    objectives: Sequence[Objective]
+    settings: SweepSettings
+    start_s: float
+    """How long an engine start takes, by the profile."""
+
+    curve: Sequence[Told]
+    """What the profile has measured already."""
+
+    max_model_len: int
+    warnings: Sequence[str] = ()
+    """What is said before it begins."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refinement:
+    """What the run found."""
+
+    chosen: Configuration
+    """The knee where nothing seemed better."""
+
+    paired: Paired | None
+    outcome: SweepOutcome | None
+    """For a profile of the refined engine; None where the knee is kept."""
+
+    reason: str
+    tried: tuple[Tried, ...]
+    front: tuple[Tried, ...]
+    """Of two aims: what no other trial beats in both."""
+
+    importances: tuple[tuple[str, tuple[Importance, ...]], ...]
+    """Per aim."""
+
+    workload: Workload
+    complete: bool
+    starts_s: tuple[float, ...]
+    replay_s: float
+    pruned: int
+    """Trials of this run that the twin or the certified cut ended."""
+
+    of_others: int
+    """Trials that others who share the study have measured."""
+
+    failed: tuple[str, ...]
+    warnings: tuple[str, ...]
