@@ -119,6 +119,16 @@ def test_caps_change_live_so_that_engines_are_started_for_what_needs_one(
     assert len(whole["trials"]) >= 2
 
 
+def test_a_budget_without_room_for_a_search_compares_what_the_twin_likes_best(swept: Path) -> None:
+    done = refine(swept, "--budget", "160s", "--json", "-o", "small.yaml", "--run-dir", "small")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert not found["complete"]
+    assert [one["configuration"] for one in found["trials"]] == [found["knee"]]
+    assert found["pairs"] == 4
+    assert found["chosen"] != found["knee"]
+
+
 def test_a_refined_profile_is_as_good_a_one_as_any(swept: Path, whole: dict[str, Any]) -> None:
     assert whole["refined"]
     options = ("verify", "whole.yaml", *SIM, "--force", "--json")
@@ -213,7 +223,7 @@ def test_a_trace_of_a_few_requests_is_refused(swept: Path) -> None:
 def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_share(
     swept: Path, whole: dict[str, Any]
 ) -> None:
-    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "5m")
+    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "160s")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["of_others"] == len(whole["trials"])

@@ -1,16 +1,19 @@
 """What of a replay was the machine's doing: the twin's replay of the same windows tells."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from tests.builders import measurement, record, replay_of
-from tuner.refine.luck import luck
+from tuner.refine import screen
+from tuner.refine.luck import LEAST, luck
 from tuner.refine.objective import GOODPUT
+from tuner.refine.screen import Foreseen, busiest, combined
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.twin.simulation import EngineShape
+from tuner.twin.simulation import EngineShape, Traffic
 
 SHAPE = EngineShape(max_num_batched_tokens=64, block_size=16, kv_blocks=100, max_model_len=100)
 EARLY, LATE = (
@@ -37,3 +40,42 @@ def test_what_a_cut_replay_did_not_see_is_missed_by_the_twin_too() -> None:
     usual = measurement(4, goodput_rps=1.0)
     (found,) = luck([GOODPUT], [cut], law(0.5), SHAPE, Slo(ttft_s=2.0), usual)
     assert found == pytest.approx(math.log(0.5))
+
+
+@pytest.mark.parametrize(("usual", "evened"), [(0.8, 0.3), (1.0, 0.5), (0.4, LEAST)])
+def test_what_a_window_missed_more_than_the_twin_did_is_missed_of_all_traffic(
+    usual: float, evened: float
+) -> None:
+    late = replace(LATE, first_token_s=12.5)
+    (found,) = luck(
+        [GOODPUT],
+        [replay_of([EARLY, late])],
+        law(0.5),
+        SHAPE,
+        Slo(ttft_s=2.0),
+        measurement(4, attainment=usual),
+    )
+    assert found == pytest.approx(math.log(0.5 / evened))
+
+
+def foreseen(gain: float) -> Foreseen:
+    return Foreseen(gains=(gain,), samples=((gain,), (gain,)), deficit=0.0, is_whole=True)
+
+
+def test_of_a_replay_that_served_little_a_ratio_says_little() -> None:
+    guesses = [
+        combined([GOODPUT], foreseen(0.02), [0.20], attainment=share)[0] for share in (1.0, 0.5)
+    ]
+    # A replay's variance is 2 (0.02^2 + 0.03^2) of all requests, the twin's 0.02^2.
+    assert guesses[0] == pytest.approx(0.02 + 0.18 * 4 / (4 + 26))
+    assert guesses[1] == pytest.approx(0.02 + 0.18 * 4 / (4 + 4 * 26))
+
+
+def test_the_busiest_stretch_asks_for_the_most_in_its_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(screen, "MOST_SCREENED", 2)
+    one = Traffic.of(
+        [(0.0, 90, 90), (100.0, 90, 90), (200.0, 10, 10), (201.0, 10, 10), (300.0, 10, 10)]
+    )
+    assert busiest(one).arrival_s.tolist() == [200.0, 201.0]

@@ -4,10 +4,11 @@ A trial is held against the knee as it was replayed in the same place, by the re
 together.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.measure import Measurement, measure
+from tuner.measure import measure
 from tuner.refine.bench import Bench, Build, Done
 from tuner.refine.knobs import Configuration, Space, frees, smallest
 from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
@@ -34,9 +35,8 @@ class Question:
     space: Space
     objectives: Sequence[Objective]
     workload: Workload
-    knee: Measurement
-    luck: tuple[float, ...]
-    """What the machine's speed did for the knee's replay, per aim."""
+    knee: Done
+    """The run's first replay of it."""
 
     screen: Screen | None
     """None where the twin is not believed."""
@@ -47,6 +47,11 @@ class Question:
     start_s: float
     build: Build
     """The engine that trials share."""
+
+    @property
+    def aims(self) -> tuple[Objective, ...]:
+        """The objectives, and goodput for the constraint."""
+        return (*self.objectives, GOODPUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,37 +106,35 @@ class Judge:
         if done.failed is not None or any(replay.cut for replay in done.replays):
             return None
         question = self.question
-        measured = done.measured(question.workload)
-        knee, luck = self.knee_of(done.worker)
+        knee_done = self.knee_of(done.worker)
+        measured, knee = (each.measured(question.workload) for each in (done, knee_done))
         values = gains(question.objectives, measured, knee)
         if values is None:
             return None
         screen, one = question.screen, done.configuration
         if screen is None:
-            return Judged(values, deficit(measured, knee), values, None)
-        ours = screen.luck(one, done.replays, question.objectives)
-        usual = [gain - here + there for gain, here, there in zip(values, ours, luck, strict=True)]
+            return Judged(values, deficit(measured.attainment, knee.attainment), values, None)
+        *ours, of_goodput = screen.luck(one, done.replays, question.aims)
+        *theirs, of_knees = screen.luck(knee_done.configuration, knee_done.replays, question.aims)
+        usual = [
+            gain - here + there for gain, here, there in zip(values, ours, theirs, strict=True)
+        ]
         foreseen = screen.foresee(one)
         return Judged(
-            combined(question.objectives, foreseen, usual),
-            deficit(measured, knee),
+            combined(question.objectives, foreseen, usual, attainment=knee.attainment),
+            deficit(
+                measured.attainment * math.exp(-of_goodput), knee.attainment * math.exp(-of_knees)
+            ),
             values,
             foreseen.gains if foreseen is not None and foreseen.is_whole else None,
         )
 
-    def knee_of(self, worker: str) -> tuple[Measurement, tuple[float, ...]]:
-        """Return the knee as that worker replayed it, and its luck; the run's first where it did
-        not."""
-        question = self.question
+    def knee_of(self, worker: str) -> Done:
+        """Return the knee as that worker replayed it; the run's first where it did not."""
         for done in self.bench.done():
-            if is_knee(done, question.space.knee) and done.worker == worker:
-                screen, aims = question.screen, question.objectives
-                none = (0.0,) * len(aims)
-                luck = (
-                    none if screen is None else screen.luck(question.space.knee, done.replays, aims)
-                )
-                return done.measured(question.workload), luck
-        return question.knee, question.luck
+            if is_knee(done, self.question.space.knee) and done.worker == worker:
+                return done
+        return self.question.knee
 
     def floors(self, worker: str) -> list[float]:
         """Return per window the attainment below which a trial there has lost for certain: to the

@@ -5,6 +5,8 @@ A control variate. Pure.
 The twin replays the same windows at the speed that the machine had then. How that differs from what
 it says of all of the traffic at the usual speed is luck, and is taken out before two replays are
 compared; of equal engines raw differences would look significant most of the time (docs/decisions).
+Of attainment what is taken out is a difference: a window that serves half of the traffic's share
+would double every error of a ratio.
 """
 
 import math
@@ -13,13 +15,16 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.measure import Spread, spread
+from tuner.measure import Spread, measure, spread
 from tuner.records import Replay
-from tuner.refine.objective import Numbers, Objective
+from tuner.refine.objective import GOODPUT, Numbers, Objective
 from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.twin.check import driven, observed
 from tuner.twin.simulation import EngineShape, met
+
+LEAST = 1e-3
+"""Attainment below which there is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +53,13 @@ def luck(  # noqa: PLR0913, PLR0917 - what was replayed, and by which twin
     Of use in differences alone: rates are per request in one and per second in the other.
     """
     now = _pooled(replays, law, shape, slo)
+    attained = measure(replays, slo).attainment
     found = []
     for aim in aims:
+        if aim is GOODPUT:
+            evened = min(1.0, max(LEAST, usual.attainment + attained - now.attainment))
+            found.append(math.log(max(LEAST, attained) / evened))
+            continue
         here, there = aim.log(now), aim.log(usual)
         found.append(0.0 if here is None or there is None else here - there)
     return tuple(found)

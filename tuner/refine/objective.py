@@ -128,9 +128,9 @@ def gains(objectives: Sequence[Objective], one: Numbers, knee: Numbers) -> tuple
     return tuple(found)
 
 
-def deficit(one: Numbers, knee: Numbers) -> float:
+def deficit(one: float, knee: float) -> float:
     """Return how much of the knee's attainment is missing; at most 0 keeps the constraint."""
-    return knee.attainment - EQUAL_ATTAINMENT - one.attainment
+    return knee - EQUAL_ATTAINMENT - one
 
 
 def _gain(objective: Objective, one: Numbers, knee: Numbers) -> float | None:

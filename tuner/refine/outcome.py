@@ -78,7 +78,14 @@ def curve_of(
     for cap, one in steps.items():
         values = gains(objectives, one, chosen)
         if values is not None:
-            found.append(Told({**knee, CAP: cap}, values, deficit(one, chosen), source="profile"))
+            found.append(
+                Told(
+                    {**knee, CAP: cap},
+                    values,
+                    deficit(one.attainment, chosen.attainment),
+                    source="profile",
+                )
+            )
     return found
 
 

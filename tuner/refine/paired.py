@@ -6,7 +6,7 @@ from itertools import pairwise
 from tuner.measure import Measurement
 from tuner.refine.bench import Bench, Build, Done, told
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
-from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective, Paired, proof, ratio
+from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective, Paired, Ratio, proof, ratio
 from tuner.refine.screen import Screen
 from tuner.workload import Workload
 
@@ -31,26 +31,36 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
 
     Raises EngineError when engines keep failing.
     """
-    sides = {"refined": one, "knee": knee}
+    sides, aim = {"refined": one, "knee": knee}, objective.name
     bench.watcher.stage(f"comparing {told(one)} with the knee, in turns")
     while True:
         await bench.settle()
         if len(done := _done(bench)) == len(SIDES):
             break
-        if len(done) == 2 * LOOK_AT and _is_hopeless(_pairs(done, workload), objective):
+        if len(done) == 2 * LOOK_AT and _is_hopeless(_ratios(done, workload, screen, sides), aim):
             break
         side = SIDES[len(done)]
         build = _build(one, knee, turn=_turn(len(done)), side=sides[side])
         await bench.trial(side, sides[side], workload, build)
+    ratios = _ratios(done, workload, screen, sides)
+    return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(done) // 2)
+
+
+def _ratios(
+    done: Sequence[Done],
+    workload: Workload,
+    screen: Screen | None,
+    sides: Mapping[str, Configuration],
+) -> dict[str, Ratio]:
+    """Return refined / knee of every aim over the pairs so far, luck taken out."""
     pairs = _pairs(done, workload)
     lucks = _lucks(done, screen, sides) if screen is not None else {}
-    ratios = {}
+    found = {}
     for name, aim in OBJECTIVES.items():
-        foreseen = screen.samples(aim, one) if screen is not None else ()
-        found = ratio(aim, pairs, foreseen, lucks.get(name, ()))
-        if found is not None:
-            ratios[name] = found
-    return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(pairs))
+        foreseen = screen.samples(aim, sides["refined"]) if screen is not None else ()
+        if (one := ratio(aim, pairs, foreseen, lucks.get(name, ()))) is not None:
+            found[name] = one
+    return found
 
 
 def is_live(one: Configuration, other: Configuration) -> bool:
@@ -106,8 +116,6 @@ def _lucks(
     return found
 
 
-def _is_hopeless(pairs: Sequence[tuple[Measurement, Measurement]], objective: Objective) -> bool:
-    found = [ratio(aim, pairs) for aim in (GOODPUT, objective)]
-    return any(
-        one is not None and (one.high < 1 if one.larger_is_better else one.low > 1) for one in found
-    )
+def _is_hopeless(ratios: Mapping[str, Ratio], aim: str) -> bool:
+    found = [ratios[name] for name in (GOODPUT.name, aim) if name in ratios]
+    return any(one.high < 1 if one.larger_is_better else one.low > 1 for one in found)

@@ -97,7 +97,7 @@ class _Run:
         chosen = self.bench.chosen()
         if chosen is None:
             complete = await search.gather(self.plan.curve)
-            chosen = complete, dict(search.best())
+            chosen = complete, dict(search.answer())
             self.bench.choose(chosen[1], complete=complete)
         else:
             search.catch_up(self.plan.curve)
@@ -211,12 +211,7 @@ class _Run:
             space=self.space,
             objectives=self.plan.objectives,
             workload=self.workload,
-            knee=first[-1].measured(self.workload),
-            luck=(
-                screen.luck(knee, first[-1].replays, self.plan.objectives)
-                if screen is not None
-                else (0.0,) * len(self.plan.objectives)
-            ),
+            knee=first[-1],
             screen=screen,
             budget_s=self.settings.budget_s - ENDING * self.workload.step_s - starts_s,
             start_s=self.plan.start_s,

@@ -13,20 +13,24 @@ import numpy as np
 from tuner.measure import Measurement
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.refine.luck import luck
-from tuner.refine.objective import Objective, deficit, gains
+from tuner.refine.luck import LEAST, luck
+from tuner.refine.objective import GOODPUT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast, measurement_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 LAWS = 20
-MOST_SCREENED = 4000
-"""Requests that a configuration is screened with: the busiest stretch of so many."""
+MOST_SCREENED = 20_000
+"""Requests that a configuration is screened with, which takes some 25 ms: the busiest stretch of so
+many."""
 
 WINDOWS_SD = 0.03
 """How far what some windows gain is from what all of the traffic does (study of windows,
 docs/decisions: attainment is off by 0.05)."""
+
+SHORTEST_S = 1e-3
+"""Of a stretch whose requests arrive at once."""
 
 BLOCKS = "num_gpu_blocks_override"
 
@@ -68,12 +72,13 @@ class Screen:
         middle = self._gains(0, one)
         if middle is None:
             return None
+        attained, by_knee = (self.measurement(0, each).attainment for each in (one, self.knee))
         laws = range(1, len(self.laws)) if sure else ()
         samples = [found for law in laws if (found := self._gains(law, one)) is not None]
         return Foreseen(
             gains=middle,
             samples=tuple(samples) or (middle,),
-            deficit=deficit(self.measurement(0, one), self.measurement(0, self.knee)),
+            deficit=deficit(attained, by_knee),
             is_whole=self.tells(one),
         )
 
@@ -186,26 +191,36 @@ def up_to(law: StepLaw, cap: int) -> StepLaw:
 
 
 def busiest(traffic: Traffic) -> Traffic:
-    """Return the stretch of MOST_SCREENED requests that asks for the most."""
+    """Return the stretch of MOST_SCREENED requests that asks for the most in its time."""
     if len(traffic) <= MOST_SCREENED:
         return traffic
-    work = np.cumsum(np.concatenate(([0], traffic.input_length + traffic.output_length)))
-    first = int(np.argmax(work[MOST_SCREENED:] - work[:-MOST_SCREENED]))
     arrivals = traffic.arrival_s
+    work = np.cumsum(np.concatenate(([0], traffic.input_length + traffic.output_length)))
+    asked = work[MOST_SCREENED:] - work[:-MOST_SCREENED]
+    took_s = arrivals[MOST_SCREENED - 1 :] - arrivals[: len(asked)]
+    first = int(np.argmax(asked / np.maximum(took_s, SHORTEST_S)))
     end_s = float(arrivals[first + MOST_SCREENED]) if first + MOST_SCREENED < len(traffic) else None
     return traffic.between(float(arrivals[first]), math.inf if end_s is None else end_s)
 
 
 def combined(
-    objectives: Sequence[Objective], foreseen: Foreseen | None, measured: Sequence[float]
+    objectives: Sequence[Objective],
+    foreseen: Foreseen | None,
+    measured: Sequence[float],
+    *,
+    attainment: float,
 ) -> tuple[float, ...]:
     """Return the best guess from what the twin says and what one replay measured, each weighted by
-    how far it may be off: the twin's law by its draws, and as much as a replay besides."""
+    how far it may be off: the twin's law by its draws, and as much as a replay besides. How far a
+    replay's goodput is off is a share of all requests, so the more of itself the less
+    ``attainment``, the knee's, there is."""
     if foreseen is None or not foreseen.is_whole:
         return tuple(measured)
     found = []
     for aim, objective in enumerate(objectives):
         of_replay = 2 * (objective.prior_sd**2 + WINDOWS_SD**2)
+        if objective is GOODPUT:
+            of_replay /= max(LEAST, attainment) ** 2
         drawn = [sample[aim] for sample in foreseen.samples]
         of_twin = objective.prior_sd**2 + float(np.var(drawn))
         share = of_twin / (of_twin + of_replay)

@@ -68,6 +68,21 @@ class Search:
         """Return the best of the whole study: what others found counts as well."""
         return self.judge.best(self.study.others())
 
+    def answer(self) -> Configuration:
+        """Return what is worth comparing with the knee: the best; where the budget left no room to
+        replay another than the knee, what the twin likes best."""
+        best, knee = self.best(), self.question.space.knee
+        screen = self.question.screen
+        if best != dict(knee) or screen is None or not self._is_spent:
+            return best
+        if any(one != knee for one, _ in self.judge.judged()):
+            return best
+        for one in self._likely()[:1]:
+            foreseen = screen.foresee(one, sure=False)
+            if foreseen is not None and foreseen.gains[0] >= WORTH and foreseen.deficit <= 0:
+                return one
+        return best
+
     def catch_up(self, curve: Sequence[Told]) -> None:
         """Tell the study what the journal knows and it does not; a new one the curve first."""
         self.study.abandon()
@@ -210,8 +225,11 @@ class Search:
         if done.failed is not None:
             self.study.fail(asked, done.failed)
         elif judged is None:
-            bound = done.measured(self.question.workload).attainment_bound
-            lost = bound / max(1e-9, self.judge.knee_of(done.worker)[0].attainment) - 1
+            workload = self.question.workload
+            bound = done.measured(workload).attainment_bound
+            lost = (
+                bound / max(1e-9, self.judge.knee_of(done.worker).measured(workload).attainment) - 1
+            )
             self.study.prune(asked, lost, "cut")
         else:
             self.study.tell(asked, judged.gains, judged.deficit)
