@@ -129,6 +129,25 @@ def test_a_budget_without_room_for_a_search_compares_what_the_twin_likes_best(sw
     assert found["chosen"] != found["knee"]
 
 
+@pytest.mark.parametrize("objective", ["goodput", "throughput", "e2el"])
+def test_what_the_twin_cannot_tell_of_is_judged_by_its_replays_alone(
+    swept: Path, objective: str
+) -> None:
+    cap = profile.load(swept / "profile.yaml").decision.max_num_seqs
+    few = ("--search", f"max_num_seqs={cap}", "--search", "max_num_batched_tokens=2048")
+    one = ("--search", "block_size=8,16", "--objective", objective, "--force")
+    done = refine(swept, *few, *one, f"--run-dir=block-{objective}", "--json", "-o", "block.yaml")
+    assert done.returncode == 0, done.stderr
+    (trial,) = [
+        each
+        for each in json.loads(done.stdout)["trials"]
+        if each["configuration"]["block_size"] == 8
+    ]
+    assert trial["foreseen"] is None
+    assert trial["gains"] == trial["replayed"]
+    assert abs(trial["gains"][0]) < 0.05  # the same engine but for its noise
+
+
 def test_a_refined_profile_is_as_good_a_one_as_any(swept: Path, whole: dict[str, Any]) -> None:
     assert whole["refined"]
     options = ("verify", "whole.yaml", *SIM, "--force", "--json")

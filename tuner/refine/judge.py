@@ -45,6 +45,9 @@ class Question:
     """What the search may spend, of the whole run's engine time."""
 
     start_s: float
+    step_s: float
+    """How long one trial takes: on an engine with a backlog longer than its windows were meant."""
+
     build: Build
     """The engine that trials share."""
 
@@ -63,7 +66,7 @@ class Judged:
 
     deficit: float
     replayed: tuple[float, ...]
-    """As the replays alone showed it."""
+    """As the replays alone showed it; the gains where the twin cannot tell."""
 
     foreseen: tuple[float, ...] | None
     """By the twin alone; None where it is not asked or cannot tell."""
@@ -112,7 +115,7 @@ class Judge:
         if values is None:
             return None
         screen, one = question.screen, done.configuration
-        if screen is None:
+        if screen is None or not screen.tells(one):  # then luck is left in both
             return Judged(values, deficit(measured.attainment, knee.attainment), values, None)
         *ours, of_goodput = screen.luck(one, done.replays, question.aims)
         *theirs, of_knees = screen.luck(knee_done.configuration, knee_done.replays, question.aims)
@@ -126,7 +129,7 @@ class Judge:
                 measured.attainment * math.exp(-of_goodput), knee.attainment * math.exp(-of_knees)
             ),
             values,
-            foreseen.gains if foreseen is not None and foreseen.is_whole else None,
+            None if foreseen is None else foreseen.gains,
         )
 
     def knee_of(self, worker: str) -> Done:

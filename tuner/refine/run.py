@@ -207,14 +207,17 @@ class _Run:
                 f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
             )
         starts_s = (self._starts() - 1) * self.plan.start_s
+        took_s = sum(replay.elapsed_s for replay in first[-1].replays)
+        step_s = max(self.workload.step_s, took_s)
         return Question(
             space=self.space,
             objectives=self.plan.objectives,
             workload=self.workload,
             knee=first[-1],
             screen=screen,
-            budget_s=self.settings.budget_s - ENDING * self.workload.step_s - starts_s,
+            budget_s=self.settings.budget_s - ENDING * step_s - starts_s,
             start_s=self.plan.start_s,
+            step_s=step_s,
             build=self._build(),
         )
 

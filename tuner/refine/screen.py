@@ -100,10 +100,8 @@ class Screen:
     def luck(
         self, one: Configuration, replays: Sequence[Replay], aims: Sequence[Objective]
     ) -> tuple[float, ...]:
-        """Return per aim what of these replays was the machine's speed and the windows' traffic; 0
-        where the twin cannot tell of the configuration."""
-        if not self.tells(one):
-            return (0.0,) * len(aims)
+        """Return per aim what of these replays was the machine's speed and the windows' traffic; of
+        use in differences alone, between configurations that the twin tells of."""
         law = up_to(self.laws[0], number(one[CAP]))
         usual = self.measurement(0, one)
         return luck(aims, replays, law, self._shape_at(one), self.slo, usual)
@@ -214,7 +212,7 @@ def combined(
     how far it may be off: the twin's law by its draws, and as much as a replay besides. How far a
     replay's goodput is off is a share of all requests, so the more of itself the less
     ``attainment``, the knee's, there is."""
-    if foreseen is None or not foreseen.is_whole:
+    if foreseen is None:
         return tuple(measured)
     found = []
     for aim, objective in enumerate(objectives):

@@ -259,5 +259,5 @@ class Search:
     def _affords(self, lane: Lane, asked: Asked) -> bool:
         question = self.question
         start_s = 0.0 if self._is_up(lane, asked) else question.start_s
-        going_s = (len(self._going) + 1) * question.workload.step_s
+        going_s = (len(self._going) + 1) * question.step_s
         return self.bench.spent_s() + start_s + going_s <= question.budget_s
