@@ -1,5 +1,6 @@
 """When a gain over the knee is proven, and when it is not."""
 
+import math
 from dataclasses import dataclass
 
 import pytest
@@ -44,7 +45,7 @@ def ratios(*pairs: tuple[Numbers, Numbers]) -> dict[str, object]:
 
 def proven(*pairs: tuple[Numbers, Numbers]) -> str | None:
     found = proof(GOODPUT, ratios(*pairs))  # type: ignore[arg-type]
-    return None if found is None else found.name
+    return None if found is None else found.of
 
 
 def test_four_pairs_that_agree_prove_a_tenth_more_goodput() -> None:
@@ -70,7 +71,10 @@ def test_a_shorter_tail_that_costs_goodput_is_none() -> None:
 
 def test_less_memory_is_a_gain_where_nothing_is_lost() -> None:
     same, slower = ratios(*[(KNEE, KNEE)] * 4), ratios(*[(KNEE, Numbers(10.0, tail_s=1.2))] * 4)
-    assert proof(GOODPUT, same, frees_memory=True) is not None  # type: ignore[arg-type]
+    found = proof(GOODPUT, same, frees_memory=True)  # type: ignore[arg-type]
+    assert found is not None
+    assert found.of == "memory"
+    assert found.sureness > 0.95  # of nothing being lost, where a gain is as likely as not
     assert proof(GOODPUT, slower, frees_memory=True) is None  # type: ignore[arg-type]
 
 
@@ -82,6 +86,15 @@ def test_the_interval_covers_what_the_twin_foresees_of_the_whole_traffic() -> No
     assert alone.is_better
     assert not warned.is_better
     assert warned.low == pytest.approx(0.951, abs=0.001)
+    assert alone.sureness > 0.95
+    assert warned.sureness == 0.0
+
+
+def test_luck_that_is_taken_out_is_told_beside_what_was_replayed() -> None:
+    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, (), [-math.log(1.1)] * 4)
+    assert found is not None
+    assert found.value == pytest.approx(1.1)
+    assert found.replayed == pytest.approx(1.0)
 
 
 def test_gains_are_log_ratios_in_which_goodput_comes_before_the_tail() -> None:

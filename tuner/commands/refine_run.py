@@ -181,7 +181,7 @@ def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
         "chosen": dict(found.chosen),
         "knee": dict(plan.space.knee),
         "ratios": {
-            name: {"value": one.value, "low": one.low, "high": one.high}
+            name: {"value": one.value, "low": one.low, "high": one.high, "replayed": one.replayed}
             for name, one in (paired.ratios if paired else {}).items()
         },
         "pairs": paired.pairs if paired else 0,

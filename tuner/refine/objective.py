@@ -22,6 +22,9 @@ configurations that serve as much, as it does for the knee."""
 PAIR_SHARE = 0.5
 """How far the two replays of a pair differ, which follow each other, of how far any two do."""
 
+MEMORY = "memory"
+"""Of a proof: serves alike with less of it."""
+
 DRAWS = 4000
 LEAST_S = 1e-6
 NOT_LOST = 1 - EQUAL_ATTAINMENT
@@ -147,8 +150,14 @@ class Ratio:
     low: float
     high: float
     larger_is_better: bool
+    replayed: float
+    """As the replays alone showed it, luck included."""
+
     sureness: float
-    """The share of draws in which the refined one is better."""
+    """How probable it is that the refined one is better."""
+
+    kept: float
+    """How probable it is that at least nothing is lost: NOT_LOST of it, or GOOD_TAIL of a time."""
 
     @property
     def is_better(self) -> bool:
@@ -161,12 +170,22 @@ class Ratio:
 
 
 @dataclass(frozen=True, slots=True)
+class Proof:
+    """What is gained for certain, and how probable that is."""
+
+    of: str
+    """Name of the aim, or MEMORY."""
+
+    sureness: float
+
+
+@dataclass(frozen=True, slots=True)
 class Paired:
     """What the pairs say: refined / knee of every aim."""
 
     ratios: dict[str, Ratio]
-    proven: Ratio | None
-    """The one that proves a gain; None keeps the knee."""
+    proven: Proof | None
+    """None keeps the knee."""
 
     pairs: int
 
@@ -190,6 +209,7 @@ def ratio(
     logs = np.array([one for one in found if one is not None])
     if len(logs) < len(found) or not len(logs):
         return None
+    replayed = float(logs.mean())
     if len(lucks):
         logs -= np.asarray(lucks)
     freedom = PRIOR_WEIGHT + len(logs) - 1
@@ -198,26 +218,31 @@ def ratio(
     middle = float(logs.mean())
     low, high = (middle + sign * student_t_975(freedom) * sd for sign in (-1, 1))
     draws = middle + sd * np.random.default_rng(0).standard_t(freedom, DRAWS)
-    sureness = float((draws > 0).mean())
     if len(foreseen):
         low = min(low, float(np.quantile(foreseen, 0.025)))
         high = max(high, float(np.quantile(foreseen, 0.975)))
-    ends = (low, high) if objective.larger_is_better else (-high, -low)
-    value = middle if objective.larger_is_better else -middle
+    lost = math.log(NOT_LOST) if objective.larger_is_better else -math.log(GOOD_TAIL)
+    sureness, kept = (
+        min(float((np.asarray(each) > limit).mean()) for each in (draws, foreseen) if len(each))
+        for limit in (0.0, lost)
+    )
+    sign = 1 if objective.larger_is_better else -1
     return Ratio(
         objective.name,
-        math.exp(value),
-        math.exp(ends[0]),
-        math.exp(ends[1]),
+        math.exp(sign * middle),
+        math.exp(low if sign > 0 else -high),
+        math.exp(high if sign > 0 else -low),
         objective.larger_is_better,
+        math.exp(sign * replayed),
         sureness,
+        kept,
     )
 
 
 def proof(
     objective: Objective, ratios: Mapping[str, Ratio], *, frees_memory: bool = False
-) -> Ratio | None:
-    """Return the ratio that proves a gain, None where none does.
+) -> Proof | None:
+    """Return what proves a gain, None where nothing does.
 
     The aim itself must be better for certain, and goodput not lost. Where the aim is goodput, a
     shorter tail at no less goodput is a gain too; and so is less memory, where neither is lost.
@@ -229,8 +254,10 @@ def proof(
     for aim in aims:
         found = ratios.get(aim.name)
         if found is not None and found.is_better:
-            return found
-    return goodput if frees_memory and tail is not None and tail.high <= GOOD_TAIL else None
+            return Proof(found.name, found.sureness)
+    if frees_memory and tail is not None and tail.high <= GOOD_TAIL:
+        return Proof(MEMORY, min(goodput.kept, tail.kept))
+    return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """What a refinement's trials come to: the twin of an engine, and the sweep's outcome anew. Pure."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -14,7 +15,16 @@ from tuner.profile_schema import ServingProfile
 from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.refine.objective import Objective, Paired, Told, deficit, front, gains
+from tuner.refine.objective import (
+    GOODPUT,
+    MEMORY,
+    Objective,
+    Paired,
+    Told,
+    deficit,
+    front,
+    gains,
+)
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
 from tuner.trace import TraceRequest
@@ -23,6 +33,9 @@ from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
 from tuner.twin.simulation import traffic_of
 from tuner.workload import Workload
+
+TOLD_LUCK = 0.01
+"""Luck (log ratio) that a sentence mentions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,13 +243,25 @@ def reason_of(
     numbers = ", ".join(map(str, paired.ratios.values()))
     if paired.proven is not None:
         before = f"{profile.decision.verdict} at {profile.decision.max_num_seqs}"
+        what = "serves as well with less memory" if paired.proven.of == MEMORY else "against it"
         return (
-            f"refined from the {before}: {changed}; against it over {paired.pairs} pairs of "
-            f"replays in turns: {numbers}"
+            f"refined from the {before}: {changed}; {what} over {paired.pairs} pairs of "
+            f"replays in turns: {numbers}{_luck(paired)}"
         )
     return (
         f"{profile.decision.reason}; refined: no gain of {changed} is proven over {paired.pairs} "
-        f"pairs of replays in turns: {numbers}"
+        f"pairs of replays in turns: {numbers}{_luck(paired)}"
+    )
+
+
+def _luck(paired: Paired) -> str:
+    """Say how much of the goodput that is stated the twin took for luck, where that is much."""
+    goodput = paired.ratios.get(GOODPUT.name)
+    if goodput is None or abs(math.log(goodput.value / goodput.replayed)) < TOLD_LUCK:
+        return ""
+    return (
+        f"; goodput as replayed was {goodput.replayed - 1:+.1%}: the rest is what the twin says of "
+        "these windows against all of the traffic"
     )
 
 
