@@ -54,11 +54,12 @@ WORLD = {
 }
 
 CATCH_ALL = {
-    *("capture.engine_tap", "capture.spool", "guard"),
+    *("capture.engine_tap", "capture.spool", "cli", "guard"),
     *("engines.vllm_config", "engines.vllm_engine", "refine.storage"),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what
-records inside a server may not fail it; nothing else is caught unnamed."""
+records inside a server may not fail it; a signal may make anything fail. Nothing else is caught
+unnamed."""
 
 HEAVY = {"msgspec", "numba", "numpy", "optuna", "plotly", "pydantic", "ray", "torch", "vllm"}
 """What ``tuner --help`` has no time for."""
@@ -164,6 +165,7 @@ def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:
     loaded = run_python("import sys, tuner.cli; print(*sys.modules)").split()
     assert [name for name in loaded if re.match(r"tuner|typer|click|rich", name)] == [
         "tuner",
+        "tuner.interruption",
         "tuner.cli",
     ]
 

@@ -97,15 +97,17 @@ def test_an_interruption_anywhere_is_told(tmp_path: Path, number: signal.Signals
     assert (process.returncode, told) == (130, INTERRUPTED)
 
 
-@pytest.mark.parametrize("repeated", [False, True])
-def test_an_interruption_during_the_imports_is_told(tmp_path: Path, *, repeated: bool) -> None:
+@pytest.mark.parametrize("repeated", [None, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interruption_during_the_imports_is_told(
+    tmp_path: Path, repeated: signal.Signals | None
+) -> None:
     """A module found first on the path stands in for the slow ones."""
     (tmp_path / "typer.py").write_text(
         "import os, signal\nos.kill(os.getpid(), signal.SIGINT)\nsignal.pause()\n"
     )
     code = (
         "import atexit, os, signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        f"if {repeated}: atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
+        f"if {repeated is not None}: atexit.register(os.kill, os.getpid(), {repeated or 0:d})\n"
         "from tuner.cli import main; main()"
     )
     done = subprocess.run(

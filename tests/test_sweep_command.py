@@ -109,18 +109,29 @@ def wait_for(running: subprocess.Popen[str], text: str) -> None:
         pytest.fail(f"the sweep ended before it said {text!r}")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [signal.SIGINT],
+        [signal.SIGTERM],
+        [signal.SIGHUP],
+        [signal.SIGINT, signal.SIGINT],
+        [signal.SIGTERM, signal.SIGINT, signal.SIGTERM],
+    ],
+)
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
-    folder: Path, number: signal.Signals
+    folder: Path, numbers: list[signal.Signals]
 ) -> None:
     running = subprocess.Popen(
         command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
     )
     wait_for(running, "glance 4:")
-    running.send_signal(number)
+    for number in numbers:
+        running.send_signal(number)
     _, told = running.communicate()
     assert running.returncode == 130
     assert "Traceback" not in told
+    assert told.count("Interrupted") == 1
     assert "--resume" in told.splitlines()[-1]
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
     assert done.returncode == 0, done.stderr

@@ -273,6 +273,7 @@ What is rolled out
 
 At the edges
     cli                      the entry and the one error boundary
+    interruption             what signals do: the first in order, the second at once
     commands.root            the typer app: all commands
     commands.options         options that several of them share
     commands.run_folder      where a run is kept, and how it goes on
@@ -330,6 +331,7 @@ At the edges
     passwords                taken out of addresses before anything is shown
     guard                    what runs inside a server does not fail it
     files                    files written whole or not at all
+    scratch                  folders for what is needed only while we run
     yaml_strict              YAML that somebody else wrote
     yaml_bounded             how much of it is read
 """

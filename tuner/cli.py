@@ -6,11 +6,9 @@ It imports next to nothing before ``main`` runs: Ctrl-C during the imports is a 
 import contextlib
 import io
 import os
-import signal
 import sys
 
-INTERRUPTED = 130
-SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+from tuner import interruption
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """The twin's matrices are small: on a busy machine threads cost several times what they save."""
@@ -21,18 +19,20 @@ def main() -> None:
     try:
         code = _run()
     except KeyboardInterrupt:
-        _report("Interrupted: nothing half-written was left behind", "Run the command again.")
-        code = INTERRUPTED
+        code = _report_interruption()
     except BrokenPipeError:  # whoever reads our output has seen enough
         _discard_output()
         code = 1
+    except Exception:  # what a signal hits may fail in any way: an import, a library's callback
+        if not interruption.happened():
+            raise
+        code = _report_interruption()
+    interruption.ended(code)
     sys.exit(code)
 
 
 def _run() -> int:
-    for number in SIGNALS:
-        if signal.getsignal(number) == signal.SIG_DFL:  # nohup has switched it off otherwise
-            signal.signal(number, _as_interrupt)
+    interruption.listen()
     _mend_streams()
     from tuner.commands.root import app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
@@ -52,26 +52,22 @@ def _run() -> int:
             label, message = "Interrupted", message.removeprefix("interrupted; ")
         _report(f"{label}: {message}", error.hint)
         return error.exit_code
-    if code == INTERRUPTED:  # typer has made an exit code of a KeyboardInterrupt
+    if code == interruption.EXIT_CODE:  # typer has made an exit code of a KeyboardInterrupt
         raise KeyboardInterrupt
     return code
 
 
-def _as_interrupt(_number: int, _frame: object) -> None:
-    """End like Ctrl-C: whatever is open is closed on the way out."""
-    raise KeyboardInterrupt
+def _report_interruption() -> int:
+    kept, cure = interruption.words()
+    _report(f"Interrupted: {kept}", cure)
+    return interruption.EXIT_CODE
 
 
 def _report(message: str, cure: str) -> None:
-    """Print the last two lines; from here on another Ctrl-C changes nothing."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    """Print the last two lines; from here on another signal changes nothing."""
+    interruption.hear_nothing()
     with contextlib.suppress(OSError):
-        sys.stderr.write(f"{_one_line(message)}\n{_one_line(cure)}\n")
-
-
-def _one_line(text: str) -> str:
-    """A message may quote what a file holds: nothing of it may move the cursor or add a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+        sys.stderr.write(interruption.in_two_lines(message, cure))
 
 
 class _Output(io.FileIO):

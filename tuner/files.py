@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from tuner import interruption
 from tuner.errors import TargetError
 
 _CURES = {
@@ -99,25 +100,39 @@ def _write(
     real = resolve(path)
     _check_unprotected(path)
     old = _status(real) or (None if like is None else _status(like))
-    temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
     try:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
-        descriptor = os.open(temporary, flags, mode if old is None else 0o600)
-        with os.fdopen(descriptor, "wb") as stream:
-            if old is not None:
-                _take_over(descriptor, old)
-            stream.write(new)
-            stream.flush()
-            os.fsync(descriptor)
-        if not may_replace(real):
-            raise changed_meanwhile(path)
-        temporary.replace(real)
-        _sync_directory(real.parent)
+        with _temporary_beside(real) as temporary:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+            descriptor = os.open(temporary, flags, mode if old is None else 0o600)
+            with os.fdopen(descriptor, "wb") as stream:
+                if old is not None:
+                    _take_over(descriptor, old)
+                stream.write(new)
+                stream.flush()
+                os.fsync(descriptor)
+            if not may_replace(real):
+                raise changed_meanwhile(path)
+            temporary.replace(real)
+            _sync_directory(real.parent)
     except OSError as problem:
         raise _explained(path, problem) from None
-    finally:
+
+
+@contextlib.contextmanager
+def _temporary_beside(real: Path) -> Iterator[Path]:
+    """Yield a path that is gone when the block or the process ends: kill -9 alone leaves it."""
+    temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
+
+    def unlink() -> None:
         with contextlib.suppress(OSError):  # gone after the replacement
             temporary.unlink()
+
+    interruption.ends_with_us(unlink)
+    try:
+        yield temporary
+    finally:
+        unlink()
+        interruption.has_ended(unlink)
 
 
 def changed_meanwhile(path: Path) -> TargetError:
@@ -168,24 +183,21 @@ def whole_file(path: Path, *, force: bool = False) -> Iterator[BinaryIO]:
     real = resolve(path)
     if not force and real.exists():
         raise _in_the_way(path)
-    temporary = real.parent / f".tuner-{secrets.token_hex(8)}.tmp"
     try:
-        with temporary.open("xb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        if force:
-            temporary.replace(real)
-        else:
-            real.hardlink_to(temporary)
-        _sync_directory(real.parent)
+        with _temporary_beside(real) as temporary:
+            with temporary.open("xb") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            if force:
+                temporary.replace(real)
+            else:
+                real.hardlink_to(temporary)
+            _sync_directory(real.parent)
     except FileExistsError:
         raise _in_the_way(path) from None
     except OSError as problem:
         raise _explained(path, problem) from None
-    finally:
-        with contextlib.suppress(OSError):  # gone after the replacement
-            temporary.unlink()
 
 
 def _in_the_way(path: Path) -> TargetError:

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 
 from tests.engines.conftest import VLLM_CRAMPED, request, until_it_generates
 from tests.engines.processes import PATIENCE_S, cores, family, lives, wait_until
+from tuner import scratch
 from tuner.engines.seam import ArgumentValue, Reply
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import EngineError
@@ -19,25 +21,38 @@ from tuner.errors import EngineError
 pytestmark = pytest.mark.vllm
 
 
-def launch(log: Path, how: str) -> subprocess.Popen[str]:
+def launch(log: Path, how: str, **environment: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "tests.engines.lone_engine", str(log), how],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
+        env={**os.environ, **environment},
     )
 
 
 @pytest.fixture
-def program(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    with launch(tmp_path / "vllm.log", "for-ever") as process:
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a path that leaves room for the names of sockets."""
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)  # where this process has theirs
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def program(tmp_path: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
+    with launch(tmp_path / "vllm.log", "for-ever", TMPDIR=str(temporary)) as process:
         yield process
         process.kill()
 
 
+def sockets_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_socket()]
+
+
 def test_no_engine_survives_a_tuner_that_is_killed_while_it_generates(
-    program: subprocess.Popen[str],
+    program: subprocess.Popen[str], temporary: Path
 ) -> None:
     assert program.stdout is not None
     assert program.stdout.readline() == "generating\n"
@@ -46,6 +61,9 @@ def test_no_engine_survives_a_tuner_that_is_killed_while_it_generates(
     assert cores(program.pid)
     program.kill()
     wait_until(lambda: not any(map(lives, everybody)))
+    assert sockets_in(temporary)
+    scratch.new_folder("vllm", str(temporary))  # as the next run does
+    assert not sockets_in(temporary)
 
 
 def test_no_engine_survives_a_tuner_that_is_killed_while_it_starts(

@@ -17,6 +17,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tuner import scratch
 from tuner.cluster.share import Node, Share
 from tuner.errors import EngineError, RunError, UsageError
 
@@ -242,7 +243,7 @@ def _new_folder() -> str:
     """Make a folder for a cluster of our own; paths of its sockets must not be long."""
     place = tempfile.gettempdir()
     short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
-    return tempfile.mkdtemp(prefix="tuner-ray-", dir=short)
+    return str(scratch.new_folder("ray", short))
 
 
 @contextmanager

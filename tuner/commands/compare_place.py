@@ -1,12 +1,11 @@
 """Where ``tuner compare`` runs: a machine with vLLM, or a simulated one."""
 
-import asyncio
 from collections.abc import Callable, Coroutine
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from tuner import journal
+from tuner import interruption, journal
 from tuner.approaches.seam import Site
 from tuner.base import engine_arguments
 from tuner.commands.compare_setup import CompareOptions
@@ -169,4 +168,4 @@ class _Real:
 
     def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
         del book
-        return asyncio.run(work)
+        return interruption.run(work)

@@ -1,6 +1,5 @@
 """What ``tuner refine`` does with its options."""
 
-import asyncio
 import json
 import sys
 import time
@@ -11,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import models, provenance
+from tuner import interruption, models, provenance
 from tuner.commands.refine_ray import check_ray, machine_on, site_of
 from tuner.commands.refine_setup import (
     Engines,
@@ -103,7 +102,7 @@ def _refined(begun: _Run, site: "Site | None") -> Refinement:
     execute: Execute = begun.engines.execute(book.clock_s)
     bench: Bench = _local_bench(begun, evidence, progress)
     if site is not None:
-        execute, bench = asyncio.run, site.bench(evidence, progress)
+        execute, bench = interruption.run, site.bench(evidence, progress)
     try:
         with progress:
             return execute(refine(begun.requests, plan, bench, study))

@@ -1,6 +1,5 @@
 """What the options of ``tuner refine`` mean: the space, engines, the study, the run directory."""
 
-import asyncio
 import hashlib
 import json
 import platform
@@ -10,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from tuner import devices, provenance
+from tuner import devices, interruption, provenance
 from tuner.base import Setting
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
@@ -130,7 +129,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
     return Engines(
         VllmVary(cast("Any", profile.engine), log),
-        lambda _: asyncio.run,
+        lambda _: interruption.run,
         is_simulated=False,
         machine=machine_of(devices.device_facts(), provenance.versions()),
         log=log,

@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner import journal
-from tuner.errors import Interrupted, RunError
+from tuner import interruption, journal
+from tuner.errors import EngineError, Interrupted, RunError
 from tuner.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
@@ -80,17 +80,23 @@ def kept(
     """Close the journal, and those of the run's parts, in the end. Raises Interrupted with the
     command that goes on, where the user or a signal ended the run."""
     books = (book, *parts)
+
+    def words() -> interruption.Words:
+        command = ["tuner", *map(without_passwords, sys.argv[1:])]
+        command += [] if where.resume else ["--resume"]
+        command += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
+        replays = sum(len(list(one.of("replay"))) for one in books)
+        kept = f"{replays} replay{' is' if replays == 1 else 's are'} kept in {book.run_dir}"
+        return kept, f"Go on with: {shlex.join(command)}"
+
+    interruption.say_at_the_end(words)
     try:
         yield
-    except (KeyboardInterrupt, asyncio.CancelledError):
-        words = ["tuner", *map(without_passwords, sys.argv[1:])]
-        words += [] if where.resume else ["--resume"]
-        words += [] if where.run_dir is not None else ["--run-dir", str(book.run_dir)]
-        replays = sum(len(list(one.of("replay"))) for one in books)
-        raise Interrupted(
-            f"{replays} replay{' is' if replays == 1 else 's are'} kept in {book.run_dir}",
-            hint=f"Go on with: {shlex.join(words)}",
-        ) from None
+    except (KeyboardInterrupt, asyncio.CancelledError, EngineError) as cause:
+        if isinstance(cause, EngineError) and not interruption.happened():
+            raise
+        said, hint = words()
+        raise Interrupted(said, hint=hint) from None
     finally:
         for one in books:
             one.close()

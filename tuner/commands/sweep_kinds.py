@@ -1,6 +1,5 @@
 """`tuner sweep --ray`: a sweep for each kind of node of a Ray cluster, and what they compare to."""
 
-import asyncio
 import json
 import sys
 import time
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import journal, profile
+from tuner import interruption, journal, profile
 from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_kinds_setup import kinds_on
 from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
@@ -92,7 +91,7 @@ def _swept(
             for name, kind in kinds.items()
         ]
         with progress:
-            outcomes = asyncio.run(sweep_all(session, sweeps))
+            outcomes = interruption.run(sweep_all(session, sweeps))
         stack.close()
     wall_s = time.monotonic() - began_s
     done = {

@@ -1,13 +1,12 @@
 """What the options of ``tuner sweep`` mean: requests, settings, engines, the run directory."""
 
-import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner import journal
+from tuner import interruption, journal
 from tuner.base import engine_arguments
 from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
@@ -194,7 +193,7 @@ def execute_on(
 ) -> Execute:
     """Return the loop that runs a sweep: real time, or virtual time from where the journals end."""
     if isinstance(starter, VllmStarter):
-        return asyncio.run
+        return interruption.run
     from tuner.engines import virtual_time  # noqa: PLC0415 - for sim alone
     from tuner.engines.sim import SimStarter  # noqa: PLC0415
 

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from tuner import interruption
 from tuner.commands.console import console_for
 from tuner.commands.verify_junit import junit
 from tuner.devices import DeviceMeter
@@ -121,7 +122,7 @@ def _engine(
     if options.world is not None:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
-    return VllmStarter(cast("Any", arguments)), asyncio.run, DeviceMeter().read
+    return VllmStarter(cast("Any", arguments)), interruption.run, DeviceMeter().read
 
 
 class Shared(Protocol):

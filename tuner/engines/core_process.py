@@ -6,7 +6,6 @@ instead of 15. The server is one thread that has done nothing but import, so for
 where forking us would not be. With an accelerator it is ``spawn``.
 """
 
-import atexit
 import contextlib
 import importlib.util
 import multiprocessing
@@ -14,11 +13,13 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.context import BaseContext, ForkServerProcess, SpawnProcess
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
+
+from tuner import interruption
 
 _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
 _READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
@@ -79,9 +80,11 @@ class CoreContext:
         )
         self.processes: list[_CoreProcess] = []
         self._base: BaseContext = multiprocessing.get_context(self.method)
+        with _output_to(log):
+            resource_tracker.ensure_running()  # which tells of what is left when we end at once
         self._log = log
         self._cancelled = False
-        atexit.register(self.kill)  # or leaving without a stop would wait for the engine for ever
+        interruption.ends_with_us(self.kill)  # or leaving would wait for the engine for ever
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - all that a context has
         return getattr(self._base, name)
@@ -100,7 +103,7 @@ class CoreContext:
     def kill(self) -> None:
         """End every process now, and let no other one start. Any thread may, and twice."""
         self._cancelled = True
-        atexit.unregister(self.kill)
+        interruption.has_ended(self.kill)
         for process in self.processes:
             process.cancelled = True
             if process.pid is not None and process.exitcode != 0:
@@ -119,7 +122,7 @@ def preload(log: Path) -> None:
     with _output_to(log):
         forkserver.ensure_running()
     _server_has.update({name: os.environ.get(name) for name in _READ_ON_LOADING})
-    atexit.register(_end_server)
+    interruption.ends_with_us(_end_server)
 
 
 def _end_server() -> None:
@@ -179,10 +182,16 @@ def _output_to(log: Path) -> Iterator[None]:
     saved = [os.dup(1), os.dup(2)]
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+
+    def take_back() -> None:
+        for number, kept in zip((1, 2), saved, strict=True):
+            os.dup2(kept, number)
+
+    interruption.ends_with_us(take_back)  # for the last words of one who is ended meanwhile
     try:
         yield
     finally:
-        for number, kept in zip((1, 2), saved, strict=True):
-            os.dup2(kept, number)
-            os.close(kept)
-        os.close(descriptor)
+        take_back()
+        interruption.has_ended(take_back)
+        for each in (*saved, descriptor):
+            os.close(each)

@@ -13,6 +13,8 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
+from tuner import interruption
+
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")
 
@@ -108,9 +110,8 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run(coroutine: Coroutine[Any, Any, Result], *, begin_s: float = 0.0) -> Result:
-    """Run on virtual time from ``begin_s`` on, as ``asyncio.run`` does on real time."""
-    with asyncio.Runner(loop_factory=partial(VirtualTimeLoop, begin_s)) as runner:
-        return runner.run(coroutine)
+    """Run on virtual time from ``begin_s`` on, as ``interruption.run`` does on real time."""
+    return interruption.run(coroutine, loop_factory=partial(VirtualTimeLoop, begin_s))
 
 
 def _deadlock_message() -> str:

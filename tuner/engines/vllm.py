@@ -3,12 +3,12 @@
 import asyncio
 import functools
 import importlib.util
+import multiprocessing
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import models, provenance
+from tuner import models, provenance, scratch
 from tuner.engines import core_process, vllm_log
 from tuner.errors import EngineError
 
@@ -19,6 +19,13 @@ if TYPE_CHECKING:
     from tuner.engines.seam import ArgumentValue
     from tuner.engines.vllm_config import Configuration
     from tuner.engines.vllm_engine import VllmEngine
+
+
+_LONGEST_SOCKET = 107
+"""Characters that Linux allows the path of a socket."""
+
+_SOCKET_NAME = len("/") + 36
+"""What vLLM adds to the folder: a UUID."""
 
 
 class VllmStarter:
@@ -89,9 +96,13 @@ def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentVa
         return vllm_arguments.parse(settings)
 
 
-@functools.cache
 def default_log() -> Path:
-    return Path(tempfile.mkdtemp(prefix="tuner-")) / "vllm.log"
+    return _own_folder() / "vllm.log"
+
+
+@functools.cache
+def _own_folder() -> Path:
+    return scratch.new_folder("vllm")
 
 
 def _prepare(model: str, log: Path) -> None:
@@ -103,6 +114,10 @@ def _prepare(model: str, log: Path) -> None:
         )
     models.model_path(model)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    own = _own_folder()  # for sockets, which would stay behind when a process of ours is killed
+    multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
+    if len(str(own)) + _SOCKET_NAME <= _LONGEST_SOCKET:
+        os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
     on_cpu = provenance.is_cpu_build()
     if on_cpu and models.is_shipped(model):
         # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tuner import interruption
 from tuner.errors import EngineError, GateError, InputError, TunerError
 from tuner.live import folders
 from tuner.live.listener import peer_of
@@ -73,7 +74,7 @@ def change_all(changes: Sequence[tuple[Path, Change]]) -> list[Answer]:
     Raises as ``ask`` does.
     """
     answers: list[Answer] = []
-    with ExitStack() as undo:
+    with interruption.held(), ExitStack() as undo:  # putting back takes precedence
         for path, unnamed in changes:
             change = unnamed.model_copy(update={"id": secrets.token_hex(16)})
             try:

@@ -1,0 +1,202 @@
+"""Ctrl-C, SIGTERM and SIGHUP: the first ends a command in order, the second at once.
+
+In order: an event loop has its main task cancelled, elsewhere KeyboardInterrupt is raised. Another
+KeyboardInterrupt in the midst of that would cut the clean-up short wherever it happened to be, and
+Python would tell of it; so the second signal raises nothing: what must not outlive us is ended, the
+last words are said, and the process is gone.
+"""
+
+import atexit
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+EXIT_CODE = 130
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+_NOTHING_SAID = ("nothing half-written was left behind", "Run the command again.")
+_LINE_AND_CURSOR_BACK = b"\r\x1b[K\x1b[?25h"
+
+Words = tuple[str, str]
+"""What is kept, and what to do next."""
+
+Result = TypeVar("Result")
+
+
+class _Command:
+    """What a signal needs to know of the command that it meets."""
+
+    def __init__(self, heard: tuple[signal.Signals, ...] = ()) -> None:
+        self.heard = heard
+        """The signals that we decide on."""
+        self.count = 0
+        """How many have come."""
+        self.cancel: Callable[[], object] | None = None
+        """How the event loop that runs is told of the first one."""
+        self.words: Callable[[], Words] = lambda: _NOTHING_SAID
+        self.is_held = False
+
+
+_command = _Command()
+_endings: list[Callable[[], object]] = []
+
+
+def listen() -> None:
+    """Decide on signals from here on, but for those that are switched off, as nohup does."""
+    global _command  # noqa: PLW0603 - a process has one
+    usual = (signal.SIG_DFL, signal.default_int_handler)
+    _command = _Command(tuple(each for each in SIGNALS if signal.getsignal(each) in usual))
+    _answer_with(_heard)
+    atexit.register(hear_nothing)  # the first to register is the last to run
+
+
+def hear_nothing() -> None:
+    """Let signals go unheard."""
+    _answer_with(signal.SIG_IGN)
+
+
+def ended(exit_code: int) -> None:
+    """Let signals cut nothing short from here on but the end of the process itself."""
+    _answer_with(lambda _number, _frame: _leave(exit_code))
+
+
+def happened() -> bool:
+    """Return whether the command is being ended: what fails meanwhile, fails because of that."""
+    return _command.count > 0
+
+
+def words() -> Words:
+    """Return the last words of a command that was interrupted."""
+    return _command.words()
+
+
+def say_at_the_end(last: Callable[[], Words]) -> None:
+    """Let these be the last words of the command, should it be interrupted."""
+    _command.words = last
+
+
+def ends_with_us(ending: Callable[[], object]) -> None:
+    """Call this when the process ends, however it does short of kill -9."""
+    atexit.register(ending)
+    _endings.append(ending)
+
+
+def has_ended(ending: Callable[[], object]) -> None:
+    """Undo ``ends_with_us``. Twice is allowed."""
+    atexit.unregister(ending)
+    with suppress(ValueError):
+        _endings.remove(ending)
+
+
+@contextmanager
+def held() -> Iterator[None]:
+    """Let a clean-up that must not be left out have its time: a second signal goes unheard."""
+    before, _command.is_held = _command.is_held, True
+    try:
+        yield
+    finally:
+        _command.is_held = before
+
+
+def run(
+    work: Coroutine[Any, Any, Result],
+    *,
+    loop_factory: "Callable[[], AbstractEventLoop] | None" = None,
+) -> Result:
+    """``asyncio.run`` for a command: any signal cancels the work, and is raised when that is done.
+
+    Raises KeyboardInterrupt.
+    """
+    import asyncio  # noqa: PLC0415 - most commands have no use for it
+
+    async def main() -> Result:
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        loop.set_exception_handler(
+            lambda loop, context: happened() or loop.default_exception_handler(context)
+        )
+        _command.cancel = partial(loop.call_soon_threadsafe, task.cancel)
+        try:
+            return await work
+        finally:
+            _command.cancel = None
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        try:
+            return runner.run(main())
+        except asyncio.CancelledError:
+            if not happened():
+                raise
+            raise KeyboardInterrupt from None
+
+
+def in_two_lines(message: str, cure: str) -> str:
+    """Return what a command ends with when it cannot do what it was asked."""
+    return f"{_one_line(message)}\n{_one_line(cure)}\n"
+
+
+def _one_line(text: str) -> str:
+    """A message may quote what a file holds: nothing of it may move the cursor or add a line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def _answer_with(handler: "signal._HANDLER") -> None:
+    for number in _command.heard:
+        signal.signal(number, handler)
+
+
+def _heard(_number: int, _frame: FrameType | None) -> None:
+    _command.count += 1
+    if _command.count > 1:
+        if not _command.is_held:
+            _end_at_once()
+        return
+    _silence_what_falls_over()
+    if _command.cancel is None:
+        raise KeyboardInterrupt
+    _command.cancel()
+
+
+def _silence_what_falls_over() -> None:
+    """On the way out that is nobody's concern."""
+    warnings.simplefilter("ignore")
+    threading.excepthook = lambda _: None
+    sys.unraisablehook = _dropped
+
+
+def _dropped(told: "sys.UnraisableHookArgs") -> None:
+    """A finalizer drops what is raised in it, and that may be ours: there is no other order."""
+    if isinstance(told.exc_value, KeyboardInterrupt) and not _command.is_held:
+        _end_at_once()
+
+
+def _end_at_once() -> NoReturn:
+    hear_nothing()
+    _end_what_is_ours()
+    kept, cure = words()
+    told = in_two_lines(f"Interrupted: {kept}", cure).encode(errors="backslashreplace")
+    with suppress(OSError):  # not sys.stderr, in the midst of whose work we may be
+        os.write(2, _LINE_AND_CURSOR_BACK + told if os.isatty(2) else told)
+    os._exit(EXIT_CODE)
+
+
+def _leave(exit_code: int) -> NoReturn:
+    hear_nothing()
+    _end_what_is_ours()
+    os._exit(exit_code)
+
+
+def _end_what_is_ours() -> None:
+    for ending in reversed([*_endings]):  # which they may leave
+        with suppress(Exception):  # one that fails keeps no other from ending
+            ending()

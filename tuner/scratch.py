@@ -1,0 +1,37 @@
+"""Folders for what is needed only while we run, in the folder for temporary files.
+
+Whoever makes one holds a lock on it, which the kernel takes back with the process, however that
+ends: one that is not locked is nobody's any more, and is removed when the next is made.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+
+def new_folder(kind: str, place: str | None = None) -> Path:
+    """Make a folder in ``place``, by default the one for temporary files. It is ours until the
+    process ends."""
+    where = Path(place or tempfile.gettempdir())
+    for left in where.glob(f"tuner-{kind}-*"):
+        _remove_if_left(left)
+    while True:
+        made = Path(tempfile.mkdtemp(prefix=f"tuner-{kind}-", dir=where))
+        descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)  # stays open
+        with contextlib.suppress(OSError):  # no locks on this file system: then none is removed
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if made.exists():
+            return made
+        os.close(descriptor)  # somebody else was there between the two, and removed it
+
+
+def _remove_if_left(folder: Path) -> None:
+    with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        closing.callback(os.close, descriptor)
+        if os.fstat(descriptor).st_uid == os.geteuid():
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            shutil.rmtree(folder, ignore_errors=True)
