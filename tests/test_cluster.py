@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -20,6 +21,8 @@ os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402 - after the variable that it reads
+
+from tuner.cluster import session  # noqa: E402 - imports ray
 
 pytestmark = [
     pytest.mark.timeout(180),  # the first test waits for a sweep and a cluster
@@ -272,6 +275,16 @@ def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) 
     running.communicate()
     _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)
     assert alive == []
+
+
+def test_the_folder_of_a_cluster_whose_driver_was_killed_is_removed_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        (Path(place) / "tuner-ray-killed" / "session_latest").mkdir(parents=True)
+        made = Path(session._new_folder())
+        assert list(Path(place).iterdir()) == [made]
 
 
 def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
