@@ -45,6 +45,8 @@ class _Command:
         """How the event loop that runs is told of the first one."""
         self.words: Callable[[], Words] = lambda: _NOTHING_SAID
         self.is_held = False
+        self.exit_code: int | None = None
+        """Once it has ended."""
 
 
 _command = _Command()
@@ -57,7 +59,7 @@ def listen() -> None:
     usual = (signal.SIG_DFL, signal.default_int_handler)
     _command = _Command(tuple(each for each in SIGNALS if signal.getsignal(each) in usual))
     _answer_with(_heard)
-    atexit.register(hear_nothing)  # the first to register is the last to run
+    atexit.register(_be_gone)  # the first to register is the last to run
 
 
 def hear_nothing() -> None:
@@ -67,6 +69,7 @@ def hear_nothing() -> None:
 
 def ended(exit_code: int) -> None:
     """Let signals cut nothing short from here on but the end of the process itself."""
+    _command.exit_code = exit_code
     _answer_with(lambda _number, _frame: _leave(exit_code))
 
 
@@ -194,6 +197,17 @@ def _leave(exit_code: int) -> NoReturn:
     hear_nothing()
     _end_what_is_ours()
     os._exit(exit_code)
+
+
+def _be_gone() -> None:
+    """Leave out, after a signal, what Python does last: with an engine's libraries it takes it
+    seconds to forget each object, and nobody sees what for."""
+    hear_nothing()
+    if happened() and _command.exit_code is not None:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(_command.exit_code)
 
 
 def _end_what_is_ours() -> None:
