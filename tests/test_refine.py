@@ -69,7 +69,7 @@ def test_two_processes_share_it(file: str) -> None:
 
 def test_pruned_and_failed_trials_tell_no_numbers(file: str) -> None:
     one = study(file)
-    one.prune(one.ask(), -0.3, "cut")
+    one.prune(one.ask(), -0.3, "cut", by="engine")
     one.fail(one.ask(), "the engine died")
     assert one.told() == []
     assert one.pruned == 1
@@ -77,20 +77,37 @@ def test_pruned_and_failed_trials_tell_no_numbers(file: str) -> None:
 
 def test_what_others_pruned_and_measured_is_theirs(file: str) -> None:
     ours, theirs = study(file, run="ours"), study(file, run="theirs")
-    theirs.prune(theirs.ask(), -0.3, "cut")
+    theirs.prune(theirs.ask(), -0.3, "cut", by="engine")
     asked = theirs.ask()
     theirs.tell(asked, (0.2,), 0.0)
     ours.add(Told(KNEE, (0.0,), 0.0, "engine"))
-    ours.prune(ours.ask(), -0.3, "cut")
+    ours.prune(ours.ask(), -0.3, "cut", by="engine")
     assert [one.gains for one in ours.others()] == [(0.2,)]
     assert ours.pruned == study(file, run="ours").pruned == 1
 
 
-def test_with_two_aims_what_has_lost_fails(file: str) -> None:
+def test_with_two_aims_what_has_lost_tells_no_numbers_and_is_counted_also_later(file: str) -> None:
     one = study(file, aims=2)
-    one.prune(one.ask(), -0.3, "cut")
+    one.prune(one.ask(), -0.3, "cut", by="engine")
+    one.fail(one.ask(), "the engine died")
     one.tell(one.ask(), (0.1, -0.1), 0.0)
     assert [told.gains for told in one.told()] == [(0.1, -0.1)]
+    assert one.pruned == study(file, aims=2).pruned == 1
+
+
+@pytest.mark.parametrize("aims", [1, 2])
+def test_what_an_engine_cut_was_tried_for_all_who_share_it_and_what_the_twin_ruled_out_was_not(
+    file: str, aims: int
+) -> None:
+    ours, theirs = (study(file, run=run, aims=aims) for run in ("ours", "theirs"))
+    cut, ruled_out, whole, failed = (theirs.ask() for _ in range(4))
+    theirs.prune(cut, -0.3, "cut", by="engine")
+    theirs.prune(ruled_out, -0.3, "the twin rules it out", by="twin")
+    theirs.tell(whole, (0.2,) * aims, 0.0)
+    theirs.fail(failed, "the engine died")
+    assert ours.tried() == [whole.configuration, cut.configuration]
+    assert theirs.pruned == 2
+    assert ours.pruned == 0
 
 
 def test_an_interrupted_runs_trials_are_ended_and_others_are_not(file: str) -> None:
@@ -227,7 +244,7 @@ def test_a_storage_that_goes_down_is_given_up_and_told_on_resume(server: Server)
         ours.tell(asked, (0.3,), 0.0)
         another = ours.ask()
         ours.tell(another, (0.1,), 0.0)
-        ours.prune(ours.ask(), -0.5, "cut")
+        ours.prune(ours.ask(), -0.5, "cut", by="engine")
     finally:
         server.control("start")
     after = [one.gains for one in ours.told()]

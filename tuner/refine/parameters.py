@@ -1,11 +1,17 @@
-"""A space's knobs as Optuna's parameters, there and back."""
+"""A space's knobs as Optuna's parameters, and what was measured as its trials, there and back."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
+from optuna.trial import FrozenTrial, create_trial
 
 from tuner.refine.knobs import Configuration, Knob, Space
+from tuner.refine.objective import Told
+
+CONFIGURATION, DEFICIT, SOURCE, RUN = "configuration", "deficit", "source", "run"
+ENDED_BY = "ended_by"
+"""What a trial says of itself beside Optuna's own numbers."""
 
 
 def distributions_of(space: Space) -> dict[str, BaseDistribution]:
@@ -33,6 +39,35 @@ def configuration_of(space: Space, params: Mapping[str, Any]) -> dict[str, Any]:
         for knob in space.knobs
     }
     return {**space.knee, **chosen}
+
+
+def trial_of(
+    space: Space,
+    configuration: Configuration,
+    attrs: Mapping[str, Any],
+    **ended: Any,  # noqa: ANN401 - Optuna's numbers
+) -> FrozenTrial | None:
+    """Return what was measured as a trial; None where it lies outside the space."""
+    if (params := params_of(space, configuration)) is None:
+        return None
+    return create_trial(
+        params=params,
+        distributions=distributions_of(space),
+        user_attrs={CONFIGURATION: dict(configuration), **attrs},
+        system_attrs={"constraints": [attrs.get(DEFICIT, 0.0)]},
+        **ended,
+    )
+
+
+def told_of(one: FrozenTrial) -> Told:
+    """Return what a trial that has ended with numbers measured."""
+    attrs = one.user_attrs
+    return Told(attrs[CONFIGURATION], tuple(one.values), attrs[DEFICIT], attrs[SOURCE])
+
+
+def deficits_of(trial: FrozenTrial) -> Sequence[float]:
+    """Return the constraint: at most 0 where the SLO is kept."""
+    return [trial.user_attrs.get(DEFICIT, 0.0)]
 
 
 def _distribution(knob: Knob) -> BaseDistribution:

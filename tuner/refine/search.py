@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from tuner.refine.bench import Bench, Done, Lane
-from tuner.refine.judge import ALIKE, SEARCH, WORTH, Judge, Question
+from tuner.refine.judge import ALIKE, SEARCH, WORTH, Judge, Question, is_knee
 from tuner.refine.knobs import (
     CAP,
     LIVE,
@@ -94,6 +94,17 @@ class Search:
             if one not in known:
                 self.study.add(Told(dict(one), judged.gains, judged.deficit, source="engine"))
                 known.append(dict(one))
+        self._catch_up_cut()
+
+    def _catch_up_cut(self) -> None:
+        knee = self.question.space.knee
+        known = self.study.tried()
+        known += [one for one, _ in self.judge.judged()]  # also what lies outside the space
+        for done in self.bench.done():
+            is_cut = done.purpose == SEARCH and done.failed is None and not is_knee(done, knee)
+            if is_cut and done.configuration not in known:
+                self.study.add_cut(done.configuration, self._bound(done))
+                known.append(done.configuration)
 
     def _likely(self) -> list[Configuration]:
         """Return live configurations to begin with: by the twin, or else the knee's neighbours."""
@@ -154,7 +165,7 @@ class Search:
         elif self._cannot_start(one):
             self.study.fail(asked, "no such engine starts")
         elif (lost := self._lost(one)) is not None:
-            self.study.prune(asked, *lost)
+            self.study.prune(asked, *lost, by="twin")
         else:
             return False
         return True
@@ -225,19 +236,20 @@ class Search:
         if done.failed is not None:
             self.study.fail(asked, done.failed)
         elif judged is None:
-            workload = self.question.workload
-            bound = done.measured(workload).attainment_bound
-            lost = (
-                bound / max(1e-9, self.judge.knee_of(done.worker).measured(workload).attainment) - 1
-            )
-            self.study.prune(asked, lost, "cut")
+            self.study.prune(asked, self._bound(done), "cut", by="engine")
         else:
             self.study.tell(asked, judged.gains, judged.deficit)
+
+    def _bound(self, done: Done) -> float:
+        """Return the most that a trial which was cut could have gained over the knee."""
+        workload = self.question.workload
+        knee = self.judge.knee_of(done.worker).measured(workload)
+        return done.measured(workload).attainment_bound / max(1e-9, knee.attainment) - 1
 
     def _is_known(self, one: Configuration) -> bool:
         tried = [done.configuration for done in self.bench.done() if done.purpose == SEARCH]
         going = [asked.configuration for asked in self._going]
-        return one in [*tried, *going] or one in [told.configuration for told in self._told()]
+        return one in [*tried, *going, *self.study.tried()]
 
     def _cannot_start(self, one: Configuration) -> bool:
         """Whether an engine that needs a restart for the same, or has more memory, failed and none

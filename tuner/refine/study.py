@@ -21,13 +21,25 @@ from tuner.refine import storage as storages
 from tuner.refine.importance import Importance, importances
 from tuner.refine.knobs import Configuration, Space
 from tuner.refine.objective import Told
-from tuner.refine.parameters import configuration_of, distributions_of, params_of
+from tuner.refine.parameters import (
+    CONFIGURATION,
+    DEFICIT,
+    ENDED_BY,
+    RUN,
+    SOURCE,
+    configuration_of,
+    deficits_of,
+    distributions_of,
+    params_of,
+    told_of,
+    trial_of,
+)
 
 STARTUP = 4
 """Trials before the sampler trusts what it has seen."""
 
-_CONFIGURATION, _DEFICIT, _SOURCE, _RUN = "configuration", "deficit", "source", "run"
 _MACHINE = "machine"
+_ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 T = TypeVar("T")
 
@@ -60,6 +72,7 @@ class Study:
         be used, or when others measure for this study on another machine."""
         self._where, self._space, self._run, self._machine = storage, space, run, machine
         self._name, self._aims, self._seed, self._warn = name, aims, seed, warn
+        self._as_pruned = TrialState.PRUNED if aims == 1 else TrialState.FAIL  # as Optuna has it
         self._distributions = distributions_of(space)
         self.lost: str | None = None
         """Why the storage was given up; None while it serves."""
@@ -69,6 +82,9 @@ class Study:
 
         self._seen: list[tuple[Told, str]] = []
         """What the storage held when it last answered, and whose that was."""
+
+        self._cut: list[Configuration] = []
+        """What engines were seen to have cut, of everybody."""
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._storage = storages.opened(storage)
@@ -84,7 +100,7 @@ class Study:
             raise
         self.is_new = not trials
         self.pruned = sum(
-            one.state == TrialState.PRUNED and one.user_attrs.get(_RUN) == run for one in trials
+            ENDED_BY in one.user_attrs and one.user_attrs.get(RUN) == run for one in trials
         )
         """Trials of this run that were ended before they cost a whole replay."""
 
@@ -95,6 +111,14 @@ class Study:
         """Add what was measured elsewhere: the profile's curve, or a run's journal."""
         if (frozen := self._frozen(told)) is not None:
             self._mine.append(told)
+            self._write(lambda: self._study.add_trial(frozen))
+
+    def add_cut(self, configuration: Configuration, gain: float) -> None:
+        """Add what an engine has cut and the study does not know of: it gains at most this."""
+        attrs = {RUN: self._run, ENDED_BY: "engine"}
+        ended = {"state": self._as_pruned, "intermediate_values": {0: gain}}
+        if (frozen := trial_of(self._space, configuration, attrs, **ended)) is not None:
+            self.pruned += 1
             self._write(lambda: self._study.add_trial(frozen))
 
     def first(self, configuration: Configuration) -> None:
@@ -109,8 +133,8 @@ class Study:
         def asked() -> Asked:
             trial = self._study.ask(self._distributions)
             configuration = configuration_of(self._space, trial.params)
-            trial.set_user_attr(_CONFIGURATION, configuration)
-            trial.set_user_attr(_RUN, self._run)
+            trial.set_user_attr(CONFIGURATION, configuration)
+            trial.set_user_attr(RUN, self._run)
             return Asked(configuration, trial)
 
         self._check_machine()
@@ -122,8 +146,8 @@ class Study:
         def tell() -> None:
             if trial.study is not self._study:  # the storage that knew it is lost
                 return
-            trial.set_user_attr(_DEFICIT, deficit)
-            trial.set_user_attr(_SOURCE, "engine")
+            trial.set_user_attr(DEFICIT, deficit)
+            trial.set_user_attr(SOURCE, "engine")
             if hasattr(trial, "set_constraint"):  # Optuna 5
                 trial.set_constraint("slo", deficit)
             self._study.tell(trial, list(gains))
@@ -134,16 +158,16 @@ class Study:
             self._study.add_trial(frozen)
         self._write(tell)
 
-    def prune(self, asked: Asked, gain: float, why: str) -> None:
-        """End a trial that has lost for certain: its first gain is at most this."""
-        if self._aims > 1:  # Optuna prunes where there is one aim
-            self.fail(asked, why)
-            return
+    def prune(self, asked: Asked, gain: float, why: str, *, by: str) -> None:
+        """End a trial that has lost for certain: its first gain is at most this, by the replay that
+        an ``engine`` cut or by the ``twin``."""
 
         def prune() -> None:
             asked.trial.set_user_attr("why", why)
-            asked.trial.report(gain, 0)
-            self._study.tell(asked.trial, state=TrialState.PRUNED)
+            asked.trial.set_user_attr(ENDED_BY, by)
+            if self._as_pruned == TrialState.PRUNED:
+                asked.trial.report(gain, 0)
+            self._study.tell(asked.trial, state=self._as_pruned)
 
         self.pruned += 1
         self._end(asked, prune)
@@ -169,12 +193,18 @@ class Study:
             if run not in ("", self._run) and told.source == "engine"
         ]
 
+    def tried(self) -> list[Configuration]:
+        """Return what engines have replayed, whole or until it had lost, of everybody who shares
+        the study."""
+        whole = [told.configuration for told in self.told() if told.source == "engine"]
+        return [*whole, *self._cut]
+
     def abandon(self) -> None:
         """End this run's trials that an interruption left running: the journal knows of them."""
 
         def abandon() -> None:
             for one in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if one.user_attrs.get(_RUN) == self._run:
+                if one.user_attrs.get(RUN) == self._run:
                     self._study.tell(one.number, state=TrialState.FAIL)
 
         self._write(abandon)
@@ -190,7 +220,7 @@ class Study:
     def _created(self, storage: BaseStorage) -> optuna.Study:
         how: dict[str, Any] = {"seed": self._seed, "multivariate": True, "constant_liar": True}
         if not hasattr(Trial, "set_constraint"):  # which Optuna 5 has in its place, and warns
-            how["constraints_func"] = _deficits
+            how["constraints_func"] = deficits_of
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
             sampler = TPESampler(n_startup_trials=STARTUP, **how)
@@ -215,8 +245,13 @@ class Study:
 
     def _everybodys(self) -> list[tuple[Told, str]]:
         def read() -> list[tuple[Told, str]]:
-            trials = self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
-            return [(_told(one), one.user_attrs.get(_RUN, "")) for one in trials]
+            trials = self._study.get_trials(deepcopy=False, states=_ENDED)
+            for one in trials:
+                attrs = one.user_attrs
+                if attrs.get(ENDED_BY) == "engine" and attrs[CONFIGURATION] not in self._cut:
+                    self._cut.append(attrs[CONFIGURATION])
+            whole = [one for one in trials if one.state == TrialState.COMPLETE]
+            return [(told_of(one), one.user_attrs.get(RUN, "")) for one in whole]
 
         self._seen = self._do(read)
         return self._seen
@@ -256,27 +291,9 @@ class Study:
                 self._study.add_trial(frozen)
 
     def _frozen(self, told: Told, *, run: str | None = None) -> FrozenTrial | None:
-        """Return what was measured as a trial; None where it lies outside the space."""
-        if (params := params_of(self._space, told.configuration)) is None:
-            return None
-        return optuna.trial.create_trial(
-            values=list(told.gains),
-            params=params,
-            distributions=self._distributions,
-            user_attrs={
-                _CONFIGURATION: told.configuration,
-                _DEFICIT: told.deficit,
-                _SOURCE: told.source,
-                _RUN: self._run if run is None else run,
-            },
-            system_attrs={"constraints": [told.deficit]},
-        )
-
-
-def _deficits(trial: FrozenTrial) -> Sequence[float]:
-    return [trial.user_attrs.get(_DEFICIT, 0.0)]
-
-
-def _told(one: FrozenTrial) -> Told:
-    attrs = one.user_attrs
-    return Told(attrs[_CONFIGURATION], tuple(one.values), attrs[_DEFICIT], attrs[_SOURCE])
+        attrs = {
+            DEFICIT: told.deficit,
+            SOURCE: told.source,
+            RUN: self._run if run is None else run,
+        }
+        return trial_of(self._space, told.configuration, attrs, values=list(told.gains))
