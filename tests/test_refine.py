@@ -1,5 +1,6 @@
 """The study: seeded, shared, pruned, and refused where its storage or its machine is another."""
 
+import fcntl
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -191,6 +192,93 @@ def test_a_storage_that_is_down_is_named_without_its_password(where: str, said: 
     assert str(caught.value).startswith(said)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value).replace("secrets.db", "")
+
+
+def test_the_lock_that_a_killed_process_left_behind_holds_up_nobody(file: str) -> None:
+    Path(f"{file}.lock").symlink_to("runs/study.log")  # as Optuna's own locks are
+    one = study(file)
+    one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    assert len(study(file).told()) == 1
+
+
+def test_a_file_that_others_hold_locked_is_not_waited_for(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = study(file)
+    kept = Path(file).read_bytes()
+    monkeypatch.setattr(storage, "PATIENCE_S", 0)
+    with Path(file).open("ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with pytest.raises(RunError, match="another process has locked it for more than 0s"):
+            study(file)
+        one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    assert one.lost is not None
+    assert "another process has locked it" in one.lost
+    assert Path(file).read_bytes() == kept
+    study(file)  # now that they have let go
+
+
+OPERATION = b'{"op_code":0,"worker_id":"one","study_name":"other","directions":[2]}\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"garbage\n",
+        b"garbage",
+        b"\n",
+        b"\xff\x00\n",
+        pytest.param(b"[" * 100_000, id="deep"),
+        b"[1, 2]\n",
+        b'{"arrival": 0.5}\n',
+        b'{"op_code":0,"worker_id":"one"}\n',
+        b'{"op_code":99,"worker_id":"one"}\n',
+        OPERATION + b"garbage\n",
+        OPERATION + b'{"arrival": 0.5}\n' + OPERATION,
+    ],
+)
+def test_a_file_of_something_else_is_refused_as_it_is(file: str, content: bytes) -> None:
+    Path(file).write_bytes(content)
+    with pytest.raises(RunError) as caught:
+        study(file)
+    assert str(caught.value) == f"{file}: is no study of Optuna's journal"
+    assert Path(file).read_bytes() == content
+
+
+def test_a_line_too_long_for_a_study_is_not_read_to_its_end(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage, "LONGEST_LINE", 100)
+    Path(file).write_bytes(OPERATION + b" " * 100)
+    with pytest.raises(RunError, match="is no study of Optuna's journal"):
+        study(file)
+    assert Path(file).read_bytes() == OPERATION + b" " * 100
+
+
+def test_a_line_that_a_full_disk_left_unfinished_is_dropped(file: str) -> None:
+    study(file).add(Told(KNEE, (0.0,), 0.0, "engine"))
+    with Path(file).open("ab") as unfinished:
+        unfinished.write(OPERATION[:20])
+    study(file).add(Told(KNEE, (0.1,), 0.0, "engine"))
+    assert [one.gains for one in study(file).told()] == [(0.0,), (0.1,)]
+
+
+@pytest.mark.parametrize(
+    ("where", "said"),
+    [
+        ("redis://h:1/0", "pip install redis."),
+        ("rediss://h:1/0", "pip install redis."),
+        ("postgres://h/x", "pip install 'tuner[postgresql]'."),
+        ("postgresql+asyncpg://h/x", "pip install 'tuner[postgresql]'."),
+        ("mysql://h/x", "pip install mysqlclient,"),
+        ("oracle://h/x", "see its name in the URL."),
+    ],
+)
+def test_a_driver_that_is_missing_is_named(where: str, said: str) -> None:
+    missing = "No module named 'x'"
+    with pytest.raises(RunError, match="its driver is missing") as caught, storage.asking(where):
+        raise ImportError(missing)
+    assert caught.value.hint.startswith(f"Install it: {said}")
 
 
 @pytest.fixture(scope="module")

@@ -1,16 +1,19 @@
 """Where a study is kept: a file of Optuna's journal, or any storage that a URL names."""
 
+import fcntl
+import json
 import random
 import time
 import urllib.parse
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalRedisBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalRedisBackend
 from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
 
 from tuner.errors import RunError
@@ -22,10 +25,18 @@ PATIENCE_S = 10
 MOST_AT_ONCE, PAUSE_S = 5, 1.0
 """How often a database that others fill with tables is opened again, and the longest wait."""
 
+LOCK_PAUSE_S = 0.05
+
+LONGEST_LINE = 1 << 24
+"""Bytes that no line of Optuna's journal takes: what is longer is not read to its end."""
+
+_POSTGRESQL, _REDIS = "pip install 'tuner[postgresql]'", "pip install redis"
 _DRIVERS = {
-    "postgresql": "pip install 'tuner[postgresql]'",
+    "postgresql": _POSTGRESQL,
+    "postgres": _POSTGRESQL,
     "mysql": "pip install mysqlclient, or name its driver, as in mysql+pymysql://…",
-    "redis": "pip install redis",
+    "redis": _REDIS,
+    "rediss": _REDIS,
 }
 
 
@@ -37,11 +48,85 @@ def opened(storage: str) -> BaseStorage:
             return JournalStorage(JournalRedisBackend(storage))
         if "://" in storage:
             return _database(storage)
-        path = Path(storage)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if path.exists() and not path.is_file():  # a device would be read for ever
-            raise _unusable(storage, "is no regular file")
-        return JournalStorage(JournalFileBackend(storage))
+        return _file(Path(storage))
+
+
+def _file(path: Path) -> JournalStorage:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        if not path.is_file():  # a device would be read for ever
+            raise _unusable(str(path), "is no regular file")
+        _check_journal(path)
+    try:
+        return JournalStorage(JournalFileBackend(str(path), _FileLock(path)))
+    except (AssertionError, LookupError, TypeError, ValueError):
+        raise _no_journal(path) from None
+
+
+def _check_journal(path: Path) -> None:
+    """Raise RunError for a file of something else: Optuna would write into it. What a full disk or
+    a power cut left of a last line is dropped, as Optuna would go on writing in it."""
+    whole_bytes = 0
+    with _locked(path) as file:
+        for line in iter(partial(file.readline, LONGEST_LINE), b""):
+            if not line.endswith(b"\n") and whole_bytes > 0 and len(line) < LONGEST_LINE:
+                file.truncate(whole_bytes)
+                return
+            if not _is_operation(line):
+                raise _no_journal(path)
+            whole_bytes += len(line)
+
+
+def _is_operation(line: bytes) -> bool:
+    try:
+        one = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    is_whole = line.endswith(b"\n")
+    return is_whole and isinstance(one, dict) and {"op_code", "worker_id"} <= one.keys()
+
+
+def _no_journal(path: Path) -> RunError:
+    return RunError(
+        f"{path}: is no study of Optuna's journal",
+        hint="Name the file of a study, or one that is not there yet.",
+    )
+
+
+class _FileLock(JournalFileOpenLock):
+    """A lock that the system lets go when its process ends, however it ends: Optuna's own are files
+    and links, which a process that is killed leaves behind."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(str(path))
+        self._path, self._held = path, ExitStack()
+
+    def acquire(self) -> bool:
+        self._held.enter_context(_locked(self._path))
+        return True
+
+    def release(self) -> None:
+        self._held.close()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[IO[bytes]]:
+    """Hold a file for this process alone. Raises RunError when others do not let go."""
+    with path.open("a+b") as file:
+        until_s = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until_s:
+                    raise RunError(
+                        f"{path}: another process has locked it for more than {PATIENCE_S}s",
+                        hint="Wait for it, end it, or give another --storage.",
+                    ) from None
+                time.sleep(LOCK_PAUSE_S)
+        file.seek(0)
+        yield file
 
 
 def _database(storage: str) -> RDBStorage:
@@ -74,7 +159,7 @@ def asking(storage: str) -> Iterator[None]:
     except RunError:
         raise
     except ImportError as error:
-        kind = storage.partition(":")[0].partition("+")[0].removesuffix("s")
+        kind = storage.partition(":")[0].partition("+")[0]
         raise RunError(
             f"{without_passwords(storage)}: its driver is missing ({_said(error, storage)})",
             hint=f"Install it: {_DRIVERS.get(kind, 'see its name in the URL')}.",
