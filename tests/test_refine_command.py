@@ -95,7 +95,7 @@ def test_a_better_cap_between_the_doublings_is_found_and_proven(
 
 def test_the_gain_is_stated_with_an_interval_that_excludes_none(whole: dict[str, Any]) -> None:
     goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
-    assert whole["pairs"] == 4
+    assert whole["pairs"] == 8
     assert goodput["low"] > 1 or (goodput["low"] >= 0.99 and tail["high"] < 1)
 
 

@@ -62,7 +62,7 @@ def test_only_caps_that_may_be_chosen_are_sampled_unless_all_are_asked_for() -> 
 
 def test_few_noisy_iterations_make_it_less_sure() -> None:
     rng = np.random.default_rng(3)
-    one = simulate(traffic(rate_rps=30).between(0, 3), KNEE_AT_8, SHAPE, max_num_seqs=16, log=True)
+    one = simulate(traffic(rate_rps=30).between(0, 2), KNEE_AT_8, SHAPE, max_num_seqs=16, log=True)
     one.iterations["duration_s"] *= np.exp(rng.normal(0, 1.0, len(one.iterations)))
     unsure = fit_law([Segment(one.iterations, 0.0, 0)], max_num_seqs=16)
     found = weigh(traffic(), unsure, SHAPE, SLO, CAPS)

@@ -15,7 +15,7 @@ from tuner.cluster.session import LostError
 from tuner.engines.seam import EngineFacts
 from tuner.errors import EngineError
 from tuner.evidence import Evidence
-from tuner.refine.bench import Bench, Build, Done, Floors, no_floors, told
+from tuner.refine.bench import Bench, Build, Chosen, Done, Floors, no_floors, told
 from tuner.refine.judge import SEARCH, is_knee
 from tuner.refine.knobs import CAP, Configuration, restart_key
 from tuner.rig import Watcher
@@ -45,9 +45,9 @@ class ClusterBench(Bench):
     async def stop(self) -> None:
         await self._crew.close()
 
-    def choose(self, one: Configuration, *, complete: bool) -> None:
+    def choose(self, chosen: Chosen) -> None:
         """See Bench. What comes now is made in one place."""
-        super().choose(one, complete=complete)
+        super().choose(chosen)
         self._crew.shrink(self._home)
 
     async def settle(self) -> None:

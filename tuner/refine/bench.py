@@ -56,6 +56,18 @@ class Done:
         return measure(self.replays, workload.slo)
 
 
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How a search ended."""
+
+    configuration: dict[str, Any]
+    complete: bool
+    """Whether nothing but itself ended it."""
+
+    pairs: int
+    """How many times it is to be compared with the knee."""
+
+
 def told(one: Configuration) -> str:
     """Return a configuration in words."""
     return ", ".join(f"{name}={value}" for name, value in one.items() if value is not None)
@@ -165,14 +177,16 @@ class Bench(ABC):
         ended = sum(1 for _ in self.evidence.journal.of("measured"))
         return begun[ended]["configuration"] if len(begun) > ended else None
 
-    def chosen(self) -> tuple[bool, dict[str, Any]] | None:
-        """Return (whether the search was complete, what it found); None while it goes on."""
+    def chosen(self) -> Chosen | None:
+        """Return how the search ended; None while it goes on."""
         for event in self.evidence.journal.of("gathered"):
-            return bool(event["complete"]), dict(event["chosen"])
+            return Chosen(dict(event["chosen"]), bool(event["complete"]), int(event["pairs"]))
         return None
 
-    def choose(self, one: Configuration, *, complete: bool) -> None:
-        self._append("gathered", complete=complete, chosen=dict(one))
+    def choose(self, chosen: Chosen) -> None:
+        """Keep it: a resumed run goes on with the same."""
+        one = dict(chosen.configuration)
+        self._append("gathered", complete=chosen.complete, chosen=one, pairs=chosen.pairs)
 
     def facts_of(
         self, key: tuple[tuple[str, str], ...], *, cap: int | None = None, tokens: int | None = None

@@ -1,6 +1,6 @@
 """What was found against the knee, in turns: only a gain that this proves replaces it."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
 from tuner.measure import Measurement
@@ -10,9 +10,14 @@ from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective, Paired, Ratio
 from tuner.refine.screen import Screen
 from tuner.workload import Workload
 
-PAIRS = 4
-SIDES = ("refined", "knee", "knee", "refined") * (PAIRS // 2)
-"""Each first as often as second, so that a machine that drifts favours neither."""
+PAIRS, MOST_PAIRS = 4, 8
+"""How many pairs are made at least, and where the budget has room for more; an even number."""
+
+SIDES = ("refined", "knee", "knee", "refined")
+"""Over and over: each first as often as second, so that a machine that drifts favours neither."""
+
+COMPARING = ("refined", "knee")
+"""Purposes of the two halves of a pair."""
 
 LOOK_AT = 2
 """Pairs after which one that is clearly worse is given up."""
@@ -23,26 +28,30 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
     one: Configuration,
     knee: Configuration,
     *,
+    pairs: int,
     objective: Objective,
     workload: Workload,
-    screen: Screen | None,
+    screens: Callable[[], Screen | None],
 ) -> Paired:
     """Replay both in turns: on one engine whose limits change live, or else on fresh ones.
 
-    Raises EngineError when engines keep failing.
+    ``screens`` returns the twin of all that was replayed so far. Raises EngineError when engines
+    keep failing.
     """
     sides, aim = {"refined": one, "knee": knee}, objective.name
     bench.watcher.stage(f"comparing {told(one)} with the knee, in turns")
     while True:
         await bench.settle()
-        if len(done := _done(bench)) == len(SIDES):
+        if len(done := _done(bench)) == 2 * pairs:
             break
-        if len(done) == 2 * LOOK_AT and _is_hopeless(_ratios(done, workload, screen, sides), aim):
+        if len(done) == 2 * LOOK_AT and _is_hopeless(
+            _ratios(done, workload, screens(), sides), aim
+        ):
             break
-        side = SIDES[len(done)]
+        side = SIDES[len(done) % len(SIDES)]
         build = _build(one, knee, turn=_turn(len(done)), side=sides[side])
         await bench.trial(side, sides[side], workload, build)
-    ratios = _ratios(done, workload, screen, sides)
+    ratios = _ratios(done, workload, screens(), sides)
     return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(done) // 2)
 
 
@@ -63,6 +72,17 @@ def _ratios(
     return found
 
 
+def affordable(left_s: float, *, step_s: float, start_s: float) -> int:
+    """Return how many pairs there is time for, each of which takes an engine start besides; decided
+    before the first one, so that none is made because of how the others came out.
+
+    >>> [affordable(left_s, step_s=10.0, start_s=0.0) for left_s in (0.0, 119.0, 120.0, 9e9)]
+    [4, 4, 6, 8]
+    """
+    two_s = 2 * (2 * step_s + start_s)
+    return max(PAIRS, min(MOST_PAIRS, 2 * int(left_s // two_s)))
+
+
 def is_live(one: Configuration, other: Configuration) -> bool:
     """Whether one engine can serve both."""
     return restart_key(one) == restart_key(other)
@@ -77,14 +97,15 @@ def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configur
 
 def _turn(place: int) -> int:
     """Return how often the side has changed before this place."""
-    return sum(one != other for one, other in pairwise(SIDES[: place + 1]))
+    sides = [SIDES[each % len(SIDES)] for each in range(place + 1)]
+    return sum(one != other for one, other in pairwise(sides))
 
 
 def _done(bench: Bench) -> list[Done]:
     return [
         done
         for done in bench.done()
-        if done.purpose in {"refined", "knee"} and not done.failed and bench.is_here(done)
+        if done.purpose in COMPARING and not done.failed and bench.is_here(done)
     ]
 
 

@@ -6,21 +6,23 @@ without a restart. Everything measured is in the journal before the next step be
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tuner.errors import UsageError
 from tuner.outcome import SweepOutcome
-from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
 from tuner.refine.objective import Paired
 from tuner.refine.outcome import Tried, pareto, reason_of, unloaded_of
-from tuner.refine.paired import PAIRS, compare
+from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
 from tuner.refine.refinement import Plan, Refinement
-from tuner.refine.screen import screen_of
+from tuner.refine.screen import Screen, screen_of
 from tuner.refine.search import Search
 from tuner.refine.study import Study
 from tuner.refine.validation import twin_of, validate
 from tuner.trace import TraceRequest
+from tuner.twin.forecast import Forecast
 from tuner.workload import (
     MIN_STEP_S,
     Workload,
@@ -34,8 +36,10 @@ STEPS = 2 + TRIALS + 2 * PAIRS + 2
 """Steps of replay that a refinement plans for: the climb and the knee, some trials, the pairs, the
 refined engine by itself and with headroom."""
 
+SEARCHING = ("climb", SEARCH)
+
 ENDING = 2 * PAIRS + 2
-"""Of these, what the search leaves."""
+"""Of these, what the search leaves at least."""
 
 
 async def refine(
@@ -65,10 +69,11 @@ class _Run:
         self.workload = self._workload(requests)
         question = await self._question()
         search = Search(self.bench, study, question)
-        complete, one = await self._searched(search)
-        paired = await self._paired(one, question)
+        chosen = await self._searched(search)
+        one = chosen.configuration
+        paired = await self._paired(chosen, question)
         reason = reason_of(self.plan.profile, one, self.space.knee, paired)
-        outcome = await self._validated(one, paired, reason)
+        outcome = await self._validated(chosen, paired, reason)
         tried = self._tried(search)
         return Refinement(
             chosen=one,
@@ -82,7 +87,7 @@ class _Run:
                 for place, aim in enumerate(self.plan.objectives)
             ),
             workload=self.workload,
-            complete=complete,
+            complete=chosen.complete,
             starts_s=self.bench.evidence.starts_s(),
             replay_s=self.bench.evidence.replay_s(),
             pruned=study.pruned,
@@ -91,46 +96,57 @@ class _Run:
             warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
         )
 
-    async def _searched(self, search: Search) -> tuple[bool, Configuration]:
-        """Return whether the search was ended by nothing but itself, and the best it found; what
-        the journal says where it knows."""
+    async def _searched(self, search: Search) -> Chosen:
+        """Return how the search ended; what the journal says where it knows."""
         chosen = self.bench.chosen()
         if chosen is None:
             complete = await search.gather(self.plan.curve)
-            chosen = complete, dict(search.answer())
-            self.bench.choose(chosen[1], complete=complete)
+            search.rejudge(self._with_all(search.question))
+            one = dict(search.answer())
+            chosen = Chosen(one, complete, self._pairs_of(one, search.question))
+            self.bench.choose(chosen)
         else:
+            search.rejudge(self._with_all(search.question))
             search.catch_up(self.plan.curve)
-        if not chosen[0]:
+        if not chosen.complete:
             self.warnings.append(
                 "the budget ended the search: not all that seemed worth it was tried"
             )
         return chosen
 
-    async def _paired(self, one: Configuration, question: Question) -> Paired | None:
+    def _pairs_of(self, one: Configuration, question: Question) -> int:
+        """Return how many pairs the rest of the budget has time for."""
+        live, start_s = is_live(one, self.space.knee), self.plan.start_s
+        after_s = 2 * question.step_s + start_s * (2 if live else 3)  # the validation's, and climb
+        left_s = self.settings.budget_s - self.bench.spent_s() - after_s
+        return affordable(left_s, step_s=question.step_s, start_s=0.0 if live else start_s)
+
+    async def _paired(self, chosen: Chosen, question: Question) -> Paired | None:
         """Compare with the knee in turns; None where the knee itself seemed best."""
-        if one == dict(self.space.knee):
+        if chosen.configuration == dict(self.space.knee):
             return None
         return await compare(
             self.bench,
-            one,
+            chosen.configuration,
             self.space.knee,
+            pairs=chosen.pairs,
             objective=self.plan.objectives[0],
             workload=self.workload,
-            screen=question.screen,
+            screens=lambda: self._screen(question.knee, *SEARCHING, *COMPARING),
         )
 
     async def _validated(
-        self, one: Configuration, paired: Paired | None, reason: str
+        self, chosen: Chosen, paired: Paired | None, reason: str
     ) -> SweepOutcome | None:
         """Measure what a profile of the refined engine needs; None where the knee is kept."""
         if paired is None or paired.proven is None:
             return None
         return await validate(
             self.bench,
-            one,
+            chosen.configuration,
             self.plan.profile,
             knee=self.space.knee,
+            pairs=chosen.pairs,
             workload=self.workload,
             settings=self.settings,
             searched=self._build(),
@@ -198,14 +214,6 @@ class _Run:
                 await bench.trial(SEARCH, knee, self.workload, self._build())
             else:
                 await bench.climb(knee, self.workload, self._build())
-        view = twin_of(bench, knee, first, self.workload, self.settings)
-        screen = None
-        if view is not None and view.is_believed:
-            screen = screen_of(view, self.plan.objectives, knee)
-        elif view is not None:
-            self.warnings.append(
-                f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
-            )
         starts_s = (self._starts() - 1) * self.plan.start_s
         took_s = sum(replay.elapsed_s for replay in first[-1].replays)
         step_s = max(self.workload.step_s, took_s)
@@ -214,12 +222,38 @@ class _Run:
             objectives=self.plan.objectives,
             workload=self.workload,
             knee=first[-1],
-            screen=screen,
+            screen=self._screened(twin_of(bench, knee, first, self.workload, self.settings)),
             budget_s=self.settings.budget_s - ENDING * step_s - starts_s,
             start_s=self.plan.start_s,
             step_s=step_s,
             build=self._build(),
         )
+
+    def _with_all(self, question: Question) -> Question:
+        """Return the question with a screen of all that the search replayed: what the first looks
+        saw too little of would pass for luck."""
+        return replace(question, screen=self._screen(question.knee, *SEARCHING))
+
+    def _screen(self, knee: Done, *purposes: str) -> Screen | None:
+        """Return the screen of what was replayed so far where that knee was."""
+        done = [
+            one
+            for one in self.bench.done()
+            if one.worker == knee.worker and one.purpose in purposes
+        ]
+        view = twin_of(self.bench, self.space.knee, done, self.workload, self.settings)
+        return self._screened(view)
+
+    def _screened(self, view: Forecast | None) -> Screen | None:
+        """Return the screen of a twin; None, and a warning, where it is not believed."""
+        if view is None:
+            return None
+        if view.is_believed:
+            return screen_of(view, self.plan.objectives, self.space.knee)
+        warning = f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
+        if warning not in self.warnings:
+            self.warnings.append(warning)
+        return None
 
     def _first_looks(self) -> list[Done] | None:
         """Return the climb and the knee in one place: what the screen is made of, then as after a

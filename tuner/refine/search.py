@@ -64,6 +64,10 @@ class Search:
         await self._measure(self._propose)
         return not self._is_spent
 
+    def rejudge(self, question: Question) -> None:
+        """Judge all that was replayed by another screen."""
+        self.question, self.judge = question, Judge(self.bench, question)
+
     def best(self) -> Configuration:
         """Return the best of the whole study: what others found counts as well."""
         return self.judge.best(self.study.others())

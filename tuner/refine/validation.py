@@ -9,7 +9,7 @@ from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Bench, Build, Done
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.outcome import at, caps_of, outcome_of, view_of
-from tuner.refine.paired import PAIRS, is_live
+from tuner.refine.paired import is_live
 from tuner.settings import SweepSettings
 from tuner.traffic import scale_load
 from tuner.twin.forecast import Forecast
@@ -26,6 +26,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     profile: ServingProfile,
     *,
     knee: Configuration,
+    pairs: int,
     workload: Workload,
     settings: SweepSettings,
     searched: Build,
@@ -34,7 +35,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     dropped: int,
 ) -> SweepOutcome:
     """Measure what is missing of an engine built for exactly the choice, and tell it as a sweep."""
-    build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee))
+    build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee, pairs))
     if not is_exact(one, knee) and not _of(bench, ALONE):
         await bench.trial(ALONE, one, workload, build)
     if settings.headroom > 1 and not _of(bench, RAISED):
@@ -43,7 +44,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     if not is_live(one, knee) and not any(
         is_live(done.configuration, one) for done in _of(bench, "climb")
     ):
-        await bench.climb(one, workload, replace(searched, turn=2 * PAIRS + 1))
+        await bench.climb(one, workload, replace(searched, turn=2 * pairs + 1))
     view = twin_of(bench, one, bench.done(), workload, settings)
     cap = number(one[CAP])
     confirmed = _of(bench, ALONE) or _of(bench, "refined")
@@ -70,11 +71,11 @@ def is_exact(one: Configuration, knee: Configuration) -> bool:
     return not is_live(one, knee) or all(number(one[name]) >= number(knee[name]) for name in LIVE)
 
 
-def _turn(one: Configuration, knee: Configuration) -> int:
+def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
     """Return the engine that is up after the pairs where that one is exact, else another."""
     if not is_exact(one, knee):
-        return 2 * PAIRS
-    return 1 if is_live(one, knee) else 1 + PAIRS
+        return 2 * pairs
+    return 1 if is_live(one, knee) else 1 + pairs
 
 
 def twin_of(

@@ -21,6 +21,9 @@ INTERVAL = 0.95
 NEAR_ENOUGH = 17 / 16
 """Batches so little larger than the largest measured one are no guess: knots lie as far apart."""
 
+LEAST_S = 1e-9
+"""Of a tail that has a logarithm: laws may be drawn in which an iteration takes no time."""
+
 Values = Mapping[int, tuple[float, float]]
 """Cap → (attainment, log of p99 E2EL in seconds)."""
 
@@ -76,7 +79,7 @@ class Weighed:
 
 def value_of(traffic: Traffic, replay: TwinReplay, slo: Slo) -> tuple[float, float]:
     """Return attainment and log tail of one replay."""
-    return attainment(traffic, replay, slo), math.log(tail_s(replay))
+    return attainment(traffic, replay, slo), math.log(max(LEAST_S, tail_s(replay)))
 
 
 def weigh(  # noqa: PLR0913 - the question, and how hard to look

@@ -38,7 +38,10 @@ FAR_OUT = 3.5
 """Standard deviations beyond which a block is another machine's."""
 
 MIN_ITERATIONS = 20
-"""A batch size seen less often is no knot of f."""
+"""So many tell where a knot of f lies: at one batch size, or at neighbouring ones together."""
+
+FEWEST_ITERATIONS = 5
+"""So many tell of the smallest batch size, whose neighbours are all on one side."""
 
 DENSE_KNOTS = 32
 """Above this batch size knots are at least 1/16 apart."""
@@ -244,16 +247,21 @@ def centre(values: Floats) -> float:
 
 
 def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
-    """Return the batch sizes that were seen often enough to be told apart, at least one."""
+    """Return the batch sizes that were seen often enough to be told apart, at least one; of sizes
+    that were seen seldom the largest of some that were seen often enough together.
+
+    >>> knots_of(np.repeat([1, 2, 3, 4, 5, 6], [4, 8, 8, 8, 8, 8])).tolist()
+    [2, 5]
+    """
     sizes, counts = np.unique(decode_seqs, return_counts=True)
-    often = sizes[counts >= MIN_ITERATIONS]
-    if not len(often):
-        often = sizes[[int(np.argmax(counts))]]
-    knots = list[int]()
-    for size in often.tolist():
-        if not knots or size <= DENSE_KNOTS or size >= knots[-1] * 17 / 16:
+    knots, seen = list[int](), 0
+    for size, number in zip(sizes.tolist(), counts.tolist(), strict=True):
+        seen += number
+        is_apart = not knots or size <= DENSE_KNOTS or size >= knots[-1] * 17 / 16
+        if (number >= FEWEST_ITERATIONS and not knots) or (seen >= MIN_ITERATIONS and is_apart):
             knots.append(size)
-    return np.array(knots, np.int64)
+            seen = 0
+    return np.array(knots or sizes[[int(np.argmax(counts))]].tolist(), np.int64)
 
 
 def ramps(decode_seqs: NDArray[np.integer], knots: Ints) -> Floats:
