@@ -138,6 +138,16 @@ def test_batch_sizes_seen_too_rarely_are_no_knots() -> None:
     assert knots_of(seen).tolist() == [1, 3]
 
 
+def test_sizes_that_are_each_seen_seldom_tell_together_of_a_bend() -> None:
+    log = log_of(1, 16)
+    few = [log[log["decode_seqs"] == size][:8] for size in range(1, 17)]
+    fitted = fit_law(
+        [Segment(np.sort(np.concatenate(few), order="start_s"), 0.0, 0)], max_num_seqs=16
+    )
+    assert fitted.knots.tolist() == [1, 4, 7, 10, 13, 16]
+    assert relative_error(fitted.law) < 0.10  # at the bend, which lies between two knots
+
+
 def test_large_batch_sizes_share_knots() -> None:
     assert knots_of(np.repeat(np.arange(1, 257), 50)).tolist()[30:36] == [31, 32, 34, 37, 40, 43]
 
