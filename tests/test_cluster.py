@@ -321,7 +321,7 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
     ("options", "code", "said"),
     [
         (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
-        (("--ray", "nonsense"), 3, "--ray nonsense"),
+        (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
         (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
         (("--ray", "HERE", "--ray-cpus", "64"), 3, "an engine takes 64 CPU, more than any of"),
         (("--ray", "HERE", "--world", "fast.yaml"), 6, "the profile was measured with"),

@@ -4,6 +4,7 @@ Workers and the room that they take belong to this process: when it ends, howeve
 both back.
 """
 
+import atexit
 import logging
 import os
 import shutil
@@ -13,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -125,6 +127,8 @@ class Session:
         self.folder = _new_folder() if address == LOCAL else None
         how: dict[str, Any] = {"address": address}
         if self.folder is not None:
+            # once more after Ray has ended what it was starting: the last to register runs first
+            atexit.register(partial(shutil.rmtree, self.folder, ignore_errors=True))
             how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
             how |= {"_temp_dir": self.folder}
             # Ray's own 15 lets whatever else runs on the machine take an engine's time
@@ -132,15 +136,18 @@ class Session:
         else:
             _check_answers(address)
         logging.getLogger("ray").setLevel(logging.CRITICAL)
-        try:
-            with _our_signals():
-                ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
-        except (RuntimeError, ValueError, OSError, RayError) as error:
-            self.close()
-            raise RunError(
-                f"--ray {address}: {_last_line(error)}",
-                hint="Run tuner on a node of the cluster, with its versions of Ray and Python.",
-            ) from error
+        with ExitStack() as undoing:  # also after a signal
+            undoing.callback(self.close)
+            undoing.callback(signal.alarm, 0)  # Ray has us aborted 3 s after a SIGTERM
+            try:
+                with _our_signals():
+                    ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+            except (RuntimeError, ValueError, OSError, RayError) as error:
+                raise RunError(
+                    f"--ray {address}: {_last_line(error)}",
+                    hint="Run tuner on a node of the cluster, with its versions of Ray and Python.",
+                ) from error
+            undoing.pop_all()
 
     def close(self) -> None:
         """Leave, and end what was started. Closing twice is allowed."""
@@ -218,11 +225,11 @@ def _check_answers(address: str) -> None:
             hint="Run tuner on a node of the cluster, and give HOST:PORT or auto.",
         )
     hint = "Give HOST:PORT of its head node (6379 by default), or --ray local."
-    host, _, port = address.rpartition(":")
     if address != "auto":
+        place = _place(address)
         try:
-            socket.create_connection((host, int(port)), timeout=CONNECT_S).close()
-        except (OSError, ValueError, OverflowError) as error:
+            socket.create_connection(place, timeout=CONNECT_S).close()
+        except OSError as error:
             raise RunError(f"--ray {address}: {_last_line(error)}", hint=hint) from error
     words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
     try:
@@ -239,6 +246,22 @@ def _check_answers(address: str) -> None:
         )
 
 
+def _place(address: str) -> tuple[str, int]:
+    """Return host and port of an address. Raises UsageError."""
+    host, _, digits = address.rpartition(":")
+    try:
+        host.encode("idna")  # as whoever looks it up does
+        port = int(digits)
+    except ValueError:
+        port = 0
+    if not host or not 0 < port < 1 << 16:
+        raise UsageError(
+            f"--ray {address or repr(address)}: is not the address of a cluster",
+            hint="Give HOST:PORT of its head node (6379 by default), auto, or --ray local.",
+        )
+    return host, port
+
+
 def _new_folder() -> str:
     """Make a folder for a cluster of our own; paths of its sockets must not be long."""
     place = tempfile.gettempdir()
@@ -248,14 +271,21 @@ def _new_folder() -> str:
 
 @contextmanager
 def _our_signals() -> Iterator[None]:
-    """Keep signals as they are: Ray has handlers of its own."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.getsignal(number) for number in numbers]
+    """Keep Ray from handlers of its own: with one SIGTERM drains what was hardly started for 30 s,
+    or ends the process without a word."""
+    install = signal.signal
+
+    def kept(signalnum: int, handler: "signal._HANDLER") -> "signal._HANDLER":
+        is_rays = str(getattr(handler, "__module__", None)).startswith("ray.")
+        return signal.getsignal(signalnum) if is_rays else install(signalnum, handler)
+
+    signal.signal = kept
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+        signal.signal = install
+        for number in (signal.SIGINT, signal.SIGTERM):  # below Python Ray has put its own there
+            install(number, signal.getsignal(number))
 
 
 def _last_line(error: BaseException) -> str:

@@ -1,0 +1,55 @@
+"""Joining a cluster or starting one: what is no address, and signals meanwhile."""
+
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tuner.errors import UsageError
+
+ray = pytest.importorskip("ray")
+
+from tuner.cluster import session  # noqa: E402 - imports ray
+
+
+@pytest.mark.parametrize(
+    "address", ["", "bogus", "host:", ":6379", "host:head", "host:0", "host:65536", "a..b:6379"]
+)
+def test_what_is_no_address_is_refused_in_our_words(address: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        session.Session(address)
+    assert str(caught.value) == f"--ray {address or repr('')}: is not the address of a cluster"
+    assert "HOST:PORT" in caught.value.hint
+
+
+def test_signals_stay_ours_while_ray_starts_and_others_may_set_them() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with session._our_signals():
+        with pytest.raises(ValueError, match="num_cpus"):
+            ray.init("127.0.0.1:1", num_cpus=1)  # its handler is set before that is looked at
+        assert signal.getsignal(signal.SIGTERM) is before
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGTERM) is signal.SIG_IGN
+        signal.signal(signal.SIGTERM, before)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_signal_while_a_cluster_is_started_leaves_no_folder(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        made: list[Path] = []
+
+        def starting(**_how: object) -> None:
+            made.extend(Path(place).iterdir())
+            signal.alarm(3)  # as Ray does
+            signal.raise_signal(signal.SIGINT)
+
+        monkeypatch.setattr(ray, "init", starting)
+        with pytest.raises(KeyboardInterrupt):
+            session.Session(session.LOCAL)
+        assert len(made) == 1
+        assert list(Path(place).iterdir()) == []
+        assert signal.alarm(0) == 0
