@@ -8,19 +8,30 @@ import pytest
 
 from tests.builders import request
 from tests.profiles import profile
+from tests.test_sweep import Notes
+from tuner import journal
+from tuner.cluster.kinds import Description
+from tuner.cluster.share import Share
+from tuner.commands.sweep_kinds import done_on, plans_of
+from tuner.commands.sweep_run import Done, keep_trace, rescored, sealed
 from tuner.commands.sweep_setup import (
     SweepOptions,
     Traffic,
     one_servers,
     plan_of,
+    ranks_of,
     settings_of,
     starter_of,
 )
 from tuner.devices import gpus_of
+from tuner.engines.sim import SimStarter
+from tuner.engines.virtual_time import run
 from tuner.engines.vllm import VllmStarter
+from tuner.engines.world import World
 from tuner.errors import EngineError
 from tuner.profile import load
 from tuner.rollout import cautions
+from tuner.sweep import sweep
 from tuner.trace import Trace, TraceHeader
 
 # in turns, so that rank and replica get every other request
@@ -58,13 +69,37 @@ def test_an_engine_takes_as_many_gpus_as_its_parallel_sizes_multiply_to() -> Non
     assert gpus_of({"max_num_seqs": 16}) == 1
 
 
+def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_judged_anew(
+    tmp_path: Path,
+) -> None:
+    pytest.importorskip("ray")
+    from tuner.cluster.sweeps import Kind  # noqa: PLC0415 - imports ray
+
+    starter = VllmStarter({"model": "tuner:tiny"}, ranks=2)
+    description = Description({"name": "H100"}, {}, "2.60.0", "c0de")
+    kinds = {"h100": Kind("h100", {}, description, Share(()), starter, is_simulated=False)}
+    options = replace(OPTIONS, slo="e2el=60s", step="8s", ceiling=2, headroom=1.0)
+    part = replace(traffic(), settings=settings_of(options, traffic().trace))
+    plan = plans_of(options, part.trace, kinds, {"h100": {"model": "tuner:tiny"}})["h100"]
+    assert (plan["ranks"], plan["replicas"]) == (2, 2)
+    book = journal.create(tmp_path / "run", plan)
+    keep_trace(part, book.run_dir)
+    outcome = run(sweep(part.requests, SimStarter(World()), part.settings, book, Notes()))
+    book.close()
+    done = done_on(kinds["h100"], outcome, part, book.run_dir, 1.0)
+    assert isinstance(done, Done)
+    again = rescored(options, journal.read(book.run_dir))
+    assert [sealed(one, []).provenance.ranks for one in (done, again)] == [2, 2]
+
+
 @pytest.mark.vllm
 def test_a_base_file_with_ranks_is_tuned_as_one_of_them(tmp_path: Path) -> None:
     base = tmp_path / "serve.yaml"
     base.write_text("data-parallel-size: 2\ndata-parallel-size-local: 2\nmax-num-seqs: 4\n")
     options = replace(OPTIONS, base=base)
     starter = starter_of(options, None)
-    plan = plan_of(options, traffic().trace, starter)
+    arguments = starter.resolve(max_num_seqs=options.ceiling)
+    plan = plan_of(options, traffic().trace, arguments, ranks=ranks_of(starter))
     assert plan["replicas"] == 2
     assert not [name for name in plan["engine_arguments"] if name.startswith("data_parallel")]
 

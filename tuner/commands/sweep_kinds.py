@@ -5,19 +5,25 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import interruption, journal, profile
+from tuner import interruption, profile
 from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_kinds_setup import kinds_on
 from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
 from tuner.commands.sweep_run import Done, keep_trace, sealed, warnings_of
-from tuner.commands.sweep_setup import SweepOptions, Traffic, one_servers, plan_of, traffic_of
+from tuner.commands.sweep_setup import (
+    SweepOptions,
+    Traffic,
+    one_servers,
+    plan_of,
+    ranks_of,
+    traffic_of,
+)
 from tuner.commands.sweep_several_view import Named
 from tuner.commands.sweep_view import Progress
-from tuner.engines.seam import ArgumentValue, Engine
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
 from tuner.outcome import SweepOutcome
 from tuner.prices import check_used, parse_prices, price_of
@@ -26,22 +32,6 @@ from tuner.trace import Trace
 if TYPE_CHECKING:
     from tuner.cluster.session import Session
     from tuner.cluster.sweeps import Kind
-
-
-@dataclass(frozen=True, slots=True)
-class _Resolved:
-    """Engines whose arguments a node has resolved. See the seam: Starter."""
-
-    arguments: Mapping[str, ArgumentValue]
-
-    def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
-        return {**self.arguments, "max_num_seqs": max_num_seqs}
-
-    async def start(self, *, max_num_seqs: int) -> Engine:
-        raise EngineError(
-            f"an engine with max_num_seqs={max_num_seqs} is started on a node, not here",
-            hint="Sweep without --ray.",
-        )
 
 
 def run(options: SweepOptions) -> None:
@@ -75,7 +65,8 @@ def _swept(
     outputs = outputs_of(options.output, list(kinds))
     for output in outputs.values():
         profile.check_output(output, force=options.force)
-    plans = _plans(session, options, traffic.trace, kinds)
+    arguments = _resolved(session, kinds, options.ceiling)
+    plans = plans_of(options, traffic.trace, kinds, arguments)
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
@@ -95,7 +86,8 @@ def _swept(
         stack.close()
     wall_s = time.monotonic() - began_s
     done = {
-        name: _done(outcome, parts[name], books[name], wall_s) for name, outcome in outcomes.items()
+        name: done_on(kinds[name], outcome, parts[name], books[name].run_dir, wall_s)
+        for name, outcome in outcomes.items()
     }
     return [
         Found(name, str(kind.share), done[name], _per_hour(prices, name, kind), outputs[name])
@@ -103,12 +95,20 @@ def _swept(
     ], book.run_dir
 
 
-def _done(
-    outcome: SweepOutcome | TunerError, part: Traffic, book: journal.Journal, wall_s: float
+def done_on(
+    kind: "Kind",
+    outcome: SweepOutcome | TunerError,
+    part: Traffic,
+    run_dir: Path,
+    wall_s: float,
 ) -> Done | TunerError:
+    """Return what a kind's sweep came to, as far as it came."""
     if isinstance(outcome, TunerError):
         return outcome
-    return Done(outcome, part.settings, part.warnings, book.run_dir, part.trace.digest, wall_s)
+    return Done(
+        outcome, part.settings, part.warnings, run_dir, part.trace.digest, wall_s,
+        ranks_of(kind.starter),
+    )  # fmt: skip
 
 
 def _per_hour(prices: Mapping[str, float], name: str, kind: "Kind") -> float | None:
@@ -132,24 +132,37 @@ def _check(options: SweepOptions) -> None:
         raise UsageError("--metrics-port is for one engine", hint="Leave it out with --ray.")
 
 
-def _plans(
-    session: "Session", options: SweepOptions, trace: Trace, kinds: "Mapping[str, Kind]"
-) -> dict[str, dict[str, Any]]:
-    """Return what each kind's measurements rest on: arguments are resolved there."""
+def _resolved(
+    session: "Session", kinds: "Mapping[str, Kind]", ceiling: int
+) -> dict[str, Mapping[str, ArgumentValue]]:
+    """Return each kind's engine arguments, as a node of it resolves them."""
     from tuner.cluster.sweep_worker import resolved  # noqa: PLC0415 - imports ray
 
     nodes = {node.id: node for node in session.nodes()}
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Mapping[str, ArgumentValue]] = {}
     for name, kind in kinds.items():
         first = next(iter(kind.nodes))
-        answer = session.ask(resolved, [nodes[first]], kind.starter, options.ceiling)[first]
+        answer = session.ask(resolved, [nodes[first]], kind.starter, ceiling)[first]
         if isinstance(answer, Exception):
             answer = (str(answer), "Look into Ray's logs of that node.")
         if isinstance(answer, tuple):
             raise EngineError(f"{name}: {answer[0]}", hint=answer[1])
-        plan = plan_of(options, trace, _Resolved(answer))
-        found[name] = plan | {"device": dict(kind.description.device)}
+        found[name] = answer
     return found
+
+
+def plans_of(
+    options: SweepOptions,
+    trace: Trace,
+    kinds: "Mapping[str, Kind]",
+    arguments: Mapping[str, Mapping[str, ArgumentValue]],
+) -> dict[str, dict[str, Any]]:
+    """Return what each kind's measurements rest on."""
+    return {
+        name: plan_of(options, trace, arguments[name], ranks=ranks_of(kind.starter))
+        | {"device": dict(kind.description.device)}
+        for name, kind in kinds.items()
+    }
 
 
 def _plan_of_all(

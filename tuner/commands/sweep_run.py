@@ -56,7 +56,8 @@ class Done:
     run_dir: Path
     trace_digest: str
     wall_s: float
-    ranks: int = 1
+    ranks: int
+    """Of a data-parallel server, of which one was measured."""
 
 
 def run(options: SweepOptions) -> None:
@@ -85,7 +86,8 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
-    plan = plan_of(options, traffic.trace, starter)
+    arguments = starter.resolve(max_num_seqs=options.ceiling)
+    plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, plan)

@@ -1,6 +1,6 @@
 """What the options of ``tuner sweep`` mean: requests, settings, engines, the run directory."""
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from tuner import interruption, journal
 from tuner.base import engine_arguments
-from tuner.engines.seam import Starter
+from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import TraceError, UsageError
 from tuner.evidence import Evidence
@@ -203,18 +203,23 @@ def execute_on(
     return partial(virtual_time.run, begin_s=begin_s)
 
 
-def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, Any]:
-    """Return what every measurement of this run rests on; a resumed run must have the same."""
+def plan_of(
+    options: SweepOptions, trace: Trace, arguments: Mapping[str, ArgumentValue], *, ranks: int
+) -> dict[str, Any]:
+    """Return what every measurement of this run rests on; a resumed run must have the same.
+
+    ``arguments`` are the engine's at the ceiling, resolved.
+    """
     return {
         "trace_digest": trace.digest,
         "engine": options.engine,
-        "engine_arguments": dict(starter.resolve(max_num_seqs=options.ceiling)),
+        "engine_arguments": dict(arguments),
         "ceiling": options.ceiling,
         "slo": options.slo,
         "window": options.window,
         "step": options.step,
         "budget": options.budget,
-        "replicas": options.replicas * ranks_of(starter),
+        "replicas": options.replicas * ranks,
         "router": options.router,
         "headroom": options.headroom,
         "fast": options.fast,
@@ -222,4 +227,4 @@ def plan_of(options: SweepOptions, trace: Trace, starter: Starter) -> dict[str, 
         "closed_sessions": options.closed_sessions,
         "seed": options.seed,
         "trace_block_size": trace.header.block_size,
-    } | ({"ranks": ranks} if (ranks := ranks_of(starter)) > 1 else {})
+    } | ({"ranks": ranks} if ranks > 1 else {})

@@ -65,8 +65,9 @@ def run(options: SweepOptions) -> None:
     _check_different(paths, traffics)
     starter = starter_of(options, _model_of(options, paths, traffics))
     traffics = {name: one_servers(one, options, starter) for name, one in traffics.items()}
+    arguments, ranks = starter.resolve(max_num_seqs=options.ceiling), ranks_of(starter)
     plans = {
-        name: plan_of(options, one.trace, starter) | {"beside": len(paths) - 1}
+        name: plan_of(options, one.trace, arguments, ranks=ranks) | {"beside": len(paths) - 1}
         for name, one in traffics.items()
     }
     _make_folder(options.output)
@@ -93,7 +94,7 @@ def run(options: SweepOptions) -> None:
         done = {
             name: Done(
                 found.outcomes[name], one.settings, one.warnings, books[name].run_dir,
-                one.trace.digest, wall_s, ranks_of(starter),
+                one.trace.digest, wall_s, ranks,
             )
             for name, one in traffics.items()
         }  # fmt: skip
