@@ -7,6 +7,7 @@ import pytest
 from tuner.cluster.kinds import Description, difference, grouped, most_common
 from tuner.cluster.share import Node, room, share_of
 from tuner.commands.sweep_kinds import outputs_of
+from tuner.commands.sweep_kinds_setup import LABEL, of_worlds
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.prices import check_used, parse_prices, per_million_tokens, price_of
@@ -75,6 +76,23 @@ def test_nodes_of_several_kinds_are_never_one_group() -> None:
             "d": "vllm is 0.32.1, not 0.32.0",
         },
     )
+
+
+def test_a_world_that_no_node_is_of_is_refused_with_the_kinds_that_there_are() -> None:
+    nodes = {name: Node(name, name, {}, {LABEL: kind}) for name, kind in (("a", "x"), ("b", "y"))}
+    worlds = {name: Path(f"{name}.yaml") for name in ("x", "nope")}
+    with pytest.raises(UsageError, match=r"nope=nope\.yaml: no node .* the kinds there are: x, y$"):
+        of_worlds(worlds, nodes, {"a": H100, "b": H100}, {})
+    with pytest.raises(UsageError, match=r"the kinds there are: none$"):
+        of_worlds(worlds, {"c": node("c")}, {"c": H100}, {})
+
+
+def test_a_world_whose_nodes_cannot_be_used_is_left_out_with_the_reason() -> None:
+    nodes = {name: Node(name, name, {}, {LABEL: kind}) for name, kind in (("a", "x"), ("b", "y"))}
+    worlds = {name: Path(f"{name}.yaml") for name in ("x", "y")}
+    left_out = {"b": "tuner does not run there"}
+    assert of_worlds(worlds, nodes, {"a": H100}, left_out) == {"x": ["a"]}
+    assert left_out == {"b": "tuner does not run there"}
 
 
 def test_workers_with_another_number_of_gpus_differ() -> None:

@@ -31,7 +31,7 @@ def kinds_on(
     nodes = {node.id: node for node in session.nodes()}
     said, left_out = described(session, list(nodes.values()))
     worlds = worlds_of(options)
-    groups = named(said) if options.engine != "sim" else _simulated(worlds, nodes, said, left_out)
+    groups = named(said) if options.engine != "sim" else of_worlds(worlds, nodes, said, left_out)
     found: dict[str, Kind] = {}
     for name, members in groups.items():
         starter = starter_of(replace(options, world=worlds.get(name)), header_model)
@@ -76,15 +76,26 @@ def worlds_of(options: SweepOptions) -> dict[str, Path]:
     return found
 
 
-def _simulated(
+def of_worlds(
     worlds: Mapping[str, Path],
     nodes: Mapping[str, Node],
     said: Mapping[str, Description],
     left_out: dict[str, str],
 ) -> dict[str, list[str]]:
-    """Return world → nodes: by their label, where there are several worlds."""
+    """Return world → nodes: by their label, where there are several worlds.
+
+    Raises UsageError for a world that no node is of.
+    """
     if len(worlds) == 1:
         return {name: list(said) for name in worlds if said}
+    there = {label for node in nodes.values() if (label := node.labels.get(LABEL)) is not None}
+    for name in worlds:
+        if name not in there:
+            raise UsageError(
+                f"--world {name}={worlds[name]}: no node has the label {LABEL}={name}; the kinds "
+                f"there are: {', '.join(sorted(there)) or 'none'}",
+                hint=f"Leave it out, or start a node with --labels {LABEL}={name}.",
+            )
     found: dict[str, list[str]] = {}
     for one in said:
         label = nodes[one].labels.get(LABEL, "none")
