@@ -12,7 +12,7 @@ import pytest
 
 from tests.test_sweep_command import TRACE, WORLD, refused, wait_for
 from tuner import profile
-from tuner.commands.sweep_several import names_of, outputs_of
+from tuner.commands.sweep_several import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
 
 pytestmark = pytest.mark.timeout(240)
@@ -107,6 +107,8 @@ def test_profiles_of_each_trace_and_of_all_are_written(
         == profile.load(folder / "out" / "day.yaml").validity.trace_digest
     )
     assert any("those of day, the busiest" in one for one in shared.provenance.warnings)
+    assert any(one.startswith("day, night: no hash_ids") for one in shared.provenance.warnings)
+    assert "night: no fresh engine confirmed the choice" in shared.provenance.warnings  # at 16
     assert (folder / "run" / "night" / "profile.yaml").read_bytes() == (
         folder / "out" / "night.yaml"
     ).read_bytes()
@@ -156,6 +158,11 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     done = tune(folder, *options, "--resume")
     assert done.returncode == 0, done.stderr
     assert without_places(json.loads(done.stdout)) == without_places(tuned[1])
+
+
+def test_what_is_to_be_known_of_traces_is_told_with_their_names() -> None:
+    said = {"day": ["short"], "night": ["few requests", "short"]}
+    assert named_warnings(said) == ["day, night: short", "night: few requests"]
 
 
 def test_traces_are_named_by_what_tells_them_apart() -> None:

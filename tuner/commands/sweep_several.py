@@ -34,7 +34,7 @@ from tuner.commands.sweep_view import Progress
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.evidence import Evidence
 from tuner.exporter import Exporter
-from tuner.sharing import Together, busiest, reason_of, shared_outcome
+from tuner.sharing import Together, at_cap, busiest, reason_of, shared_outcome
 from tuner.together import Member, sweep_together, together
 
 SHARED = "shared"
@@ -231,7 +231,11 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         leader = busiest(found.outcomes, cap)
         one = replace(done[leader], outcome=shared_outcome(found))
         words = f"the numbers are those of {leader}, the busiest of {', '.join(done)} at {cap}"
-        shared = sealed(one, [words, *warnings_of(one)])
+        at_it = {
+            name: warnings_of(replace(each, outcome=at_cap(each.outcome, cap)))
+            for name, each in done.items()
+        }
+        shared = sealed(one, [words, *named_warnings(at_it)])
         profiles[outputs.of_all] = shared
     if keep:
         for name, one in done.items():
@@ -255,6 +259,19 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     else:
         render_all(report)
     _refuse(found, outputs)
+
+
+def named_warnings(said: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is to be known of any of several traces, with the names of those it is said of.
+
+    >>> named_warnings({"day": ["short"], "night": ["few requests", "short"]})
+    ['day, night: short', 'night: few requests']
+    """
+    of_text: dict[str, list[str]] = {}
+    for name, texts in said.items():
+        for text in dict.fromkeys(texts):
+            of_text.setdefault(text, []).append(name)
+    return [f"{', '.join(names)}: {text}" for text, names in of_text.items()]
 
 
 def _refuse(found: Together, outputs: Outputs) -> None:
