@@ -1,0 +1,21 @@
+"""What docstrings show is what happens."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SHOWING = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts)
+    for path in (ROOT / "tuner").rglob("*.py")
+    if ">>> " in path.read_text(encoding="utf-8")
+)
+
+
+@pytest.mark.parametrize("name", SHOWING)
+def test_the_examples_of_a_module_hold(name: str) -> None:
+    found = doctest.testmod(importlib.import_module(name))
+    assert found.attempted
+    assert not found.failed
