@@ -66,6 +66,19 @@ def test_the_profiles_own_value_is_always_among_those_that_are_named() -> None:
     assert TOKENS not in values  # one value is nothing to search
 
 
+def test_what_is_named_is_searched_or_said_to_have_one_value_and_never_both() -> None:
+    blocks = {**ENGINE, "num_gpu_blocks_override": 900}
+    named = {"num_gpu_blocks_override": (700, 900), "block_size": (8,), TOKENS: (2048,)}
+    named |= {"long_prefill_token_threshold": (64,)}
+    space = build_space(blocks, PLAIN, named, takes_all)
+    searched = {knob.name for knob in space.knobs}
+    assert searched >= {"num_gpu_blocks_override", "block_size", "long_prefill_token_threshold"}
+    left = {name for line in space.left_out for name in line.split(": ")[0].split(", ")}
+    assert left >= {TOKENS, "max_num_partial_prefills", "kv_cache_dtype"}
+    assert not left & searched
+    assert f"{TOKENS}: the profile's own value alone was named" in space.left_out
+
+
 def test_a_budget_below_every_cap_is_refused() -> None:
     with pytest.raises(UsageError, match="max_num_batched_tokens=4 is less than every max_num"):
         build_space(ENGINE, PLAIN, {CAP: (8, 32), TOKENS: (4, 64)}, takes_all)

@@ -174,7 +174,8 @@ From replay to verdict
     refine.judge             what trials gained over the knee
     refine.search            what to replay next, and what became of it
     refine.paired            what was found against the knee, in turns
-    refine.outcome           what a refinement's trials come to
+    refine.tried             its trials as the result tells them
+    refine.outcome           what a refinement comes to: reason, curve, profile
     refine.validation        the refined engine by itself
     refine.refinement        what a refinement is asked, and what it found
     refine.starters          what starts its engines, as values that can travel

@@ -230,7 +230,7 @@ class _Run:
                 return
             bound = 1 - (self.misses + lost) / max(1, self.scored)
             if bound < rule.floor:
-                self.cut = f"attainment is certain to stay below {rule.floor:.2f}"
+                self.cut = f"its attainment is certain to stay below {rule.floor:.2f}"
                 self.bound = bound
                 return
 

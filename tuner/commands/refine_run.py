@@ -188,12 +188,15 @@ def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
         "trials": [
             {
                 "configuration": dict(one.configuration),
-                "gains": list(one.gains),
-                "replayed": list(one.replayed),
-                "foreseen": None if one.foreseen is None else list(one.foreseen),
-                "keeps_slo": one.deficit <= 0,
-                "attainment": one.measured.attainment,
-                "goodput_rps": one.measured.goodput_rps,
+                "gains": one.gains,
+                "replayed": one.replayed,
+                "foreseen": one.foreseen,
+                "keeps_slo": one.keeps_slo,
+                "attainment": None if one.cut else one.measured.attainment,
+                "attainment_bound": one.measured.attainment_bound,
+                "goodput_rps": None if one.cut else one.measured.goodput_rps,
+                "cut": one.cut,
+                "worker": one.worker or None,
             }
             for one in found.tried
         ],

@@ -14,8 +14,8 @@ from tuner.refine.bench import told
 from tuner.refine.importance import FEWEST
 from tuner.refine.knobs import LIVE, Configuration, Space
 from tuner.refine.objective import Objective
-from tuner.refine.outcome import Tried
 from tuner.refine.refinement import Refinement
+from tuner.refine.tried import Tried
 
 
 def said_of_space(space: Space) -> Iterator[str]:
@@ -38,7 +38,7 @@ def render(
 ) -> None:
     """Print the trials, the comparison and what it means."""
     console = console_for()
-    console.print(_trials(found, space, objectives))
+    console.print(trials_table(found.tried, found.chosen, space.knee, objectives))
     console.print()
     if found.paired is not None:
         console.print(f"{told(found.chosen)} against the knee, {found.paired.pairs} pairs in turns")
@@ -65,10 +65,16 @@ def render(
         console.print(f"next: tuner verify {escape(str(profile_path))} …", soft_wrap=True)
 
 
-def _trials(found: Refinement, space: Space, objectives: Sequence[Objective]) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column("configuration")
-    twin = ", with twin" if any(one.foreseen is not None for one in found.tried) else ""
+def trials_table(
+    tried: Sequence[Tried],
+    chosen: Configuration,
+    knee: Configuration,
+    objectives: Sequence[Objective],
+) -> Table:
+    """Return every trial that served, those of one place together and the chosen one marked."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("configuration", overflow="fold")  # what is cut off is lost
+    twin = ",\nwith twin" if any(one.foreseen is not None for one in tried) else ""
     for heading in (
         *(f"{aim.name}\ngain{twin}" for aim in objectives),
         "in SLO",
@@ -76,23 +82,49 @@ def _trials(found: Refinement, space: Space, objectives: Sequence[Objective]) ->
         "TPOT\np95 ms",
         "E2EL\np99 ms",
     ):
-        table.add_column(heading, justify="right")
-    for one in found.tried:
-        table.add_row(
-            escape(_changed(one, space.knee)),
-            *(f"{math.expm1(gain):+.1%}" for gain in one.gains),
-            f"{one.measured.attainment:.1%}",
-            f"{one.measured.goodput_rps:.2f}",
-            shown_ms(one.measured.tpot_s.p95 * 1e3 if one.measured.tpot_s else None),
-            shown_ms(one.measured.e2el_s.p99 * 1e3 if one.measured.e2el_s else None),
-            style="bold" if one.configuration == found.chosen else None,
-        )
+        table.add_column(heading, justify="right", no_wrap=True)
+    workers = list(dict.fromkeys(one.worker for one in tried))
+    for worker in workers:
+        if len(workers) > 1:
+            table.add_section()
+            table.add_row(f"on {escape(worker)}", style="dim")
+        for one in tried:
+            if one.worker == worker:
+                style = "bold" if one.configuration == chosen else None
+                table.add_row(
+                    escape(_words(one, knee)),
+                    *(_gains(one, len(objectives))),
+                    *_numbers(one),
+                    style="dim" if one.cut else style,
+                )
     return table
 
 
-def _changed(one: Tried, knee: Configuration) -> str:
-    changed = {k: v for k, v in one.configuration.items() if v != knee.get(k)}
-    return told(changed) if changed else f"the knee: {told(knee)}"
+def _words(one: Tried, knee: Configuration) -> str:
+    changed = {
+        name: "default" if value is None else value
+        for name, value in one.configuration.items()
+        if value != knee.get(name)
+    }
+    words = told(changed) if changed else f"the knee: {told(knee)}"
+    return f"{words}\nended early in {one.cut}" if one.cut else words
+
+
+def _gains(one: Tried, aims: int) -> list[str]:
+    return ["-"] * aims if one.gains is None else [f"{math.expm1(gain):+.1%}" for gain in one.gains]
+
+
+def _numbers(one: Tried) -> list[str]:
+    """Return what was measured; of a trial that was ended early only the most that it attains."""
+    measured = one.measured
+    if one.cut:
+        return [f"<={measured.attainment_bound:.1%}", "-", "-", "-"]
+    return [
+        f"{measured.attainment:.1%}",
+        f"{measured.goodput_rps:.2f}",
+        shown_ms(measured.tpot_s.p95 * 1e3 if measured.tpot_s else None),
+        shown_ms(measured.e2el_s.p99 * 1e3 if measured.e2el_s else None),
+    ]
 
 
 def _render_importances(console: Console, found: Refinement, space: Space) -> None:

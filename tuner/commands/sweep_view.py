@@ -71,13 +71,16 @@ class Progress:
         one = measurement
         if self.exporter is not None:
             self.exporter.measured(one)
+        of_several = one.cut is not None and one.blocks > 1  # the bound is over all, the cut is not
         parts = [
-            f"{what}: {_attainment(one)} within the SLO",
+            f"{what}: {_attainment(one)} within the SLO"
+            + (f" over {one.blocks} windows" if of_several else ""),
             f"{one.output_tokens_per_s:,.0f} tok/s",
             f"p95 TPOT {_time(one.tpot_s, 'p95')}",
             f"p99 E2EL {_time(one.e2el_s, 'p99')}",
         ]
-        self._line(", ".join(parts) + (f" (cut: {one.cut})" if one.cut else ""))
+        cut = "a window was cut" if of_several else "cut"
+        self._line(", ".join(parts) + (f" ({cut}: {one.cut})" if one.cut else ""))
 
     def warn(self, text: str) -> None:
         self._line(f"Warning: {text}")

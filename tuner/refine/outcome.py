@@ -22,7 +22,6 @@ from tuner.refine.objective import (
     Paired,
     Told,
     deficit,
-    front,
     gains,
 )
 from tuner.settings import SweepSettings
@@ -36,23 +35,6 @@ from tuner.workload import Workload
 
 TOLD_LUCK = 0.01
 """Luck (log ratio) that a sentence mentions."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tried:
-    """One configuration and what its replays gave, for the front and the table."""
-
-    configuration: Configuration
-    gains: tuple[float, ...]
-    """Over the knee; 0.01 is 1 %."""
-
-    deficit: float
-    measured: Measurement
-    replayed: tuple[float, ...]
-    """What of the gains the replays alone showed."""
-
-    foreseen: tuple[float, ...] | None
-    """What the twin alone says; None where it is not believed or cannot tell."""
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
@@ -263,12 +245,6 @@ def _luck(paired: Paired) -> str:
         f"; goodput as replayed was {goodput.replayed - 1:+.1%}: the rest is what the twin says of "
         "these windows against all of the traffic"
     )
-
-
-def pareto(tried: Sequence[Tried], objectives: Sequence[Objective]) -> list[Tried]:
-    """Return those that keep the SLO and that no other beats in both aims; of one aim none."""
-    kept = [one for one in tried if one.deficit <= 0]
-    return [kept[i] for i in front([one.gains for one in kept])] if len(objectives) > 1 else []
 
 
 def _shown(value: object) -> str:

@@ -8,7 +8,7 @@ from tuner.profile_schema import ServingProfile
 from tuner.refine.importance import Importance
 from tuner.refine.knobs import Configuration, Space
 from tuner.refine.objective import Objective, Paired, Told
-from tuner.refine.outcome import Tried
+from tuner.refine.tried import Tried
 from tuner.settings import SweepSettings
 from tuner.workload import Workload
 

@@ -14,12 +14,13 @@ from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
 from tuner.refine.objective import Paired
-from tuner.refine.outcome import Tried, pareto, reason_of, unloaded_of
+from tuner.refine.outcome import reason_of, unloaded_of
 from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.screen import Screen, screen_of
 from tuner.refine.search import Search
 from tuner.refine.study import Study
+from tuner.refine.tried import pareto, tried_by
 from tuner.refine.validation import twin_of, validate
 from tuner.trace import TraceRequest
 from tuner.twin.forecast import Forecast
@@ -74,7 +75,7 @@ class _Run:
         paired = await self._paired(chosen, question)
         reason = reason_of(self.plan.profile, one, self.space.knee, paired)
         outcome = await self._validated(chosen, paired, reason)
-        tried = self._tried(search)
+        tried = tried_by(search.judge)
         return Refinement(
             chosen=one,
             paired=paired,
@@ -264,22 +265,3 @@ class _Run:
             if is_knee(one, self.space.knee) and one.worker in climbs:
                 return [climbs[one.worker], one]
         return None
-
-    def _tried(self, search: Search) -> list[Tried]:
-        done = {
-            repr(each.configuration): each
-            for each in self.bench.done()
-            if each.purpose == SEARCH and not each.failed
-        }
-        judged = {repr(one): (one, each) for one, each in search.judge.judged()}
-        return [
-            Tried(
-                one,
-                each.gains,
-                each.deficit,
-                done[name].measured(self.workload),
-                replayed=each.replayed,
-                foreseen=each.foreseen,
-            )
-            for name, (one, each) in judged.items()
-        ]

@@ -55,10 +55,13 @@ class Demand:
 Search = Mapping[str, tuple[ArgumentValue, ...]]
 """What the user named: argument → values."""
 
+Left = dict[str, str]
+"""Argument that is left out → why."""
+
 
 def default_knobs(
     engine: Configuration, demand: Demand
-) -> tuple[dict[str, tuple[tuple[ArgumentValue, ...], str]], list[str]]:
+) -> tuple[dict[str, tuple[tuple[ArgumentValue, ...], str]], Left]:
     """Return name → (values, why) around a profile's engine arguments, and what was left out."""
     cap, tokens = number(engine[CAP]), number(engine[TOKENS])
     most = max(demand.caps)
@@ -72,11 +75,11 @@ def default_knobs(
             "fewer keep iterations short, more let prompts in sooner",
         ),
     }
-    left = []
+    left: Left = {}
     if demand.shares_prefixes:
         found["enable_prefix_caching"] = ((False, True), "prompts of this trace begin alike")
     else:
-        left.append("enable_prefix_caching: no prompts of this trace are known to begin alike")
+        left["enable_prefix_caching"] = "no prompts of this trace are known to begin alike"
     found["async_scheduling"] = ((False, True), "the next iteration is scheduled while one runs")
     if demand.longest_prompt > LONG_PROMPT * tokens:
         found["long_prefill_token_threshold"] = (
@@ -85,10 +88,8 @@ def default_knobs(
         )
         found["max_num_partial_prefills"] = ((None, 2), "several long prompts at a time")
     else:
-        left.append(
-            "long_prefill_token_threshold, max_num_partial_prefills: few prompts take more than "
-            f"{LONG_PROMPT} iterations"
-        )
+        why = f"few prompts take more than {LONG_PROMPT} iterations"
+        left |= {"long_prefill_token_threshold": why, "max_num_partial_prefills": why}
     if demand.kv_peak >= FULL and "block_size" in engine:
         size = number(engine["block_size"])
         found["block_size"] = (
@@ -96,8 +97,8 @@ def default_knobs(
             "the KV cache fills up: smaller blocks waste less of it",
         )
     else:
-        left.append("block_size: the KV cache does not fill up")
-    left.append("kv_cache_dtype: changes what the model answers, which no replay can judge")
+        left["block_size"] = "the KV cache does not fill up"
+    left["kv_cache_dtype"] = "changes what the model answers, which no replay can judge"
     _memory(engine, demand, found, left)
     return found, left
 
@@ -106,7 +107,7 @@ def _memory(
     engine: Configuration,
     demand: Demand,
     found: dict[str, tuple[tuple[ArgumentValue, ...], str]],
-    left: list[str],
+    left: Left,
 ) -> None:
     """Bring in less memory where a GPU is shared out by it; elsewhere say what would do.
 
@@ -124,13 +125,13 @@ def _memory(
         if values:
             found[name] = (tuple(sorted({own, *values})), f"{used}: less may do")
         else:
-            left.append(f"{name}: {used}")
+            left[name] = used
     elif least >= own or not isinstance(own, int):
-        left.append(f"{name}: {used}")
+        left[name] = used
     else:
-        left.append(
-            f"{name}: {used}; --search {name}={math.ceil(least)} is the least that keeps it off "
-            "the limit, and less that serves as well is kept"
+        left[name] = (
+            f"{used}; --search {name}={math.ceil(least)} is the least that keeps it off the limit, "
+            "and less that serves as well is kept"
         )
 
 
@@ -158,6 +159,9 @@ def build_space(
                     hint=f"Leave {value} out of --search {name}.",
                 )
         knobs.append(Knob(name, _with(engine.get(name), values), "named with --search"))
+        left.pop(name, None)
+        if len(knobs[-1].values) == 1:
+            left[name] = "the profile's own value alone was named"
     for name, (values, why) in defaults.items():
         if name in named:
             continue
@@ -170,15 +174,23 @@ def build_space(
         if len(kept) > 1:
             knobs.append(Knob(name, kept, why))
         else:
-            left.append(f"{name}: {next(iter(refused.values()), 'there is one value only')}")
+            left[name] = next(iter(refused.values()), "there is one value only")
     knobs = [knob for knob in knobs if len(knob.values) > 1]
     space = Space(
         knobs=tuple(knobs),
         knee={name: engine.get(name) for name in (*LIVE, *(knob.name for knob in knobs))},
-        left_out=tuple(left),
+        left_out=_lines(left),
     )
     _check(space, named)
     return space
+
+
+def _lines(left: Left) -> tuple[str, ...]:
+    """Return what is left out, arguments with the same reason in one line."""
+    alike: dict[str, list[str]] = {}
+    for name, why in left.items():
+        alike.setdefault(why, []).append(name)
+    return tuple(f"{', '.join(names)}: {why}" for why, names in alike.items())
 
 
 def _with(own: ArgumentValue, values: Sequence[ArgumentValue]) -> tuple[ArgumentValue, ...]:

@@ -1,0 +1,193 @@
+"""What a refinement tells of its trials: every one that served, where, and why it was ended."""
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests.builders import measurement, record, replay_of
+from tuner import journal
+from tuner.commands.refine_view import trials_table
+from tuner.commands.sweep_view import Progress
+from tuner.evidence import Evidence
+from tuner.records import Replay
+from tuner.refine.bench import Build
+from tuner.refine.judge import Judge, Question
+from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
+from tuner.refine.local_bench import LocalBench
+from tuner.refine.objective import GOODPUT, parse_objectives
+from tuner.refine.starters import VllmVary
+from tuner.refine.tried import Tried, pareto, tried_by
+from tuner.rig import Rig
+from tuner.settings import SweepSettings
+from tuner.slo import Slo, Unloaded
+from tuner.trace import TraceRequest
+from tuner.window import Part, Window
+from tuner.workload import workload_of
+
+KNEE = {CAP: 16, TOKENS: 2048, "long_prefill_token_threshold": 512}
+SLO = Slo(ttft_s=2.0)
+SETTINGS = SweepSettings(
+    ceiling=16, slo=SLO, window="all", step_s=6.0, budget_s=600.0, headroom=1.0, fast=False,
+    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+)  # fmt: skip
+WORKLOAD = workload_of(
+    [TraceRequest(row, float(row), 10, 5) for row in range(10)],
+    SLO,
+    Unloaded(0.01, 0.0, 0.01),
+    Part(0.0, 10.0),
+    [Window(0.0, 10.0, 0.0)] * 2,
+    6.0,
+)
+HOPELESS = "its attainment is certain to stay below 0.78"
+
+
+def replays(good: int, *, cut: str | None = None) -> list[Replay]:
+    """Return the replays of two windows of two requests each, of which so many are good."""
+    late = [2.5 if row >= good else 1.0 for row in range(4)]
+    records = [record(row, first_token_s=first_s) for row, first_s in enumerate(late)]
+    bound = {} if cut is None else {"attainment_bound": 0.5}
+    return [replay_of(records[:2]), replay_of(records[2:], cut=cut, **bound)]
+
+
+def judge_of(
+    run_dir: Path, trials: Sequence[tuple[Configuration, str, Sequence[Replay], str | None]]
+) -> Judge:
+    """Return what judges trials of (configuration, worker, replays, why it failed)."""
+    book = journal.create(run_dir, {})
+    for number, (one, worker, measured, failed) in enumerate(trials):
+        what = {"purpose": "search", "max_num_seqs": one[CAP]}
+        book.append("trial", **what, configuration=dict(one), at_s=0.0)
+        for place, replay in enumerate(measured):
+            book.append_replay(replay, **what, elapsed_s=10.0, window=place, trial=number, at_s=0.0)
+        book.append("measured", failed=failed, engine=1, worker=worker, at_s=0.0)
+    book.close()
+    vary, evidence = VllmVary({}), Evidence(book)
+    rig = Rig(vary({}), SETTINGS, evidence, Progress(SETTINGS, None), None)
+    bench = LocalBench(rig, vary, lambda _: None)
+    space = Space(knobs=(), knee=KNEE, left_out=())
+    question = Question(
+        space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[0], screen=None,
+        budget_s=600.0, start_s=0.0, step_s=6.0, build=Build(16, 2048),
+    )  # fmt: skip
+    return Judge(bench, question)
+
+
+def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not(
+    tmp_path: Path,
+) -> None:
+    whole, cut, failed = ({**KNEE, CAP: cap} for cap in (12, 20, 24))
+    judge = judge_of(
+        tmp_path,
+        [
+            (KNEE, "", replays(4), None),
+            (whole, "", replays(2), None),
+            (cut, "", replays(2, cut=HOPELESS), None),
+            (failed, "", [], "no memory"),
+        ],
+    )
+    knee, lost, ended = tried_by(judge)
+    assert (knee.configuration, knee.cut, knee.gains, knee.keeps_slo) == (KNEE, None, (0.0,), True)
+    assert (lost.configuration, lost.keeps_slo) == (whole, False)
+    assert lost.gains is not None
+    assert lost.gains[0] == pytest.approx(math.log(0.5))
+    assert ended.configuration == cut
+    assert ended.cut == f"window 2 of 2: {HOPELESS}"
+    assert (ended.gains, ended.replayed, ended.keeps_slo) == (None, None, None)
+    assert pareto([knee, ended], parse_objectives("goodput,tpot")) == [knee]
+
+
+def test_of_several_places_each_has_its_own_knee_and_one_is_on_the_front(tmp_path: Path) -> None:
+    other = {**KNEE, CAP: 12}
+    judge = judge_of(
+        tmp_path,
+        [
+            (KNEE, "a.0", replays(4), None),
+            (KNEE, "b.0", replays(2), None),
+            (other, "b.0", replays(4), None),
+        ],
+    )
+    tried = tried_by(judge)
+    assert [(one.worker, one.configuration) for one in tried] == [
+        ("a.0", KNEE),
+        ("b.0", KNEE),
+        ("b.0", other),
+    ]
+    assert tried[2].gains is not None
+    assert tried[2].gains[0] == pytest.approx(math.log(2))  # against the knee of its own place
+    front = pareto(tried[:2], parse_objectives("goodput,tpot"))
+    assert [one.configuration for one in front] == [KNEE]
+
+
+def tried(gain: float | None, *, aims: int = 1, worker: str = "", **changes: int | None) -> Tried:
+    """Return a trial of the knee with changes; without a gain it was cut."""
+    gains = None if gain is None else (gain,) * aims
+    cut = f"window 2 of 2: {HOPELESS}" if gain is None else None
+    return Tried(
+        {**KNEE, **changes},
+        measurement(16, attainment=0.5, attainment_bound=0.979, cut=cut),
+        worker,
+        cut,
+        gains=gains,
+        deficit=None if gain is None else 0.0,
+        replayed=gains,
+        foreseen=gains,
+    )
+
+
+def shown(rows: Sequence[Tried], *, width: int, objective: str = "goodput") -> list[str]:
+    file = io.StringIO()
+    table = trials_table(rows, rows[0].configuration, KNEE, parse_objectives(objective))
+    Console(width=width, file=file, color_system=None).print(table)
+    return [line.rstrip() for line in file.getvalue().splitlines()]
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_every_value_is_whole_in_a_terminal_of_80_columns(width: int) -> None:
+    rows = [tried(0.0), tried(0.1, max_num_seqs=12, max_num_batched_tokens=131072)]
+    lines = shown(rows, width=width)
+    for value in ("max_num_batched_tokens=2048", "max_num_batched_tokens=131072"):
+        assert any(value in line for line in lines)
+    assert any("+10.5%" in line and "2,000" in line for line in lines)
+    both = [tried(0.0, aims=2), tried(0.1, aims=2, max_num_batched_tokens=131072)]
+    narrow = [line.split(" ")[0] for line in shown(both, width=80, objective="throughput,e2el")]
+    assert "max_num_batched_tokens=131072" in "".join(narrow)
+    assert "…" not in "".join([*lines, *narrow])
+
+
+def test_a_trial_that_was_cut_is_in_the_table_with_its_reason_and_no_gain() -> None:
+    rows = [tried(0.0), tried(None, max_num_seqs=20)]
+    lines = shown(rows, width=120)
+    (place,) = [number for number, line in enumerate(lines) if "max_num_seqs=20" in line]
+    assert lines[place].split() == ["max_num_seqs=20", "-", "<=97.9%", "-", "-", "-"]
+    assert f"ended early in window 2 of 2: {HOPELESS}" in lines[place + 1]
+
+
+def test_trials_of_several_places_are_shown_place_by_place_with_its_knee_first() -> None:
+    rows = [tried(0.0, worker="a.0"), tried(0.0, worker="b.0")]
+    rows += [tried(0.1, worker="a.0", max_num_seqs=12), tried(0.1, worker="b.0", max_num_seqs=8)]
+    lines = shown(rows, width=120)
+    found = [line.split("  ")[0] for line in lines if line.startswith(("on ", "the knee", "max_"))]
+    knee = "the knee: max_num_seqs=16, max_num_batched_tokens=2048,"
+    assert found == ["on a.0", knee, "max_num_seqs=12", "on b.0", knee, "max_num_seqs=8"]
+
+
+def test_an_argument_that_is_left_to_vllm_is_shown_as_its_default() -> None:
+    lines = shown([tried(0.0), tried(0.1, long_prefill_token_threshold=None)], width=120)
+    assert any(line.startswith("long_prefill_token_threshold=default ") for line in lines)
+
+
+def test_progress_says_of_which_windows_a_bound_and_of_which_a_cut_is(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    cut = {"attainment_bound": 0.979, "cut": HOPELESS}
+    Progress(SETTINGS, None).measured("search", measurement(16, blocks=3, **cut))
+    Progress(SETTINGS, None).measured("ladder", measurement(16, blocks=1, **cut))
+    several, one = capsys.readouterr().err.splitlines()
+    assert "search: <=97.9% within the SLO over 3 windows, " in several
+    assert several.endswith(f"(a window was cut: {HOPELESS})")
+    assert "ladder: <=97.9% within the SLO, " in one
+    assert one.endswith(f"(cut: {HOPELESS})")
