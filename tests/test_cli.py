@@ -33,6 +33,25 @@ def test_it_says_which_version_it_is() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"tuner {version('tuner')}\n", "")
 
 
+@pytest.mark.parametrize(
+    ("words", "option"),
+    [
+        (("refine", "profile.yaml", "--ray", ""), "--ray"),
+        (("refine", "profile.yaml", "--storage", " "), "--storage"),
+        (("sweep", "--ray", ""), "--ray"),
+    ],
+)
+def test_an_option_from_a_variable_that_is_not_set_is_refused(
+    words: tuple[str, ...], option: str
+) -> None:
+    done = tuner(*words, "--trace", SAMPLE)
+    assert done.returncode == 2
+    assert done.stderr.splitlines() == [
+        f"Error: {option} is empty",
+        f"Give {option} a value (is a variable not set?), or drop it.",
+    ]
+
+
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
 @pytest.mark.parametrize(
     "arguments", [["trace", "show", SAMPLE], ["trace", "show", SAMPLE, "--json"], ["--help"]]

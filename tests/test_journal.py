@@ -17,6 +17,7 @@ EVENT = {
     "trial": 0,
     "at_s": 12.5,
 }
+NO_PLAN = b'{"event": "plan", "format": 2, "plan": 5}\n'
 PLAN = {"trace_digest": "sha256:1", "seed": 0}
 
 
@@ -80,7 +81,7 @@ def test_two_tuners_do_not_share_a_run_directory(tmp_path: Path) -> None:
     first.close()
 
 
-@pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"[]\n", b'{"event": "probe"}\n'])
+@pytest.mark.parametrize("content", [b"", b"\xff\xfe\n", b"[]\n", b'{"event": "probe"}\n', NO_PLAN])
 def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "journal.jsonl").write_bytes(content)
     with pytest.raises(RunError, match=r"journal\.jsonl:1: "):

@@ -333,6 +333,7 @@ def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
         (("--search", "max_num_seqs=many"), 2, "whole numbers of at least 1"),
         (("--objective", "speed"), 2, "--objective 'speed' is not known"),
         (("--budget", "1m"), 2, "--budget 60s is too small"),
+        (("--window", "9999s+10s"), 3, "window 9999"),
         (("--storage", "postgresql://u:secret@127.0.0.1:1/x"), 3, "u@127.0.0.1:1/x: the study's"),
         (("-o", "prod.jsonl"), 3, "is there already and is no serving profile"),
     ],
@@ -340,7 +341,9 @@ def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
 def test_what_cannot_be_is_said_before_anything_starts(
     swept: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
+    before = list(swept.glob("runs/*"))
     done = refine(swept, *options)
+    assert list(swept.glob("runs/*")) == before  # nor will --resume take it for the newest run
     assert done.returncode == code, done.stderr
     assert "Traceback" not in done.stderr
     assert "starting an engine" not in done.stderr

@@ -318,6 +318,10 @@ def test_a_run_that_is_none_cannot_be_judged(folder: Path) -> None:
     (folder / "run").mkdir()
     (folder / "run" / "journal.jsonl").write_text('{"event": "plan", "format": 2, "plan": {}}\n')
     assert "the plan makes no sense" in refused(rescored(folder), 3)
+    (folder / "run" / "journal.jsonl").write_text(
+        '{"event": "plan", "format": 2, "plan": {"objective": "goodput"}}\n'
+    )
+    assert "is the run of tuner refine, not of tuner sweep" in refused(rescored(folder), 3)
     assert "asks a stored run" in refused(rescored(folder, "--resume"), 2)
 
 

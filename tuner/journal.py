@@ -54,6 +54,8 @@ class Journal:
     run_dir: Path
     events: list[Event] = field(default_factory=list)
     _file: IO[bytes] | None = None
+    before: frozenset[str] | None = None
+    """What of others is in the directory of a new run; None of one that is gone on with."""
 
     def append(self, event: str, **content: Any) -> Event:  # noqa: ANN401 - JSON content
         """Write one event; it is on disk when this returns.
@@ -137,11 +139,12 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
         )
     try:
         run_dir.mkdir(parents=True, exist_ok=True)
+        before = frozenset(one.name for one in run_dir.iterdir() if one != path)
         file = path.open("ab", buffering=0)
     except OSError as error:
         raise _cannot_write(run_dir, error) from error
     _lock(run_dir, file)
-    journal = Journal(run_dir, _file=file)
+    journal = Journal(run_dir, _file=file, before=before)
     journal.append("plan", format=FORMAT, plan=dict(plan))
     return journal
 
@@ -179,7 +182,8 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
 def _events(run_dir: Path) -> tuple[list[Event], int]:
     path = run_dir / "journal.jsonl"
     events, whole_bytes = _read(path)
-    if not events or events[0].get("event") != "plan" or events[0].get("format") != FORMAT:
+    first = events[0] if events else {}
+    if first.get("format") != FORMAT or not isinstance(first.get("plan"), dict):
         raise RunError(f"{path}:1: no plan", hint="Start again in another --run-dir.")
     return events, whole_bytes
 

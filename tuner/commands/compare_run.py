@@ -49,7 +49,7 @@ def run(options: CompareOptions) -> None:
     place = place_of(options, trace)
     plan = plan_of(options, trace, place.machine())
     keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
-    where = Where(options.trace, options.run_dir, resume=options.resume, kind="compare-")
+    where = Where(options.trace, options.run_dir, resume=options.resume, command="compare")
     book = open_run(where, plan)
     progress = Progress(sweep_settings_of(options, settings), None)
     comparing = Comparing(book)

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 import typer
 
+from tuner.errors import UsageError
+
 Base = Annotated[
     Path | None, typer.Option(help="The `vllm serve --config` YAML that production uses.")
 ]
@@ -34,3 +36,13 @@ World = Annotated[
 Window = Annotated[
     str, typer.Option(help="Part of the trace: all, busiest or START+LEN (120s+60s).")
 ]
+
+
+def check_given(option: str, value: str | None) -> None:
+    """Raise UsageError for a value that is there and empty: the variable that it was to come from
+    is not set, and to go on without it would be something else than what was asked."""
+    if value is not None and not value.strip():
+        raise UsageError(
+            f"{option} is empty",
+            hint=f"Give {option} a value (is a variable not set?), or drop it.",
+        )

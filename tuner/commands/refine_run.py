@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import interruption, models, provenance
+from tuner.commands.options import check_given
 from tuner.commands.refine_ray import check_ray, machine_on, site_of
 from tuner.commands.refine_setup import (
     Engines,
@@ -61,6 +62,8 @@ class _Run:
 def run(options: RefineOptions) -> None:
     """Refine, write the profile and print what was gained. Raises TunerError."""
     began_s = time.monotonic()
+    check_given("--ray", options.ray)
+    check_given("--storage", options.storage)
     profile = load_profile(options.profile)
     check_output(options.output, force=None)
     check_ray(options)
@@ -73,7 +76,7 @@ def run(options: RefineOptions) -> None:
     plan = plan_of(options, profile, trace, space)
     with ExitStack() as joined:
         site = joined.enter_context(site_of(options, plan, engines)) if options.ray else None
-        where = Where(options.trace, options.run_dir, resume=options.resume, kind="refine-")
+        where = Where(options.trace, options.run_dir, resume=options.resume, command="refine")
         machine = machine_on(site) if site else engines.machine
         rests = rests_on(options, plan, trace, machine)
         if options.storage is not None:  # said before there is a run directory

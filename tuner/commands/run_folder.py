@@ -1,21 +1,31 @@
-"""The folder of a run: made, found again, and what is said when the run is interrupted."""
+"""The folder of a run: made, found again, removed when the run is refused, and what is said when
+it is interrupted."""
 
 import asyncio
 import glob
 import shlex
+import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tuner import interruption, journal
-from tuner.errors import EngineError, Interrupted, RunError
+from tuner.errors import EngineError, Interrupted, RunError, TunerError
 from tuner.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
+
+_MARKS = {"compare": "compare", "refine": "objective", "sweep": "ceiling"}
+"""Command → what its plans hold, and those of the commands after it do not."""
+
+_BEFORE_ANY_NUMBER = {"plan", "start", "choice", "trial"}
+"""Events of a run in which nothing has been measured."""
+
+_OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays", "traffic")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +35,32 @@ class Where:
     trace: Path
     run_dir: Path | None
     resume: bool = field(kw_only=True)
-    kind: str = field(default="", kw_only=True)
-    """What folders of this command begin with."""
+    command: str = field(default="sweep", kw_only=True)
 
 
 def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
     """Open the journal of a new run, or of the one to go on with: by default the newest of its
     kind and trace. Raises RunError."""
-    name = f"{where.kind}{where.trace.stem}"
+    name = where.trace.stem if where.command == "sweep" else f"{where.command}-{where.trace.stem}"
     if where.run_dir is not None:
         _check_folder(where.run_dir)
     if where.resume:
-        return journal.resume(where.run_dir or _newest(name), plan)
+        run_dir = where.run_dir or _newest(name)
+        check_command(journal.read(run_dir), where.command)
+        return journal.resume(run_dir, plan)
     stamp = datetime.now(UTC).strftime("%Y%m%d-%H%M%S-%f")
     return journal.create(where.run_dir or Path("runs") / f"{name}-{stamp}", plan)
+
+
+def check_command(book: journal.Journal, command: str) -> None:
+    """Raise RunError when the run is another command's."""
+    plan = book.events[0]["plan"]
+    its = next((name for name, mark in _MARKS.items() if mark in plan), command)
+    if its != command:
+        raise RunError(
+            f"{book.run_dir}: is the run of tuner {its}, not of tuner {command}",
+            hint=f"Name the folder of a run of tuner {command}.",
+        )
 
 
 def _check_folder(run_dir: Path) -> None:
@@ -78,7 +100,8 @@ def kept(
     book: journal.Journal, where: Where, parts: Sequence[journal.Journal] = ()
 ) -> Iterator[None]:
     """Close the journal, and those of the run's parts, in the end. Raises Interrupted with the
-    command that goes on, where the user or a signal ended the run."""
+    command that goes on, where the user or a signal ended the run. One that was refused before
+    anything was measured leaves no folder that a later --resume would take for the newest run."""
     books = (book, *parts)
 
     def words() -> interruption.Words:
@@ -97,6 +120,25 @@ def kept(
             raise
         said, hint = words()
         raise Interrupted(said, hint=hint) from None
+    except TunerError:
+        if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
+            _remove(books)
+        raise
     finally:
         for one in books:
             one.close()
+
+
+def _remove(books: Sequence[journal.Journal]) -> None:
+    """Remove what new runs have written, parts first; what else lies in their folders stays."""
+    for book in reversed(books):
+        if book.before is None:
+            continue
+        with suppress(OSError):
+            ours = {path for name in _OURS for path in book.run_dir.glob(name)}
+            for path in sorted(path for path in ours if path.name not in book.before):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+            book.run_dir.rmdir()

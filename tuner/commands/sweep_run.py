@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from tuner import journal, models, profile, provenance
-from tuner.commands.run_folder import Where, kept, open_run
+from tuner.commands.options import check_given
+from tuner.commands.run_folder import Where, check_command, kept, open_run
 from tuner.commands.sweep_setup import (
     SweepOptions,
     Traffic,
@@ -62,6 +63,7 @@ class Done:
 
 def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
+    check_given("--ray", options.ray)
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
@@ -143,6 +145,7 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
             "--rescore asks a stored run", hint="Leave out --trace, --resume, --run-dir and --ray."
         )
     book = journal.read(run_dir)
+    check_command(book, "sweep")
     if "traces" in book.events[0]["plan"]:
         from tuner.commands import sweep_several  # noqa: PLC0415 - which builds on this
 
