@@ -337,3 +337,12 @@ def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
     assert (ended.returncode, out) == (code, "")
     assert said in told.splitlines()[-2]
     assert not (swept / "refused").exists()
+
+
+def test_a_sweep_that_is_refused_leaves_no_folder_to_resume(swept: Path, cluster: Cluster) -> None:
+    words = ("sweep", *SIM, *SLO, "--ray", cluster.address, "--window", "9999s+10s")
+    ended = started(swept, *words, "--run-dir", "no-window")
+    _, told = ended.communicate()
+    assert ended.returncode == 3
+    assert "window 9999s+10s: no request arrives there" in told
+    assert not (swept / "no-window").exists()

@@ -67,13 +67,13 @@ def _swept(
         profile.check_output(output, force=options.force)
     arguments = _resolved(session, kinds, options.ceiling)
     plans = plans_of(options, traffic.trace, kinds, arguments)
+    parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = Progress(traffic.settings, None)
     for warning in (*traffic.warnings, *left_out):
         progress.warn(warning)
-    parts = {name: one_servers(traffic, options, one.starter) for name, one in kinds.items()}
     with kept(book, where, [*books.values()]):
         for name, one in parts.items():
             keep_trace(one, books[name].run_dir)
