@@ -7,8 +7,9 @@ refinement searches 12 caps x 6 token budgets around its knee on virtual time, a
 against every cell of that grid on the same machine without noise, over the whole trace. Printed per
 level of noise: how often the answer is within 2 % of the grid's best, in the score that orders
 configurations (goodput, then the tail) and in goodput alone; the same of the plain knee; how often
-the knee was replaced, and how often what replaced it is truly worse than the interval that was
-stated; the engine time spent, as a share of the grid's (the budget is a quarter of it).
+the knee was replaced, how often what replaced it is truly worse than the interval that was stated,
+and how often the truth lies outside of a stated interval of goodput at all; the engine time spent,
+as a share of the grid's (the budget is a quarter of it).
 """
 
 import argparse
@@ -71,6 +72,9 @@ class Result:
     knee_score: float
     true_gain: float
     """Goodput of the answer over the knee's: a log ratio."""
+
+    true_of_compared: float
+    """The same of what was compared with the knee, proven or not."""
 
     why: str
     stated: tuple[float, float] | None
@@ -190,6 +194,8 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
     cells = [score(cell) for cell in grid_of(one).values()]
     best, most = max(value for value, _ in cells), max(goodput for _, goodput in cells)
     mine, goodput = score(answer)
+    _, of_compared = score({**knee, **found.chosen})
+    compared = math.log(of_compared / base.goodput_rps) if of_compared > 0 else 0.0
     ratio = found.paired.ratios.get("goodput") if found.paired is not None else None
     step_s = found.workload.step_s
     grid_s = one.world.engine_start + len(cells) * step_s
@@ -205,6 +211,7 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         goodput=math.log(most / goodput) if goodput > 0 and most > 0 else 0.0,
         knee_score=best - score(knee)[0],
         true_gain=math.log(goodput / base.goodput_rps) if base.goodput_rps > 0 else 0.0,
+        true_of_compared=compared,
         why=found.reason[-220:],
         stated=None if ratio is None else (math.log(ratio.low), math.log(ratio.high)),
         share=spent_s / grid_s,
@@ -216,6 +223,11 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
 def report(level: str, results: Sequence[Result]) -> None:
     moved = [one for one in results if one.replaced]
     worse = [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[0])]
+    outside = [
+        one
+        for one in results
+        if one.stated and not one.stated[0] <= one.true_of_compared <= one.stated[1]
+    ]
     lost = [one for one in moved if one.true_gain < -NEAR]
     print(
         f"{level:8} within 2 %: score {np.mean([one.score <= NEAR for one in results]):.3f},"
@@ -224,6 +236,8 @@ def report(level: str, results: Sequence[Result]) -> None:
         f" | replaced {len(moved)} of {len(results)},"
         f" worse than stated {[one.seed for one in worse]},"
         f" by over 2 % {[one.seed for one in lost]}"
+        f" | goodput outside of the interval {[one.seed for one in outside]}"
+        f" of {sum(one.stated is not None for one in results)}"
         f" | true gain {np.mean([one.true_gain for one in moved]) if moved else 0:+.3f}"
         f" | engine time {np.mean([one.share for one in results]):.2f} of the grid's,"
         f" at most {max(one.share for one in results):.2f}"
@@ -231,7 +245,7 @@ def report(level: str, results: Sequence[Result]) -> None:
         flush=True,
     )
     for one in results:
-        if one.score > NEAR or one in worse:
+        if one.score > NEAR or one in worse or one in outside:
             print(f"    {one}", flush=True)
 
 

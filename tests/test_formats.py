@@ -52,7 +52,7 @@ def test_no_format_claims_what_is_not_its_own(known: SimpleNamespace, head: byte
         (b"", "empty"),
         (b" \r\n\n", "empty"),
         (b"\x7fELF\x02\x01\x01\x00\x00", "binary"),
-        (gzip.compress(b"{}"), r"compressed \(gzip\)"),
+        (gzip.compress(b"{}", mtime=0), r"compressed \(gzip\)"),
         ('{"timestamp": 0}'.encode("utf-16"), "UTF-16"),
         (b"hello\n", "not a trace format that tuner knows"),
         (b'{"a": 1}\n', "not a trace format that tuner knows"),

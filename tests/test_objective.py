@@ -91,10 +91,19 @@ def test_the_interval_covers_what_the_twin_foresees_of_the_whole_traffic() -> No
 
 
 def test_luck_that_is_taken_out_is_told_beside_what_was_replayed() -> None:
-    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, (), [-math.log(1.1)] * 4)
+    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, (), [-math.log(1.05)] * 4)
     assert found is not None
-    assert found.value == pytest.approx(1.1)
+    assert found.value == pytest.approx(1.05)
     assert found.replayed == pytest.approx(1.0)
+
+
+def test_a_gain_that_rests_on_the_twin_alone_proves_nothing() -> None:
+    """The replays were alike; that one was unlucky by 30 % is what the twin says."""
+    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, [0.25, 0.35], [-0.30] * 4)
+    assert found is not None
+    assert found.value == pytest.approx(math.exp(0.30))
+    assert found.low < 1 < found.high
+    assert not found.is_better
 
 
 def test_gains_are_log_ratios_in_which_goodput_comes_before_the_tail() -> None:

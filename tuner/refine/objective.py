@@ -13,6 +13,7 @@ import numpy as np
 
 from tuner.errors import UsageError
 from tuner.measure import Spread
+from tuner.scheduler.state import Floats
 from tuner.uncertainty import EQUAL_ATTAINMENT, GOOD_TAIL, PRIOR_SD, PRIOR_WEIGHT, student_t_975
 
 TAIL_WORTH = 0.01
@@ -27,6 +28,9 @@ MEMORY = "memory"
 
 DRAWS = 4000
 LEAST_S = 1e-6
+MOST_LUCK = 0.10
+"""Log ratio; as far as the replays of one window differ (docs/experiments.md)."""
+
 NOT_LOST = 1 - EQUAL_ATTAINMENT
 """Goodput, as a share of the knee's, that no gain may cost."""
 
@@ -202,29 +206,26 @@ def ratio(
     (``uncertainty.PRIOR_SD``), so that two pairs that happen to agree prove nothing. ``foreseen``
     holds the twin's log gains for the whole of the traffic: the interval covers these too, because
     the windows that were replayed are only a part of it. ``lucks`` (per pair, log) is what the
-    machine's speed and the windows did for the refined one more than for the knee: taken out. None
-    where a pair has no such number.
+    machine's speed and the windows did for the refined one more than for the knee: taken out. Where
+    that is more than MOST_LUCK it rests on the twin alone, and the interval covers what the replays
+    say without it as well. None where a pair has no such number.
     """
     found = [_gain(objective, refined, knee) for knee, refined in pairs]
-    logs = np.array([one for one in found if one is not None])
-    if len(logs) < len(found) or not len(logs):
+    raw = np.array([one for one in found if one is not None])
+    if len(raw) < len(found) or not len(raw):
         return None
-    replayed = float(logs.mean())
-    if len(lucks):
-        logs -= np.asarray(lucks)
-    freedom = PRIOR_WEIGHT + len(logs) - 1
-    prior = PRIOR_WEIGHT * (PAIR_SHARE * objective.prior_sd) ** 2
-    sd = math.sqrt((prior + float(((logs - logs.mean()) ** 2).sum())) / freedom / len(logs))
-    middle = float(logs.mean())
-    low, high = (middle + sign * student_t_975(freedom) * sd for sign in (-1, 1))
-    draws = middle + sd * np.random.default_rng(0).standard_t(freedom, DRAWS)
+    logs = raw - np.asarray(lucks) if len(lucks) else raw
+    middle, replayed = float(logs.mean()), float(raw.mean())
+    says = [_mean_of(logs, objective)]
+    if abs(middle - replayed) > MOST_LUCK:
+        says.append(_mean_of(raw, objective))
     if len(foreseen):
-        low = min(low, float(np.quantile(foreseen, 0.025)))
-        high = max(high, float(np.quantile(foreseen, 0.975)))
+        ends = np.quantile(foreseen, (0.025, 0.975)).tolist()
+        says.append((ends[0], ends[1], np.asarray(foreseen)))
+    low, high = min(one[0] for one in says), max(one[1] for one in says)
     lost = math.log(NOT_LOST) if objective.larger_is_better else -math.log(GOOD_TAIL)
     sureness, kept = (
-        min(float((np.asarray(each) > limit).mean()) for each in (draws, foreseen) if len(each))
-        for limit in (0.0, lost)
+        min(float((draws > limit).mean()) for _, _, draws in says) for limit in (0.0, lost)
     )
     sign = 1 if objective.larger_is_better else -1
     return Ratio(
@@ -237,6 +238,16 @@ def ratio(
         sureness,
         kept,
     )
+
+
+def _mean_of(logs: Floats, objective: Objective) -> tuple[float, float, Floats]:
+    """Return the 95 % interval of the mean by Student's t, and draws of it."""
+    freedom = PRIOR_WEIGHT + len(logs) - 1
+    prior = PRIOR_WEIGHT * (PAIR_SHARE * objective.prior_sd) ** 2
+    sd = math.sqrt((prior + float(((logs - logs.mean()) ** 2).sum())) / freedom / len(logs))
+    middle, reach = float(logs.mean()), student_t_975(freedom) * sd
+    draws: Floats = middle + sd * np.random.default_rng(0).standard_t(freedom, DRAWS)
+    return middle - reach, middle + reach, draws
 
 
 def proof(
