@@ -14,7 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from tuner import interruption, journal
-from tuner.errors import EngineError, Interrupted, RunError, TunerError
+from tuner.errors import (
+    EngineError,
+    GateError,
+    Interrupted,
+    ProfileError,
+    RunError,
+    TraceError,
+    UsageError,
+)
 from tuner.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
@@ -120,7 +128,7 @@ def kept(
             raise
         said, hint = words()
         raise Interrupted(said, hint=hint) from None
-    except TunerError:
+    except (UsageError, TraceError, ProfileError, GateError):  # and not of a disk that is full
         if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
             _remove(books)
         raise
