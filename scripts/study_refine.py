@@ -220,7 +220,7 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
     )
 
 
-def report(level: str, results: Sequence[Result]) -> None:
+def report(level: str, results: Sequence[Result], *, each: bool) -> None:
     moved = [one for one in results if one.replaced]
     worse = [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[0])]
     outside = [
@@ -245,7 +245,7 @@ def report(level: str, results: Sequence[Result]) -> None:
         flush=True,
     )
     for one in results:
-        if one.score > NEAR or one in worse or one in outside:
+        if each or one.score > NEAR or one in worse or one in outside:
             print(f"    {one}", flush=True)
 
 
@@ -261,6 +261,7 @@ def main() -> None:
     parser.add_argument(
         "--minutes", type=float, default=1e6, help="report what is done by then, in order of seeds"
     )
+    parser.add_argument("--each", action="store_true", help="print every refinement")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parser.parse_args()
     settings = SweepSettings(
@@ -287,7 +288,7 @@ def main() -> None:
                 break
     for level in levels:
         if here := sorted((o for o in results if o.level == level), key=lambda one: one.seed):
-            report(level, here)
+            report(level, here, each=options.each)
     print(f"{len(results)} of {len(jobs)} refinements in {monotonic() - begin_s:.0f} s")
 
 

@@ -9,6 +9,8 @@ from tuner.engines.seam import ITERATION, IterationLog
 from tuner.iterations import BatchTime, KvCacheUsage
 from tuner.measure import Measurement, Spread
 from tuner.records import Replay, RequestRecord
+from tuner.settings import SweepSettings
+from tuner.slo import Slo
 from tuner.trace import TraceRequest
 from tuner.uncertainty import Block, Purpose, Trial
 
@@ -34,6 +36,14 @@ def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any 
         "lag_p99_s": 0.0, "merged_share": 0.0, "cut": None, "ruled_out": False, "device": None,
     }  # fmt: skip
     return Measurement(**{**values, **changes})
+
+
+def settings(slo: Slo, *, ceiling: int) -> SweepSettings:
+    """Return those of a run whose replays take 6 s, on ten minutes."""
+    return SweepSettings(
+        ceiling=ceiling, slo=slo, window="all", step_s=6.0, budget_s=600.0, headroom=1.0,
+        fast=False, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+    )  # fmt: skip
 
 
 def hopeless(cap: int) -> Measurement:

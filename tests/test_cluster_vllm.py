@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.builders import settings
 from tuner import journal
 from tuner.engines.seam import ArgumentValue
 from tuner.evidence import Evidence
@@ -16,7 +17,6 @@ from tuner.refine.bench import Build
 from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS
 from tuner.refine.starters import VllmVary
-from tuner.settings import SweepSettings
 from tuner.slo import Slo, Unloaded
 from tuner.trace import TraceRequest
 from tuner.window import Part, Window
@@ -27,10 +27,7 @@ pytest.importorskip("ray")
 pytestmark = pytest.mark.vllm
 
 SLO = Slo(ttft_s=60.0)
-SETTINGS = SweepSettings(
-    ceiling=4, slo=SLO, window="all", step_s=6.0, budget_s=600.0, headroom=1.0, fast=False,
-    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
-)  # fmt: skip
+SETTINGS = settings(SLO, ceiling=4)
 REQUESTS = [TraceRequest(row, row / 10, 20, 30) for row in range(10)]
 WORKLOAD = workload_of(
     REQUESTS, SLO, Unloaded(0.01, 0.0, 0.01), Part(0.0, 1.0), [Window(0.0, 1.0, 0.0)], 6.0

@@ -11,7 +11,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from tests import postgres
@@ -263,6 +262,7 @@ def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_s
 
 
 def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) -> None:
+    psycopg = pytest.importorskip("psycopg")
     with postgres.running() as server, closing(psycopg.connect(server.url)) as base:
         both = [
             subprocess.Popen(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from tests.builders import measurement, record, replay_of
+from tests.builders import measurement, record, replay_of, settings
 from tuner import journal
 from tuner.commands.refine_view import trials_table
 from tuner.commands.sweep_view import Progress
@@ -22,7 +22,6 @@ from tuner.refine.objective import GOODPUT, parse_objectives
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
 from tuner.rig import Rig
-from tuner.settings import SweepSettings
 from tuner.slo import Slo, Unloaded
 from tuner.trace import TraceRequest
 from tuner.window import Part, Window
@@ -30,10 +29,7 @@ from tuner.workload import workload_of
 
 KNEE = {CAP: 16, TOKENS: 2048, "long_prefill_token_threshold": 512}
 SLO = Slo(ttft_s=2.0)
-SETTINGS = SweepSettings(
-    ceiling=16, slo=SLO, window="all", step_s=6.0, budget_s=600.0, headroom=1.0, fast=False,
-    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
-)  # fmt: skip
+SETTINGS = settings(SLO, ceiling=16)
 WORKLOAD = workload_of(
     [TraceRequest(row, float(row), 10, 5) for row in range(10)],
     SLO,

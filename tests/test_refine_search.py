@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.builders import record, replay_of
+from tests.builders import record, replay_of, settings
 from tuner import journal
 from tuner.commands.sweep_view import Progress
 from tuner.evidence import Evidence
@@ -19,17 +19,13 @@ from tuner.refine.search import Search
 from tuner.refine.starters import VllmVary
 from tuner.refine.study import Study
 from tuner.rig import Rig
-from tuner.settings import SweepSettings
 from tuner.slo import Slo, Unloaded
 from tuner.trace import TraceRequest
 from tuner.window import Part, Window
 from tuner.workload import workload_of
 
 SLO = Slo(ttft_s=60.0)
-SETTINGS = SweepSettings(
-    ceiling=8, slo=SLO, window="all", step_s=6.0, budget_s=600.0, headroom=1.0, fast=False,
-    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
-)  # fmt: skip
+SETTINGS = settings(SLO, ceiling=8)
 WORKLOAD = workload_of(
     [TraceRequest(0, 0.0, 10, 5)], SLO, Unloaded(0.01, 0.0, 0.01), Part(0.0, 1.0),
     [Window(0.0, 1.0, 0.0)], 6.0,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import settings
 from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, space_of
 from tuner.commands.sweep_view import Progress
@@ -17,7 +18,6 @@ from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.rig import Rig
-from tuner.settings import SweepSettings
 from tuner.slo import Slo, Unloaded
 from tuner.trace import TraceRequest
 from tuner.window import Part, Window
@@ -28,10 +28,7 @@ pytestmark = pytest.mark.vllm
 ROOT = Path(__file__).parent.parent
 PROFILE = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 SLO = Slo(ttft_s=60.0)
-SETTINGS = SweepSettings(
-    ceiling=4, slo=SLO, window="all", step_s=6.0, budget_s=600.0, headroom=1.0, fast=False,
-    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
-)  # fmt: skip
+SETTINGS = settings(SLO, ceiling=4)
 REQUESTS = [TraceRequest(row, row / 10, 20, 30) for row in range(10)]
 WORKLOAD = workload_of(
     REQUESTS, SLO, Unloaded(0.01, 0.0, 0.01), Part(0.0, 1.0), [Window(0.0, 1.0, 0.0)], 6.0

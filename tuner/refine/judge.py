@@ -95,12 +95,16 @@ class Judge:
 
     def judged(self) -> list[tuple[Configuration, Judged]]:
         """Return every configuration of this run that was measured whole, with its gains."""
-        found: list[tuple[Configuration, Judged]] = []
+        return [(done.configuration, values) for done, values in self.each() if values is not None]
+
+    def each(self) -> list[tuple[Done, Judged | None]]:
+        """Return every trial of the search that served, with its gains as ``judge`` has them."""
+        found: list[tuple[Done, Judged | None]] = []
         for place, done in enumerate(self.bench.done()):
-            if place not in self._judged:
-                self._judged[place] = self.judge(done) if done.purpose == SEARCH else None
-            if (values := self._judged[place]) is not None:
-                found.append((done.configuration, values))
+            if done.purpose == SEARCH and done.failed is None:
+                if place not in self._judged:
+                    self._judged[place] = self.judge(done)
+                found.append((done, self._judged[place]))
         return found
 
     def judge(self, done: Done) -> Judged | None:

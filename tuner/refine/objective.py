@@ -29,7 +29,7 @@ MEMORY = "memory"
 DRAWS = 4000
 LEAST_S = 1e-6
 MOST_LUCK = 0.10
-"""Log ratio; as far as the replays of one window differ (docs/experiments.md)."""
+"""Log ratio, about as far as two replays of one window differ: more is no small correction."""
 
 NOT_LOST = 1 - EQUAL_ATTAINMENT
 """Goodput, as a share of the knee's, that no gain may cost."""

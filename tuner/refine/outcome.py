@@ -15,15 +15,7 @@ from tuner.profile_schema import ServingProfile
 from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.refine.objective import (
-    GOODPUT,
-    MEMORY,
-    Objective,
-    Paired,
-    Told,
-    deficit,
-    gains,
-)
+from tuner.refine.objective import GOODPUT, MEMORY, Objective, Paired, Told, deficit, gains
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
 from tuner.trace import TraceRequest
@@ -73,14 +65,8 @@ def curve_of(
     for cap, one in steps.items():
         values = gains(objectives, one, chosen)
         if values is not None:
-            found.append(
-                Told(
-                    {**knee, CAP: cap},
-                    values,
-                    deficit(one.attainment, chosen.attainment),
-                    source="profile",
-                )
-            )
+            missing = deficit(one.attainment, chosen.attainment)
+            found.append(Told({**knee, CAP: cap}, values, missing, source="profile"))
     return found
 
 

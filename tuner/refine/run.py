@@ -37,10 +37,11 @@ STEPS = 2 + TRIALS + 2 * PAIRS + 2
 """Steps of replay that a refinement plans for: the climb and the knee, some trials, the pairs, the
 refined engine by itself and with headroom."""
 
-SEARCHING = ("climb", SEARCH)
-
 ENDING = 2 * PAIRS + 2
 """Of these, what the search leaves at least."""
+
+SEARCHING = ("climb", SEARCH)
+"""Purposes of what is replayed before the pairs."""
 
 
 async def refine(
@@ -64,6 +65,7 @@ class _Run:
         self.settings, self.space = plan.settings, plan.space
         self.warnings = list(plan.warnings)
         self.dropped = 0
+        self._doubted = False
         self.workload: Workload
 
     async def go(self, requests: Sequence[TraceRequest], study: Study) -> Refinement:
@@ -246,14 +248,17 @@ class _Run:
         return self._screened(view)
 
     def _screened(self, view: Forecast | None) -> Screen | None:
-        """Return the screen of a twin; None, and a warning, where it is not believed."""
+        """Return the screen of a twin; None, and a warning the first time, where it is not
+        believed."""
         if view is None:
             return None
         if view.is_believed:
             return screen_of(view, self.plan.objectives, self.space.knee)
-        warning = f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
-        if warning not in self.warnings:
-            self.warnings.append(warning)
+        if not self._doubted:
+            self._doubted = True
+            self.warnings.append(
+                f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
+            )
         return None
 
     def _first_looks(self) -> list[Done] | None:

@@ -22,8 +22,8 @@ from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 LAWS = 20
 MOST_SCREENED = 20_000
-"""Requests that a configuration is screened with, which takes some 25 ms: the busiest stretch of so
-many."""
+"""Requests that a configuration is screened with, or the search would wait for the twin: the
+busiest stretch of so many."""
 
 WINDOWS_SD = 0.03
 """How far what some windows gain is from what all of the traffic does (study of windows,

@@ -104,9 +104,8 @@ class Search:
         knee = self.question.space.knee
         known = self.study.tried()
         known += [one for one, _ in self.judge.judged()]  # also what lies outside the space
-        for done in self.bench.done():
-            is_cut = done.purpose == SEARCH and done.failed is None and not is_knee(done, knee)
-            if is_cut and done.configuration not in known:
+        for done, _ in self.judge.each():
+            if not is_knee(done, knee) and done.configuration not in known:
                 self.study.add_cut(done.configuration, self._bound(done))
                 known.append(done.configuration)
 

@@ -135,12 +135,11 @@ def _database(storage: str) -> RDBStorage:
     for _ in range(MOST_AT_ONCE):
         try:
             return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
-        except (IntegrityError, ProgrammingError):
-            time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311 - so that they meet no more
-        except OperationalError as error:  # SQLite's and MySQL's word for it
-            if "already exists" not in str(error):
+        except (IntegrityError, ProgrammingError, OperationalError) as error:
+            is_down = isinstance(error, OperationalError)  # unless that is SQLite's or MySQL's word
+            if is_down and "already exists" not in str(error):
                 raise
-            time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311
+            time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311 - so that they meet no more
     return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tuner.measure import Measurement
 from tuner.records import Replay
-from tuner.refine.judge import SEARCH, Judge
+from tuner.refine.judge import Judge
 from tuner.refine.knobs import Configuration
 from tuner.refine.objective import Objective, front
 
@@ -41,24 +41,19 @@ class Tried:
 def tried_by(judge: Judge) -> list[Tried]:
     """Return the trials that served, in the order in which they ended; of several places each has
     one of the knee."""
-    found = []
-    for done in judge.bench.done():
-        if done.purpose != SEARCH or done.failed is not None:
-            continue
-        judged = judge.judge(done)
-        found.append(
-            Tried(
-                done.configuration,
-                done.measured(judge.question.workload),
-                done.worker,
-                cut_of(done.replays),
-                gains=None if judged is None else judged.gains,
-                deficit=None if judged is None else judged.deficit,
-                replayed=None if judged is None else judged.replayed,
-                foreseen=None if judged is None else judged.foreseen,
-            )
+    return [
+        Tried(
+            done.configuration,
+            done.measured(judge.question.workload),
+            done.worker,
+            cut_of(done.replays),
+            gains=None if judged is None else judged.gains,
+            deficit=None if judged is None else judged.deficit,
+            replayed=None if judged is None else judged.replayed,
+            foreseen=None if judged is None else judged.foreseen,
         )
-    return found
+        for done, judged in judge.each()
+    ]
 
 
 def cut_of(replays: Sequence[Replay]) -> str | None:
