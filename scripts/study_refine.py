@@ -8,8 +8,9 @@ against every cell of that grid on the same machine without noise, over the whol
 level of noise: how often the answer is within 2 % of the grid's best, in the score that orders
 configurations (goodput, then the tail) and in goodput alone; the same of the plain knee; how often
 the knee was replaced, how often what replaced it is truly worse than the interval that was stated,
-and how often the truth lies outside of a stated interval of goodput at all; the engine time spent,
-as a share of the grid's (the budget is a quarter of it).
+and how often the truth lies outside of a stated interval of goodput at all; how much was truly
+gained, and of gains of over 1 % how much of what was stated; the engine time spent, as a share of
+the grid's (the budget is a quarter of it).
 """
 
 import argparse
@@ -52,7 +53,7 @@ from tuner.slo import Slo
 from tuner.sweep import sweep
 
 GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
-NEAR = math.log(1.02)
+NEAR, LEAST = math.log(1.02), math.log(1.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,9 @@ class Result:
     """The same of what was compared with the knee, proven or not."""
 
     why: str
-    stated: tuple[float, float] | None
+    stated: tuple[float, float, float] | None
+    """Log gain of what was compared in goodput: the middle, and the interval's ends."""
+
     share: float
     """Engine seconds of those of the grid."""
 
@@ -213,7 +216,9 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         true_gain=math.log(goodput / base.goodput_rps) if base.goodput_rps > 0 else 0.0,
         true_of_compared=compared,
         why=found.reason[-220:],
-        stated=None if ratio is None else (math.log(ratio.low), math.log(ratio.high)),
+        stated=None
+        if ratio is None
+        else (math.log(ratio.value), math.log(ratio.low), math.log(ratio.high)),
         share=spent_s / grid_s,
         spent_s=spent_s,
         starts=len(found.starts_s),
@@ -222,13 +227,18 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
 
 def report(level: str, results: Sequence[Result], *, each: bool) -> None:
     moved = [one for one in results if one.replaced]
-    worse = [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[0])]
+    worse = [one for one in moved if one.stated and one.true_gain < min(0.0, one.stated[1])]
     outside = [
         one
         for one in results
-        if one.stated and not one.stated[0] <= one.true_of_compared <= one.stated[1]
+        if one.stated and not one.stated[1] <= one.true_of_compared <= one.stated[2]
     ]
     lost = [one for one in moved if one.true_gain < -NEAR]
+    parts = [
+        one.true_of_compared / one.stated[0]
+        for one in moved
+        if one.stated is not None and one.stated[0] > LEAST
+    ]
     print(
         f"{level:8} within 2 %: score {np.mean([one.score <= NEAR for one in results]):.3f},"
         f" goodput {np.mean([one.goodput <= NEAR for one in results]):.3f}"
@@ -238,7 +248,8 @@ def report(level: str, results: Sequence[Result], *, each: bool) -> None:
         f" by over 2 % {[one.seed for one in lost]}"
         f" | goodput outside of the interval {[one.seed for one in outside]}"
         f" of {sum(one.stated is not None for one in results)}"
-        f" | true gain {np.mean([one.true_gain for one in moved]) if moved else 0:+.3f}"
+        f" | true gain {np.mean([one.true_gain for one in moved]) if moved else 0:+.3f},"
+        f" {np.round(sorted(parts), 2).tolist()} of what was stated"
         f" | engine time {np.mean([one.share for one in results]):.2f} of the grid's,"
         f" at most {max(one.share for one in results):.2f}"
         f" | starts {np.mean([one.starts for one in results]):.1f}",

@@ -1,12 +1,13 @@
 """Does `tuner refine` find what a full grid would, on a real engine? 12 caps x 6 token budgets.
 
-    python scripts/study_refine_vllm.py profile.yaml prod.jsonl [--minutes 20] [--force]
+    python scripts/study_refine_vllm.py prod.jsonl [--load 3] [--minutes 20]
 
-First the refinement, with a quarter of the grid's engine time as its budget; then the cells of the
-grid, live on one engine, over the same windows: its answer and the knee, then the others in random
-order until the minutes are over (how many were replayed is printed). One replay a cell: on a busy
-machine the best cell is the luckiest one, so this wants a quiet machine. Printed: both answers, how
-far the refined one is below the best cell that was seen, and the engine seconds of each.
+First a sweep of the trace, of ``--load`` times its requests, and the refinement of its profile with
+a quarter of the grid's engine time as its budget. Then the cells of the grid, live on one engine,
+over the same windows: the refined answer and the knee, then the others in random order until the
+minutes are over (how many were replayed is printed). One replay a cell, so that the best of them is
+in part the luckiest: it is replayed against the refined answer again, in turns, and that is what
+counts. Printed: both answers, how far apart they are, and the engine seconds of each.
 """
 
 import argparse
@@ -16,6 +17,7 @@ import math
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -26,64 +28,85 @@ from study_sweeps import Silent
 from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.evidence import Evidence
-from tuner.refine.bench import Build
+from tuner.refine.bench import Build, Done, told
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
 from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT, gains
+from tuner.refine.objective import GOODPUT, TAIL, gains
 from tuner.refine.outcome import unloaded_of
+from tuner.refine.proof import ratio
 from tuner.rig import Rig
-from tuner.trace import load
+from tuner.trace import load, write
+from tuner.traffic import scale_load
 from tuner.window import parse_duration_s
 from tuner.workload import Workload, keep_what_fits, workload_of
 
 CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
+GRID, AGAIN = "grid", "again"
+
+TURNS = 2
+"""How often best, answer, answer, best are replayed once more: two pairs each."""
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("profile", type=Path)
     parser.add_argument("trace", type=Path)
+    parser.add_argument("--load", type=float, default=1.0, help="requests, of the trace's")
     parser.add_argument("--step", default="10s")
     parser.add_argument("--minutes", type=float, default=20.0, help="for the grid")
-    parser.add_argument("--force", action="store_true", help="on another machine than measured")
     options = parser.parse_args()
-    one = profile.load(options.profile)
-    own = int(str(one.engine[TOKENS]))
-    budgets = sorted({max(32, round(own * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1)})
-    search = (
-        f"{CAP}={','.join(map(str, CAPS))}",
-        f"{TOKENS}={','.join(map(str, budgets))}",
-    )
     step_s = parse_duration_s(options.step, option="--step")
-    budget = f"{len(CAPS) * len(budgets) * step_s / 4:.0f}s"
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        words = [
-            "refine", str(options.profile), "--trace", str(options.trace), "--step", options.step,
-            "--budget", budget, "--json", "--run-dir", str(folder / "refine"),
-            "-o", str(folder / "refined.yaml"), "--search", search[0], "--search", search[1],
-        ]  # fmt: skip
-        words += ["--force"] if options.force else []
-        tuner = Path(sys.executable).with_name("tuner")
-        done = subprocess.run(  # noqa: S603 - ourselves
-            [str(tuner), *words], check=True, stdout=subprocess.PIPE
+        trace, swept = folder / "trace.jsonl", folder / "profile.yaml"
+        whole = load(options.trace)
+        more = tuple(scale_load(whole.requests, options.load, seed=0))
+        write(replace(whole, requests=more), trace)
+        tuner(
+            "sweep", "--trace", trace, "--budget", "3m", "--run-dir", folder / "sweep", "-o", swept
         )
-        found = json.loads(done.stdout)
-        command = RefineOptions(
-            profile=options.profile, trace=options.trace, output=Path(), search=search,
-            objective="goodput", engine="vllm", world=None, budget=budget, step=options.step,
-            window="all", headroom=1.0, replicas=1, router="least", storage=None, resume=False,
-            run_dir=None, force=True, seed=0, ray=None, ray_engines=None, ray_cpus=None, json=False,
+        one = profile.load(swept)
+        own = int(str(one.engine[TOKENS]))
+        budgets = sorted({max(32, round(own * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1)})
+        search = (
+            f"{CAP}={','.join(map(str, CAPS))}",
+            f"{TOKENS}={','.join(map(str, budgets))}",
+        )
+        budget = f"{len(CAPS) * len(budgets) * step_s / 4:.0f}s"
+        found = tuner(
+            "refine", swept, "--trace", trace, "--step", options.step, "--budget", budget,
+            "--run-dir", folder / "refine", "-o", folder / "refined.yaml",
+            "--search", search[0], "--search", search[1],
         )  # fmt: skip
-        answers = [found["knee"], *([found["chosen"]] if found["refined"] else [])]
-        bench, workload = grid(command, folder, answers, options.minutes)
+        command = RefineOptions(
+            profile=swept, trace=trace, output=Path(), search=search, objective="goodput",
+            engine="vllm", world=None, budget=budget, step=options.step, window="all",
+            headroom=1.0, replicas=1, router="least", storage=None, resume=False, run_dir=None,
+            force=True, seed=0, ray=None, ray_engines=None, ray_cpus=None, json=False,
+        )  # fmt: skip
+        bench, workload = grid(command, folder, found, options.minutes)
+        print(
+            f"swept: {one.decision.verdict} at {one.decision.max_num_seqs}, attainment "
+            f"{one.promise.attainment:.3f}, {options.load:g} times the load"
+        )
         report(found, bench, workload, cells=len(CAPS) * len(budgets))
 
 
+def tuner(*words: str | Path) -> dict[str, Any]:
+    """Run a command of this environment's tuner; return what it says with --json."""
+    done = subprocess.run(  # noqa: S603 - ourselves
+        [str(Path(sys.executable).with_name("tuner")), *map(str, words), "--json"],
+        check=True,
+        stdout=subprocess.PIPE,
+    )
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
 def grid(
-    command: RefineOptions, folder: Path, answers: list[Configuration], minutes: float
+    command: RefineOptions, folder: Path, found: dict[str, Any], minutes: float
 ) -> tuple[LocalBench, Workload]:
-    """Replay cells on one engine, the answers first, over the windows of the refinement."""
+    """Replay cells on one engine, the answer first, over the windows of the refinement; then the
+    best of them and the answer again, in turns."""
     one, trace = profile.load(command.profile), load(command.trace)
     engines = engines_of(command, one)
     requests = [each for each in trace.requests if each.status in {"ok", "aborted"}]
@@ -99,7 +122,8 @@ def grid(
         cell for cell in space.configurations(live=True, at=space.knee) if not contradicts(cell)
     ]
     cells = [cells[place] for place in np.random.default_rng(0).permutation(len(cells)).tolist()]
-    order: list[Configuration] = [*answers, *(cell for cell in cells if cell not in answers)]
+    answers: list[Configuration] = [*([found["chosen"]] if found["refined"] else []), found["knee"]]
+    order = [*answers, *(cell for cell in cells if cell not in answers)]
     begin_s = monotonic()
     rig = Rig(
         engines.vary({}),
@@ -115,7 +139,10 @@ def grid(
         try:
             for cell in order:
                 if monotonic() - begin_s < minutes * 60:
-                    await bench.trial("grid", cell, workload, build)
+                    await bench.trial(GRID, cell, workload, build)
+            best = best_of(bench, workload)
+            for side in (best, order[0], order[0], best) * TURNS:
+                await bench.trial(AGAIN, side, workload, build)
         finally:
             await bench.stop()
 
@@ -123,33 +150,38 @@ def grid(
     return bench, workload
 
 
+def of_purpose(bench: LocalBench, purpose: str) -> list[Done]:
+    return [done for done in bench.done() if done.purpose == purpose and done.failed is None]
+
+
+def best_of(bench: LocalBench, workload: Workload) -> Configuration:
+    """Return the cell that replayed best, against the first, which is the refined answer."""
+    cells = of_purpose(bench, GRID)
+    base = cells[0].measured(workload)
+
+    def score(done: Done) -> float:
+        values = gains([GOODPUT], done.measured(workload), base)
+        return -math.inf if values is None else values[0]
+
+    return max(cells, key=score).configuration
+
+
 def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cells: int) -> None:
-    measured = {
-        (done.configuration[CAP], done.configuration[TOKENS]): done.measured(workload)
-        for done in bench.done()
-        if done.failed is None
-    }
-    answer: Configuration = found["chosen"] if found["refined"] else found["knee"]
-    mine = measured[number(answer[CAP]), number(answer[TOKENS])]
-    scores = {
-        cell: values[0]
-        for cell, one in measured.items()
-        if (values := gains([GOODPUT], one, mine)) is not None
-    }
-    knee = found["knee"]
+    measured = of_purpose(bench, GRID)
+    mine, best = measured[0].configuration, best_of(bench, workload)
+    again = [
+        [done.measured(workload) for done in of_purpose(bench, AGAIN) if done.configuration == one]
+        for one in (mine, best)
+    ]
+    pairs = list(zip(*again, strict=True))
     print(f"refined: {found['reason']}")
-    print(f"{len(measured)} of the grid's {cells} cells were replayed")
-    if not scores:
-        print("the refined answer served nobody within the SLO: too busy a machine to compare")
-    else:
-        best = max(scores, key=lambda cell: scores[cell])
-        print(
-            f"the best of them: {CAP}={best[0]}, {TOKENS}={best[1]}, "
-            f"{math.expm1(scores[best]):+.1%} against the refined answer; the knee "
-            f"{math.expm1(scores.get((knee[CAP], knee[TOKENS]), -math.inf)):+.1%}"
-        )
-    spent_s, grid_s = sum(found["engine_seconds"].values()), bench.spent_s()
-    whole_s = grid_s * cells / len(measured)
+    print(f"the answer: {told(mine)}; {len(measured)} of the grid's {cells} cells were replayed")
+    print(f"the best of them: {told(best)}; against the answer, over {len(pairs)} pairs in turns:")
+    for aim in (GOODPUT, TAIL):
+        print(f"  {ratio(aim, pairs)}")
+    spent_s = sum(found["engine_seconds"].values())
+    grid_s = sum(replay.elapsed_s for done in measured for replay in done.replays)
+    whole_s = bench.evidence.starts_s()[0] + grid_s * cells / len(measured)
     print(
         f"engine time: {spent_s:.0f}s; those cells {grid_s:.0f}s, so all of them {whole_s:.0f}s: "
         f"{spent_s / whole_s:.2f} of the grid's"

@@ -7,7 +7,8 @@ import pytest
 
 from tuner.errors import UsageError
 from tuner.measure import Spread
-from tuner.refine.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives, proof, ratio
+from tuner.refine.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives
+from tuner.refine.proof import TWIN_OFF, proof, ratio
 
 
 def flat(seconds: float) -> Spread:
@@ -18,8 +19,11 @@ def flat(seconds: float) -> Spread:
 class Numbers:
     goodput_rps: float
     tail_s: float = 1.0
-    attainment: float = 1.0
     output_tokens_per_s: float = 100.0
+
+    @property
+    def attainment(self) -> float:
+        return self.goodput_rps / 20
 
     @property
     def e2el_s(self) -> Spread:
@@ -85,23 +89,30 @@ def test_the_interval_covers_what_the_twin_foresees_of_the_whole_traffic() -> No
     assert warned is not None
     assert alone.is_better
     assert not warned.is_better
-    assert warned.low == pytest.approx(0.951, abs=0.001)
+    assert warned.low == pytest.approx(math.exp(-0.05 * (1 + 1.96 * TWIN_OFF)), abs=0.001)
     assert alone.sureness > 0.95
     assert warned.sureness == 0.0
 
 
 def test_luck_that_is_taken_out_is_told_beside_what_was_replayed() -> None:
-    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, (), [-math.log(1.05)] * 4)
+    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, (), [(0.0, -0.025)] * 4)
     assert found is not None
     assert found.value == pytest.approx(1.05)
     assert found.replayed == pytest.approx(1.0)
 
 
-def test_a_gain_that_rests_on_the_twin_alone_proves_nothing() -> None:
-    """The replays were alike; that one was unlucky by 30 % is what the twin says."""
-    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, [0.25, 0.35], [-0.30] * 4)
+def test_no_number_of_pairs_makes_up_for_what_the_twin_is_off() -> None:
+    found = ratio(GOODPUT, [(KNEE, KNEE)] * 400, (), [(0.0, -0.04)] * 400)
     assert found is not None
-    assert found.value == pytest.approx(math.exp(0.30))
+    assert found.is_better
+    assert math.log(found.high / found.low) > 2 * 1.9 * TWIN_OFF * math.log(0.54 / 0.50)
+
+
+def test_a_gain_that_rests_on_the_twin_alone_proves_nothing() -> None:
+    """The replays were alike; that one was unlucky by 40 % is what the twin says."""
+    found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, [0.30, 0.40], [(0.0, -0.2)] * 4)
+    assert found is not None
+    assert found.value == pytest.approx(1.4)
     assert found.low < 1 < found.high
     assert not found.is_better
 
@@ -114,8 +125,18 @@ def test_gains_are_log_ratios_in_which_goodput_comes_before_the_tail() -> None:
     assert second == pytest.approx(0.01)
 
 
-def test_a_gain_over_nothing_is_undefined() -> None:
-    assert gains([GOODPUT], KNEE, Numbers(0.0)) is None
+def test_of_nothing_that_was_served_a_ratio_is_bounded() -> None:
+    assert gains([GOODPUT], KNEE, Numbers(0.0)) == pytest.approx((math.log(0.5 / 0.01),))
+    assert gains([GOODPUT], Numbers(0.1), Numbers(0.0)) == (0.0,)
+
+
+def test_a_replay_in_which_nothing_served_leaves_the_others_comparable() -> None:
+    """A noisy neighbour took the machine while the knee was replayed the second time."""
+    usual, nothing = (KNEE, Numbers(12.0)), (Numbers(0.0), Numbers(12.0))
+    lucks = [(0.0, 0.0), (-0.5, 0.0), (0.0, 0.0), (0.0, 0.0)]
+    found = ratio(GOODPUT, [usual, nothing, usual, usual], (), lucks)
+    assert found is not None
+    assert found.value == pytest.approx(1.2)
 
 
 def test_on_the_front_is_what_no_other_beats_in_both() -> None:

@@ -162,7 +162,8 @@ From replay to verdict
     refine.knobs             what a refinement may change, and why
     refine.space             the space that it searches, by default and as named
     refine.knob_text         the same as somebody names it
-    refine.objective         what it makes better, and when that is proven
+    refine.objective         what it makes better
+    refine.proof             when a gain over the knee is proven
     refine.bench             where trials are made, and what they measured
     refine.local_bench       on the engine that is up on this machine
     refine.luck              what of a replay is not the configuration's

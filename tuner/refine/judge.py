@@ -4,7 +4,6 @@ A trial is held against the knee as it was replayed in the same place, by the re
 together.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -123,15 +122,13 @@ class Judge:
             return Judged(values, deficit(measured.attainment, knee.attainment), values, None)
         *ours, of_goodput = screen.luck(one, done.replays, question.aims)
         *theirs, of_knees = screen.luck(knee_done.configuration, knee_done.replays, question.aims)
-        usual = [
-            gain - here + there for gain, here, there in zip(values, ours, theirs, strict=True)
-        ]
+        lucks = list(zip(theirs, ours, strict=True))
+        usual = gains(question.objectives, measured, knee, lucks)
+        assert usual is not None
         foreseen = screen.foresee(one)
         return Judged(
             combined(question.objectives, foreseen, usual, attainment=knee.attainment),
-            deficit(
-                measured.attainment * math.exp(-of_goodput), knee.attainment * math.exp(-of_knees)
-            ),
+            deficit(measured.attainment - of_goodput, knee.attainment - of_knees),
             values,
             None if foreseen is None else foreseen.gains,
         )

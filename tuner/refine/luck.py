@@ -15,16 +15,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.measure import Spread, measure, spread
+from tuner.measure import Spread, spread
 from tuner.records import Replay
-from tuner.refine.objective import GOODPUT, Numbers, Objective
+from tuner.refine.objective import Numbers, Objective
 from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.twin.check import driven, observed
 from tuner.twin.simulation import EngineShape, met
-
-LEAST = 1e-3
-"""Attainment below which there is nothing to compare."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +29,6 @@ class _Seen:
     """What the twin says of some windows, as far as aims look at it."""
 
     attainment: float
-    goodput_rps: float
     output_tokens_per_s: float
     ttft_s: Spread | None
     tpot_s: Spread | None
@@ -47,18 +43,17 @@ def luck(  # noqa: PLR0913, PLR0917 - what was replayed, and by which twin
     slo: Slo,
     usual: Numbers,
 ) -> tuple[float, ...]:
-    """Return per aim how much better (log ratio) these replays of one configuration were than
-    ``usual``, what the twin says of all of the traffic; 0 where there is no telling.
+    """Return per aim how much better these replays of one configuration should have been than
+    ``usual``, what the twin says of all of the traffic: of attainment the difference, of others the
+    log ratio; 0 where there is no telling.
 
-    Of use in differences alone: rates are per request in one and per second in the other.
+    Of use in differences alone: some windows do not ask for tokens at the rate of all.
     """
     now = _pooled(replays, law, shape, slo)
-    attained = measure(replays, slo).attainment
     found = []
     for aim in aims:
-        if aim is GOODPUT:
-            evened = min(1.0, max(LEAST, usual.attainment + attained - now.attainment))
-            found.append(math.log(max(LEAST, attained) / evened))
+        if aim.is_share:
+            found.append(now.attainment - usual.attainment)
             continue
         here, there = aim.log(now), aim.log(usual)
         found.append(0.0 if here is None or there is None else here - there)
@@ -89,4 +84,4 @@ def _pooled(replays: Sequence[Replay], law: StepLaw, shape: EngineShape, slo: Sl
         return spread(values[known], heavy[known])
 
     share = good / total if total else 0.0
-    return _Seen(share, share, tokens, over("ttft_s"), over("tpot_s"), over("e2el_s"))
+    return _Seen(share, tokens, over("ttft_s"), over("tpot_s"), over("e2el_s"))

@@ -15,7 +15,8 @@ from tuner.profile_schema import ServingProfile
 from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.refine.objective import GOODPUT, MEMORY, Objective, Paired, Told, deficit, gains
+from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
+from tuner.refine.proof import MEMORY, Paired
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
 from tuner.trace import TraceRequest
@@ -46,7 +47,6 @@ class _Numbers:
     """A step of a profile's curve in seconds, as far as aims look at it."""
 
     attainment: float
-    goodput_rps: float
     output_tokens_per_s: float
     ttft_s: Spread | None
     tpot_s: Spread | None
@@ -78,7 +78,6 @@ def _in_seconds(step: CurveStep) -> _Numbers:
 
     return _Numbers(
         step.attainment,
-        step.goodput_rps,
         step.output_tokens_per_s,
         seconds(step.ttft_ms),
         seconds(step.tpot_ms),

@@ -6,7 +6,8 @@ from itertools import pairwise
 from tuner.measure import Measurement
 from tuner.refine.bench import Bench, Build, Done, told
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
-from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective, Paired, Ratio, proof, ratio
+from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective
+from tuner.refine.proof import Paired, Ratio, proof, ratio
 from tuner.refine.screen import Screen
 from tuner.workload import Workload
 
@@ -120,20 +121,20 @@ def _pairs(done: Sequence[Done], workload: Workload) -> list[tuple[Measurement, 
 
 def _lucks(
     done: Sequence[Done], screen: Screen, sides: Mapping[str, Configuration]
-) -> dict[str, list[float]]:
-    """Return per aim what the machine's speed did for the refined one of each pair more than for
-    the knee; nothing where the twin cannot tell of both."""
+) -> dict[str, list[tuple[float, float]]]:
+    """Return per aim the luck of the knee and of the refined one, pair by pair; nothing where the
+    twin cannot tell of both."""
     if not all(map(screen.tells, sides.values())):
         return {}
     aims = list(OBJECTIVES.values())
-    found: dict[str, list[float]] = {aim.name: [] for aim in aims}
+    found: dict[str, list[tuple[float, float]]] = {aim.name: [] for aim in aims}
     for first, second in zip(done[::2], done[1::2], strict=False):
         by_side = {
             half.purpose: screen.luck(sides[half.purpose], half.replays, aims)
             for half in (first, second)
         }
-        for aim, ours, theirs in zip(aims, by_side["refined"], by_side["knee"], strict=True):
-            found[aim.name].append(ours - theirs)
+        for aim, here, there in zip(aims, by_side["refined"], by_side["knee"], strict=True):
+            found[aim.name].append((there, here))
     return found
 
 

@@ -7,7 +7,8 @@ from tuner.outcome import SweepOutcome
 from tuner.profile_schema import ServingProfile
 from tuner.refine.importance import Importance
 from tuner.refine.knobs import Configuration, Space
-from tuner.refine.objective import Objective, Paired, Told
+from tuner.refine.objective import Objective, Told
+from tuner.refine.proof import Paired
 from tuner.refine.tried import Tried
 from tuner.settings import SweepSettings
 from tuner.workload import Workload

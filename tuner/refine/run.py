@@ -13,9 +13,9 @@ from tuner.outcome import SweepOutcome
 from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
-from tuner.refine.objective import Paired
 from tuner.refine.outcome import reason_of, unloaded_of
 from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
+from tuner.refine.proof import Paired
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.screen import Screen, screen_of
 from tuner.refine.search import Search

@@ -13,8 +13,8 @@ import numpy as np
 from tuner.measure import Measurement
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.refine.luck import LEAST, luck
-from tuner.refine.objective import GOODPUT, Objective, deficit, gains
+from tuner.refine.luck import luck
+from tuner.refine.objective import GOODPUT, LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast, measurement_of
@@ -218,7 +218,7 @@ def combined(
     for aim, objective in enumerate(objectives):
         of_replay = 2 * (objective.prior_sd**2 + WINDOWS_SD**2)
         if objective is GOODPUT:
-            of_replay /= max(LEAST, attainment) ** 2
+            of_replay /= max(LEAST_ATTAINMENT, attainment) ** 2
         drawn = [sample[aim] for sample in foreseen.samples]
         of_twin = objective.prior_sd**2 + float(np.var(drawn))
         share = of_twin / (of_twin + of_replay)
