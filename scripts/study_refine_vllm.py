@@ -60,7 +60,8 @@ def main() -> None:
         trace, swept = folder / "trace.jsonl", folder / "profile.yaml"
         whole = load(options.trace)
         more = tuple(scale_load(whole.requests, options.load, seed=0))
-        write(replace(whole, requests=more), trace)
+        header = replace(whole.header, rows_read=len(more), rows_kept=len(more), dropped={})
+        write(replace(whole, header=header, requests=more), trace)
         tuner(
             "sweep", "--trace", trace, "--budget", "3m", "--run-dir", folder / "sweep", "-o", swept
         )

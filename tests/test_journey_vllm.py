@@ -23,7 +23,7 @@ ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "traces" / "translation.jsonl"
 SLICES = ROOT.parent / "shared" / "traces"
 BIN = Path(sys.executable).parent
-SHORT = ["--ceiling", "4", "--window", "60s+6s", "--step", "8s", "--budget", "3m"]
+SHORT = ["--ceiling", "4", "--window", "60s+5s", "--step", "6s", "--budget", "2m"]
 VERDICTS = {"knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"}
 
 
@@ -142,7 +142,7 @@ def test_public_traces_end_with_a_verdict(tmp_path: Path, name: str, window: str
     assert cut.returncode == 0, cut.stderr
     done = tuner(
         tmp_path, "sweep", "--trace", "cut.jsonl", "--model", "tuner:tiny", "--ceiling", "2",
-        "--step", "10s", "--slo", "ttft=1s", "--budget", "2m", "--json",
+        "--step", "6s", "--slo", "ttft=1s", "--budget", "80s", "--json",
     )  # fmt: skip
     assert done.returncode in {0, 5}, done.stderr
     result = json.loads(done.stdout)
