@@ -48,9 +48,10 @@ def render(
     for one in found.front:
         console.print(f"on the front: {escape(told(one.configuration))}")
     _render_importances(console, found, space)
+    starts, pruned = len(found.starts_s), found.pruned
     console.print(
-        f"{len(found.starts_s)} engine starts, {sum(found.starts_s):.0f}s; {found.replay_s:.0f}s "
-        f"of replay; {found.pruned} trials ended early"
+        f"{starts} engine start{'s' * (starts != 1)}, {sum(found.starts_s):.0f}s; "
+        f"{found.replay_s:.0f}s of replay; {pruned} trial{'s' * (pruned != 1)} ended early"
         + (f"; {found.of_others} more of others who share the study" if found.of_others else "")
     )
     for failed in found.failed:

@@ -146,8 +146,9 @@ def render_found(
             f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
             f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
         )
+    starts = len(outcome.starts_s)
     console.print(
-        f"{len(outcome.starts_s)} engine starts, {sum(outcome.starts_s):.0f}s; "
+        f"{starts} engine start{'s' * (starts != 1)}, {sum(outcome.starts_s):.0f}s; "
         f"{outcome.replay_s:.0f}s of replay"
     )
     for warning in warnings:
