@@ -17,13 +17,28 @@ pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 """Every rank imports vLLM by itself."""
 
 
+EAGER_GRAPH = {"mode": 2, "backend": "eager"}
+"""Stages of a pipeline want a compiled model; this compiles nothing by itself."""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"tensor_parallel_size": 2},
+        {
+            "pipeline_parallel_size": 2,
+            "enforce_eager": False,
+            "compilation_config": EAGER_GRAPH,
+        },
+    ],
+    ids=["tensor", "pipeline"],
+)
 def test_two_ranks_are_one_engine_and_none_survives_a_tuner_that_is_killed(
-    tmp_path: Path,
+    tmp_path: Path, arguments: dict[str, ArgumentValue]
 ) -> None:
-    arguments = json.dumps({"tensor_parallel_size": 2})
     log = tmp_path / "vllm.log"
     with subprocess.Popen(
-        [sys.executable, "-m", "tests.engines.lone_ranks", str(log), arguments],
+        [sys.executable, "-m", "tests.engines.lone_ranks", str(log), json.dumps(arguments)],
         stdout=subprocess.PIPE,
         text=True,
         cwd=Path(__file__).parents[2],
@@ -36,8 +51,10 @@ def test_two_ranks_are_one_engine_and_none_survives_a_tuner_that_is_killed(
         finally:
             program.kill()
     seen = json.loads(said)
-    assert seen["arguments"]["tensor_parallel_size"] == 2
-    assert seen["arguments"]["pipeline_parallel_size"] == 1
+    sizes = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1}
+    assert {name: seen["arguments"][name] for name in sizes} == {
+        name: arguments.get(name, one) for name, one in sizes.items()
+    }
     assert seen["output_tokens"] == [OUTPUT] * REQUESTS
     # one log for all ranks: nothing is missing in it, and nothing is counted twice
     assert seen["prefill_tokens"] == PROMPT * REQUESTS
