@@ -198,7 +198,8 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
     best, most = max(value for value, _ in cells), max(goodput for _, goodput in cells)
     mine, goodput = score(answer)
     _, of_compared = score({**knee, **found.chosen})
-    compared = math.log(of_compared / base.goodput_rps) if of_compared > 0 else 0.0
+    known = base.goodput_rps > 0
+    compared = math.log(of_compared / base.goodput_rps) if known and of_compared > 0 else 0.0
     ratio = found.paired.ratios.get("goodput") if found.paired is not None else None
     step_s = found.workload.step_s
     grid_s = one.world.engine_start + len(cells) * step_s
@@ -213,7 +214,9 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         score=best - mine,
         goodput=math.log(most / goodput) if goodput > 0 and most > 0 else 0.0,
         knee_score=best - score(knee)[0],
-        true_gain=math.log(goodput / base.goodput_rps) if base.goodput_rps > 0 else 0.0,
+        true_gain=math.log(goodput / base.goodput_rps)
+        if min(goodput, base.goodput_rps) > 0
+        else 0.0,
         true_of_compared=compared,
         why=found.reason[-220:],
         stated=None

@@ -141,8 +141,8 @@ def grid(
             for cell in order:
                 if monotonic() - begin_s < minutes * 60:
                     await bench.trial(GRID, cell, workload, build)
-            best = best_of(bench, workload)
-            for side in (best, order[0], order[0], best) * TURNS:
+            best, mine = best_of(bench, workload), order[0]
+            for side in (best, mine, mine, best) * (TURNS if best != mine else 0):
                 await bench.trial(AGAIN, side, workload, build)
         finally:
             await bench.stop()
@@ -170,16 +170,17 @@ def best_of(bench: LocalBench, workload: Workload) -> Configuration:
 def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cells: int) -> None:
     measured = of_purpose(bench, GRID)
     mine, best = measured[0].configuration, best_of(bench, workload)
-    again = [
-        [done.measured(workload) for done in of_purpose(bench, AGAIN) if done.configuration == one]
-        for one in (mine, best)
-    ]
-    pairs = list(zip(*again, strict=True))
+    again = of_purpose(bench, AGAIN)
+    sides = (
+        [one.measured(workload) for one in again if one.configuration == it] for it in (mine, best)
+    )
     print(f"refined: {found['reason']}")
     print(f"the answer: {told(mine)}; {len(measured)} of the grid's {cells} cells were replayed")
-    print(f"the best of them: {told(best)}; against the answer, over {len(pairs)} pairs in turns:")
-    for aim in (GOODPUT, TAIL):
-        print(f"  {ratio(aim, pairs)}")
+    print(f"the best of them: {told(best)}")
+    if best != mine and (pairs := list(zip(*sides, strict=False))):
+        print(f"against the answer, over {len(pairs)} pairs in turns:")
+        for aim in (GOODPUT, TAIL):
+            print(f"  {ratio(aim, pairs)}")
     spent_s = sum(found["engine_seconds"].values())
     grid_s = sum(replay.elapsed_s for done in measured for replay in done.replays)
     whole_s = bench.evidence.starts_s()[0] + grid_s * cells / len(measured)

@@ -1,7 +1,7 @@
 """When a gain over the knee is proven, and when it is not."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
@@ -38,7 +38,7 @@ class Numbers:
         return None
 
 
-KNEE = Numbers(10.0)
+KNEE, ALL = Numbers(10.0), Numbers(20.0)
 
 
 def ratios(*pairs: tuple[Numbers, Numbers]) -> dict[str, object]:
@@ -66,7 +66,7 @@ def test_pairs_that_contradict_each_other_prove_nothing() -> None:
 
 
 def test_a_shorter_tail_at_the_same_goodput_is_a_gain_too() -> None:
-    assert proven(*[(KNEE, Numbers(10.0, tail_s=0.8))] * 4) == "e2el"
+    assert proven(*[(ALL, replace(ALL, tail_s=0.8))] * 4) == "e2el"
 
 
 def test_a_shorter_tail_that_costs_goodput_is_none() -> None:
@@ -74,7 +74,7 @@ def test_a_shorter_tail_that_costs_goodput_is_none() -> None:
 
 
 def test_less_memory_is_a_gain_where_nothing_is_lost() -> None:
-    same, slower = ratios(*[(KNEE, KNEE)] * 4), ratios(*[(KNEE, Numbers(10.0, tail_s=1.2))] * 4)
+    same, slower = ratios(*[(ALL, ALL)] * 4), ratios(*[(ALL, replace(ALL, tail_s=1.2))] * 4)
     found = proof(GOODPUT, same, frees_memory=True)  # type: ignore[arg-type]
     assert found is not None
     assert found.of == "memory"
@@ -105,7 +105,9 @@ def test_no_number_of_pairs_makes_up_for_what_the_twin_is_off() -> None:
     found = ratio(GOODPUT, [(KNEE, KNEE)] * 400, (), [(0.0, -0.04)] * 400)
     assert found is not None
     assert found.is_better
-    assert math.log(found.high / found.low) > 2 * 1.9 * TWIN_OFF * math.log(0.54 / 0.50)
+    assert math.log(found.high / found.low) > 2 * 1.9 * math.log(
+        (0.5 + 0.04 * (1 + TWIN_OFF)) / 0.54
+    )
 
 
 def test_a_gain_that_rests_on_the_twin_alone_proves_nothing() -> None:
@@ -128,6 +130,27 @@ def test_gains_are_log_ratios_in_which_goodput_comes_before_the_tail() -> None:
 def test_of_nothing_that_was_served_a_ratio_is_bounded() -> None:
     assert gains([GOODPUT], KNEE, Numbers(0.0)) == pytest.approx((math.log(0.5 / 0.01),))
     assert gains([GOODPUT], Numbers(0.1), Numbers(0.0)) == (0.0,)
+
+
+@pytest.mark.parametrize("knee", [0.0, 0.18])
+def test_where_next_to_nothing_is_served_no_shorter_tail_is_a_gain(knee: float) -> None:
+    """0.18 requests per second are 0.9 % of all: losing them is no difference that can be seen."""
+    assert proven(*[(Numbers(knee), Numbers(0.0, tail_s=0.5))] * 4) is None
+
+
+def test_of_little_that_is_served_a_little_more_proves_nothing() -> None:
+    """Replays of equal engines differ by 0.01 of all requests: that is a third of 0.03."""
+    assert proven(*[(Numbers(0.6), Numbers(0.75))] * 4) is None
+    assert proven(*[(Numbers(10.0), Numbers(12.5))] * 4) == "goodput"
+
+
+def test_what_the_twin_takes_out_of_both_sides_leaves_it_off_as_well() -> None:
+    """0.2 and 0.8 without a luck of -0.1 are 0.3 and 0.9; of -0.12 they are 0.32 and 0.92."""
+    pairs = [(Numbers(4.0), Numbers(16.0))] * 400
+    found = ratio(GOODPUT, pairs, (), [(-0.1, -0.1)] * 400)
+    assert found is not None
+    assert found.value == pytest.approx(3.0)
+    assert math.log(found.high / found.low) > 2 * 1.9 * math.log(3.0 / (0.92 / 0.32))
 
 
 def test_a_replay_in_which_nothing_served_leaves_the_others_comparable() -> None:

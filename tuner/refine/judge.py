@@ -125,10 +125,11 @@ class Judge:
         lucks = list(zip(theirs, ours, strict=True))
         usual = gains(question.objectives, measured, knee, lucks)
         assert usual is not None
+        attained_by_knee = min(1.0, knee.attainment - of_knees)
         foreseen = screen.foresee(one)
         return Judged(
-            combined(question.objectives, foreseen, usual, attainment=knee.attainment),
-            deficit(measured.attainment - of_goodput, knee.attainment - of_knees),
+            combined(question.objectives, foreseen, usual, attainment=attained_by_knee),
+            deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee),
             values,
             None if foreseen is None else foreseen.gains,
         )

@@ -20,8 +20,7 @@ configurations that serve as much, as it does for the knee."""
 
 LEAST_S = 1e-6
 LEAST_ATTAINMENT = EQUAL_ATTAINMENT
-"""Of less no ratio is taken: a noisy neighbour for a whole replay would be the end of a comparison.
-"""
+"""Less counts as so much: a neighbour that took a whole replay would be the end of a comparison."""
 
 
 class Numbers(Protocol):
@@ -51,14 +50,14 @@ class Objective:
     """How far two replays of the same differ, before any was seen (log scale)."""
 
     is_share: bool = False
-    """Whether it is of all requests, so that luck adds to it and does not multiply it."""
+    """Whether it is attainment: luck adds to that and does not multiply it, and so does noise."""
 
     def log(self, one: Numbers, *, luck: float = 0.0) -> float | None:
         """Return the logarithm, so that larger is better, without what ``refine.luck`` says was
         luck; None where nothing was measured."""
-        if self.is_share:
-            return math.log(min(1.0, max(LEAST_ATTAINMENT, one.attainment - luck)))
         value = self.of(one)
+        if value is not None and self.is_share:
+            return math.log(max(LEAST_ATTAINMENT, min(1.0, value - luck)))
         if value is None or value <= 0:
             return None
         return (math.log(value) if self.larger_is_better else -math.log(value)) - luck

@@ -98,8 +98,9 @@ def ratio(
 ) -> Ratio | None:
     """Return refined / knee over (knee, refined) pairs of replays made one after the other.
 
-    Student's t over the pairs' log ratios; how far two replays differ is pooled with what is usual
-    (``uncertainty.PRIOR_SD``), so that two pairs that happen to agree prove nothing. ``foreseen``
+    Student's t over the pairs' log ratios, of shares over what each adds to the ratio of all; how
+    far two replays differ is pooled with what is usual (``uncertainty.PRIOR_SD``; of shares, of all
+    requests), so that two pairs that happen to agree prove nothing. ``foreseen``
     holds the twin's log gains for the whole of the traffic: the interval covers these too, because
     the windows that were replayed are only a part of it. ``lucks`` (per pair, as ``refine.luck``
     has them) is what the machine's speed and the windows did for both: taken out. Where that
@@ -107,17 +108,16 @@ def ratio(
     say without it as well. Of both the twin may be off by TWIN_OFF, the same in every pair. None
     where a pair has no such number.
     """
-    raw = _logs(objective, pairs, [(0.0, 0.0)] * len(pairs))
-    logs = _logs(objective, pairs, lucks) if lucks else raw
+    raw, logs = _logs(objective, pairs, ()), _logs(objective, pairs, lucks)
     if raw is None or logs is None:
         return None
     middle, replayed = float(logs.mean()), float(raw.mean())
+    says = [_mean_of(logs, _prior_sd(objective, pairs, lucks), off=_off(objective, pairs, lucks))]
     taken = middle - replayed
     if objective.is_share and lucks:
         taken = min(taken, _share_taken(pairs, lucks), key=abs)
-    says = [_mean_of(logs, objective, off=TWIN_OFF * taken)]
     if abs(taken) > MOST_LUCK:
-        says.append(_mean_of(raw, objective))
+        says.append(_mean_of(raw, _prior_sd(objective, pairs, ())))
     if len(foreseen):
         says.append(_by_twin(foreseen))
     low, high = min(one[0] for one in says), max(one[1] for one in says)
@@ -154,13 +154,13 @@ def _logs(
         return None
     if objective.is_share:
         shares = _evened(pairs, lucks)
-        means = np.maximum(LEAST_ATTAINMENT, shares.mean(axis=0))
+        means = np.clip(shares.mean(axis=0), LEAST_ATTAINMENT, 1.0)
         parts = (shares - shares.mean(axis=0)) / means
         whole: Floats = np.log(means[1] / means[0]) + parts[:, 1] - parts[:, 0]
         return whole
     found = [
         gain(objective, refined, knee, luck)
-        for (knee, refined), luck in zip(pairs, lucks, strict=True)
+        for (knee, refined), luck in zip(pairs, lucks or [(0.0, 0.0)] * len(pairs), strict=True)
     ]
     known = [one for one in found if one is not None]
     return np.array(known) if len(known) == len(found) else None
@@ -172,7 +172,7 @@ def _share_taken(
     """Return how much of the knee's share was taken out as luck of the refined one's, net. Beside
     the ratio's own change: of little that was served ratios run away, and of shares that are far
     apart such differences do; neither is a large correction where the other is not."""
-    attained, evened = _evened(pairs, [(0.0, 0.0)] * len(pairs)), _evened(pairs, lucks)
+    attained, evened = _evened(pairs, ()), _evened(pairs, lucks)
     knee, refined = (evened - attained).mean(axis=0) / max(
         LEAST_ATTAINMENT, float(evened[:, 0].mean())
     )
@@ -184,15 +184,40 @@ def _evened(
 ) -> Floats:
     """Return attainment without luck, (pairs, 2): the knee's and the refined one's."""
     attained = np.array([[one.attainment for one in pair] for pair in pairs])
-    evened: Floats = np.minimum(1.0, attained - np.array(lucks))
+    evened: Floats = attained - np.array(lucks) if lucks else attained
     return evened
 
 
-def _mean_of(logs: Floats, objective: Objective, *, off: float = 0.0) -> _Says:
+def _off(
+    objective: Objective,
+    pairs: Sequence[tuple[Numbers, Numbers]],
+    lucks: Sequence[tuple[float, float]],
+) -> float:
+    """Return what becomes of the mean where all luck is more by TWIN_OFF: both sides' together,
+    because one law is what is wrong of them."""
+    more = [(knee * (1 + TWIN_OFF), refined * (1 + TWIN_OFF)) for knee, refined in lucks]
+    logs, others = _logs(objective, pairs, lucks), _logs(objective, pairs, more)
+    return float(others.mean() - logs.mean()) if logs is not None and others is not None else 0.0
+
+
+def _prior_sd(
+    objective: Objective,
+    pairs: Sequence[tuple[Numbers, Numbers]],
+    lucks: Sequence[tuple[float, float]],
+) -> float:
+    """Return how far the two replays of a pair usually differ, as a logarithm: of shares it is so
+    much of all requests, so the more of themselves the less the knee serves."""
+    usual = PAIR_SHARE * objective.prior_sd
+    if not objective.is_share:
+        return usual
+    return usual / float(np.clip(_evened(pairs, lucks)[:, 0].mean(), LEAST_ATTAINMENT, 1.0))
+
+
+def _mean_of(logs: Floats, prior_sd: float, *, off: float = 0.0) -> _Says:
     """Return what the mean may be by Student's t; ``off`` is the standard deviation of an error
     that all of them share."""
     freedom = PRIOR_WEIGHT + len(logs) - 1
-    prior = PRIOR_WEIGHT * (PAIR_SHARE * objective.prior_sd) ** 2
+    prior = PRIOR_WEIGHT * prior_sd**2
     own = (prior + float(((logs - logs.mean()) ** 2).sum())) / freedom / len(logs)
     sd = math.hypot(math.sqrt(own), off)
     middle, reach = float(logs.mean()), student_t_975(freedom) * sd
