@@ -2,7 +2,8 @@
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,8 @@ from tuner.refine.bench import Build
 from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT, parse_objectives
+from tuner.refine.objective import GOODPUT, Objective, parse_objectives
+from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
 from tuner.rig import Rig
@@ -70,6 +72,45 @@ def judge_of(
         budget_s=600.0, start_s=0.0, step_s=6.0, build=Build(16, 2048),
     )  # fmt: skip
     return Judge(bench, question)
+
+
+class Unlucky(Screen):
+    """A twin that says how unlucky the replays of each cap were, and nothing else."""
+
+    def __init__(self, lucks: Mapping[object, float]) -> None:
+        self.lucks = lucks
+
+    def tells(self, one: Configuration) -> bool:
+        return one[CAP] in self.lucks
+
+    def foresee(self, one: Configuration, *, sure: bool = True) -> None:
+        """Say nothing of its own."""
+
+    def luck(
+        self, one: Configuration, _replays: Sequence[Replay], aims: Sequence[Objective]
+    ) -> tuple[float, ...]:
+        return (self.lucks[one[CAP]],) * len(aims)
+
+
+@pytest.mark.parametrize(
+    ("lucks", "gain", "deficit"),
+    [
+        ({16: 0.0, 12: 0.0}, 0.0, -0.01),
+        ({16: -0.2, 12: -0.1}, 0.0, -0.01),  # nobody serves more than all
+        ({16: 0.0, 12: 0.2}, math.log(0.8), 0.19),
+        ({16: 0.2, 12: 0.0}, -math.log(0.8), -0.21),
+    ],
+)
+def test_luck_is_taken_out_of_what_both_served(
+    tmp_path: Path, lucks: dict[object, float], gain: float, deficit: float
+) -> None:
+    other = {**KNEE, CAP: 12}
+    judge = judge_of(tmp_path, [(KNEE, "", replays(4), None), (other, "", replays(4), None)])
+    judge.question = replace(judge.question, screen=Unlucky(lucks))
+    found = judge.judge(judge.bench.done()[1])
+    assert found is not None
+    assert found.gains == pytest.approx((gain,))
+    assert found.deficit == pytest.approx(deficit)
 
 
 def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not(
