@@ -53,7 +53,7 @@ from tuner.slo import Slo
 from tuner.sweep import sweep
 
 GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
-NEAR, LEAST = math.log(1.02), math.log(1.01)
+NEAR, STATED = math.log(1.02), math.log(1.01)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,9 +198,12 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
     best, most = max(value for value, _ in cells), max(goodput for _, goodput in cells)
     mine, goodput = score(answer)
     _, of_compared = score({**knee, **found.chosen})
-    known = base.goodput_rps > 0
-    compared = math.log(of_compared / base.goodput_rps) if known and of_compared > 0 else 0.0
     ratio = found.paired.ratios.get("goodput") if found.paired is not None else None
+    stated = (
+        None
+        if ratio is None
+        else (math.log(ratio.value), math.log(ratio.low), math.log(ratio.high))
+    )
     step_s = found.workload.step_s
     grid_s = one.world.engine_start + len(cells) * step_s
     spent_s = sum(found.starts_s) + found.replay_s
@@ -212,20 +215,21 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         chosen=found.chosen,
         knee=knee,
         score=best - mine,
-        goodput=math.log(most / goodput) if goodput > 0 and most > 0 else 0.0,
+        goodput=log_ratio(most, goodput),
         knee_score=best - score(knee)[0],
-        true_gain=math.log(goodput / base.goodput_rps)
-        if min(goodput, base.goodput_rps) > 0
-        else 0.0,
-        true_of_compared=compared,
+        true_gain=log_ratio(goodput, base.goodput_rps),
+        true_of_compared=log_ratio(of_compared, base.goodput_rps),
         why=found.reason[-220:],
-        stated=None
-        if ratio is None
-        else (math.log(ratio.value), math.log(ratio.low), math.log(ratio.high)),
+        stated=stated,
         share=spent_s / grid_s,
         spent_s=spent_s,
         starts=len(found.starts_s),
     )
+
+
+def log_ratio(one: float, other: float) -> float:
+    """Return it; 0 where either is nothing."""
+    return math.log(one / other) if one > 0 and other > 0 else 0.0
 
 
 def report(level: str, results: Sequence[Result], *, each: bool) -> None:
@@ -240,7 +244,7 @@ def report(level: str, results: Sequence[Result], *, each: bool) -> None:
     parts = [
         one.true_of_compared / one.stated[0]
         for one in moved
-        if one.stated is not None and one.stated[0] > LEAST
+        if one.stated is not None and one.stated[0] > STATED
     ]
     print(
         f"{level:8} within 2 %: score {np.mean([one.score <= NEAR for one in results]):.3f},"

@@ -123,7 +123,8 @@ def grid(
         cell for cell in space.configurations(live=True, at=space.knee) if not contradicts(cell)
     ]
     cells = [cells[place] for place in np.random.default_rng(0).permutation(len(cells)).tolist()]
-    answers: list[Configuration] = [*([found["chosen"]] if found["refined"] else []), found["knee"]]
+    mine = answer_of(found)
+    answers = [mine] if mine == found["knee"] else [mine, found["knee"]]
     order = [*answers, *(cell for cell in cells if cell not in answers)]
     begin_s = monotonic()
     rig = Rig(
@@ -141,7 +142,7 @@ def grid(
             for cell in order:
                 if monotonic() - begin_s < minutes * 60:
                     await bench.trial(GRID, cell, workload, build)
-            best, mine = best_of(bench, workload), order[0]
+            best = best_of(bench, workload)
             for side in (best, mine, mine, best) * (TURNS if best != mine else 0):
                 await bench.trial(AGAIN, side, workload, build)
         finally:
@@ -151,12 +152,17 @@ def grid(
     return bench, workload
 
 
+def answer_of(found: dict[str, Any]) -> Configuration:
+    answer: Configuration = found["chosen"] if found["refined"] else found["knee"]
+    return answer
+
+
 def of_purpose(bench: LocalBench, purpose: str) -> list[Done]:
     return [done for done in bench.done() if done.purpose == purpose and done.failed is None]
 
 
 def best_of(bench: LocalBench, workload: Workload) -> Configuration:
-    """Return the cell that replayed best, against the first, which is the refined answer."""
+    """Return the cell that replayed best."""
     cells = of_purpose(bench, GRID)
     base = cells[0].measured(workload)
 
@@ -169,7 +175,7 @@ def best_of(bench: LocalBench, workload: Workload) -> Configuration:
 
 def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cells: int) -> None:
     measured = of_purpose(bench, GRID)
-    mine, best = measured[0].configuration, best_of(bench, workload)
+    mine, best = answer_of(found), best_of(bench, workload)
     again = of_purpose(bench, AGAIN)
     sides = (
         [one.measured(workload) for one in again if one.configuration == it] for it in (mine, best)

@@ -1,5 +1,6 @@
 """What a refinement tells of its trials: every one that served, where, and why it was ended."""
 
+import asyncio
 import io
 import math
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
+from tuner.refine.paired import SIDES, compare
 from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
@@ -51,13 +53,15 @@ def replays(good: int, *, cut: str | None = None) -> list[Replay]:
     return [replay_of(records[:2]), replay_of(records[2:], cut=cut, **bound)]
 
 
-def judge_of(
-    run_dir: Path, trials: Sequence[tuple[Configuration, str, Sequence[Replay], str | None]]
-) -> Judge:
-    """Return what judges trials of (configuration, worker, replays, why it failed)."""
+Trials = Sequence[tuple[Configuration, str, Sequence[Replay], str | None]]
+"""Configuration, worker, replays, why it failed."""
+
+
+def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> LocalBench:
+    """Return what has made these trials, for the search where nothing else is said."""
     book = journal.create(run_dir, {})
     for number, (one, worker, measured, failed) in enumerate(trials):
-        what = {"purpose": "search", "max_num_seqs": one[CAP]}
+        what = {"purpose": purposes[number] if purposes else "search", "max_num_seqs": one[CAP]}
         book.append("trial", **what, configuration=dict(one), at_s=0.0)
         for place, replay in enumerate(measured):
             book.append_replay(replay, **what, elapsed_s=10.0, window=place, trial=number, at_s=0.0)
@@ -65,7 +69,11 @@ def judge_of(
     book.close()
     vary, evidence = VllmVary({}), Evidence(book)
     rig = Rig(vary({}), SETTINGS, evidence, Progress(SETTINGS, None), None)
-    bench = LocalBench(rig, vary, lambda _: None)
+    return LocalBench(rig, vary, lambda _: None)
+
+
+def judge_of(run_dir: Path, trials: Trials) -> Judge:
+    bench = bench_of(run_dir, trials)
     space = Space(knobs=(), knee=KNEE, left_out=())
     question = Question(
         space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[0], screen=None,
@@ -78,7 +86,7 @@ class Unlucky(Screen):
     """A twin that says how unlucky the replays of each cap were, and nothing else."""
 
     def __init__(self, lucks: Mapping[object, float]) -> None:
-        self.lucks = lucks
+        self.lucks, self.laws = lucks, ()
 
     def tells(self, one: Configuration) -> bool:
         return one[CAP] in self.lucks
@@ -111,6 +119,23 @@ def test_luck_is_taken_out_of_what_both_served(
     assert found is not None
     assert found.gains == pytest.approx((gain,))
     assert found.deficit == pytest.approx(deficit)
+
+
+def test_each_side_of_a_pair_has_its_own_luck_taken_out(tmp_path: Path) -> None:
+    """The knee served half where it was unlucky by 0.3: 0.8, of which all is 1.25 times as much."""
+    other = {**KNEE, CAP: 12}
+    knee, refined = (KNEE, "", replays(2), None), (other, "", replays(4), None)
+    bench = bench_of(tmp_path, [refined, knee, knee, refined] * 2, [*SIDES, *SIDES])
+    found = asyncio.run(
+        compare(
+            bench, other, KNEE, pairs=4, objective=GOODPUT, workload=WORKLOAD,
+            screens=lambda: Unlucky({16: -0.3, 12: 0.0}),
+        )
+    )  # fmt: skip
+    goodput = found.ratios["goodput"]
+    assert found.pairs == 4
+    assert goodput.replayed == pytest.approx(2.0)
+    assert goodput.value == pytest.approx(1.25)
 
 
 def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not(

@@ -100,24 +100,26 @@ def ratio(
 
     Student's t over the pairs' log ratios, of shares over what each adds to the ratio of all; how
     far two replays differ is pooled with what is usual (``uncertainty.PRIOR_SD``; of shares, of all
-    requests), so that two pairs that happen to agree prove nothing. ``foreseen``
-    holds the twin's log gains for the whole of the traffic: the interval covers these too, because
-    the windows that were replayed are only a part of it. ``lucks`` (per pair, as ``refine.luck``
-    has them) is what the machine's speed and the windows did for both: taken out. Where that
-    changes more than MOST_LUCK it rests on the twin alone, and the interval covers what the replays
-    say without it as well. Of both the twin may be off by TWIN_OFF, the same in every pair. None
-    where a pair has no such number.
+    requests), so that two pairs that happen to agree prove nothing. ``foreseen`` holds the twin's
+    log gains for the whole of the traffic: the interval covers these too, because the windows that
+    were replayed are only a part of it. ``lucks`` (per pair the knee's and the refined one's, as
+    ``refine.luck`` has them) are taken out. Where that changes more than MOST_LUCK the ratio rests
+    on the twin alone, and the interval covers what the replays say without it as well. Of both the
+    twin may be off by TWIN_OFF, the same in every pair. None where a pair has no such number.
     """
-    raw, logs = _logs(objective, pairs, ()), _logs(objective, pairs, lucks)
+    no_luck = [(0.0, 0.0)] * len(pairs)
+    lucks = lucks or no_luck
+    raw, logs = _logs(objective, pairs, no_luck), _logs(objective, pairs, lucks)
     if raw is None or logs is None:
         return None
     middle, replayed = float(logs.mean()), float(raw.mean())
-    says = [_mean_of(logs, _prior_sd(objective, pairs, lucks), off=_off(objective, pairs, lucks))]
+    off = _off(objective, pairs, lucks)
+    says = [_mean_of(logs, _prior_sd(objective, pairs, lucks), off=off)]
     taken = middle - replayed
-    if objective.is_share and lucks:
+    if objective.is_share:
         taken = min(taken, _share_taken(pairs, lucks), key=abs)
     if abs(taken) > MOST_LUCK:
-        says.append(_mean_of(raw, _prior_sd(objective, pairs, ())))
+        says.append(_mean_of(raw, _prior_sd(objective, pairs, no_luck)))
     if len(foreseen):
         says.append(_by_twin(foreseen))
     low, high = min(one[0] for one in says), max(one[1] for one in says)
@@ -160,7 +162,7 @@ def _logs(
         return whole
     found = [
         gain(objective, refined, knee, luck)
-        for (knee, refined), luck in zip(pairs, lucks or [(0.0, 0.0)] * len(pairs), strict=True)
+        for (knee, refined), luck in zip(pairs, lucks, strict=True)
     ]
     known = [one for one in found if one is not None]
     return np.array(known) if len(known) == len(found) else None
@@ -172,11 +174,9 @@ def _share_taken(
     """Return how much of the knee's share was taken out as luck of the refined one's, net. Beside
     the ratio's own change: of little that was served ratios run away, and of shares that are far
     apart such differences do; neither is a large correction where the other is not."""
-    attained, evened = _evened(pairs, ()), _evened(pairs, lucks)
-    knee, refined = (evened - attained).mean(axis=0) / max(
-        LEAST_ATTAINMENT, float(evened[:, 0].mean())
-    )
-    return float(refined - knee)
+    knee, refined = np.mean(lucks, axis=0)
+    served = max(LEAST_ATTAINMENT, float(_evened(pairs, lucks)[:, 0].mean()))
+    return float(knee - refined) / served
 
 
 def _evened(
@@ -184,7 +184,7 @@ def _evened(
 ) -> Floats:
     """Return attainment without luck, (pairs, 2): the knee's and the refined one's."""
     attained = np.array([[one.attainment for one in pair] for pair in pairs])
-    evened: Floats = attained - np.array(lucks) if lucks else attained
+    evened: Floats = attained - np.array(lucks)
     return evened
 
 

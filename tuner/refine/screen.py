@@ -14,7 +14,7 @@ from tuner.measure import Measurement
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.luck import luck
-from tuner.refine.objective import GOODPUT, LEAST_ATTAINMENT, Objective, deficit, gains
+from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast, measurement_of
@@ -217,7 +217,7 @@ def combined(
     found = []
     for aim, objective in enumerate(objectives):
         of_replay = 2 * (objective.prior_sd**2 + WINDOWS_SD**2)
-        if objective is GOODPUT:
+        if objective.is_share:
             of_replay /= max(LEAST_ATTAINMENT, attainment) ** 2
         drawn = [sample[aim] for sample in foreseen.samples]
         of_twin = objective.prior_sd**2 + float(np.var(drawn))
