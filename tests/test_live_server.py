@@ -103,6 +103,18 @@ def test_one_deadline_holds_for_all_of_an_answer(begin: bytes, piece: bytes, mes
                 assert not one.is_alive()
 
 
+def test_a_deadline_that_the_socket_notices_first_is_the_same_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    join = threading.Thread.join
+    with serving(dribbles(b"", b"")) as url:
+        with monkeypatch.context() as patched:
+            patched.setattr(threading.Thread, "join", lambda thread, _: join(thread, 20))
+            with pytest.raises(InputError) as refused:
+                live_server.get(url, timeout_s=0.5)
+        assert str(refused.value) == f"{url}: {LATE}"
+
+
 @pytest.mark.parametrize(
     "answer",
     [

@@ -130,7 +130,7 @@ def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
     if text is None:
         raise InputError(
             f"{url}: no whole answer within {timeout_s:g} s",
-            hint="Is the server overloaded, or is something else listening there?",
+            hint="Is the server running, and not overloaded? Is something else listening there?",
         )
     return text
 
@@ -153,7 +153,9 @@ class _Exchange:
         except InputError as problem:
             self.problem = problem
         except (OSError, ValueError, OverflowError, http.client.HTTPException) as problem:
-            self.problem = _explained(self.url, problem)
+            # a socket's own timeout is as late as the whole, and either may be noticed first
+            if not isinstance(_cause_of(problem), TimeoutError):
+                self.problem = _explained(self.url, problem)
 
     def end(self) -> tuple[str | None, InputError | None]:
         """Return what there is, and let go of the rest."""
@@ -269,7 +271,6 @@ _WHY: tuple[tuple[type[Exception], str, str], ...] = (
         "SSL_CERT_FILE=FILE names authorities to trust.",
     ),
     (ssl.SSLError, "speaks no TLS", "Give http:// in place of https://."),
-    (TimeoutError, "no answer in time", "Is the server running?"),
     (
         http.client.InvalidURL,
         "no address that can be asked",
@@ -286,9 +287,13 @@ _WHY: tuple[tuple[type[Exception], str, str], ...] = (
 """The first that fits is said, and nothing in the server's own words, which may be anything."""
 
 
-def _explained(url: str, problem: Exception) -> InputError:
+def _cause_of(problem: Exception) -> Exception:
     reason = getattr(problem, "reason", None)  # of a URLError
-    cause = reason if isinstance(reason, Exception) else problem
+    return reason if isinstance(reason, Exception) else problem
+
+
+def _explained(url: str, problem: Exception) -> InputError:
+    cause = _cause_of(problem)
     kind, why, hint = next(one for one in _WHY if isinstance(cause, one[0]))
     if kind is OSError and isinstance(cause, OSError) and cause.strerror:
         why = f"{why}: {cause.strerror.lower()}"
