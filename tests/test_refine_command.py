@@ -72,6 +72,16 @@ def replays(run_dir: Path) -> list[tuple[str, int]]:
     return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
 
 
+def windows(run_dir: Path) -> list[tuple[str, list[float]]]:
+    """Return the purpose of every trial but the climbs, and where its windows start."""
+    events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
+    return [
+        (e["purpose"], [window["start_s"] for window in e["windows"]])
+        for e in events
+        if e["event"] == "trial" and e["purpose"] != "climb"
+    ]
+
+
 def whole_trials(found: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the trials that were not ended early: those that a study is told with numbers."""
     return [one for one in found["trials"] if one["cut"] is None]
@@ -106,6 +116,17 @@ def test_the_gain_is_stated_with_an_interval_that_excludes_none(whole: dict[str,
     goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
     assert whole["pairs"] == 8
     assert goodput["low"] > 1 or (goodput["low"] >= 0.99 and tail["high"] < 1)
+
+
+def test_each_pair_replays_windows_of_its_own_and_the_promise_is_of_the_searchs(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    found = windows(swept / "whole")
+    pairs = [starts_s for purpose, starts_s in found if purpose in {"refined", "knee"}]
+    assert pairs[::2] == pairs[1::2]
+    assert len({tuple(starts_s) for starts_s in pairs}) == whole["pairs"]
+    searched = {tuple(starts_s) for purpose, starts_s in found if purpose == "search"}
+    assert searched == {tuple(starts_s) for purpose, starts_s in found if purpose == "alone"}
 
 
 def test_a_trial_names_what_its_replays_and_what_the_twin_say_of_its_gain(
@@ -184,6 +205,7 @@ def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(
     after = replays(swept / "killed")
     assert after[: len(kept)] == kept
     assert after == replays(swept / "whole")
+    assert windows(swept / "killed") == windows(swept / "whole")
     assert json.loads(done.stdout)["chosen"] == whole["chosen"]
 
 

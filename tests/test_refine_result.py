@@ -128,7 +128,7 @@ def test_each_side_of_a_pair_has_its_own_luck_taken_out(tmp_path: Path) -> None:
     bench = bench_of(tmp_path, [refined, knee, knee, refined] * 2, [*SIDES, *SIDES])
     found = asyncio.run(
         compare(
-            bench, other, KNEE, pairs=4, objective=GOODPUT, workload=WORKLOAD,
+            bench, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT,
             screens=lambda: Unlucky({16: -0.3, 12: 0.0}),
         )
     )  # fmt: skip

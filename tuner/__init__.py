@@ -174,6 +174,7 @@ From replay to verdict
     refine.importance        what each knob is worth
     refine.judge             what trials gained over the knee
     refine.search            what to replay next, and what became of it
+    refine.balance           which windows the pairs replay
     refine.paired            what was found against the knee, in turns
     refine.tried             its trials as the result tells them
     refine.outcome           what a refinement comes to: reason, curve, profile

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class Workload:
     def sent_in(self, window: Window) -> list[TraceRequest]:
         """Return what a replay of a window sends."""
         return in_window(self.requests, window)
+
+    def within(self, windows: tuple[Window, ...]) -> "Workload":
+        """Return the same with other windows."""
+        return replace(self, windows=windows)
 
     def bound(self, window: Window, cap: int) -> float:
         """Return the most that ``cap`` can attain of a window's requests, by Little's law."""

@@ -123,7 +123,7 @@ class ClusterBench(Bench):
         """Make a trial in a place. Raises LostError when its worker is gone."""
         number = await self._taught(place, workload)
         limits = tuple(floors(place.name))
-        work = ("trial", purpose, dict(one), number, build, limits)
+        work = ("trial", purpose, dict(one), number, workload.windows, build, limits)
         report = await self._worked(place, purpose, one, *work)
         self._merge(report, place, build, one)
         done = self.done()[-1]
@@ -175,8 +175,9 @@ class ClusterBench(Bench):
             await self.make(place, SEARCH, knee, workload, build, no_floors)
 
     async def _taught(self, place: Place, workload: Workload) -> int:
-        """Return the number by which a worker knows what is replayed."""
-        number = next((n for n, one in enumerate(self._workloads) if one is workload), None)
+        """Return the number by which a worker knows the traffic."""
+        known = enumerate(self._workloads)
+        number = next((n for n, one in known if one.requests is workload.requests), None)
         if number is None:
             number = len(self._workloads)
             self._workloads.append(workload)

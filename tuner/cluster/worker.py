@@ -22,6 +22,7 @@ from tuner.refine.knobs import Configuration
 from tuner.refine.local_bench import LocalBench
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
+from tuner.window import Window
 from tuner.workload import Workload
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -87,19 +88,20 @@ class Worker:
         return self._description
 
     def learn(self, number: int, workload: Workload) -> None:
-        """Keep what is replayed, to be named by its number from now on."""
+        """Keep the traffic, to be named by its number from now on."""
         self._workloads[number] = workload
 
-    def trial(  # as Lane.trial
+    def trial(  # noqa: PLR0913, PLR0917 - as Lane.trial
         self,
         purpose: str,
         one: Configuration,
         number: int,
+        windows: tuple[Window, ...],
         build: Build,
         floors: tuple[float, ...],
     ) -> Report:
         """See Lane."""
-        workload = self._workloads[number]
+        workload = self._workloads[number].within(windows)
         return self._report(self._bench.trial(purpose, one, workload, build, lambda _: floors))
 
     def climb(self, one: Configuration, number: int, build: Build) -> Report:

@@ -7,7 +7,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from tuner.engines.seam import EngineFacts, Starter
@@ -17,6 +17,7 @@ from tuner.measure import Measurement, measure
 from tuner.records import Replay
 from tuner.refine.knobs import TOKENS, Configuration
 from tuner.rig import Watcher
+from tuner.window import Window
 from tuner.workload import Workload
 
 Vary = Callable[[Configuration], Starter]
@@ -52,6 +53,9 @@ class Done:
     worker: str = ""
     """Which of several places measured it; empty where there is one."""
 
+    windows: tuple[Window, ...] = ()
+    """What it was to replay."""
+
     def measured(self, workload: Workload) -> Measurement:
         return measure(self.replays, workload.slo)
 
@@ -64,8 +68,8 @@ class Chosen:
     complete: bool
     """Whether nothing but itself ended it."""
 
-    pairs: int
-    """How many times it is to be compared with the knee."""
+    pairs: tuple[tuple[Window, ...], ...]
+    """What it is to be compared with the knee in, pair by pair."""
 
 
 def told(one: Configuration) -> str:
@@ -167,6 +171,7 @@ class Bench(ABC):
                 end.get("failed"),
                 end.get("engine", 0),
                 end.get("worker", ""),
+                tuple(Window(**window) for window in begun.get("windows", ())),
             )
             for place, (begun, end) in enumerate(zip(journal.of("trial"), ends, strict=False))
         ]
@@ -180,13 +185,15 @@ class Bench(ABC):
     def chosen(self) -> Chosen | None:
         """Return how the search ended; None while it goes on."""
         for event in self.evidence.journal.of("gathered"):
-            return Chosen(dict(event["chosen"]), bool(event["complete"]), int(event["pairs"]))
+            pairs = (tuple(Window(**one) for one in pair) for pair in event["pairs"])
+            return Chosen(dict(event["chosen"]), bool(event["complete"]), tuple(pairs))
         return None
 
     def choose(self, chosen: Chosen) -> None:
         """Keep it: a resumed run goes on with the same."""
+        pairs = [[asdict(window) for window in pair] for pair in chosen.pairs]
         one = dict(chosen.configuration)
-        self._append("gathered", complete=chosen.complete, chosen=one, pairs=chosen.pairs)
+        self._append("gathered", complete=chosen.complete, chosen=one, pairs=pairs)
 
     def facts_of(
         self, key: tuple[tuple[str, str], ...], *, cap: int | None = None, tokens: int | None = None

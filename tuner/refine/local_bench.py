@@ -97,7 +97,13 @@ class LocalBench(Bench):
     ) -> Done:
         """See Lane."""
         if self.under_way() is None:
-            self._append("trial", purpose=purpose, max_num_seqs=one[CAP], configuration=dict(one))
+            self._append(
+                "trial",
+                purpose=purpose,
+                max_num_seqs=one[CAP],
+                configuration=dict(one),
+                windows=[asdict(window) for window in workload.windows],
+            )
         failed, hint, limits = None, "", floors("")
         try:
             before = self.evidence.replayed()

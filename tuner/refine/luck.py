@@ -14,19 +14,30 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.measure import Spread, spread
 from tuner.records import Replay
 from tuner.refine.objective import Numbers, Objective
-from tuner.scheduler.state import Floats, StepLaw
+from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.check import driven, observed
-from tuner.twin.simulation import EngineShape, met
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, met
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What the twin says of some windows, as far as aims look at it."""
+class Twin:
+    """What the twin says of one window."""
+
+    traffic: Traffic
+    replay: TwinReplay
+    scored: NDArray[np.bool_]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What the twin says of some windows together, as far as aims look at it."""
 
     attainment: float
     output_tokens_per_s: float
@@ -44,12 +55,16 @@ def luck(  # noqa: PLR0913, PLR0917 - what was replayed, and by which twin
     usual: Numbers,
 ) -> tuple[float, ...]:
     """Return per aim how much better these replays of one configuration should have been than
-    ``usual``, what the twin says of all of the traffic: of attainment the difference, of others the
-    log ratio; 0 where there is no telling.
+    ``usual``, what the twin says of all of the traffic; see ``beside``."""
+    return beside(aims, seen([_driven(replay, law, shape) for replay in replays], slo), usual)
+
+
+def beside(aims: Sequence[Objective], now: Seen, usual: Numbers) -> tuple[float, ...]:
+    """Return per aim how much better windows are than all of the traffic: of attainment the
+    difference, of others the log ratio; 0 where there is no telling.
 
     Of use in differences alone: some windows do not ask for tokens at the rate of all.
     """
-    now = _pooled(replays, law, shape, slo)
     found = []
     for aim in aims:
         if aim.is_share:
@@ -60,28 +75,33 @@ def luck(  # noqa: PLR0913, PLR0917 - what was replayed, and by which twin
     return tuple(found)
 
 
-def _pooled(replays: Sequence[Replay], law: StepLaw, shape: EngineShape, slo: Slo) -> _Seen:
-    good = total = tokens = 0.0
-    columns: dict[str, list[Floats]] = {"ttft_s": [], "tpot_s": [], "e2el_s": []}
-    weights = []
-    for replay in replays:
-        window = observed(replay)
-        if not window.cut:  # what the engine finished last, the twin may finish a moment later
-            window = replace(window, end_s=math.inf)
-        twin = driven(window, law, shape)
-        scored = window.scored
-        good += replay.weight * float(met(window.traffic, twin, slo)[scored].sum())
-        total += replay.weight * float(scored.sum())
-        tokens += replay.weight * twin.output_tokens / max(1e-9, twin.duration_s)
-        weights.append(np.full(int(scored.sum()), replay.weight))
-        for name, values in columns.items():
-            values.append(getattr(twin, name)[scored])
-    heavy = np.concatenate(weights)
+def seen(twins: Sequence[Twin], slo: Slo) -> Seen:
+    """Return what the twin says of windows, pooled as ``measure`` pools what was measured."""
+    heavy = np.concatenate([np.full(int(one.scored.sum()), one.weight) for one in twins])
+    good = sum(
+        one.weight * float(met(one.traffic, one.replay, slo)[one.scored].sum()) for one in twins
+    )
 
     def over(name: str) -> Spread | None:
-        values = np.concatenate(columns[name])
+        values = np.concatenate([getattr(one.replay, name)[one.scored] for one in twins])
         known = ~np.isnan(values)
         return spread(values[known], heavy[known])
 
-    share = good / total if total else 0.0
-    return _Seen(share, tokens, over("ttft_s"), over("tpot_s"), over("e2el_s"))
+    return Seen(
+        attainment=good / float(heavy.sum()) if len(heavy) else 0.0,
+        output_tokens_per_s=sum(
+            one.weight * one.replay.output_tokens / max(1e-9, one.replay.duration_s)
+            for one in twins
+        ),
+        ttft_s=over("ttft_s"),
+        tpot_s=over("tpot_s"),
+        e2el_s=over("e2el_s"),
+    )
+
+
+def _driven(replay: Replay, law: StepLaw, shape: EngineShape) -> Twin:
+    """Return the twin's replay of the same at the speed that the machine had then."""
+    window = observed(replay)
+    if not window.cut:  # what the engine finished last, the twin may finish a moment later
+        window = replace(window, end_s=math.inf)
+    return Twin(window.traffic, driven(window, law, shape), window.scored, replay.weight)

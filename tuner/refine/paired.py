@@ -3,12 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 
-from tuner.measure import Measurement
+from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done, told
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
 from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective
 from tuner.refine.proof import Paired, Ratio, proof, ratio
 from tuner.refine.screen import Screen
+from tuner.slo import Slo
 from tuner.workload import Workload
 
 PAIRS, MOST_PAIRS = 4, 8
@@ -29,41 +30,38 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
     one: Configuration,
     knee: Configuration,
     *,
-    pairs: int,
+    workloads: Sequence[Workload],
     objective: Objective,
-    workload: Workload,
     screens: Callable[[], Screen | None],
 ) -> Paired:
     """Replay both in turns: on one engine whose limits change live, or else on fresh ones.
 
-    ``screens`` returns the twin of all that was replayed so far. Raises EngineError when engines
-    keep failing.
+    ``workloads`` has what each pair replays; ``screens`` returns the twin of all that was replayed
+    so far. Raises EngineError when engines keep failing.
     """
-    sides, aim = {"refined": one, "knee": knee}, objective.name
+    sides, aim, slo = {"refined": one, "knee": knee}, objective.name, workloads[0].slo
     bench.watcher.stage(f"comparing {told(one)} with the knee, in turns")
     while True:
         await bench.settle()
-        if len(done := _done(bench)) == 2 * pairs:
+        if len(done := _done(bench)) == 2 * len(workloads):
             break
-        if len(done) == 2 * LOOK_AT and _is_hopeless(
-            _ratios(done, workload, screens(), sides), aim
-        ):
+        if len(done) == 2 * LOOK_AT and _is_hopeless(_ratios(done, slo, screens(), sides), aim):
             break
         side = SIDES[len(done) % len(SIDES)]
         build = _build(one, knee, turn=_turn(len(done)), side=sides[side])
-        await bench.trial(side, sides[side], workload, build)
-    ratios = _ratios(done, workload, screens(), sides)
+        await bench.trial(side, sides[side], workloads[len(done) // 2], build)
+    ratios = _ratios(done, slo, screens(), sides)
     return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(done) // 2)
 
 
 def _ratios(
     done: Sequence[Done],
-    workload: Workload,
+    slo: Slo,
     screen: Screen | None,
     sides: Mapping[str, Configuration],
 ) -> dict[str, Ratio]:
     """Return refined / knee of every aim over the pairs so far, luck taken out."""
-    pairs = _pairs(done, workload)
+    pairs = _pairs(done, slo)
     lucks = _lucks(done, screen, sides) if screen is not None else {}
     found = {}
     for name, aim in OBJECTIVES.items():
@@ -110,11 +108,11 @@ def _done(bench: Bench) -> list[Done]:
     ]
 
 
-def _pairs(done: Sequence[Done], workload: Workload) -> list[tuple[Measurement, Measurement]]:
+def _pairs(done: Sequence[Done], slo: Slo) -> list[tuple[Measurement, Measurement]]:
     """Return (knee, refined), pair by pair."""
     found = []
     for first, second in zip(done[::2], done[1::2], strict=False):
-        by_side = {half.purpose: half.measured(workload) for half in (first, second)}
+        by_side = {half.purpose: measure(half.replays, slo) for half in (first, second)}
         found.append((by_side["knee"], by_side["refined"]))
     return found
 

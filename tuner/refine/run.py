@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from tuner.errors import UsageError
 from tuner.outcome import SweepOutcome
+from tuner.refine.balance import balanced
 from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
@@ -106,7 +107,14 @@ class _Run:
             complete = await search.gather(self.plan.curve)
             search.rejudge(self._with_all(search.question))
             one = dict(search.answer())
-            chosen = Chosen(one, complete, self._pairs_of(one, search.question))
+            windows = balanced(
+                self.workload,
+                search.question.screen,
+                one,
+                self.plan.objectives[0],
+                pairs=self._pairs_of(one, search.question),
+            )
+            chosen = Chosen(one, complete, windows)
             self.bench.choose(chosen)
         else:
             search.rejudge(self._with_all(search.question))
@@ -132,9 +140,8 @@ class _Run:
             self.bench,
             chosen.configuration,
             self.space.knee,
-            pairs=chosen.pairs,
+            workloads=[self.workload.within(windows) for windows in chosen.pairs],
             objective=self.plan.objectives[0],
-            workload=self.workload,
             screens=lambda: self._screen(question.knee, *SEARCHING, *COMPARING),
         )
 
@@ -149,7 +156,7 @@ class _Run:
             chosen.configuration,
             self.plan.profile,
             knee=self.space.knee,
-            pairs=chosen.pairs,
+            pairs=len(chosen.pairs),
             workload=self.workload,
             settings=self.settings,
             searched=self._build(),

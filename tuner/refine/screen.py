@@ -13,7 +13,7 @@ import numpy as np
 from tuner.measure import Measurement
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.refine.luck import luck
+from tuner.refine.luck import Twin, luck
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
@@ -105,6 +105,12 @@ class Screen:
         law = up_to(self.laws[0], number(one[CAP]))
         usual = self.measurement(0, one)
         return luck(aims, replays, law, self._shape_at(one), self.slo, usual)
+
+    def window(self, one: Configuration, traffic: Traffic, *, scored_from_s: float) -> Twin:
+        """Return what the twin says of a replay of this traffic at the usual speed."""
+        law = up_to(self.laws[0], number(one[CAP]))
+        replay = simulate(traffic, law, self._shape_at(one), max_num_seqs=number(one[CAP]))
+        return Twin(traffic, replay, traffic.arrival_s >= scored_from_s)
 
     def _shape_at(self, one: Configuration) -> EngineShape:
         blocks = one.get(BLOCKS) or self.shape.kv_blocks

@@ -36,7 +36,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
 ) -> SweepOutcome:
     """Measure what is missing of an engine built for exactly the choice, and tell it as a sweep."""
     build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee, pairs))
-    if not is_exact(one, knee) and not _of(bench, ALONE):
+    if not _of(bench, ALONE):
         await bench.trial(ALONE, one, workload, build)
     if settings.headroom > 1 and not _of(bench, RAISED):
         raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
@@ -47,7 +47,6 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         await bench.climb(one, workload, replace(searched, turn=2 * pairs + 1))
     view = twin_of(bench, one, bench.done(), workload, settings)
     cap = number(one[CAP])
-    confirmed = _of(bench, ALONE) or _of(bench, "refined")
     return outcome_of(
         profile,
         cap=cap,
@@ -55,7 +54,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         view=view,
         raised=_raised(view, workload, settings, cap),
         workload=workload,
-        confirmed=[replay for done in confirmed for replay in done.replays],
+        confirmed=[replay for done in _of(bench, ALONE) for replay in done.replays],
         with_headroom=[replay for done in _of(bench, RAISED) for replay in done.replays],
         headroom=settings.headroom,
         reason=reason,
@@ -91,7 +90,7 @@ def twin_of(
         (workload.sent_in(window), replay)
         for each in alike
         if each.purpose not in {"climb", RAISED}
-        for window, replay in zip(workload.windows, each.replays, strict=False)
+        for window, replay in zip(each.windows, each.replays, strict=False)
         if replay.cut is None
     ]
     return view_of(
