@@ -76,31 +76,49 @@ LATE = "no whole answer within 0.5 s"
 
 
 @pytest.mark.parametrize(
-    ("begin", "piece", "message"),
+    ("begin", "piece"),
     [
-        (b"", b"", LATE),
-        (b"", b"H", LATE),
-        (OK + b"X-Long: ", b"x", LATE),
-        (b"", b"HTTP/1.1 100 Continue\r\n\r\n", LATE),
-        (OK + b"Content-Length: 1000000\r\n\r\n", b"x", LATE),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n", LATE),
-        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n", LATE),
-        (OK + b"\r\n", b"x", LATE),
-        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", b"x", "redirects again and again"),
-        (b"HTTP/1.1 500 Oh\r\nContent-Length: 1000000\r\n\r\n", b"x", "answers 500"),
+        (b"", b""),
+        (b"", b"H"),
+        (OK + b"X-Long: ", b"x"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (OK + b"Content-Length: 1000000\r\n\r\n", b"x"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\nx\r\n"),
+        (OK + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"x: y\r\n"),
+        (OK + b"\r\n", b"x"),
     ],
 )
-def test_one_deadline_holds_for_all_of_an_answer(begin: bytes, piece: bytes, message: str) -> None:
+def test_one_deadline_holds_for_all_of_an_answer(begin: bytes, piece: bytes) -> None:
     with serving(dribbles(begin, piece)) as url:
         begun_s = time.monotonic()
         with pytest.raises(InputError) as refused:
             live_server.get(f"{url}/metrics", timeout_s=0.5)
         assert time.monotonic() - begun_s < 5
+        assert str(refused.value) == f"{url}/metrics: {LATE}"
+        assert_its_threads_end()
+
+
+@pytest.mark.parametrize(
+    ("begin", "message"),
+    [
+        (b"HTTP/1.1 302 Found\r\nLocation: /\r\n\r\n", "redirects again and again"),
+        (b"HTTP/1.1 500 Oh\r\nContent-Length: 1000000\r\n\r\n", "answers 500"),
+    ],
+)
+def test_what_follows_a_refusal_is_not_waited_for(begin: bytes, message: str) -> None:
+    with serving(dribbles(begin, b"x")) as url:
+        with pytest.raises(InputError) as refused:
+            live_server.get(f"{url}/metrics", timeout_s=20)
         assert str(refused.value) == f"{url}/metrics: {message}"
-        for one in threading.enumerate():
-            if one.name == "tuner-get":  # its connection was closed, so it ends
-                one.join(5)
-                assert not one.is_alive()
+        assert_its_threads_end()
+
+
+def assert_its_threads_end() -> None:
+    """Of a connection that was closed."""
+    for one in threading.enumerate():
+        if one.name == "tuner-get":
+            one.join(5)
+            assert not one.is_alive()
 
 
 def test_a_deadline_that_the_socket_notices_first_is_the_same_deadline(
