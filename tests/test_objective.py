@@ -9,6 +9,7 @@ from tuner.errors import UsageError
 from tuner.measure import Spread
 from tuner.refine.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives
 from tuner.refine.proof import TWIN_OFF, proof, ratio
+from tuner.uncertainty import student_t_975
 
 
 def flat(seconds: float) -> Spread:
@@ -123,7 +124,18 @@ def test_small_shares_that_are_far_apart_are_no_sign_of_much_luck() -> None:
     assert found.value == pytest.approx(0.75 / 0.67)
     assert found.replayed == pytest.approx(3.0)
     assert found.is_better
-    assert found.high < 1.25
+    less = 1 - student_t_975(5.0) * TWIN_OFF
+    assert found.high == pytest.approx((0.18 + 0.57 * less) / (0.06 + 0.61 * less), abs=0.01)
+
+
+def test_how_far_the_twin_is_off_of_a_knee_with_little_left_is_not_alike_on_both_sides() -> None:
+    """The knee served half, of all a tenth says the twin: the interval reaches down to what was
+    replayed, and no further."""
+    found = ratio(GOODPUT, [(KNEE, Numbers(0.95))] * 8, (), [(0.4, 0.0)] * 8)
+    assert found is not None
+    assert found.value == pytest.approx(9.5)
+    assert 1.8 < found.low < 0.95 / 0.5
+    assert found.high > 0.95 / 0.03
 
 
 def test_gains_are_log_ratios_in_which_goodput_comes_before_the_tail() -> None:

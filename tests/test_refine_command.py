@@ -20,7 +20,7 @@ pytestmark = pytest.mark.timeout(180)  # the first test waits for a sweep and a 
 
 ROOT = Path(__file__).parent.parent
 WORLD = """\
-step: {a: 0.020, b: 0.0004, n0: 12, h: 0.012, c: 1.0e-5}
+step: {a: 0.016, b: 0.0004, n0: 12, h: 0.012, c: 1.0e-5}
 engine_start: 30
 noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """
@@ -39,7 +39,7 @@ AND source.key = 'source' AND source.value_json = '"engine"'
 KEYS = {
     "refined", "reason", "chosen", "knee", "ratios", "pairs", "objective", "trials", "front",
     "importance", "space", "left_out", "pruned", "of_others", "failed", "complete", "engine_starts",
-    "engine_seconds", "run_dir", "profile", "warnings",
+    "engine_seconds", "run_dir", "profile", "warnings", "windows",
 }  # fmt: skip
 
 TRIAL_KEYS = {
@@ -124,7 +124,9 @@ def test_each_pair_replays_windows_of_its_own_and_the_promise_is_of_the_searchs(
     found = windows(swept / "whole")
     pairs = [starts_s for purpose, starts_s in found if purpose in {"refined", "knee"}]
     assert pairs[::2] == pairs[1::2]
-    assert len({tuple(starts_s) for starts_s in pairs}) == whole["pairs"]
+    assert len({tuple(starts_s) for starts_s in pairs}) == whole["pairs"] == len(whole["windows"])
+    told = [[float(one.split("s+")[0]) for one in pair] for pair in whole["windows"]]
+    assert told == [pytest.approx(starts_s, abs=0.001) for starts_s in pairs[::2]]
     searched = {tuple(starts_s) for purpose, starts_s in found if purpose == "search"}
     assert searched == {tuple(starts_s) for purpose, starts_s in found if purpose == "alone"}
 
@@ -207,6 +209,45 @@ def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(
     assert after == replays(swept / "whole")
     assert windows(swept / "killed") == windows(swept / "whole")
     assert json.loads(done.stdout)["chosen"] == whole["chosen"]
+
+
+def edited(swept: Path, name: str, *, until: str, **changes: object) -> Path:
+    """Return a copy of the whole run whose journal ends with that event of a purpose, changed."""
+    folder = swept / name
+    shutil.copytree(swept / "whole", folder)
+    path = folder / "journal.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    purposes = [one for one in events if one["event"] in {"trial", "gathered"}]
+    ends = [one for one in events if one["event"] in {"measured", "gathered"}]
+    wanted = next(
+        end
+        for begun, end in zip(purposes, ends, strict=True)
+        if until in {begun.get("purpose"), begun["event"]}
+    )
+    place = events.index(wanted)
+    kept = [*events[:place], {**wanted, **changes}]
+    path.write_text("".join(json.dumps(one) + "\n" for one in kept))
+    return folder
+
+
+@pytest.mark.usefixtures("whole")
+def test_a_promise_whose_engine_died_is_measured_again(swept: Path) -> None:
+    folder = edited(swept, "died", until="alone", failed="the engine is gone")
+    done = refine(swept, "--run-dir", "died", "--resume", *SHARED, "--json", "-o", "died.yaml")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["refined"]
+    assert [purpose for purpose, _ in windows(folder)].count("alone") == 2
+    assert profile.load(swept / "died.yaml").promise.source == "confirming run"
+
+
+@pytest.mark.parametrize("pairs", [8, [[{"start_s": 0.0}]], None], ids=str)
+@pytest.mark.usefixtures("whole")
+def test_a_journal_that_makes_no_sense_is_refused(swept: Path, pairs: object) -> None:
+    folder = edited(swept, f"torn {pairs}", until="gathered", pairs=pairs)
+    done = refine(swept, "--run-dir", folder.name, "--resume", *SHARED)
+    assert done.returncode == 3, done.stderr
+    assert "journal.jsonl: an event makes no sense" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_finished_run_resumed_measures_nothing(swept: Path, whole: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -42,9 +42,12 @@ class Evidence:
     journal: Journal
     _replays: dict[str, Replay] = field(default_factory=dict)
 
-    def check(self) -> None:
-        """Read all that stands in the journal once. Raises RunError when it makes no sense."""
+    def check(self, *more: Callable[[], object]) -> None:
+        """Read all that stands in the journal once, with ``more`` that reads it. Raises RunError
+        when it makes no sense."""
         try:
+            for each in more:
+                each()
             self.unloaded(), self.choice(), self.starts_s(), self.replay_s(), self.spent_s()
             self.under_way()
             if self.starts_s():

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.device_use import DeviceUse, device_use
 from tuner.engines.seam import IterationLog
@@ -99,10 +100,10 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> S
     >>> spread([1.0, 3.0]).p50
     2.0
     """
-    array = np.fromiter(values, float)
+    array = _floats(values)
     if not array.size:
         return None
-    heavy = np.ones(array.size) if weights is None else np.fromiter(weights, float)
+    heavy = np.ones(array.size) if weights is None else _floats(weights)
     if not heavy.sum() > 0:
         return None
     order = np.argsort(array, kind="stable")
@@ -111,6 +112,10 @@ def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> S
     places = below / below[-1] if below[-1] > 0 else below
     percentiles = np.interp((0.50, 0.90, 0.95, 0.99), places, array)
     return Spread(float(np.average(array, weights=heavy)), *(float(q) for q in percentiles))
+
+
+def _floats(values: Iterable[float]) -> NDArray[np.float64]:
+    return values if isinstance(values, np.ndarray) else np.fromiter(values, float)
 
 
 def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:

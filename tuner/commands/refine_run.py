@@ -101,11 +101,11 @@ def _refined(begun: _Run, site: "Site | None") -> Refinement:
         progress.warn(warning)
 
     evidence = Evidence(book)
-    evidence.check()
     execute: Execute = begun.engines.execute(book.clock_s)
     bench: Bench = _local_bench(begun, evidence, progress)
     if site is not None:
         execute, bench = interruption.run, site.bench(evidence, progress)
+    evidence.check(bench.done, bench.chosen)
     try:
         with progress:
             return execute(refine(begun.requests, plan, bench, study))
@@ -187,6 +187,7 @@ def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
             for name, one in (paired.ratios if paired else {}).items()
         },
         "pairs": paired.pairs if paired else 0,
+        "windows": [[str(window) for window in pair] for pair in found.pairs],
         "objective": [aim.name for aim in plan.objectives],
         "trials": [
             {

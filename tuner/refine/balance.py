@@ -1,156 +1,181 @@
-"""Which windows the pairs replay: such as gain by the twin what all of the traffic gains. Pure.
+"""Which windows the pairs replay: such as stand, by the twin, for all of the traffic. Pure.
 
-Few windows gain more, or less, than all of the traffic does, and of that the twin knows the most:
-what it knows need be neither left to chance nor taken out afterwards (balanced sampling: Deville
-and Tillé, Biometrika 91, 2004). Every pair has windows of its own, so that how far the pairs differ
-also says what the twin does not know of windows.
+Few windows gain more, or less, than all of the traffic does. What the twin knows of that need not
+be left to chance and taken out afterwards: of many random choices of windows the one is taken in
+which it sees the least luck (balanced sampling: Deville and Tillé, Biometrika 91, 2004). Every pair
+has windows of its own, so that how far the pairs differ also says what the twin does not know.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.refine.knobs import Configuration
-from tuner.refine.luck import Twin, beside, seen
-from tuner.refine.objective import GOODPUT, LEAST_ATTAINMENT, OBJECTIVES, TAIL, Objective
+from tuner.refine.luck import Served, beside, seen
+from tuner.refine.objective import (
+    GOODPUT,
+    LEAST_ATTAINMENT,
+    OBJECTIVES,
+    TAIL,
+    TAIL_PER_LOG,
+    Objective,
+)
 from tuner.refine.screen import Screen
 from tuner.scheduler.state import Floats, Ints
-from tuner.twin.simulation import met
-from tuner.window import Window, run_in_before_s
+from tuner.twin.simulation import met, traffic_of
+from tuner.window import Window, in_window, run_in_before_s
 from tuner.workload import Workload
 
-MOST_CANDIDATES = 200
-SPACING = 0.5
-"""From one candidate to the next, of a window's length."""
-
+MOST_TILES = 200
 DRAWS = 10_000
-"""Random choices, of which those that serve like all of the traffic are looked at closely."""
-
 CLOSELY = 64
-EVEN = 0.1
-"""What it counts that both attain more, or less, than of all, beside that one does."""
-
-TIE = 0.05
-"""What the tail counts, which decides where goodput does not: few windows hardly show it."""
+"""How many random choices are made, and how many of these that serve most like all of the traffic
+are looked at closely: about a second's work."""
 
 Windows = tuple[Window, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class _Candidate:
+class _Tile:
     window: Window
-    sides: tuple[Twin, Twin]
+    sides: tuple[Served, Served]
     """What the twin says of the knee there, and of the other."""
 
+    @property
+    def requests(self) -> int:
+        return int(self.sides[0].scored.sum())
 
-def balanced(
+
+def balanced(  # noqa: PLR0913 - what is compared, by which twin, on what
     workload: Workload,
     screen: Screen | None,
     one: Configuration,
     objective: Objective,
     *,
     pairs: int,
+    hash_block_size: int,
 ) -> tuple[Windows, ...]:
     """Return the windows of each pair in which ``one`` is compared with the knee, as many and
-    together as long as the search's: those themselves where the twin cannot tell of both, or where
-    the traffic is hardly longer."""
-    size = len(workload.windows)
-    candidates: list[_Candidate] = []
-    if screen is not None and screen.tells(one):
-        candidates = _candidates(workload, screen, one)
-    if screen is None or len(candidates) <= size:
+    together as long as the search's.
+
+    The search's own, for all pairs, where these stand for all of the traffic as well as any, where
+    the twin cannot tell of both, and where the traffic is hardly longer.
+    """
+    if screen is None or not screen.tells(one):
         return (workload.windows,) * pairs
-    sides = (screen.knee, one)
-    drawn = _serving_alike(candidates, (pairs, size), screen, sides)
-    worth = {TAIL.name: TIE, GOODPUT.name: 1.0, objective.name: 1.0}
-    aims = [OBJECTIVES[name] for name in worth]
-    lucks = np.array(
-        [
-            [_lucks([candidates[i] for i in pair], screen, sides, aims) for pair in each]
-            for each in drawn
-        ]
-    )
-    unlike = sum(
-        worth[aim.name] * _unlike(lucks[..., place], is_share=aim.is_share) / aim.prior_sd
-        for place, aim in enumerate(aims)
-    )
-    best = drawn[np.argmin(unlike)]
-    return tuple(tuple(candidates[i].window for i in sorted(pair)) for pair in best)
+    look = _Look(workload, screen, one, hash_block_size)
+    size = len(workload.windows)
+    tiles = look.tiles()
+    if len(tiles) <= size:
+        return (workload.windows,) * pairs
+    choices = [
+        [[tiles[i] for i in sorted(pair)] for pair in choice]
+        for choice in look.serving_alike(tiles, (pairs, size)).tolist()
+    ]
+    choices.append([[look.at(window) for window in workload.windows]])
+    best = min(choices, key=lambda choice: look.unlike(choice, objective))
+    return tuple(tuple(tile.window for tile in best[pair % len(best)]) for pair in range(pairs))
 
 
-def _candidates(workload: Workload, screen: Screen, one: Configuration) -> list[_Candidate]:
-    """Return windows all over the traffic, with what the twin says of both there."""
-    length_s = sum(window.length_s for window in workload.windows) / len(workload.windows)
-    run_in_s = run_in_before_s(length_s, room_s=math.inf)
-    first_s, last_s = (float(screen.traffic.arrival_s[end]) for end in (0, -1))
-    room_s = last_s - first_s - run_in_s - length_s
-    if room_s <= 0:
-        return []
-    count = min(MOST_CANDIDATES, 1 + int(room_s / (SPACING * length_s)))
-    found = []
-    for start_s in (first_s + run_in_s + np.linspace(0.0, room_s, count)).tolist():
-        traffic = screen.traffic.between(start_s - run_in_s, start_s + length_s)
-        knee, other = (
-            screen.window(each, traffic, scored_from_s=start_s) for each in (screen.knee, one)
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """The twin, asked about windows."""
+
+    workload: Workload
+    screen: Screen
+    one: Configuration
+    hash_block_size: int
+
+    def tiles(self) -> list[_Tile]:
+        """Return windows all over the traffic, none of which overlap, with a whole run-in each."""
+        windows, arrival_s = self.workload.windows, self.screen.traffic.arrival_s
+        length_s = sum(window.length_s for window in windows) / len(windows)
+        run_in_s = run_in_before_s(length_s, room_s=math.inf)
+        room_s = float(np.ptp(arrival_s)) - run_in_s
+        if room_s < length_s:
+            return []
+        first_s, count = float(arrival_s[0]) + run_in_s, int(room_s / length_s)
+        apart_s = room_s / min(MOST_TILES, count)
+        starts_s = (first_s + apart_s * place for place in range(min(MOST_TILES, count)))
+        found = [self.at(Window(start_s, length_s, run_in_s)) for start_s in starts_s]
+        return [tile for tile in found if tile.requests]
+
+    def at(self, window: Window) -> _Tile:
+        """Return what the twin says of both there: of a replay with a cache that is empty."""
+        begin_s, end_s = window.start_s - window.run_in_s, window.start_s + window.length_s
+        requests = self.workload.requests
+        first, last = (
+            bisect_left(requests, s, key=lambda r: r.arrival_s) for s in (begin_s, end_s)
         )
-        if knee.scored.any():
-            found.append(_Candidate(Window(start_s, length_s, run_in_s), (knee, other)))
-    return found
-
-
-def _serving_alike(
-    candidates: Sequence[_Candidate],
-    shape: tuple[int, int],
-    screen: Screen,
-    sides: Sequence[Configuration],
-) -> Ints:
-    """Return choices, (choices, pairs, windows), in which both attain about what they do of all of
-    the traffic. None has a candidate twice unless there are too few of them."""
-    served = np.array(
-        [
-            [met(twin.traffic, twin.replay, screen.slo)[twin.scored].sum() for twin in each.sides]
-            for each in candidates
-        ],
-        dtype=float,
-    )
-    scored = np.array([float(each.sides[0].scored.sum()) for each in candidates])
-    size = math.prod(shape)
-    often = math.ceil(size / len(candidates))
-    order = np.random.default_rng(0).random((DRAWS, often * len(candidates))).argsort(axis=1)
-    drawn = (order[:, :size] % len(candidates)).reshape(DRAWS, *shape)
-    attained = served[drawn].sum(axis=2) / scored[drawn].sum(axis=2)[..., None]
-    usual = np.array([screen.measurement(0, one).attainment for one in sides])
-    lucks = (attained - usual) / np.maximum(LEAST_ATTAINMENT, usual)
-    closest = np.argsort(_unlike(lucks, is_share=True), kind="stable")[:CLOSELY]
-    found: Ints = drawn[closest]
-    return found
-
-
-def _lucks(
-    candidates: Sequence[_Candidate],
-    screen: Screen,
-    sides: Sequence[Configuration],
-    aims: Sequence[Objective],
-) -> list[list[float]]:
-    """Return how much better each side is there than in all of the traffic, of that, per aim."""
-    found = []
-    for place, one in enumerate(sides):
-        usual = screen.measurement(0, one)
-        lucks = beside(aims, seen([each.sides[place] for each in candidates], screen.slo), usual)
-        served = max(LEAST_ATTAINMENT, usual.attainment)
-        found.append(
-            [luck / served if aim.is_share else luck for aim, luck in zip(aims, lucks, strict=True)]
+        traffic = traffic_of(
+            in_window(requests[first:last], window),
+            hash_block_size=self.hash_block_size,
+            hit_share=self.screen.hit_share,
         )
+        knee, other = (self.screen.served(each, traffic, window) for each in self._sides())
+        return _Tile(window, (knee, other))
+
+    def serving_alike(self, tiles: Sequence[_Tile], shape: tuple[int, int]) -> Ints:
+        """Return choices of tiles, (choices, pairs, tiles of each), in which both sides attain
+        about what they do of all of the traffic.
+
+        Tiles are drawn with a probability that goes by their requests. None is twice in a pair,
+        nor in two pairs unless there are too few of them.
+        """
+        requests = np.array([float(tile.requests) for tile in tiles])
+        good = np.array([[self._met(served) for served in tile.sides] for tile in tiles])
+        rng, (pairs, size) = np.random.default_rng(0), shape
+        if pairs * size <= len(tiles):
+            order = (rng.exponential(size=(DRAWS, len(tiles))) / requests).argsort(axis=-1)
+            drawn: Ints = order[:, : pairs * size].reshape(DRAWS, pairs, size)
+        else:
+            order = (rng.exponential(size=(DRAWS, pairs, len(tiles))) / requests).argsort(axis=-1)
+            drawn = order[:, :, :size]
+        attained = good[drawn].sum(axis=2) / requests[drawn].sum(axis=2)[..., None]
+        usual = np.array([self.screen.measurement(0, one).attainment for one in self._sides()])
+        unlike = _unlike((attained - usual) / np.maximum(LEAST_ATTAINMENT, usual))
+        return drawn[np.argsort(unlike, kind="stable")[:CLOSELY]]
+
+    def unlike(self, choice: Sequence[Sequence[_Tile]], objective: Objective) -> float:
+        """Return how far what is gained in the windows may be from what is gained of all, of all
+        aims that a proof may rest on: of the tail so much as gains count it."""
+        worth = {TAIL.name: TAIL_PER_LOG, GOODPUT.name: 1.0, objective.name: 1.0}
+        aims = [OBJECTIVES[name] for name in worth]
+        lucks = np.array([self._lucks(pair, aims) for pair in choice])
+        return sum(
+            worth[aim.name] * float(_unlike(lucks[..., place])) for place, aim in enumerate(aims)
+        )
+
+    def _lucks(self, pair: Sequence[_Tile], aims: Sequence[Objective]) -> list[list[float]]:
+        """Return per side and aim how much better windows are than all of the traffic: a share of
+        what that is."""
+        found = []
+        for place, one in enumerate(self._sides()):
+            usual = self.screen.measurement(0, one)
+            now = seen([tile.sides[place] for tile in pair], self.screen.slo)
+            of_all = max(LEAST_ATTAINMENT, usual.attainment)
+            lucks = zip(aims, beside(aims, now, usual), strict=True)
+            found.append([luck / of_all if aim.is_share else luck for aim, luck in lucks])
+        return found
+
+    def _met(self, served: Served) -> float:
+        return float(met(served.traffic, served.replay, self.screen.slo)[served.scored].sum())
+
+    def _sides(self) -> tuple[Configuration, Configuration]:
+        return self.screen.knee, self.one
+
+
+def _unlike(lucks: Floats) -> Floats:
+    """Return how far off a twin is that is wrong by so many times the luck that it sees: of both
+    sides alike, of each by itself, and of each pair by itself. (…, pairs, sides) → (…).
+
+    >>> [float(_unlike(np.array(one)).round(2)) for one in ([[0.3, 0], [0, 0.3]], [[0.1, -0.1]])]
+    [0.3, 0.32]
+    """
+    more, mean = lucks[..., 1] - lucks[..., 0], lucks.mean(axis=-2)
+    of_each = (more**2).mean(axis=-1) / more.shape[-1]
+    found: Floats = np.sqrt(more.mean(axis=-1) ** 2 + (mean**2).sum(axis=-1) + of_each)
     return found
-
-
-def _unlike(lucks: Floats, *, is_share: bool) -> Floats:
-    """Return how far choices, (choices, pairs, sides), are from gaining what all of the traffic
-    gains: the twin may be wrong of all of its windows alike, and of each by itself."""
-    more = lucks[..., 1] - lucks[..., 0]
-    each = np.sqrt((more**2).mean(axis=1) / more.shape[1])
-    uneven = abs(lucks[..., 0].mean(axis=1)) if is_share else 0.0
-    unlike: Floats = abs(more.mean(axis=1)) + each + EVEN * uneven
-    return unlike

@@ -26,8 +26,8 @@ from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, met
 
 
 @dataclass(frozen=True, slots=True)
-class Twin:
-    """What the twin says of one window."""
+class Served:
+    """What the twin says of one configuration in one window."""
 
     traffic: Traffic
     replay: TwinReplay
@@ -75,15 +75,15 @@ def beside(aims: Sequence[Objective], now: Seen, usual: Numbers) -> tuple[float,
     return tuple(found)
 
 
-def seen(twins: Sequence[Twin], slo: Slo) -> Seen:
+def seen(windows: Sequence[Served], slo: Slo) -> Seen:
     """Return what the twin says of windows, pooled as ``measure`` pools what was measured."""
-    heavy = np.concatenate([np.full(int(one.scored.sum()), one.weight) for one in twins])
+    heavy = np.concatenate([np.full(int(one.scored.sum()), one.weight) for one in windows])
     good = sum(
-        one.weight * float(met(one.traffic, one.replay, slo)[one.scored].sum()) for one in twins
+        one.weight * float(met(one.traffic, one.replay, slo)[one.scored].sum()) for one in windows
     )
 
     def over(name: str) -> Spread | None:
-        values = np.concatenate([getattr(one.replay, name)[one.scored] for one in twins])
+        values = np.concatenate([getattr(one.replay, name)[one.scored] for one in windows])
         known = ~np.isnan(values)
         return spread(values[known], heavy[known])
 
@@ -91,7 +91,7 @@ def seen(twins: Sequence[Twin], slo: Slo) -> Seen:
         attainment=good / float(heavy.sum()) if len(heavy) else 0.0,
         output_tokens_per_s=sum(
             one.weight * one.replay.output_tokens / max(1e-9, one.replay.duration_s)
-            for one in twins
+            for one in windows
         ),
         ttft_s=over("ttft_s"),
         tpot_s=over("tpot_s"),
@@ -99,9 +99,9 @@ def seen(twins: Sequence[Twin], slo: Slo) -> Seen:
     )
 
 
-def _driven(replay: Replay, law: StepLaw, shape: EngineShape) -> Twin:
+def _driven(replay: Replay, law: StepLaw, shape: EngineShape) -> Served:
     """Return the twin's replay of the same at the speed that the machine had then."""
     window = observed(replay)
     if not window.cut:  # what the engine finished last, the twin may finish a moment later
         window = replace(window, end_s=math.inf)
-    return Twin(window.traffic, driven(window, law, shape), window.scored, replay.weight)
+    return Served(window.traffic, driven(window, law, shape), window.scored, replay.weight)

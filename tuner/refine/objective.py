@@ -18,6 +18,8 @@ TAIL_WORTH = 0.01
 """Most that p99 E2EL counts beside goodput, reached where it halves or doubles: it decides between
 configurations that serve as much, as it does for the knee."""
 
+TAIL_PER_LOG = TAIL_WORTH / math.log(2)
+
 LEAST_S = 1e-6
 LEAST_ATTAINMENT = EQUAL_ATTAINMENT
 """Less counts as so much: a neighbour that took a whole replay would be the end of a comparison."""
@@ -129,7 +131,7 @@ def gains(
             return None
         if objective is GOODPUT:
             tail = gain(TAIL, one, knee) or 0.0
-            better += TAIL_WORTH * max(-1.0, min(1.0, tail / math.log(2)))
+            better += max(-TAIL_WORTH, min(TAIL_WORTH, TAIL_PER_LOG * tail))
         found.append(better)
     return tuple(found)
 

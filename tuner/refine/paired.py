@@ -40,7 +40,11 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
     so far. Raises EngineError when engines keep failing.
     """
     sides, aim, slo = {"refined": one, "knee": knee}, objective.name, workloads[0].slo
-    bench.watcher.stage(f"comparing {told(one)} with the knee, in turns")
+    windows = {window for workload in workloads for window in workload.windows}
+    bench.watcher.stage(
+        f"comparing {told(one)} with the knee, in turns: {len(workloads)} pairs, "
+        f"{len(windows)} windows of the trace"
+    )
     while True:
         await bench.settle()
         if len(done := _done(bench)) == 2 * len(workloads):

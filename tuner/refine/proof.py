@@ -113,8 +113,8 @@ def ratio(
     if raw is None or logs is None:
         return None
     middle, replayed = float(logs.mean()), float(raw.mean())
-    off = _off(objective, pairs, lucks)
-    says = [_mean_of(logs, _prior_sd(objective, pairs, lucks), off=off)]
+    off = _off(objective, pairs, lucks, logs, sds=student_t_975(_freedom(logs)))
+    says = [_mean_of(logs, _prior_sd(objective, pairs, lucks), off)]
     taken = middle - replayed
     if objective.is_share:
         taken = min(taken, _share_taken(pairs, lucks), key=abs)
@@ -192,12 +192,19 @@ def _off(
     objective: Objective,
     pairs: Sequence[tuple[Numbers, Numbers]],
     lucks: Sequence[tuple[float, float]],
-) -> float:
-    """Return what becomes of the mean where all luck is more by TWIN_OFF: both sides' together,
-    because one law is what is wrong of them."""
-    more = [(knee * (1 + TWIN_OFF), refined * (1 + TWIN_OFF)) for knee, refined in lucks]
-    logs, others = _logs(objective, pairs, lucks), _logs(objective, pairs, more)
-    return float(others.mean() - logs.mean()) if logs is not None and others is not None else 0.0
+    logs: Floats,
+    *,
+    sds: float,
+) -> tuple[float, float]:
+    """Return how far below and above the mean comes to lie where all luck is less or more by so
+    many standard deviations: both sides' together, because one law is what is wrong of them. Of
+    little that is left to a knee a little more or less of it does not weigh alike."""
+    ends = [0.0]
+    for more in (1 - sds * TWIN_OFF, 1 + sds * TWIN_OFF):
+        scaled = _logs(objective, pairs, [(knee * more, other * more) for knee, other in lucks])
+        if scaled is not None:
+            ends.append(float(scaled.mean() - logs.mean()))
+    return -min(ends), max(ends)
 
 
 def _prior_sd(
@@ -213,16 +220,22 @@ def _prior_sd(
     return usual / float(np.clip(_evened(pairs, lucks)[:, 0].mean(), LEAST_ATTAINMENT, 1.0))
 
 
-def _mean_of(logs: Floats, prior_sd: float, *, off: float = 0.0) -> _Says:
-    """Return what the mean may be by Student's t; ``off`` is the standard deviation of an error
-    that all of them share."""
-    freedom = PRIOR_WEIGHT + len(logs) - 1
+def _mean_of(logs: Floats, prior_sd: float, off: tuple[float, float] = (0.0, 0.0)) -> _Says:
+    """Return what the mean may be by Student's t; ``off`` is how far below and above an error that
+    all of them share may move it, with the same certainty."""
+    freedom = _freedom(logs)
     prior = PRIOR_WEIGHT * prior_sd**2
     own = (prior + float(((logs - logs.mean()) ** 2).sum())) / freedom / len(logs)
-    sd = math.hypot(math.sqrt(own), off)
-    middle, reach = float(logs.mean()), student_t_975(freedom) * sd
-    draws: Floats = middle + sd * np.random.default_rng(0).standard_t(freedom, DRAWS)
-    return middle - reach, middle + reach, draws
+    t = student_t_975(freedom)
+    middle = float(logs.mean())
+    below, above = (math.hypot(t * math.sqrt(own), reach) for reach in off)
+    drawn = np.random.default_rng(0).standard_t(freedom, DRAWS) / t
+    draws: Floats = middle + np.where(drawn < 0, below, above) * drawn
+    return middle - below, middle + above, draws
+
+
+def _freedom(logs: Floats) -> float:
+    return PRIOR_WEIGHT + len(logs) - 1
 
 
 def _by_twin(foreseen: Sequence[float]) -> _Says:

@@ -11,6 +11,7 @@ from tuner.refine.objective import Objective, Told
 from tuner.refine.proof import Paired
 from tuner.refine.tried import Tried
 from tuner.settings import SweepSettings
+from tuner.window import Window
 from tuner.workload import Workload
 
 
@@ -41,6 +42,9 @@ class Refinement:
     """The knee where nothing seemed better."""
 
     paired: Paired | None
+    pairs: tuple[tuple[Window, ...], ...]
+    """What each pair replayed; none where nothing was compared."""
+
     outcome: SweepOutcome | None
     """For a profile of the refined engine; None where the knee is kept."""
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from tuner.errors import UsageError
 from tuner.outcome import SweepOutcome
-from tuner.refine.balance import balanced
+from tuner.refine.balance import Windows, balanced
 from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
@@ -82,6 +82,7 @@ class _Run:
         return Refinement(
             chosen=one,
             paired=paired,
+            pairs=() if paired is None else chosen.pairs[: paired.pairs],
             outcome=outcome,
             reason=reason,
             tried=tuple(tried),
@@ -107,14 +108,7 @@ class _Run:
             complete = await search.gather(self.plan.curve)
             search.rejudge(self._with_all(search.question))
             one = dict(search.answer())
-            windows = balanced(
-                self.workload,
-                search.question.screen,
-                one,
-                self.plan.objectives[0],
-                pairs=self._pairs_of(one, search.question),
-            )
-            chosen = Chosen(one, complete, windows)
+            chosen = Chosen(one, complete, self._pairs_of(one, search.question))
             self.bench.choose(chosen)
         else:
             search.rejudge(self._with_all(search.question))
@@ -125,12 +119,21 @@ class _Run:
             )
         return chosen
 
-    def _pairs_of(self, one: Configuration, question: Question) -> int:
-        """Return how many pairs the rest of the budget has time for."""
+    def _pairs_of(self, one: Configuration, question: Question) -> tuple[Windows, ...]:
+        """Return the windows of as many pairs as the rest of the budget has time for."""
+        if one == dict(self.space.knee):
+            return ()
         live, start_s = is_live(one, self.space.knee), self.plan.start_s
         after_s = 2 * question.step_s + start_s * (2 if live else 3)  # the validation's, and climb
         left_s = self.settings.budget_s - self.bench.spent_s() - after_s
-        return affordable(left_s, step_s=question.step_s, start_s=0.0 if live else start_s)
+        return balanced(
+            self.workload,
+            question.screen,
+            one,
+            self.plan.objectives[0],
+            pairs=affordable(left_s, step_s=question.step_s, start_s=0.0 if live else start_s),
+            hash_block_size=self.settings.trace_block_size,
+        )
 
     async def _paired(self, chosen: Chosen, question: Question) -> Paired | None:
         """Compare with the knee in turns; None where the knee itself seemed best."""

@@ -13,12 +13,13 @@ import numpy as np
 from tuner.measure import Measurement
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.refine.luck import Twin, luck
+from tuner.refine.luck import Served, luck
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast, measurement_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
+from tuner.window import Window
 
 LAWS = 20
 MOST_SCREENED = 20_000
@@ -64,6 +65,9 @@ class Screen:
     traffic: Traffic
     objectives: Sequence[Objective]
     knee: Configuration
+    hit_share: float = 0.0
+    """See ``traffic_of``."""
+
     _measured: dict[tuple[int, ...], Measurement] = field(default_factory=dict)
 
     def foresee(self, one: Configuration, *, sure: bool = True) -> Foreseen | None:
@@ -106,11 +110,11 @@ class Screen:
         usual = self.measurement(0, one)
         return luck(aims, replays, law, self._shape_at(one), self.slo, usual)
 
-    def window(self, one: Configuration, traffic: Traffic, *, scored_from_s: float) -> Twin:
-        """Return what the twin says of a replay of this traffic at the usual speed."""
+    def served(self, one: Configuration, traffic: Traffic, window: Window) -> Served:
+        """Return what a configuration makes of the traffic of a window at the usual speed."""
         law = up_to(self.laws[0], number(one[CAP]))
         replay = simulate(traffic, law, self._shape_at(one), max_num_seqs=number(one[CAP]))
-        return Twin(traffic, replay, traffic.arrival_s >= scored_from_s)
+        return Served(traffic, replay, traffic.arrival_s >= window.start_s, window.weight)
 
     def _shape_at(self, one: Configuration) -> EngineShape:
         blocks = one.get(BLOCKS) or self.shape.kv_blocks
@@ -169,6 +173,7 @@ def screen_of(view: Forecast, objectives: Sequence[Objective], knee: Configurati
         traffic=busiest(view.traffic),
         objectives=objectives,
         knee=knee,
+        hit_share=view.hit_share,
     )
 
 

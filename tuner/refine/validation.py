@@ -16,8 +16,8 @@ from tuner.twin.forecast import Forecast
 from tuner.workload import Workload
 
 ALONE, RAISED = "alone", "raised"
-"""Purposes: the refined engine by itself, where the pairs shared one that was built for more; and
-with the load of the validation."""
+"""Purposes: the refined engine by itself in the search's windows, of which the promise is; and with
+the load of the validation."""
 
 
 async def validate(  # noqa: PLR0913 - the choice, and all that its profile tells
@@ -34,9 +34,12 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     confidence: float,
     dropped: int,
 ) -> SweepOutcome:
-    """Measure what is missing of an engine built for exactly the choice, and tell it as a sweep."""
+    """Measure what is missing of an engine built for exactly the choice, and tell it as a sweep.
+
+    Raises EngineError when such engines keep failing.
+    """
     build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee, pairs))
-    if not _of(bench, ALONE):
+    while not _of(bench, ALONE):  # the bench ends it when too many fail
         await bench.trial(ALONE, one, workload, build)
     if settings.headroom > 1 and not _of(bench, RAISED):
         raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
