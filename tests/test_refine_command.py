@@ -280,7 +280,7 @@ def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, An
     one, other = (profile.load(swept / name) for name in ("best.yaml", "kept.yaml"))
     assert one.engine == other.engine
     assert one.promise == other.promise
-    assert "nothing that was tried is better" in other.decision.reason
+    assert "nothing better was found" in other.decision.reason
 
 
 def test_of_one_argument_it_shows_gains_with_the_twin_weighs_nothing_and_warns_in_json_too(

@@ -16,12 +16,13 @@ from tuner.commands.refine_view import trials_table
 from tuner.commands.sweep_view import Progress
 from tuner.evidence import Evidence
 from tuner.records import Replay
-from tuner.refine.bench import Build
+from tuner.refine.bench import Build, Done, Floors, no_floors
 from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
 from tuner.refine.paired import SIDES, compare
+from tuner.refine.proof import Paired
 from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
@@ -29,7 +30,7 @@ from tuner.rig import Rig
 from tuner.slo import Slo, Unloaded
 from tuner.trace import TraceRequest
 from tuner.window import Part, Window
-from tuner.workload import workload_of
+from tuner.workload import Workload, workload_of
 
 KNEE = {CAP: 16, TOKENS: 2048, "long_prefill_token_threshold": 512}
 SLO = Slo(ttft_s=2.0)
@@ -136,6 +137,93 @@ def test_each_side_of_a_pair_has_its_own_luck_taken_out(tmp_path: Path) -> None:
     assert found.pairs == 4
     assert goodput.replayed == pytest.approx(2.0)
     assert goodput.value == pytest.approx(1.25)
+
+
+class Noting(LocalBench):
+    """A bench that makes no trial but writes it down, as made by that worker."""
+
+    def __init__(self, run_dir: Path, *, good: Mapping[str, int], worker: str = "") -> None:
+        vary = VllmVary({})
+        book = journal.create(run_dir, {})
+        rig = Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
+        super().__init__(rig, vary, lambda _: None)
+        self.good, self.worker, self.builds = good, worker, list[Build]()
+
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> Done:
+        assert workload.windows
+        assert not floors("")
+        book = self.evidence.journal
+        what = {"purpose": purpose, "max_num_seqs": one[CAP]}
+        number = len(self.done())
+        book.append("trial", **what, configuration=dict(one), at_s=0.0)
+        for place, replay in enumerate(replays(self.good[purpose])):
+            book.append_replay(replay, **what, elapsed_s=10.0, window=place, trial=number, at_s=0.0)
+        book.append("measured", failed=None, engine=1, worker=self.worker, at_s=0.0)
+        self.builds.append(build)
+        return self.done()[-1]
+
+    def is_here(self, done: Done) -> bool:
+        return done.worker == self.worker
+
+    def compared(self, other: Configuration) -> Paired:
+        try:
+            return asyncio.run(
+                compare(
+                    self, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT,
+                    screens=lambda: None,
+                )
+            )  # fmt: skip
+        finally:
+            self.evidence.journal.close()
+
+
+def test_what_needs_a_restart_is_compared_on_a_fresh_engine_each_time(tmp_path: Path) -> None:
+    alike = {"refined": 4, "knee": 4}
+    live, fresh = (Noting(tmp_path / name, good=alike) for name in ("live", "fresh"))
+    assert live.compared({**KNEE, CAP: 12}).pairs == 4
+    assert len(live.builds) == 8
+    assert len(set(live.builds)) == 1
+    assert fresh.compared({**KNEE, "block_size": 8}).pairs == 4
+    assert len(set(fresh.builds)) == 8
+
+
+@pytest.mark.parametrize(("refined", "pairs"), [(4, 4), (3, 2), (0, 2)])
+def test_only_what_is_worse_without_a_doubt_is_given_up_halfway(
+    tmp_path: Path, refined: int, pairs: int
+) -> None:
+    bench = Noting(tmp_path / "run", good={"refined": refined, "knee": 4})
+    assert bench.compared({**KNEE, CAP: 12}).pairs == pairs
+
+
+@pytest.mark.parametrize("places", [("a.0",), ("a.0", "b.0"), ("b.1", "")])
+def test_a_comparison_that_is_over_in_one_place_is_made_in_no_other(
+    tmp_path: Path, places: Sequence[str]
+) -> None:
+    other = {**KNEE, CAP: 12}
+    knee, refined = (KNEE, replays(4), "knee"), (other, replays(4), "refined")
+    made = [
+        (one, place, measured, purpose)
+        for place in places
+        for one, measured, purpose in (refined, knee, knee, refined) * 2
+    ]
+    whole = bench_of(
+        tmp_path / "whole",
+        [(one, place, measured, None) for one, place, measured, _ in made],
+        [purpose for *_, purpose in made],
+    )
+    found = asyncio.run(
+        compare(
+            whole, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT, screens=lambda: None
+        )
+    )  # fmt: skip
+    assert found.pairs == 4  # though no engine can be started here
 
 
 def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not(

@@ -108,3 +108,20 @@ def test_a_study_that_knows_nothing_of_what_was_cut_is_told_once(
         search(bench, late, aims=aims).catch_up([])
         assert late.pruned == 1
         assert late.tried() == [SPACE.knee, OTHER]
+
+
+def test_arguments_that_only_a_replay_could_tell_of_are_named_until_one_did(
+    bench: LocalBench, tmp_path: Path
+) -> None:
+    knee = {**SPACE.knee, "block_size": 16}
+    space = Space((*SPACE.knobs, Knob("block_size", (8, 16), "")), knee, ())
+    put(bench, knee, cut=False)
+    question = Question(
+        space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[-1], screen=None,
+        budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64),
+    )  # fmt: skip
+    search = Search(bench, study(tmp_path / "study.log"), question)
+    put(bench, {**knee, CAP: 4}, cut=False)
+    assert search.untried() == ["block_size"]
+    put(bench, {**knee, "block_size": 8}, cut=False)
+    assert search.untried() == []

@@ -51,7 +51,8 @@ def render(
     starts, pruned = len(found.starts_s), found.pruned
     console.print(
         f"{starts} engine start{'s' * (starts != 1)}, {sum(found.starts_s):.0f}s; "
-        f"{found.replay_s:.0f}s of replay; {pruned} trial{'s' * (pruned != 1)} ended early"
+        f"{found.replay_s:.0f}s of replay; {pruned} trial{'s' * (pruned != 1)} ended early, by the "
+        "twin or a cut"
         + (f"; {found.of_others} more of others who share the study" if found.of_others else "")
     )
     for failed in found.failed:

@@ -206,7 +206,7 @@ def reason_of(
         if value != knee.get(name)
     )
     if paired is None:
-        return f"{profile.decision.reason}; refined: nothing that was tried is better"
+        return f"{profile.decision.reason}; refined: nothing better was found"
     numbers = ", ".join(map(str, paired.ratios.values()))
     if paired.proven is not None:
         before = f"{profile.decision.verdict} at {profile.decision.max_num_seqs}"

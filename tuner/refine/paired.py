@@ -1,7 +1,6 @@
 """What was found against the knee, in turns: only a gain that this proves replaces it."""
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import pairwise
 
 from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done, told
@@ -24,6 +23,10 @@ COMPARING = ("refined", "knee")
 LOOK_AT = 2
 """Pairs after which one that is clearly worse is given up."""
 
+STRICTER = 2.34
+"""How much wider an interval is that leaves out a tenth of what one of 95 % does (Student's t of
+two pairs): by that one, or the look would make intervals miss more often than they say."""
+
 
 async def compare(  # noqa: PLR0913 - what is compared, by what, on what
     bench: Bench,
@@ -34,7 +37,8 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
     objective: Objective,
     screens: Callable[[], Screen | None],
 ) -> Paired:
-    """Replay both in turns: on one engine whose limits change live, or else on fresh ones.
+    """Replay both in turns: on one engine whose limits change live, or else each time on a fresh
+    one, as no two starts are alike.
 
     ``workloads`` has what each pair replays; ``screens`` returns the twin of all that was replayed
     so far. Raises EngineError when engines keep failing.
@@ -45,17 +49,33 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
         f"comparing {told(one)} with the knee, in turns: {len(workloads)} pairs, "
         f"{len(windows)} windows of the trace"
     )
-    while True:
+    wanted = 2 * len(workloads)
+    while (
+        done := _ended(bench, wanted, lambda done: _ratios(done, slo, screens(), sides), aim)
+    ) is None:
         await bench.settle()
-        if len(done := _done(bench)) == 2 * len(workloads):
-            break
-        if len(done) == 2 * LOOK_AT and _is_hopeless(_ratios(done, slo, screens(), sides), aim):
-            break
-        side = SIDES[len(done) % len(SIDES)]
-        build = _build(one, knee, turn=_turn(len(done)), side=sides[side])
-        await bench.trial(side, sides[side], workloads[len(done) // 2], build)
+        place = sum(1 for half in _halves(bench) if bench.is_here(half))
+        side = SIDES[place % len(SIDES)]
+        build = _build(one, knee, turn=place, side=sides[side])
+        await bench.trial(side, sides[side], workloads[place // 2], build)
     ratios = _ratios(done, slo, screens(), sides)
     return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(done) // 2)
+
+
+def _ended(
+    bench: Bench,
+    wanted: int,
+    ratios: Callable[[Sequence[Done]], Mapping[str, Ratio]],
+    aim: str,
+) -> list[Done] | None:
+    """Return the halves of a comparison that is over in one place, wherever; None while none is."""
+    for worker in {half.worker: None for half in _halves(bench)}:
+        done = [half for half in _halves(bench) if half.worker == worker]
+        if len(done) >= wanted:
+            return done[:wanted]
+        if len(done) == 2 * LOOK_AT and _is_hopeless(ratios(done), aim):
+            return done
+    return None
 
 
 def _ratios(
@@ -76,13 +96,13 @@ def _ratios(
 
 
 def affordable(left_s: float, *, step_s: float, start_s: float) -> int:
-    """Return how many pairs there is time for, each of which takes an engine start besides; decided
-    before the first one, so that none is made because of how the others came out.
+    """Return how many pairs there is time for, each half of which takes so long a start besides;
+    decided before the first one, so that none is made because of how the others came out.
 
     >>> [affordable(left_s, step_s=10.0, start_s=0.0) for left_s in (0.0, 119.0, 120.0, 9e9)]
     [4, 4, 6, 8]
     """
-    two_s = 2 * (2 * step_s + start_s)
+    two_s = 2 * 2 * (step_s + start_s)
     return max(PAIRS, min(MOST_PAIRS, 2 * int(left_s // two_s)))
 
 
@@ -98,18 +118,8 @@ def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configur
     return Build(number(side[CAP]), number(side[TOKENS]), turn=1 + turn)
 
 
-def _turn(place: int) -> int:
-    """Return how often the side has changed before this place."""
-    sides = [SIDES[each % len(SIDES)] for each in range(place + 1)]
-    return sum(one != other for one, other in pairwise(sides))
-
-
-def _done(bench: Bench) -> list[Done]:
-    return [
-        done
-        for done in bench.done()
-        if done.purpose in COMPARING and not done.failed and bench.is_here(done)
-    ]
+def _halves(bench: Bench) -> list[Done]:
+    return [done for done in bench.done() if done.purpose in COMPARING and not done.failed]
 
 
 def _pairs(done: Sequence[Done], slo: Slo) -> list[tuple[Measurement, Measurement]]:
@@ -142,4 +152,9 @@ def _lucks(
 
 def _is_hopeless(ratios: Mapping[str, Ratio], aim: str) -> bool:
     found = [ratios[name] for name in (GOODPUT.name, aim) if name in ratios]
-    return any(one.high < 1 if one.larger_is_better else one.low > 1 for one in found)
+    return any(
+        one.value * (one.high / one.value) ** STRICTER < 1
+        if one.larger_is_better
+        else one.value * (one.low / one.value) ** STRICTER > 1
+        for one in found
+    )

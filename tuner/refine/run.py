@@ -114,9 +114,13 @@ class _Run:
             search.rejudge(self._with_all(search.question))
             search.catch_up(self.plan.curve)
         if not chosen.complete:
-            self.warnings.append(
-                "the budget ended the search: not all that seemed worth it was tried"
+            untried = search.untried()
+            what = (
+                f"nothing else of {', '.join(untried)} was tried"
+                if untried
+                else ("not all that seemed worth it was tried")
             )
+            self.warnings.append(f"the budget ended the search: {what}")
         return chosen
 
     def _pairs_of(self, one: Configuration, question: Question) -> tuple[Windows, ...]:
@@ -210,9 +214,16 @@ class _Run:
         return workload
 
     def _starts(self) -> int:
-        """Return how many engine starts are planned for."""
-        alone = 2 if all(knob.name in LIVE for knob in self.space.knobs) else 4 + PAIRS
-        return alone + self.bench.width - 1
+        """Return how many engine starts are planned for: of a space that needs restarts two more
+        for the search."""
+        return self.bench.width + (0 if self._is_live() else 2) + self._ending_starts()
+
+    def _ending_starts(self) -> int:
+        """Return how many of them the search leaves: of the pairs, and of the refined engine."""
+        return 1 if self._is_live() else 2 * PAIRS + 1
+
+    def _is_live(self) -> bool:
+        return all(knob.name in LIVE for knob in self.space.knobs)
 
     def _build(self) -> Build:
         """Return the engine that trials of the search share."""
@@ -227,7 +238,7 @@ class _Run:
                 await bench.trial(SEARCH, knee, self.workload, self._build())
             else:
                 await bench.climb(knee, self.workload, self._build())
-        starts_s = (self._starts() - 1) * self.plan.start_s
+        starts_s = self._ending_starts() * self.plan.start_s
         took_s = sum(replay.elapsed_s for replay in first[-1].replays)
         step_s = max(self.workload.step_s, took_s)
         return Question(

@@ -87,6 +87,17 @@ class Search:
                 return one
         return best
 
+    def untried(self) -> list[str]:
+        """Return the arguments that a replay alone could have told of, and none did."""
+        tried = [*self.study.tried(), *(one for one, _ in self.judge.judged())]
+        space = self.question.space
+        return [
+            knob.name
+            for knob in space.knobs
+            for value in [space.knee[knob.name]]
+            if knob.name not in LIVE and all(one.get(knob.name, value) == value for one in tried)
+        ]
+
     def catch_up(self, curve: Sequence[Told]) -> None:
         """Tell the study what the journal knows and it does not; a new one the curve first."""
         self.study.abandon()

@@ -75,9 +75,7 @@ def is_exact(one: Configuration, knee: Configuration) -> bool:
 
 def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
     """Return the engine that is up after the pairs where that one is exact, else another."""
-    if not is_exact(one, knee):
-        return 2 * pairs
-    return 1 if is_live(one, knee) else 1 + pairs
+    return 1 if is_live(one, knee) and is_exact(one, knee) else 2 * pairs
 
 
 def twin_of(
