@@ -345,3 +345,12 @@ def test_a_storage_that_goes_down_is_given_up_and_told_on_resume(server: Server)
     again = study(server.url, run="ours")
     assert (0.3,) not in [one.gains for one in again.told()]
     again.close()
+
+
+def test_of_a_storage_that_fails_what_its_driver_says_is_said_and_no_password() -> None:
+    failed = ValueError("An exception is raised during the commit")
+    failed.__cause__ = ConnectionError("the server is gone, s3cret")
+    with pytest.raises(RunError) as refused, storage.asking("postgresql://ann:s3cret@db/x"):
+        raise failed
+    said = "postgresql://ann@db/x: the study's storage cannot be used (the server is gone, …)"
+    assert str(refused.value) == said

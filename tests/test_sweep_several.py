@@ -92,6 +92,17 @@ def test_the_budget_is_split_and_kept(tuned: tuple[Path, dict[str, Any]]) -> Non
     assert "each of 2 traces" in message
 
 
+def test_what_serves_nobody_in_time_is_not_named_for_rollout(
+    tuned: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = tuned
+    done = tune(folder, "--slo", "tpot=1ms", "-o", "late")
+    assert done.returncode == 0, done.stderr
+    assert "but no cap serves half of day, night in time" in " ".join(done.stdout.split())
+    assert "profile for all:" in done.stdout
+    assert "next:" not in done.stdout
+
+
 def test_profiles_of_each_trace_and_of_all_are_written(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:

@@ -234,7 +234,9 @@ def reason_of(found: Together) -> str:
     costs = "; ".join(cost_of(price, cap) for price in found.prices)
     undecided = [name for name, one in found.outcomes.items() if one.verdict.kind == "inconclusive"]
     if sharing.kind == "shared":
-        return f"{cap} serves {names}, each within tolerance of its own best: {costs}"
+        lost = ", ".join(overloaded(found))
+        but = f", but no cap serves half of {lost} in time" if lost else ""
+        return f"{cap} serves {names}, each within tolerance of its own best{but}: {costs}"
     if sharing.kind == "separate":
         return (
             f"no one cap serves {names} within tolerance of each one's own best; the best "
@@ -245,6 +247,11 @@ def reason_of(found: Together) -> str:
     else:
         why = f"only {sharing.confidence:.0%} of what is as likely agrees"
     return f"inconclusive, {cap} is the best compromise so far, but {why}: {costs}"
+
+
+def overloaded(found: Together) -> list[str]:
+    """Return the traces that no cap serves within the SLO: there is nothing to put into rollout."""
+    return [name for name, one in found.outcomes.items() if one.verdict.kind == "overloaded"]
 
 
 def cost_of(price: Price, cap: int) -> str:

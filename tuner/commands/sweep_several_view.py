@@ -14,7 +14,7 @@ from tuner.commands.sweep_run import Done
 from tuner.commands.sweep_view import TABLE_WIDTH, Progress, plain_table, render_found
 from tuner.measure import Measurement
 from tuner.result import json_object
-from tuner.sharing import Price, Together, reason_of
+from tuner.sharing import Price, Together, overloaded, reason_of
 
 
 class Named:
@@ -133,7 +133,7 @@ def render_all(report: Report) -> None:
     if report.shared is not None:
         shown = escape(str(report.shared))
         console.print(f"profile for all: {shown}", soft_wrap=True)
-        if sharing.kind == "shared":
+        if sharing.kind == "shared" and not overloaded(report.found):
             console.print(f"next: tuner apply {shown} --dry-run", soft_wrap=True)
 
 

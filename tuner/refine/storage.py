@@ -176,6 +176,8 @@ def _unusable(storage: str, why: str) -> RunError:
 
 def _said(error: Exception, storage: str) -> str:
     """Return the first line of what a driver says, and nothing of what is secret."""
+    while isinstance(error.__cause__, Exception):  # Optuna and SQLAlchemy say less than it did
+        error = error.__cause__
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     for secret in passwords_in(storage):
         said = said.replace(secret, "…")
