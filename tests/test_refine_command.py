@@ -183,11 +183,10 @@ def test_what_the_twin_cannot_tell_of_is_judged_by_its_replays_alone(
 
 def test_a_refined_profile_is_as_good_a_one_as_any(swept: Path, whole: dict[str, Any]) -> None:
     assert whole["refined"]
-    options = ("verify", "whole.yaml", *SIM, "--force", "--json")
+    options = ("verify", "whole.yaml", *SIM, "--json")
     done = subprocess.run([TUNER, *options], cwd=swept, capture_output=True, text=True, check=False)
-    gates = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"]}
-    del gates["slo"]  # of a machine that is overloaded with any arguments
-    assert all(gate["kept"] for gate in gates.values()), done.stdout
+    assert done.returncode == 0, done.stdout
+    assert all(gate["kept"] for gate in json.loads(done.stdout)["gates"]), done.stdout
 
 
 def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(

@@ -1,6 +1,7 @@
 """What a sweep tunes for: the requests that fit the engine, their SLO, what is replayed. Pure."""
 
 import math
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -51,7 +52,11 @@ class Workload:
 
     def sent_in(self, window: Window) -> list[TraceRequest]:
         """Return what a replay of a window sends."""
-        return in_window(self.requests, window)
+        ends_s = (window.start_s - window.run_in_s, window.start_s + window.length_s)
+        first, last = (  # of a long trace many windows are looked at
+            bisect_left(self.requests, end_s, key=lambda one: one.arrival_s) for end_s in ends_s
+        )
+        return in_window(self.requests[first:last], window)
 
     def within(self, windows: tuple[Window, ...]) -> "Workload":
         """Return the same with other windows."""

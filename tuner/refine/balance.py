@@ -7,7 +7,6 @@ has windows of its own, so that how far the pairs differ also says what the twin
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -26,7 +25,7 @@ from tuner.refine.objective import (
 from tuner.refine.screen import Screen
 from tuner.scheduler.state import Floats, Ints
 from tuner.twin.simulation import met, traffic_of
-from tuner.window import Window, in_window, run_in_before_s
+from tuner.window import Window, run_in_before_s
 from tuner.workload import Workload
 
 MOST_TILES = 200
@@ -105,13 +104,8 @@ class _Look:
 
     def at(self, window: Window) -> _Tile:
         """Return what the twin says of both there: of a replay with a cache that is empty."""
-        begin_s, end_s = window.start_s - window.run_in_s, window.start_s + window.length_s
-        requests = self.workload.requests
-        first, last = (
-            bisect_left(requests, s, key=lambda r: r.arrival_s) for s in (begin_s, end_s)
-        )
         traffic = traffic_of(
-            in_window(requests[first:last], window),
+            self.workload.sent_in(window),
             hash_block_size=self.hash_block_size,
             hit_share=self.screen.hit_share,
         )

@@ -19,6 +19,7 @@ TAIL_WORTH = 0.01
 configurations that serve as much, as it does for the knee."""
 
 TAIL_PER_LOG = TAIL_WORTH / math.log(2)
+"""The same of a small change, for each unit of its log ratio."""
 
 LEAST_S = 1e-6
 LEAST_ATTAINMENT = EQUAL_ATTAINMENT

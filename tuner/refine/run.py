@@ -114,12 +114,9 @@ class _Run:
             search.rejudge(self._with_all(search.question))
             search.catch_up(self.plan.curve)
         if not chosen.complete:
-            untried = search.untried()
-            what = (
-                f"nothing else of {', '.join(untried)} was tried"
-                if untried
-                else ("not all that seemed worth it was tried")
-            )
+            what = "not all that seemed worth it was tried"
+            if untried := search.untried():
+                what = f"nothing else of {', '.join(untried)} was tried"
             self.warnings.append(f"the budget ended the search: {what}")
         return chosen
 

@@ -68,14 +68,11 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     )
 
 
-def is_exact(one: Configuration, knee: Configuration) -> bool:
-    """Whether the pairs replayed the choice on an engine that was built for it and no more."""
-    return not is_live(one, knee) or all(number(one[name]) >= number(knee[name]) for name in LIVE)
-
-
 def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
-    """Return the engine that is up after the pairs where that one is exact, else another."""
-    return 1 if is_live(one, knee) and is_exact(one, knee) else 2 * pairs
+    """Return the engine that is up after the pairs where it was built for the choice and no more,
+    else another."""
+    shared = is_live(one, knee) and all(number(one[name]) >= number(knee[name]) for name in LIVE)
+    return 1 if shared else 2 * pairs
 
 
 def twin_of(
