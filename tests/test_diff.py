@@ -14,7 +14,7 @@ from tests.deployments import EXAMPLES, FOLDER, deployed
 from tests.profiles import ENGINE, profile
 from tests.test_admission import with_twin
 from tuner import cli
-from tuner.profile import save
+from tuner.profile import ServingProfile, save, seal
 from tuner.served_models import ServedModel, listed, model_mismatch
 
 SERVE = "model: m\nmax-num-seqs: 32\nmax-num-active-seqs: 4\nport: 8000\n"
@@ -81,6 +81,28 @@ def test_of_two_profiles_the_admission_limits_are_compared(diff: Diff) -> None:
         for one in differing
         if one["section"] == "admission"
     } == {"max_num_queued_tokens": (2500, 500), "max_num_queued_reqs": (24, 17)}
+
+
+@pytest.mark.parametrize(
+    ("windows", "said"), [("0s+60s", "+12.5 %"), ("90s+60s", "of other windows: no effect")]
+)
+def test_promises_of_other_windows_are_no_effect(diff: Diff, windows: str, said: str) -> None:
+    for name, goodput_rps, replayed in (("a.yaml", 8.0, "0s+60s"), ("b.yaml", 9.0, windows)):
+        save(promising(goodput_rps, replayed), Path(name))
+    differing = json.loads(diff("a.yaml", "b.yaml", "--json")[1])["differences"]
+    by_name = {one["name"]: one for one in differing}
+    assert by_name["goodput_rps"]["evidence"] == said
+    assert ("windows" in by_name) == (windows != "0s+60s")
+
+
+def promising(goodput_rps: float, windows: str) -> ServingProfile:
+    """Return a profile whose promise was measured there."""
+    one = profile(engine=FEW)
+    sections = {name: getattr(one, name) for name in type(one).model_fields}
+    del sections["schema_version"], sections["digest"]
+    sections["promise"] = one.promise.model_copy(update={"goodput_rps": goodput_rps})
+    sections["validity"] = one.validity.model_copy(update={"windows": [windows]})
+    return seal(**sections)
 
 
 def test_of_a_file_what_apply_would_change_is_said_and_what_undoes_it(diff: Diff) -> None:

@@ -123,10 +123,13 @@ def _of_decisions(one: ServingProfile, other: ServingProfile) -> Iterator[Differ
 
 def _of_promises(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
     ours, theirs = _numbers(one.promise), _numbers(other.promise)
+    windows = [(each.validity.trace_digest, each.validity.windows) for each in (one, other)]
+    alike = windows[0] == windows[1]
     for name, mine in ours.items():
         yours = theirs[name]
         if mine != yours:
-            yield Difference("promise", name, mine, yours, _share(mine, yours))
+            said = _share(mine, yours) if alike else "of other windows: no effect"
+            yield Difference("promise", name, mine, yours, said)
 
 
 def _of_admission(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
@@ -150,10 +153,10 @@ def _of_grounds(one: ServingProfile, other: ServingProfile) -> Iterator[Differen
     if ours.model_digest != theirs.model_digest:
         digests = (ours.model_digest, theirs.model_digest)
         yield Difference("measured on", "model_digest", *digests)
-    for name in ("trace_digest", "window", "arrival_rate_rps", "peak_concurrency"):
+    for name in ("trace_digest", "window", "windows", "arrival_rate_rps", "peak_concurrency"):
         mine, yours = getattr(one.validity, name), getattr(other.validity, name)
         if mine != yours:
-            yield Difference("traffic", name, mine, yours)
+            yield Difference("traffic", name, _joined(mine), _joined(yours))
 
 
 def _evidence(profile: ServingProfile, name: str, one: object, other: object) -> str:
@@ -195,6 +198,10 @@ def _numbers(numbers: Numbers) -> dict[str, float | None]:
 
 def _share(one: float | None, other: float | None) -> str:
     return "" if not one or other is None else f"{100 * (other / one - 1):+.3g} %"
+
+
+def _joined(value: ArgumentValue | list[str]) -> ArgumentValue:
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def _range(interval: tuple[int, int]) -> str:

@@ -34,7 +34,7 @@ ANSWER_S = 20.0
 DESCRIBE_S = 120.0
 """How long a node may take to import tuner and look at itself."""
 
-LONGEST_FOLDER = 20
+LONGEST_FOLDER = 18
 """Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
 
 _NODE_ID = "ray.io/node-id"
@@ -130,7 +130,7 @@ class Session:
             # once more after Ray has ended what it was starting: the last to register runs first
             atexit.register(partial(shutil.rmtree, self.folder, ignore_errors=True))
             how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
-            how |= {"_temp_dir": self.folder}
+            how |= {"_temp_dir": f"{self.folder}/r"}  # Ray opens its own to everybody
             # Ray's own 15 lets whatever else runs on the machine take an engine's time
             os.environ.setdefault("RAY_worker_niceness", "0")
         else:

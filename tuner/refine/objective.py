@@ -109,7 +109,9 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
         if name not in OBJECTIVES:
             raise UsageError(f"--objective {name!r} is not known", hint=f"Choose of {known}.")
     if len(set(names)) != len(names) or len(names) > 2:
-        raise UsageError(f"--objective {text}: one or two aims", hint=f"Choose of {known}.")
+        raise UsageError(
+            f"--objective {text}: one aim, or two that differ", hint=f"Choose of {known}."
+        )
     return tuple(OBJECTIVES[name] for name in names)
 
 
