@@ -203,7 +203,7 @@ def serve(  # noqa: PLR0913, PLR0917 - as ``Plain``
     loop = virtual_time.VirtualTimeLoop if simulated else None
     read = None if simulated else devices.DeviceMeter().read
     rig = Rig(vary({}), settings, Evidence(journal.create(folder, {})), Silent(), read)
-    bench: Bench = LocalBench(rig, vary, lambda _: None)
+    bench: Bench = LocalBench(rig, vary)
     with asyncio.Runner(loop_factory=loop) as runner:
         while pipe.recv():
             runner.run(bench.trial(SEARCH, knee, workload, build))

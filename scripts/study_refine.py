@@ -169,7 +169,7 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="",
             machine="", warn=print,
         )  # fmt: skip
-        bench = LocalBench(rig, vary, lambda _: None)
+        bench = LocalBench(rig, vary)
         begin_s = sum(outcome.starts_s) + outcome.replay_s
         found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)
         book.close()

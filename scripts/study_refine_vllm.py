@@ -134,7 +134,7 @@ def grid(
         Silent(),
         None,
     )
-    bench = LocalBench(rig, engines.vary, lambda _: None)
+    bench = LocalBench(rig, engines.vary)
     build = Build(max(number(cell[CAP]) for cell in cells), space.most(TOKENS))
 
     async def every() -> None:

@@ -153,7 +153,7 @@ def test_caps_change_live_so_that_engines_are_started_for_what_needs_one(
 
 
 def test_a_budget_without_room_for_a_search_compares_what_the_twin_likes_best(swept: Path) -> None:
-    done = refine(swept, "--budget", "160s", "--json", "-o", "small.yaml", "--run-dir", "small")
+    done = refine(swept, "--budget", "210s", "--json", "-o", "small.yaml", "--run-dir", "small")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert not found["complete"]
@@ -314,7 +314,7 @@ def test_a_trace_of_a_few_requests_is_refused(swept: Path) -> None:
 def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_share(
     swept: Path, whole: dict[str, Any]
 ) -> None:
-    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "160s")
+    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "210s")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["of_others"] == len(whole_trials(whole))
@@ -374,6 +374,31 @@ def test_another_machine_is_refused_before_anything_starts(
     assert "starting an engine" not in shared.stderr + again.stderr
 
 
+def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> None:
+    options = ("refine", "profile.yaml", "--trace", "prod.jsonl", "--run-dir", "real")
+    done = subprocess.run([TUNER, *options], cwd=swept, capture_output=True, text=True, check=False)
+    assert done.returncode == 6, done.stderr
+    said, cure = done.stderr.splitlines()
+    assert said.startswith("Error: the profile was measured with name simulated:world, here it is ")
+    assert cure == "Add --engine sim --world FILE, or sweep on this machine."
+    assert not (swept / "real").exists()
+
+
+def test_a_budget_holds_on_an_overloaded_engine(tmp_path: Path) -> None:
+    """Which takes three times as long for a window as the window is."""
+    (tmp_path / "world.yaml").write_text(WORLD.replace("a: 0.016", "a: 0.090"))
+    shutil.copy(ROOT / "traces" / "translation.jsonl", tmp_path / "prod.jsonl")
+    subprocess.run([TUNER, "sweep", *SIM], cwd=tmp_path, capture_output=True, check=True)
+    refused = refine(tmp_path, "--budget", "8m")
+    assert refused.returncode == 2, refused.stderr
+    enough = re.search(r"Give at least (--budget) (\d+)s\.$", refused.stderr.strip())
+    assert enough is not None
+    assert int(enough[2]) > 480
+    done = refine(tmp_path, "--budget", f"{enough[2]}s", "--json")
+    spent_s = json.loads(done.stdout)["engine_seconds"]
+    assert sum(spent_s.values()) <= int(enough[2])
+
+
 def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
     options = ("--storage=sqlite:///own.db?password=secret", "--run-dir", "secret-run")
     running = subprocess.Popen(command(*options), cwd=swept, stderr=subprocess.PIPE, text=True)
@@ -395,6 +420,7 @@ def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
         (("--search", "max_num_seqs=many"), 2, "whole numbers of at least 1"),
         (("--objective", "speed"), 2, "--objective 'speed' is not known"),
         (("--budget", "1m"), 2, "--budget 60s is too small"),
+        (("--step", "1ms"), 2, "--step 1ms: a replay so short"),
         (("--window", "9999s+10s"), 3, "window 9999"),
         (("--storage", "postgresql://u:secret@127.0.0.1:1/x"), 3, "u@127.0.0.1:1/x: the study's"),
         (("-o", "prod.jsonl"), 3, "is there already and is no serving profile"),

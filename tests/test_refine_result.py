@@ -6,11 +6,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
 
 from tests.builders import measurement, record, replay_of, settings
+from tests.profiles import profile
 from tuner import journal
 from tuner.commands.refine_view import trials_table
 from tuner.commands.sweep_view import Progress
@@ -21,6 +23,7 @@ from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
+from tuner.refine.outcome import followed
 from tuner.refine.paired import SIDES, compare
 from tuner.refine.proof import Paired
 from tuner.refine.screen import Screen
@@ -70,7 +73,7 @@ def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> Loc
     book.close()
     vary, evidence = VllmVary({}), Evidence(book)
     rig = Rig(vary({}), SETTINGS, evidence, Progress(SETTINGS, None), None)
-    return LocalBench(rig, vary, lambda _: None)
+    return LocalBench(rig, vary)
 
 
 def judge_of(run_dir: Path, trials: Trials) -> Judge:
@@ -146,7 +149,7 @@ class Noting(LocalBench):
         vary = VllmVary({})
         book = journal.create(run_dir, {})
         rig = Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
-        super().__init__(rig, vary, lambda _: None)
+        super().__init__(rig, vary)
         self.good, self.worker, self.builds = good, worker, list[Build]()
 
     async def trial(
@@ -248,6 +251,16 @@ def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not
     assert ended.cut == f"window 2 of 2: {HOPELESS}"
     assert (ended.gains, ended.replayed, ended.keeps_slo) == (None, None, None)
     assert pareto([knee, ended], parse_objectives("goodput,tpot")) == [knee]
+
+
+def test_what_else_changes_with_the_choice_is_said() -> None:
+    of_profile = profile(engine={**KNEE, "model": "m", "max_model_len": 8192, "block_size": 16})
+    one = {CAP: 8, TOKENS: 2048, "block_size": 8}
+    own: dict[str, Any] = dict(of_profile.engine)
+    resolved = {**own, **one, "max_model_len": 4096}
+    said = "the choice brings with it: max_model_len 8192 -> 4096"
+    assert followed(of_profile, one, resolved) == said
+    assert followed(of_profile, one, {**own, **one}) is None
 
 
 def test_of_several_places_each_has_its_own_knee_and_one_is_on_the_front(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def bench(tmp_path: Path) -> Iterator[LocalBench]:
     book = journal.create(tmp_path / "run", {})
     vary = VllmVary({})
     rig = Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
-    one = LocalBench(rig, vary, lambda _: None)
+    one = LocalBench(rig, vary)
     put(one, SPACE.knee, cut=False)
     yield one
     book.close()

@@ -52,7 +52,6 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
     bench = LocalBench(
         Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None),
         vary,
-        lambda _: None,
     )
 
     async def kill() -> None:

@@ -65,6 +65,7 @@ def test_another_machine_is_refused_unless_it_is_wanted(folder: Path) -> None:
     done = verify(folder, "--world", "slow.yaml")
     assert done.returncode == 6
     assert "measured with name simulated:world, here it is simulated:slow" in done.stderr
+    assert "starting the engine" not in done.stderr
     assert done.stdout == ""
 
 
@@ -82,6 +83,7 @@ def test_a_wider_tolerance_keeps_what_a_narrow_one_breaks(folder: Path) -> None:
         ([], 2, "--engine sim needs a world"),
         (["--world", "world.yaml", "--window", "9h+60s"], 3, "no request arrives there"),
         (["--world", "world.yaml", "--step", "soon"], 2, "--step: 'soon' is not"),
+        (["--world", "world.yaml", "--step", "1ms"], 2, "--step 1ms: a replay so short"),
         (["--world", "world.yaml", "--junit", "no/such/x.xml"], 3, "no/such"),
     ],
 )

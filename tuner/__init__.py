@@ -175,6 +175,7 @@ From replay to verdict
     refine.judge             what trials gained over the knee
     refine.search            what to replay next, and what became of it
     refine.balance           which windows the pairs replay
+    refine.planned           which windows a trial replays: what the budget has time for
     refine.paired            what was found against the knee, in turns
     refine.tried             its trials as the result tells them
     refine.outcome           what a refinement comes to: reason, curve, profile
@@ -280,6 +281,7 @@ At the edges
     commands.root            the typer app: all commands
     commands.options         options that several of them share
     commands.run_folder      where a run is kept, and how it goes on
+    commands.machine         whether it is the machine that a profile was measured on
     commands.console         where results are printed, and how times look
     commands.sweep           `tuner sweep`: its options
     commands.sweep_setup     what they mean

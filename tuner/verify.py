@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from tuner.attempts import replay_in_time
-from tuner.engines.seam import Engine, EngineFacts, Starter
+from tuner.engines.seam import Engine, Starter
 from tuner.gates import Gate, gates
 from tuner.measure import measure
 from tuner.prompts import prompt_token_ids
@@ -38,16 +38,15 @@ class Verification:
     seed: int
 
 
-async def verify(  # noqa: PLR0913 - what is verified, on what, and who is told
+async def verify(
     requests: Sequence[TraceRequest],
     starter: Starter,
     question: Verification,
     *,
-    check: Callable[[EngineFacts], None],
     tell: Callable[[str], None],
     read: Read | None,
 ) -> list[Gate]:
-    """Start the engine, let ``check`` refuse it, replay, and return the gates.
+    """Start the engine, replay, and return the gates.
 
     A broken promise is measured once more, and both replays count. Raises EngineError,
     GeneratorLateError; TraceError when nothing can be replayed.
@@ -55,7 +54,6 @@ async def verify(  # noqa: PLR0913 - what is verified, on what, and who is told
     tell(f"starting the engine with max_num_seqs={question.max_num_seqs}")
     engine = await starter.start(max_num_seqs=question.max_num_seqs)
     try:
-        check(engine.facts)
         kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
         if dropped:
             tell(f"Warning: {dropped} requests are longer than the engine takes: left out")

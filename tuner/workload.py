@@ -13,10 +13,10 @@ from tuner.sampling import sample_windows
 from tuner.slo import Slo, Unloaded, derive_slo
 from tuner.trace import TraceRequest
 from tuner.traffic import busiest_window
-from tuner.window import Part, Window, choose_part, in_window
+from tuner.window import Part, Window, choose_part, in_window, parse_duration_s
 
 MIN_STEP_S = 6.0
-"""A shorter step shows the engine at hardly any batch size."""
+"""What a step replays at least."""
 
 LOADED = 1.5
 """How much longer a request takes on a busy engine: a guess, for how long a window drains."""
@@ -26,6 +26,17 @@ LEAST_S = 1.0
 
 MOST_JUDGED = 100_000
 """Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
+
+
+def parse_step_s(text: str) -> float:
+    """Read a ``--step``. Raises UsageError for what is no duration, or tells nothing."""
+    step_s = parse_duration_s(text, option="--step")
+    if step_s < MIN_STEP_S:
+        raise UsageError(
+            f"--step {text}: a replay so short shows the engine at hardly any batch size",
+            hint=f"Give at least --step {MIN_STEP_S:g}s.",
+        )
+    return step_s
 
 
 @dataclass(frozen=True, slots=True)

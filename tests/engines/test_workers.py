@@ -21,7 +21,7 @@ from tuner.compare.evidence import Comparing
 from tuner.compare.load_levels import Level
 from tuner.compare.run import Comparison, calibrate
 from tuner.compare.settings import CompareSettings
-from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Reply, RequestFailedError
+from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
 from tuner.engines.vllm_workers import VllmSite
 from tuner.errors import EngineError
 from tuner.journal import create
@@ -174,20 +174,19 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
     place = site(tmp_path / "log")
 
     async def main() -> None:
-        await calibrate(requests, place, settings, comparing, watcher, check=seen.append)
+        await calibrate(requests, place, settings, comparing, watcher)
         blocks = Blocks(requests, settings, comparing)
         blocks.choose(watcher)
         run = Comparison(blocks, place, comparing, watcher, None)
         await run.run(Setup(8, Batching(4, 0.05), 8, None), elsewhere_s=0.0)
 
-    seen: list[EngineFacts] = []
-
     asyncio.run(main())
+    (began, *_) = comparing.journal.of("start")
     comparing.journal.close()
     captured, _uniform = comparing.tables(settings.levels, settings.approaches)
     two, static, tuned = captured.rows
     assert watcher.killed == 2
-    assert seen[0].engine == "vllm"
+    assert began["facts"]["engine"] == "vllm"
     assert two.errors[0].startswith("The engine died: the worker was killed by SIGKILL.")
     for row in (static, tuned):
         assert row.errors == ()

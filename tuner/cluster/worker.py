@@ -80,7 +80,7 @@ class Worker:
         self._notes, self._listener = Notes(), _Listener()
         rig = Rig(kit.vary({}), kit.settings, Evidence(self._notes), self._listener, read)
         # how many failures are too many, the run says
-        self._bench = LocalBench(rig, kit.vary, lambda _: None, most_failures=math.inf)
+        self._bench = LocalBench(rig, kit.vary, most_failures=math.inf)
         self._workloads: dict[int, Workload] = {}
 
     def describe(self) -> Description:

@@ -9,6 +9,7 @@ from tuner import interruption, journal
 from tuner.approaches.seam import Site
 from tuner.base import engine_arguments
 from tuner.commands.compare_setup import CompareOptions
+from tuner.commands.machine import ThisMachine, check_machine
 from tuner.compare.evidence import CALIBRATION, Comparing, session_of
 from tuner.compare.settings import CompareSettings
 from tuner.engines.seam import ArgumentValue, Starter
@@ -48,6 +49,7 @@ def place_of(options: CompareOptions, trace: Trace) -> Place:
             hint="Leave out --model, or sweep that model for a profile of its own.",
         )
     model = options.model or (profile.model if profile and options.base is None else None)
+    checked = None if options.force else profile
     if options.engine == "sim":
         if options.world is None:
             raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
@@ -55,11 +57,16 @@ def place_of(options: CompareOptions, trace: Trace) -> Place:
             raise UsageError(
                 "--set and --base are for --engine vllm", hint="Write it into the world file."
             )
-        return _Simulated(options, options.world, model or trace.header.model, profile)
+        simulated = _Simulated(options, options.world, model or trace.header.model, profile)
+        if checked is not None:
+            check_machine(checked, simulated.new_starter())
+        return simulated
     if options.engine != "vllm":
         raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
     if options.world is not None:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+    if checked is not None:
+        check_machine(checked, ThisMachine())
     arguments = engine_arguments(
         model=model,
         base=options.base,

@@ -3,7 +3,7 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,14 +21,12 @@ from tuner.commands.compare_setup import (
 from tuner.commands.compare_view import json_object, markdown, render
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
-from tuner.commands.verify_run import check_machine
 from tuner.compare.blocks import Blocks
 from tuner.compare.comparison import Table
 from tuner.compare.evidence import Comparing, Tuned
 from tuner.compare.run import Comparison, calibrate
 from tuner.compare.windows import check_arrivals, windows_of
 from tuner.devices import DeviceMeter
-from tuner.engines.seam import EngineFacts
 from tuner.errors import EngineError, TargetError, TraceError, UsageError
 from tuner.profile import load as load_profile
 from tuner.readings import Read
@@ -56,9 +54,7 @@ def run(options: CompareOptions) -> None:
     read = DeviceMeter().read if options.engine == "vllm" else None
     with kept(book, where), progress:
         site = place.site(comparing, settings)
-        place.execute(
-            calibrate(requests, site, settings, comparing, progress, check=_check_of(options)), book
-        )
+        place.execute(calibrate(requests, site, settings, comparing, progress), book)
         blocks = Blocks(requests, settings, comparing)
         place.execute(_chosen(blocks, progress), book)
         _keep_traffic(blocks, trace, book.run_dir)
@@ -81,16 +77,6 @@ def _served(trace: Trace, path: Path) -> list[TraceRequest]:
         raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
     check_arrivals(served, source=str(path))
     return served
-
-
-def _check_of(options: CompareOptions) -> Callable[[EngineFacts], None]:
-    """Return what refuses a machine that the profile was not measured on."""
-
-    def check(facts: EngineFacts) -> None:
-        if options.profile is not None and not options.force:
-            check_machine(load_profile(options.profile), facts)
-
-    return check
 
 
 async def _chosen(blocks: Blocks, progress: Progress) -> None:

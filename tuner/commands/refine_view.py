@@ -46,7 +46,11 @@ def render(
             console.print(f"  {ratio}")
     console.print(f"[bold]{escape(found.reason)}[/]")
     for one in found.front:
-        console.print(f"on the front: {escape(told(one.configuration))}")
+        gained = ", ".join(
+            f"{aim.name} {gain}"
+            for aim, gain in zip(objectives, _gains(one, len(objectives)), strict=True)
+        )
+        console.print(f"on the front: {escape(told(one.configuration))}: {gained}")
     _render_importances(console, found, space)
     starts, pruned = len(found.starts_s), found.pruned
     console.print(

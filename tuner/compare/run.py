@@ -31,22 +31,17 @@ from tuner.workload import keep_what_fits
 CALIBRATION_SHARE = 0.1
 """Of the budget, for the law of the engine of reference, at most."""
 
-Check = Callable[[EngineFacts], None]
-"""May refuse the machine."""
 
-
-async def calibrate(  # noqa: PLR0913 - what is measured, on what, and who is told
+async def calibrate(
     requests: Sequence[TraceRequest],
     site: Site,
     settings: CompareSettings,
     comparing: Comparing,
     watcher: Watcher,
-    *,
-    check: Check,
 ) -> None:
     """Measure the law of the engine of reference, unless that was done.
 
-    Raises EngineError, TraceError when nothing fits the engine, and what ``check`` raises.
+    Raises EngineError, and TraceError when nothing fits the engine.
     """
     if comparing.reference() is not None:
         return
@@ -54,7 +49,6 @@ async def calibrate(  # noqa: PLR0913 - what is measured, on what, and who is to
     engine = await site.continuous(max_num_seqs=settings.untuned)
     try:
         facts = engine.facts
-        check(facts)
         comparing.add_start(facts, CALIBRATION)
         kept, _ = keep_what_fits(requests, max_model_len=facts.max_model_len)
         loop = asyncio.get_running_loop()

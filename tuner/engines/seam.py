@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 
 ArgumentValue = str | int | float | bool | None | list[object] | dict[str, object]
 
+SIMULATED = "simulated:"
+"""How the name of a simulated device begins."""
+
 ITERATION = np.dtype(
     [
         ("start_s", "f8"),  # the end of the one before or, after idling, when it was scheduled

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numba
 
-from tuner.engines.seam import ArgumentValue, EngineFacts
+from tuner.engines.seam import SIMULATED, ArgumentValue, EngineFacts
 from tuner.engines.sim_engine import SimEngine
 from tuner.engines.virtual_time import VirtualTimeLoop
 from tuner.engines.weather import EngineWeather, Machine
@@ -45,7 +45,7 @@ class SimStarter:
     @property
     def device(self) -> Mapping[str, ArgumentValue]:
         """What identifies the simulated hardware."""
-        return {"name": f"simulated:{self._world.name}", "digest": self._world.digest}
+        return {"name": f"{SIMULATED}{self._world.name}", "digest": self._world.digest}
 
     @property
     def versions(self) -> Mapping[str, str]:

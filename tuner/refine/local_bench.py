@@ -3,12 +3,12 @@
 A trial that an interruption left half done goes on with the windows that it lacks.
 """
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from tuner.engines.seam import Engine, EngineFacts
+from tuner.engines.seam import Engine
 from tuner.errors import EngineError
 from tuner.refine.bench import (
     MOST_FAILURES,
@@ -30,17 +30,10 @@ from tuner.workload import Workload
 class LocalBench(Bench):
     """The one engine that is up on this machine."""
 
-    def __init__(
-        self,
-        rig: Rig,
-        vary: Vary,
-        check: Callable[[EngineFacts], None],
-        *,
-        most_failures: float = MOST_FAILURES,
-    ) -> None:
+    def __init__(self, rig: Rig, vary: Vary, *, most_failures: float = MOST_FAILURES) -> None:
         super().__init__(rig.evidence, rig.watcher, most_failures=most_failures)
         self.rig = rig
-        self._vary, self._check = vary, check
+        self._vary = vary
         self._built: tuple[object, ...] | None = None
 
     def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
@@ -69,7 +62,6 @@ class LocalBench(Bench):
             self.rig.engine = await starter.start(max_num_seqs=build.cap)
             self._built = (build, restart_key(one))
             facts = self.rig.engine.facts
-            self._check(facts)
             self.evidence.check_machine(facts)
             self._append(
                 "start",

@@ -1,11 +1,11 @@
 """What a refinement's trials come to: the twin of an engine, and the sweep's outcome anew. Pure."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tuner.engines.seam import EngineFacts
+from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.ladder import doubling
 from tuner.measure import Measurement, Spread, measure
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
@@ -25,6 +25,9 @@ from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
 from tuner.twin.simulation import traffic_of
 from tuner.workload import Workload
+
+REFINED = "; refined: "
+"""Between the reason of a knee and what a refinement said of it."""
 
 TOLD_LUCK = 0.01
 """Luck (log ratio) that a sentence mentions."""
@@ -200,25 +203,38 @@ def reason_of(
     profile: ServingProfile, one: Configuration, knee: Configuration, paired: Paired | None
 ) -> str:
     """Return the sentence that says what was gained, with its intervals."""
+    before, _, _ = profile.decision.reason.partition(REFINED)
     changed = ", ".join(
         f"{name} {_shown(knee.get(name))} -> {_shown(value)}"
         for name, value in one.items()
         if value != knee.get(name)
     )
     if paired is None:
-        return f"{profile.decision.reason}; refined: nothing better was found"
+        return f"{before}{REFINED}nothing better was found"
     numbers = ", ".join(map(str, paired.ratios.values()))
     if paired.proven is not None:
-        before = f"{profile.decision.verdict} at {profile.decision.max_num_seqs}"
         what = "serves as well with less memory" if paired.proven.of == MEMORY else "against it"
         return (
-            f"refined from the {before}: {changed}; {what} over {paired.pairs} pairs of "
+            f"refined from the {profile.decision.verdict} at {profile.decision.max_num_seqs}: "
+            f"{changed}; {what} over {paired.pairs} pairs of "
             f"replays in turns: {numbers}{_luck(paired)}"
         )
     return (
-        f"{profile.decision.reason}; refined: no gain of {changed} is proven over {paired.pairs} "
+        f"{before}{REFINED}no gain of {changed} is proven over {paired.pairs} "
         f"pairs of replays in turns: {numbers}{_luck(paired)}"
     )
+
+
+def followed(
+    profile: ServingProfile, one: Configuration, arguments: Mapping[str, ArgumentValue]
+) -> str | None:
+    """Say what else differs from the profile because of the choice, as an engine resolved it."""
+    changed = [
+        f"{name} {_shown(was)} -> {_shown(arguments[name])}"
+        for name, was in profile.engine.items()
+        if name not in {CAP, *one} and name in arguments and arguments[name] != was
+    ]
+    return f"the choice brings with it: {', '.join(changed)}" if changed else None
 
 
 def _luck(paired: Paired) -> str:

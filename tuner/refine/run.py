@@ -4,18 +4,17 @@ One engine is built for the most that any live trial asks, so that cap and token
 without a restart. Everything measured is in the journal before the next step begins.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from tuner.errors import UsageError
 from tuner.outcome import SweepOutcome
 from tuner.refine.balance import Windows, balanced
 from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
-from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration
-from tuner.refine.outcome import reason_of, unloaded_of
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number
+from tuner.refine.outcome import followed, reason_of, unloaded_of
 from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
+from tuner.refine.planned import planned
 from tuner.refine.proof import Paired
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.screen import Screen, screen_of
@@ -25,13 +24,7 @@ from tuner.refine.tried import pareto, tried_by
 from tuner.refine.validation import twin_of, validate
 from tuner.trace import TraceRequest
 from tuner.twin.forecast import Forecast
-from tuner.workload import (
-    MIN_STEP_S,
-    Workload,
-    choose_workload,
-    keep_what_fits,
-    workload_of,
-)
+from tuner.workload import Workload, keep_what_fits, workload_of
 
 TRIALS = 4
 STEPS = 2 + TRIALS + 2 * PAIRS + 2
@@ -78,6 +71,9 @@ class _Run:
         paired = await self._paired(chosen, question)
         reason = reason_of(self.plan.profile, one, self.space.knee, paired)
         outcome = await self._validated(chosen, paired, reason)
+        if outcome is not None:
+            said = followed(self.plan.profile, one, outcome.facts.arguments)
+            self.warnings += [said] if said else []
         tried = tried_by(search.judge)
         return Refinement(
             chosen=one,
@@ -186,27 +182,20 @@ class _Run:
                 kept, settings.slo, unloaded, chosen.part, chosen.windows, chosen.step_s
             )
         steps, starts_s = STEPS + self.bench.width - 1, self._starts() * plan.start_s
-        least_s = steps * MIN_STEP_S + starts_s
-        if settings.budget_s < least_s:
-            raise UsageError(
-                f"--budget {settings.budget_s:.0f}s is too small: {self._starts()} engine starts "
-                f"take about {starts_s:.0f}s, {steps} replays {steps * MIN_STEP_S:.0f}s at least",
-                hint=f"Give at least --budget {math.ceil(least_s)}s.",
-            )
-        workload = choose_workload(
+        workload, took_s = planned(
             kept,
-            settings.slo,
+            settings,
             unloaded,
-            asked=settings.window,
-            step_s=settings.step_s,
+            plan.profile.twin,
+            cap=number(self.space.knee[CAP]),
             steps=steps,
-            budget_s=settings.budget_s,
+            needed=steps - TRIALS,
             starts_s=starts_s,
         )
         self.bench.keep_workload(workload)
         self.bench.watcher.stage(
             f"a trial replays {', '.join(map(str, workload.windows))} of the trace; expect up to "
-            f"{steps * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+            f"{steps * took_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
         return workload
 
