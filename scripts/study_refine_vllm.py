@@ -1,13 +1,16 @@
 """Does `tuner refine` find what a full grid would, on a real engine? 12 caps x 6 token budgets.
 
     python scripts/study_refine_vllm.py prod.jsonl [--load 3] [--minutes 20]
+    python scripts/study_refine_vllm.py prod.jsonl --ceiling 8 --slo ttft=1s,tpot=40ms
 
 First a sweep of the trace, of ``--load`` times its requests, and the refinement of its profile with
-a quarter of the grid's engine time as its budget. Then the cells of the grid, live on one engine,
+a quarter of the grid's engine time as its budget. A sweep with too low a ``--ceiling`` leaves
+something to find for certain. Then the cells of the grid, live on one engine,
 over the same windows: the refined answer and the knee, then the others in random order until the
 minutes are over (how many were replayed is printed). One replay a cell, so that the best of them is
 in part the luckiest: it is replayed against the refined answer again, in turns, and that is what
-counts. Printed: both answers, how far apart they are, and the engine seconds of each.
+counts; so is the knee, where it was replaced. Printed: both answers, how far apart they are, and
+the engine seconds of each.
 """
 
 import argparse
@@ -28,6 +31,7 @@ from study_sweeps import Silent
 from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.evidence import Evidence
+from tuner.measure import Measurement
 from tuner.refine.bench import Build, Done, told
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
 from tuner.refine.local_bench import LocalBench
@@ -43,9 +47,6 @@ from tuner.workload import Workload, keep_what_fits, workload_of
 CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 GRID, AGAIN = "grid", "again"
 
-TURNS = 2
-"""How often best, answer, answer, best are replayed once more: two pairs each."""
-
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -53,6 +54,9 @@ def main() -> None:
     parser.add_argument("--load", type=float, default=1.0, help="requests, of the trace's")
     parser.add_argument("--step", default="10s")
     parser.add_argument("--minutes", type=float, default=20.0, help="for the grid")
+    parser.add_argument("--slo", help="of the sweep; default: derived")
+    parser.add_argument("--ceiling", type=int, default=32, help="of the sweep")
+    parser.add_argument("--turns", type=int, default=4, help="of two pairs each, in the end")
     options = parser.parse_args()
     step_s = parse_duration_s(options.step, option="--step")
     with tempfile.TemporaryDirectory() as name:
@@ -63,8 +67,9 @@ def main() -> None:
         header = replace(whole.header, rows_read=len(more), rows_kept=len(more), dropped={})
         write(replace(whole, header=header, requests=more), trace)
         tuner(
-            "sweep", "--trace", trace, "--budget", "3m", "--run-dir", folder / "sweep", "-o", swept
-        )
+            "sweep", "--trace", trace, "--budget", "3m", "--run-dir", folder / "sweep", "-o", swept,
+            "--ceiling", str(options.ceiling), *(("--slo", options.slo) if options.slo else ()),
+        )  # fmt: skip
         one = profile.load(swept)
         own = int(str(one.engine[TOKENS]))
         budgets = sorted({max(32, round(own * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1)})
@@ -84,7 +89,7 @@ def main() -> None:
             headroom=1.0, replicas=1, router="least", storage=None, resume=False, run_dir=None,
             force=True, seed=0, ray=None, ray_engines=None, ray_cpus=None, json=False,
         )  # fmt: skip
-        bench, workload = grid(command, folder, found, options.minutes)
+        bench, workload = grid(command, folder, found, options.minutes, options.turns)
         print(
             f"swept: {one.decision.verdict} at {one.decision.max_num_seqs}, attainment "
             f"{one.promise.attainment:.3f}, {options.load:g} times the load"
@@ -104,10 +109,10 @@ def tuner(*words: str | Path) -> dict[str, Any]:
 
 
 def grid(
-    command: RefineOptions, folder: Path, found: dict[str, Any], minutes: float
+    command: RefineOptions, folder: Path, found: dict[str, Any], minutes: float, turns: int
 ) -> tuple[LocalBench, Workload]:
     """Replay cells on one engine, the answer first, over the windows of the refinement; then the
-    best of them and the answer again, in turns."""
+    best of them, the answer and the knee again, in turns."""
     one, trace = profile.load(command.profile), load(command.trace)
     engines = engines_of(command, one)
     requests = [each for each in trace.requests if each.status in {"ok", "aborted"}]
@@ -143,7 +148,9 @@ def grid(
                 if monotonic() - begin_s < minutes * 60:
                     await bench.trial(GRID, cell, workload, build)
             best = best_of(bench, workload)
-            for side in (best, mine, mine, best) * (TURNS if best != mine else 0):
+            others = [side for side in (best, found["knee"]) if side != mine]
+            sides = others[:1] if best == found["knee"] else others
+            for side in [*sides, mine, mine, *reversed(sides)] * (turns if sides else 0):
                 await bench.trial(AGAIN, side, workload, build)
         finally:
             await bench.stop()
@@ -173,20 +180,31 @@ def best_of(bench: LocalBench, workload: Workload) -> Configuration:
     return max(cells, key=score).configuration
 
 
+def pairs_of(
+    bench: LocalBench, workload: Workload, one: Configuration, other: Configuration
+) -> list[tuple[Measurement, Measurement]]:
+    again = of_purpose(bench, AGAIN)
+    sides = (
+        [done.measured(workload) for done in again if done.configuration == side]
+        for side in (one, other)
+    )
+    return list(zip(*sides, strict=False))
+
+
 def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cells: int) -> None:
     measured = of_purpose(bench, GRID)
     mine, best = answer_of(found), best_of(bench, workload)
-    again = of_purpose(bench, AGAIN)
-    sides = (
-        [one.measured(workload) for one in again if one.configuration == it] for it in (mine, best)
-    )
+    knee = found["knee"]
     print(f"refined: {found['reason']}")
     print(f"the answer: {told(mine)}; {len(measured)} of the grid's {cells} cells were replayed")
     print(f"the best of them: {told(best)}")
-    if best != mine and (pairs := list(zip(*sides, strict=False))):
-        print(f"against the answer, over {len(pairs)} pairs in turns:")
-        for aim in (GOODPUT, TAIL):
-            print(f"  {ratio(aim, pairs)}")
+    for name, one, other in (("best", best, mine), ("answer", mine, knee)):
+        if one != other:
+            pairs = pairs_of(bench, workload, other, one)
+            whom = "the answer" if other == mine else "the knee"
+            print(f"the {name} against {whom}, over {len(pairs)} pairs in turns:")
+            for aim in (GOODPUT, TAIL):
+                print(f"  {ratio(aim, pairs)}")
     spent_s = sum(found["engine_seconds"].values())
     grid_s = sum(replay.elapsed_s for done in measured for replay in done.replays)
     whole_s = bench.evidence.starts_s()[0] + grid_s * cells / len(measured)
