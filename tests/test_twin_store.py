@@ -61,6 +61,14 @@ def test_what_is_stored_answers_as_the_twin_did() -> None:
     assert min(tails) < np.quantile(before.e2el_s, 0.99) < max(tails)
 
 
+def test_a_law_of_larger_batches_than_are_asked_for_is_stored_up_to_those() -> None:
+    one = view()
+    fitted = replace(one.fitted, law=one.fitted.law._replace(decode_s=one.fitted.law.decode_s[:6]))
+    assert fitted.knots[-1] > 5
+    again = restored(stored(replace(one, fitted=fitted), seed=0), source="p.yaml")
+    assert again.law.decode_s == pytest.approx(fitted.law.decode_s, rel=1e-5)
+
+
 def test_what_was_not_measured_is_null() -> None:
     (error,) = stored(view(), seed=0).errors
     assert (error.throughput, error.tpot, error.e2el_p95) == (0.01, None, -0.02)

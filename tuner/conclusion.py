@@ -84,8 +84,8 @@ def conclude(
     )
     if len(workload.judged) < FEW:
         few = (
-            f"{len(workload.judged)} requests are too few to carry a tuning: what is sure of them "
-            "is not sure of the next ones"
+            f"a tuning of {len(workload.judged)} requests says little: what is sure of them is not "
+            "sure of the next ones"
         )
         verdict = replace(verdict, warnings=(*verdict.warnings, few))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)

@@ -68,8 +68,8 @@ class Site:
         for line in self.left_out:
             watcher.warn(line)
         watcher.stage(
-            f"up to {self.width} engines at a time on {len(self.nodes)} nodes, each with "
-            f"{self.share}"
+            f"up to {self.width} engine{'s' * (self.width != 1)} at a time on {len(self.nodes)} "
+            f"node{'s' * (len(self.nodes) != 1)}, each with {self.share}"
         )
         simulated = self.kind if self.work.simulated is not None else None
         kit = Kit(self.work.vary, self.work.settings, simulated, os.environ.get("OMP_NUM_THREADS"))

@@ -149,7 +149,8 @@ def space_of(
     a trace that can tell nothing."""
     if len(requests) < FEWEST_REQUESTS:
         raise TraceError(
-            f"{options.trace}: {len(requests)} requests tell nothing of what is served at a time",
+            f"{options.trace}: it has {len(requests)} served, which tell nothing of what runs at a "
+            "time",
             hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
         )
     engine: dict[str, Any] = dict(profile.engine)

@@ -120,8 +120,9 @@ def render_found(
     console.print(f"[bold]{escape(verdict.reason)}[/]")
     console.print(f"confidence {verdict.confidence:.2f}; SLO {escape(str(outcome.slo))}")
     if view is not None and view.errors:
+        count = len(view.errors)
         console.print(
-            f"the twin's error against {len(view.errors)} replayed windows: "
+            f"the twin's error against {count} replayed window{'s' * (count != 1)}: "
             f"{view.error:.1%} in the median"
         )
     for title, one in (

@@ -45,7 +45,7 @@ class StoredTwin:
 def stored(view: Forecast, *, seed: int) -> Twin:
     """Return the twin's section of a profile."""
     most = len(view.fitted.law.decode_s) - 1
-    sizes = sorted({0, *view.fitted.knots.tolist(), most})
+    sizes = sorted({0, *(size for size in view.fitted.knots.tolist() if size < most), most})
     law = view.fitted.law
     draws = np.array([_values(one, sizes) for one in view.fitted.draws(LAWS, seed=seed)], "<f4")
     traffic, length_s = _busiest(view.traffic, view.length_s)
