@@ -54,7 +54,7 @@ from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.slo import Slo
 from tuner.sweep import sweep
-from tuner.workload import Workload
+from tuner.workload import Workload, choose_workload
 
 GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 NEAR, STATED = math.log(1.02), math.log(1.01)
@@ -184,9 +184,13 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
 
 
 def replayed_best(
-    one: Case, settings: SweepSettings, workload: Workload, knee: Configuration
+    one: Case, settings: SweepSettings, like: Workload, knee: Configuration
 ) -> Configuration:
     """Replay every cell once, in random order, and return what served best."""
+    workload = choose_workload(
+        requests_of(one), like.slo, like.unloaded, asked=settings.window, step_s=settings.step_s,
+        steps=1, budget_s=math.inf, starts_s=0.0,
+    )  # fmt: skip
     machine = SimStarter(one.world)
     cells = [cell for cell in grid_of(one).values() if not contradicts(cell)]
     order = np.random.default_rng(0).permutation(len(cells)).tolist()
@@ -213,7 +217,7 @@ def replayed_best(
     def score(each: Measurement) -> tuple[float, ...]:
         return (*(gains_of(aims, each, base) or (-math.inf,)), each.attainment)
 
-    return max(measured, key=lambda one: score(one[1]))[0]
+    return max(measured, key=lambda each: score(each[1]))[0]
 
 
 def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool, grid: bool) -> Result:

@@ -305,6 +305,7 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
     changes: dict[str, Any] = {"profile": profile, "approaches": "tuned,profile", "step": "5s"}
     with pytest.raises(GateError, match="here it is simulated:article"):
         compare(**changes, run_dir=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
     changes["force"] = True
     assert compare(**changes, max_num_seqs=None)["tuned"] == {
         "max_num_seqs": 8,

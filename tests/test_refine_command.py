@@ -380,7 +380,7 @@ def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> No
     assert done.returncode == 6, done.stderr
     said, cure = done.stderr.splitlines()
     assert said.startswith("Error: the profile was measured with name simulated:world, here it is ")
-    assert cure == "Add --engine sim --world FILE, or sweep on this machine."
+    assert cure.startswith("Add --engine sim --world FILE, or ")
     assert not (swept / "real").exists()
 
 
@@ -391,12 +391,19 @@ def test_a_budget_holds_on_an_overloaded_engine(tmp_path: Path) -> None:
     subprocess.run([TUNER, "sweep", *SIM], cwd=tmp_path, capture_output=True, check=True)
     refused = refine(tmp_path, "--budget", "8m")
     assert refused.returncode == 2, refused.stderr
-    enough = re.search(r"Give at least (--budget) (\d+)s\.$", refused.stderr.strip())
-    assert enough is not None
-    assert int(enough[2]) > 480
-    done = refine(tmp_path, "--budget", f"{enough[2]}s", "--json")
-    spent_s = json.loads(done.stdout)["engine_seconds"]
-    assert sum(spent_s.values()) <= int(enough[2])
+    enough_s = enough_of(refused)
+    done = refine(tmp_path, "--budget", f"{enough_s}s", "--json")
+    assert done.returncode == 0, done.stderr
+    assert sum(json.loads(done.stdout)["engine_seconds"].values()) <= enough_s
+    refused = refine(tmp_path, "--budget", "1m")
+    assert enough_of(refused) == enough_s  # whatever was asked
+
+
+def enough_of(refused: "subprocess.CompletedProcess[str]") -> int:
+    """Return the budget that a refusal says would do."""
+    found = re.search(r"Give at least --budget (\d+)s\.$", refused.stderr.strip())
+    assert found is not None, refused.stderr
+    return int(found[1])
 
 
 def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
@@ -420,7 +427,7 @@ def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
         (("--search", "max_num_seqs=many"), 2, "whole numbers of at least 1"),
         (("--objective", "speed"), 2, "--objective 'speed' is not known"),
         (("--budget", "1m"), 2, "--budget 60s is too small"),
-        (("--step", "1ms"), 2, "--step 1ms: a replay so short"),
+        (("--step", "1ms"), 2, "--step 1ms: so short a replay"),
         (("--window", "9999s+10s"), 3, "window 9999"),
         (("--storage", "postgresql://u:secret@127.0.0.1:1/x"), 3, "u@127.0.0.1:1/x: the study's"),
         (("-o", "prod.jsonl"), 3, "is there already and is no serving profile"),

@@ -23,7 +23,7 @@ from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
-from tuner.refine.outcome import followed
+from tuner.refine.outcome import followed, reason_of
 from tuner.refine.paired import SIDES, compare
 from tuner.refine.proof import Paired
 from tuner.refine.screen import Screen
@@ -253,12 +253,18 @@ def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not
     assert pareto([knee, ended], parse_objectives("goodput,tpot")) == [knee]
 
 
+def test_of_a_profile_refined_twice_the_reason_says_the_last_alone() -> None:
+    once = profile(reason=reason_of(profile(reason="knee at 16"), KNEE, KNEE, None))
+    assert once.decision.reason == "knee at 16; refined: nothing better was found"
+    assert reason_of(once, KNEE, KNEE, None) == once.decision.reason
+
+
 def test_what_else_changes_with_the_choice_is_said() -> None:
     of_profile = profile(engine={**KNEE, "model": "m", "max_model_len": 8192, "block_size": 16})
     one = {CAP: 8, TOKENS: 2048, "block_size": 8}
     own: dict[str, Any] = dict(of_profile.engine)
     resolved = {**own, **one, "max_model_len": 4096}
-    said = "the choice brings with it: max_model_len 8192 -> 4096"
+    said = "the engine differs from the profile in more than was chosen: max_model_len 8192 -> 4096"
     assert followed(of_profile, one, resolved) == said
     assert followed(of_profile, one, {**own, **one}) is None
 

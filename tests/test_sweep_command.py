@@ -190,7 +190,7 @@ def test_resuming_with_other_options_is_refused(folder: Path) -> None:
     [
         (["--slo", "ttft=500"], 2, "--slo: cannot read 'ttft=500'"),
         (["--budget", "soon"], 2, "--budget: 'soon' is not a positive duration"),
-        (["--step", "1ms"], 2, "--step 1ms: a replay so short"),
+        (["--step", "1ms"], 2, "--step 1ms: so short a replay"),
         (["--budget", "61s"], 2, "--budget leaves 1s for replays"),
         (["--window", "noon"], 2, "--window: cannot read 'noon'"),
         (["--window", "9h+60s"], 3, "no request arrives there"),

@@ -83,7 +83,7 @@ def test_a_wider_tolerance_keeps_what_a_narrow_one_breaks(folder: Path) -> None:
         ([], 2, "--engine sim needs a world"),
         (["--world", "world.yaml", "--window", "9h+60s"], 3, "no request arrives there"),
         (["--world", "world.yaml", "--step", "soon"], 2, "--step: 'soon' is not"),
-        (["--world", "world.yaml", "--step", "1ms"], 2, "--step 1ms: a replay so short"),
+        (["--world", "world.yaml", "--step", "1ms"], 2, "--step 1ms: so short a replay"),
         (["--world", "world.yaml", "--junit", "no/such/x.xml"], 3, "no/such"),
     ],
 )

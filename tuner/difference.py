@@ -123,12 +123,11 @@ def _of_decisions(one: ServingProfile, other: ServingProfile) -> Iterator[Differ
 
 def _of_promises(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
     ours, theirs = _numbers(one.promise), _numbers(other.promise)
-    windows = [(each.validity.trace_digest, each.validity.windows) for each in (one, other)]
-    alike = windows[0] == windows[1]
+    alike = _replayed(one) == _replayed(other)
     for name, mine in ours.items():
         yours = theirs[name]
         if mine != yours:
-            said = _share(mine, yours) if alike else "of other windows: no effect"
+            said = _share(mine, yours) if alike else "measured in other windows: not comparable"
             yield Difference("promise", name, mine, yours, said)
 
 
@@ -198,6 +197,11 @@ def _numbers(numbers: Numbers) -> dict[str, float | None]:
 
 def _share(one: float | None, other: float | None) -> str:
     return "" if not one or other is None else f"{100 * (other / one - 1):+.3g} %"
+
+
+def _replayed(one: ServingProfile) -> tuple[object, ...]:
+    """Return what the promise was measured on: the windows, of which server's share."""
+    return one.validity.trace_digest, one.validity.windows, one.validity.arrival_rate_rps
 
 
 def _joined(value: ArgumentValue | list[str]) -> ArgumentValue:

@@ -16,7 +16,7 @@ from tuner.traffic import busiest_window
 from tuner.window import Part, Window, choose_part, in_window, parse_duration_s
 
 MIN_STEP_S = 6.0
-"""What a step replays at least."""
+"""A shorter step shows the engine at hardly any batch size."""
 
 LOADED = 1.5
 """How much longer a request takes on a busy engine: a guess, for how long a window drains."""
@@ -33,7 +33,7 @@ def parse_step_s(text: str) -> float:
     step_s = parse_duration_s(text, option="--step")
     if step_s < MIN_STEP_S:
         raise UsageError(
-            f"--step {text}: a replay so short shows the engine at hardly any batch size",
+            f"--step {text}: so short a replay tells nothing",
             hint=f"Give at least --step {MIN_STEP_S:g}s.",
         )
     return step_s

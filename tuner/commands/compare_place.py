@@ -9,7 +9,7 @@ from tuner import interruption, journal
 from tuner.approaches.seam import Site
 from tuner.base import engine_arguments
 from tuner.commands.compare_setup import CompareOptions
-from tuner.commands.machine import ThisMachine, check_machine
+from tuner.commands.machine import Here, ThisMachine
 from tuner.compare.evidence import CALIBRATION, Comparing, session_of
 from tuner.compare.settings import CompareSettings
 from tuner.engines.seam import ArgumentValue, Starter
@@ -24,6 +24,12 @@ Result = TypeVar("Result")
 
 class Place(Protocol):
     """Where a comparison runs: a machine with vLLM, or a simulated one."""
+
+    profile: ServingProfile | None
+
+    def here(self) -> Here:
+        """Return what engines would run on."""
+        ...
 
     def machine(self) -> dict[str, Any]:
         """Return what a run here stands and falls with: ``engine_arguments``, pinned, and more."""
@@ -49,7 +55,6 @@ def place_of(options: CompareOptions, trace: Trace) -> Place:
             hint="Leave out --model, or sweep that model for a profile of its own.",
         )
     model = options.model or (profile.model if profile and options.base is None else None)
-    checked = None if options.force else profile
     if options.engine == "sim":
         if options.world is None:
             raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
@@ -57,16 +62,11 @@ def place_of(options: CompareOptions, trace: Trace) -> Place:
             raise UsageError(
                 "--set and --base are for --engine vllm", hint="Write it into the world file."
             )
-        simulated = _Simulated(options, options.world, model or trace.header.model, profile)
-        if checked is not None:
-            check_machine(checked, simulated.new_starter())
-        return simulated
+        return _Simulated(options, options.world, model or trace.header.model, profile)
     if options.engine != "vllm":
         raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
     if options.world is not None:
         raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
-    if checked is not None:
-        check_machine(checked, ThisMachine())
     arguments = engine_arguments(
         model=model,
         base=options.base,
@@ -97,6 +97,9 @@ class _Simulated:
         self.options, self.profile = options, profile
         self.world = read_world(world)
         self.new_starter = partial(SimStarter, self.world, model=model)
+
+    def here(self) -> Here:
+        return self.new_starter()
 
     def machine(self) -> dict[str, Any]:
         arguments = self.new_starter().resolve(max_num_seqs=self.options.untuned)
@@ -152,6 +155,9 @@ class _Real:
 
         self.options, self.arguments, self.profile = options, arguments, profile
         self.new_starter: Callable[..., Any] = VllmStarter
+
+    def here(self) -> Here:
+        return ThisMachine()
 
     def machine(self) -> dict[str, Any]:
         arguments = self.new_starter(self.arguments).resolve(max_num_seqs=self.options.untuned)

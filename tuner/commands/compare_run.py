@@ -19,6 +19,7 @@ from tuner.commands.compare_setup import (
     sweep_settings_of,
 )
 from tuner.commands.compare_view import json_object, markdown, render
+from tuner.commands.machine import check_machine
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
 from tuner.compare.blocks import Blocks
@@ -45,6 +46,8 @@ def run(options: CompareOptions) -> None:
     if options.output is not None:
         _check_folder(options.output)
     place = place_of(options, trace)
+    if place.profile is not None and not options.force:
+        check_machine(place.profile, place.here())
     plan = plan_of(options, trace, place.machine())
     keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
     where = Where(options.trace, options.run_dir, resume=options.resume, command="compare")

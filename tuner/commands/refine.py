@@ -39,7 +39,7 @@ def refine(  # noqa: PLR0913 - one parameter an option
     engine: Engine = "vllm",
     world: World = None,
     budget: Budget = "20m",
-    step: Annotated[str, typer.Option(help="How long each trial replays.")] = "60s",
+    step: Annotated[str, typer.Option(help="How long each trial replays: 6s at least.")] = "60s",
     window: Window = "all",
     headroom: Headroom = 1.25,
     replicas: Replicas = 1,

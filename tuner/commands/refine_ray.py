@@ -2,15 +2,17 @@
 
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.commands.machine import other_machine
+from tuner.commands.machine import differs
 from tuner.commands.refine_setup import Engines, RefineOptions
 from tuner.errors import UsageError
+from tuner.profile_schema import ServingProfile
 from tuner.refine.refinement import Plan
 from tuner.refine.starters import SimVary, VllmVary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
+    from tuner.cluster.kinds import Description
     from tuner.cluster.site import Site
 
 
@@ -33,7 +35,7 @@ def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractCo
             settings=plan.settings,
             start_s=plan.start_s,
             simulated=simulated,
-            refuses=lambda kind: None if options.force else other_machine(profile, kind),
+            refuses=lambda kind: None if options.force else _refusal(profile, kind),
         ),
     )
 
@@ -43,3 +45,10 @@ def check_ray(options: RefineOptions) -> None:
     for name, value in (("engines", options.ray_engines), ("cpus", options.ray_cpus)):
         if value is not None and options.ray is None:
             raise UsageError(f"--ray-{name} is for --ray", hint="Add --ray ADDRESS, or drop it.")
+
+
+def _refusal(profile: ServingProfile, kind: "Description") -> str | None:
+    if (found := differs(profile, kind)) is None:
+        return None
+    key, was, is_ = found
+    return f"{key} is {is_}, the profile was measured with {was}"

@@ -71,7 +71,7 @@ def run(options: RefineOptions) -> None:
     trace = load(options.trace)
     requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
     engines = engines_of(options, profile)
-    if not options.force and not options.ray:  # the nodes of a cluster are asked for theirs
+    if not options.force and not options.ray:  # of a cluster each node is checked: refine_ray
         check_machine(profile, engines.here)
     space = space_of(
         options, profile, engines.vary, requests=requests, block_size=trace.header.block_size

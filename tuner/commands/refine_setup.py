@@ -149,8 +149,7 @@ def space_of(
     a trace that can tell nothing."""
     if len(requests) < FEWEST_REQUESTS:
         raise TraceError(
-            f"{options.trace}: it has {len(requests)} served, which tell nothing of what runs at a "
-            "time",
+            f"{options.trace}: {len(requests)} served, too few to tell what runs at a time",
             hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
         )
     engine: dict[str, Any] = dict(profile.engine)

@@ -47,7 +47,7 @@ def sweep(  # noqa: PLR0913 - one parameter an option
     ] = None,
     budget: Budget = "15m",
     window: Window = "all",
-    step: Annotated[str, typer.Option(help="How long each step of the ladder replays.")] = "60s",
+    step: Annotated[str, typer.Option(help="How long a step replays: 6s at least.")] = "60s",
     replicas: Replicas = 1,
     router: Router = "least",
     headroom: Headroom = 1.25,

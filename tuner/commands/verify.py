@@ -15,7 +15,7 @@ def verify(  # noqa: PLR0913 - one parameter an option
     engine: Engine = "vllm",
     world: World = None,
     window: Window = "all",
-    step: Annotated[str, typer.Option(help="How long the replay is.")] = "60s",
+    step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s",
     tolerance: Annotated[
         float,
         typer.Option(min=0.0, max=10.0, help="How much worse than promised is kept: 0.1 is 10 %."),

@@ -228,13 +228,17 @@ def reason_of(
 def followed(
     profile: ServingProfile, one: Configuration, arguments: Mapping[str, ArgumentValue]
 ) -> str | None:
-    """Say what else differs from the profile because of the choice, as an engine resolved it."""
+    """Say what differs from the profile besides the choice, as an engine resolved it."""
     changed = [
         f"{name} {_shown(was)} -> {_shown(arguments[name])}"
         for name, was in profile.engine.items()
         if name not in {CAP, *one} and name in arguments and arguments[name] != was
     ]
-    return f"the choice brings with it: {', '.join(changed)}" if changed else None
+    return (
+        f"the engine differs from the profile in more than was chosen: {', '.join(changed)}"
+        if changed
+        else None
+    )
 
 
 def _luck(paired: Paired) -> str:

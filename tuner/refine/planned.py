@@ -1,46 +1,49 @@
 """What a trial of a refinement replays: windows that the budget has time for. Pure.
 
 An overloaded engine takes longer for a window than the window is, several times as long if need be:
-what the knee takes for it the profile's twin tells before anything starts.
+what the knee takes for it, the profile's twin tells before anything starts.
 """
 
 import math
 from collections.abc import Sequence
 
 from tuner.errors import UsageError
-from tuner.profile_numbers import Twin
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
 from tuner.trace import TraceRequest
 from tuner.twin.simulation import simulate, traffic_of
-from tuner.twin.store import restored
+from tuner.twin.store import StoredTwin
 from tuner.workload import MIN_STEP_S, Workload, choose_workload
 
-SHORTER = 0.9
-"""At most this, of a step that takes too long, is tried next."""
+SHORTER = 0.8
+"""Of a step that takes too long, what is tried next."""
+
+WORTH_TRIALS = 0.5
+"""How much of a step may be given up for time to search: less would show another traffic."""
 
 
 def planned(  # noqa: PLR0913 - what there is, what is asked, what it may cost
     requests: Sequence[TraceRequest],
     settings: SweepSettings,
     unloaded: Unloaded,
-    twin: Twin | None,
+    twin: StoredTwin | None,
     *,
     cap: int,
+    hit_share: float,
     steps: int,
-    needed: int,
+    least_steps: int,
     starts_s: float,
 ) -> tuple[Workload, float]:
     """Return what each of so many steps replays, and how long one takes at the knee's cap.
 
-    Raises UsageError when the budget has no time for those that are ``needed``, TraceError when
-    nothing can be replayed.
+    Where all of them fit with hardly shorter windows they do, else only ``least_steps`` of them
+    are sure to. Raises UsageError when the budget has no time for these, TraceError when nothing
+    can be replayed.
     """
     assert settings.slo is not None
-    affordable_s = (settings.budget_s - starts_s) / steps
-    if affordable_s < MIN_STEP_S:
-        raise _too_small(settings, steps, starts_s, MIN_STEP_S)
-    step_s = min(settings.step_s, affordable_s)
+    left_s = settings.budget_s - starts_s
+    step_s = min(settings.step_s, max(MIN_STEP_S, left_s / steps))
+    longest: tuple[Workload, float] | None = None
     while True:
         workload = choose_workload(
             requests,
@@ -49,34 +52,47 @@ def planned(  # noqa: PLR0913 - what there is, what is asked, what it may cost
             asked=settings.window,
             step_s=step_s,
             steps=steps,
-            budget_s=settings.budget_s,
-            starts_s=starts_s,
+            budget_s=math.inf,
+            starts_s=0.0,
         )
-        took_s = max(step_s, _taken_s(workload, settings, twin, cap) if twin else 0.0)
-        if step_s <= MIN_STEP_S and needed * took_s + starts_s > settings.budget_s:
-            raise _too_small(settings, needed, starts_s, took_s)
-        if took_s <= affordable_s or step_s <= MIN_STEP_S:
+        took_s = step_s
+        if twin is not None:
+            took_s = max(step_s, _taken_s(workload, settings, twin, cap, hit_share))
+        if steps * took_s <= left_s:
             return workload, took_s
-        step_s = max(MIN_STEP_S, step_s * min(SHORTER, affordable_s / took_s))
+        if longest is None and least_steps * took_s <= left_s:
+            longest = workload, took_s
+        shorter_s = max(MIN_STEP_S, step_s * SHORTER)
+        if longest is not None and (
+            step_s <= MIN_STEP_S or shorter_s < WORTH_TRIALS * longest[0].step_s
+        ):
+            return longest
+        if step_s <= MIN_STEP_S:
+            least_s = least_steps * took_s
+            raise UsageError(
+                f"--budget {settings.budget_s:.0f}s is too small: engine starts take about "
+                f"{starts_s:.0f}s, {least_steps} replays {least_s:.0f}s at least",
+                hint=f"Give at least --budget {math.ceil(least_s + starts_s)}s.",
+            )
+        step_s = shorter_s
 
 
-def _taken_s(workload: Workload, settings: SweepSettings, section: Twin, cap: int) -> float:
-    """Return how long a cap takes for the windows, to the last token."""
-    twin, found_s = restored(section, source="the profile"), 0.0
+def _taken_s(
+    workload: Workload, settings: SweepSettings, twin: StoredTwin, cap: int, hit_share: float
+) -> float:
+    """Return how long a cap takes for the windows, to the last token: at most, as a replay ends
+    earlier when nothing can be met any more."""
+    found_s = 0.0
     for window in workload.windows:
         traffic = traffic_of(
             workload.sent_in(window),
             hash_block_size=settings.trace_block_size,
-            hit_share=section.hit_share,
+            hit_share=hit_share,
         )
-        replay = simulate(traffic, twin.law, twin.shape, max_num_seqs=cap)
-        found_s += max(window.run_in_s + window.length_s, replay.duration_s)
+        took_s = window.run_in_s + window.length_s
+        if len(traffic):
+            first_s = float(traffic.arrival_s[0]) - (window.start_s - window.run_in_s)
+            replay = simulate(traffic, twin.law, twin.shape, max_num_seqs=cap)
+            took_s = max(took_s, first_s + replay.duration_s)
+        found_s += took_s
     return found_s
-
-
-def _too_small(settings: SweepSettings, steps: int, starts_s: float, step_s: float) -> UsageError:
-    return UsageError(
-        f"--budget {settings.budget_s:.0f}s is too small: engine starts take about "
-        f"{starts_s:.0f}s, {steps} replays {steps * step_s:.0f}s at least",
-        hint=f"Give at least --budget {math.ceil(steps * step_s + starts_s)}s.",
-    )

@@ -24,6 +24,7 @@ from tuner.refine.tried import pareto, tried_by
 from tuner.refine.validation import twin_of, validate
 from tuner.trace import TraceRequest
 from tuner.twin.forecast import Forecast
+from tuner.twin.store import restored
 from tuner.workload import Workload, keep_what_fits, workload_of
 
 TRIALS = 4
@@ -182,20 +183,23 @@ class _Run:
                 kept, settings.slo, unloaded, chosen.part, chosen.windows, chosen.step_s
             )
         steps, starts_s = STEPS + self.bench.width - 1, self._starts() * plan.start_s
+        section = plan.profile.twin
         workload, took_s = planned(
             kept,
             settings,
             unloaded,
-            plan.profile.twin,
+            None if section is None else restored(section, source="the profile"),
             cap=number(self.space.knee[CAP]),
+            hit_share=0.0 if section is None else section.hit_share,
             steps=steps,
-            needed=steps - TRIALS,
+            least_steps=steps - TRIALS,
             starts_s=starts_s,
         )
+        most_s = min(steps * took_s, settings.budget_s - starts_s)
         self.bench.keep_workload(workload)
         self.bench.watcher.stage(
             f"a trial replays {', '.join(map(str, workload.windows))} of the trace; expect up to "
-            f"{steps * took_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+            f"{most_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
         return workload
 
