@@ -307,7 +307,7 @@ def test_a_trace_of_a_few_requests_is_refused(swept: Path) -> None:
     (swept / "few.jsonl").write_text("\n".join(lines[:2]) + "\n")
     done = refine(swept, "--trace", "few.jsonl")
     assert done.returncode == 3
-    assert "few.jsonl: 1 requests tell nothing" in done.stderr
+    assert "few.jsonl: requests served: 1, too few" in done.stderr
     assert "starting an engine" not in done.stderr
 
 

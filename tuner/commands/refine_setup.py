@@ -149,7 +149,7 @@ def space_of(
     a trace that can tell nothing."""
     if len(requests) < FEWEST_REQUESTS:
         raise TraceError(
-            f"{options.trace}: {len(requests)} served, too few to tell what runs at a time",
+            f"{options.trace}: requests served: {len(requests)}, too few to tell of any limit",
             hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
         )
     engine: dict[str, Any] = dict(profile.engine)
