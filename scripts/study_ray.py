@@ -72,9 +72,8 @@ def main() -> None:
     kept, _ = keep_what_fits(requests, max_model_len=plan.max_model_len)
     assert plan.settings.slo is not None
     workload = choose_workload(
-        kept, plan.settings.slo, unloaded_of(one), asked="all", step_s=plan.settings.step_s,
-        steps=1, budget_s=plan.settings.budget_s, starts_s=0.0,
-    )  # fmt: skip
+        kept, plan.settings.slo, unloaded_of(one), asked="all", step_s=plan.settings.step_s
+    )
     build = Build(number(space.knee[CAP]), number(space.knee[TOKENS]))
     with tempfile.TemporaryDirectory() as name:
         taken = measure(options, plan, engines, workload, build, Path(name), given.pairs)

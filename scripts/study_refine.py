@@ -10,9 +10,9 @@ configurations (goodput, then the tail) and in goodput alone; the same of the pl
 the knee was replaced, how often what replaced it is truly worse than the interval that was stated,
 and how often the truth lies outside of a stated interval of goodput at all; how much was truly
 gained, and of gains of over 1 % how much of what was stated; the engine time spent, as a share of
-the grid's (the budget is a quarter of it). With ``--grid`` all cells are replayed too, each once in
-the refinement's windows on one engine of the noisy machine: how often the best of what was measured
-is within 2 %, which is what a full grid would really get.
+the grid's: of 72 cells of the step that was asked for (the budget is a quarter of it). With
+``--grid`` all cells are replayed too, each once for that step on one engine of the noisy machine:
+how often the best of what was measured is within 2 %, which is what a full grid would really get.
 """
 
 import argparse
@@ -137,6 +137,12 @@ def space_of(profile: ServingProfile, grid: Sequence[Configuration]) -> Space:
     return build_space(engine, demand, named, refusal)
 
 
+def vary(machine: SimStarter, one: Case, cell: Configuration) -> SimStarter:
+    """Return what starts engines for a cell on the world's machine."""
+    own = {"num_gpu_blocks_override": one.world.kv.blocks}
+    return machine.varied({**own, **{name: cell[name] for name in cell if name != CAP}})
+
+
 def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinement]:
     requests = requests_of(one)
     machine = SimStarter(one.world)
@@ -165,17 +171,12 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             max_model_len=one.world.kv.blocks * one.world.kv.block_size,
         )
         book = journal.create(Path(folder) / "refine", {})
-        own = {"num_gpu_blocks_override": one.world.kv.blocks}
-
-        def vary(cell: Configuration) -> SimStarter:
-            return machine.varied({**own, **{k: v for k, v in cell.items() if k != CAP}})
-
         rig = Rig(machine, plan.settings, Evidence(book), Silent(), None)
         study = Study(
             str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="",
             machine="", warn=print,
         )  # fmt: skip
-        bench = LocalBench(rig, vary)
+        bench = LocalBench(rig, partial(vary, machine, one))
         begin_s = sum(outcome.starts_s) + outcome.replay_s
         found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)
         book.close()
@@ -188,17 +189,12 @@ def replayed_best(
 ) -> Configuration:
     """Replay every cell once, in random order, and return what served best."""
     workload = choose_workload(
-        requests_of(one), like.slo, like.unloaded, asked=settings.window, step_s=settings.step_s,
-        steps=1, budget_s=math.inf, starts_s=0.0,
-    )  # fmt: skip
+        requests_of(one), like.slo, like.unloaded, asked=settings.window, step_s=settings.step_s
+    )
     machine = SimStarter(one.world)
     cells = [cell for cell in grid_of(one).values() if not contradicts(cell)]
     order = np.random.default_rng(0).permutation(len(cells)).tolist()
     build = Build(*(max(number(cell[name]) for cell in cells) for name in (CAP, TOKENS)))
-    own = {"num_gpu_blocks_override": one.world.kv.blocks}
-
-    def vary(cell: Configuration) -> SimStarter:
-        return machine.varied({**own, **{k: v for k, v in cell.items() if k != CAP}})
 
     async def every(bench: LocalBench) -> None:
         for place in order:
@@ -207,7 +203,8 @@ def replayed_best(
 
     with tempfile.TemporaryDirectory() as folder:
         book = journal.create(Path(folder) / "grid", {})
-        bench = LocalBench(Rig(machine, settings, Evidence(book), Silent(), None), vary)
+        rig = Rig(machine, settings, Evidence(book), Silent(), None)
+        bench = LocalBench(rig, partial(vary, machine, one))
         virtual_time.run(every(bench))
         book.close()
     measured = [(done.configuration, done.measured(workload)) for done in bench.done()]

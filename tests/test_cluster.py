@@ -271,6 +271,9 @@ def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) 
     assert {one.nice() for one in workers()} == {os.nice(0)}
     started_by_it = ours("/tuner-ray-")
     assert started_by_it
+    folders = [one.parent for one in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]
+    assert folders
+    assert {one.stat().st_mode & 0o077 for one in folders} == {0}  # nobody else's to read
     running.kill()
     running.communicate()
     _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)

@@ -23,7 +23,7 @@ from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
-from tuner.refine.outcome import followed, reason_of
+from tuner.refine.outcome import changed_besides, reason_of
 from tuner.refine.paired import SIDES, compare
 from tuner.refine.proof import Paired
 from tuner.refine.screen import Screen
@@ -265,8 +265,8 @@ def test_what_else_changes_with_the_choice_is_said() -> None:
     own: dict[str, Any] = dict(of_profile.engine)
     resolved = {**own, **one, "max_model_len": 4096}
     said = "the engine differs from the profile in more than was chosen: max_model_len 8192 -> 4096"
-    assert followed(of_profile, one, resolved) == said
-    assert followed(of_profile, one, {**own, **one}) is None
+    assert changed_besides(of_profile, one, resolved) == said
+    assert changed_besides(of_profile, one, {**own, **one}) is None
 
 
 def test_of_several_places_each_has_its_own_knee_and_one_is_on_the_front(tmp_path: Path) -> None:

@@ -33,7 +33,14 @@ from tuner.settings import SweepSettings
 from tuner.trace import TraceRequest
 from tuner.traffic import scale_load
 from tuner.uncertainty import Trial
-from tuner.workload import Workload, choose_workload, keep_what_fits, slo_for, workload_of
+from tuner.workload import (
+    Workload,
+    affordable_step_s,
+    choose_workload,
+    keep_what_fits,
+    slo_for,
+    workload_of,
+)
 
 SHORTENED = 0.9
 OVERDRAWN = 1.1
@@ -115,15 +122,14 @@ class SweepRun:
             self.warn_of(chosen.step_s)
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
         starts_s = self.starts() * self.evidence.facts().start_s
-        workload = choose_workload(
-            requests,
-            slo,
-            unloaded,
-            asked=self.settings.window,
-            step_s=self.settings.step_s,
+        step_s = affordable_step_s(
+            self.settings.step_s,
             steps=self.steps(),
             budget_s=self.settings.budget_s,
             starts_s=starts_s,
+        )
+        workload = choose_workload(
+            requests, slo, unloaded, asked=self.settings.window, step_s=step_s
         )
         self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
         self.warn_of(workload.step_s)

@@ -103,22 +103,9 @@ def slo_for(requests: Sequence[TraceRequest], unloaded: Unloaded) -> Slo:
     return derive_slo(unloaded, [(one.input_length, max(1, one.output_length)) for one in requests])
 
 
-def choose_workload(  # noqa: PLR0913 - what there is, what is asked, what it may cost
-    requests: Sequence[TraceRequest],
-    slo: Slo,
-    unloaded: Unloaded,
-    *,
-    asked: str,
-    step_s: float,
-    steps: float,
-    budget_s: float,
-    starts_s: float,
-) -> Workload:
-    """Return the workload of the part that is asked for; ``steps`` of them fit the budget.
-
-    Raises UsageError when the budget does not allow the shortest sweep, TraceError when nothing
-    arrives in the part.
-    """
+def affordable_step_s(asked_s: float, *, steps: float, budget_s: float, starts_s: float) -> float:
+    """Return how long each of so many steps may be, at most what was asked. Raises UsageError when
+    the budget does not allow the shortest sweep."""
     affordable_s = (budget_s - starts_s) / steps
     if affordable_s < MIN_STEP_S:
         raise UsageError(
@@ -126,7 +113,14 @@ def choose_workload(  # noqa: PLR0913 - what there is, what is asked, what it ma
             f"starts, the shortest sweep needs about {MIN_STEP_S * steps:.0f}s",
             hint=f"Give at least --budget {math.ceil(starts_s + MIN_STEP_S * steps)}s.",
         )
-    step_s = min(step_s, affordable_s)
+    return min(asked_s, affordable_s)
+
+
+def choose_workload(
+    requests: Sequence[TraceRequest], slo: Slo, unloaded: Unloaded, *, asked: str, step_s: float
+) -> Workload:
+    """Return the workload of the part that is asked for. Raises TraceError when nothing arrives in
+    it."""
     part = choose_part(requests, asked, length_s=step_s, busiest=busiest_window)
     ends_s = [unloaded.residence_s(one.input_length, one.output_length) for one in requests]
     drain_s = LOADED * float(np.percentile(ends_s, 95))

@@ -225,7 +225,7 @@ def reason_of(
     )
 
 
-def followed(
+def changed_besides(
     profile: ServingProfile, one: Configuration, arguments: Mapping[str, ArgumentValue]
 ) -> str | None:
     """Say what differs from the profile besides the choice, as an engine resolved it."""

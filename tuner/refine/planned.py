@@ -5,7 +5,7 @@ what the knee takes for it, the profile's twin tells before anything starts.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tuner.errors import UsageError
 from tuner.settings import SweepSettings
@@ -36,45 +36,48 @@ def planned(  # noqa: PLR0913 - what there is, what is asked, what it may cost
 ) -> tuple[Workload, float]:
     """Return what each of so many steps replays, and how long one takes at the knee's cap.
 
-    Where all of them fit with hardly shorter windows they do, else only ``least_steps`` of them
-    are sure to. Raises UsageError when the budget has no time for these, TraceError when nothing
-    can be replayed.
+    The longest of which ``least_steps`` fit the budget; shorter, down to half, where all of the
+    steps fit then. Raises UsageError when the budget has no time for the shortest, TraceError when
+    nothing can be replayed.
     """
-    assert settings.slo is not None
-    left_s = settings.budget_s - starts_s
-    step_s = min(settings.step_s, max(MIN_STEP_S, left_s / steps))
+    left_s, took_s = settings.budget_s - starts_s, 0.0
     longest: tuple[Workload, float] | None = None
-    while True:
-        workload = choose_workload(
-            requests,
-            settings.slo,
-            unloaded,
-            asked=settings.window,
-            step_s=step_s,
-            steps=steps,
-            budget_s=math.inf,
-            starts_s=0.0,
-        )
-        took_s = step_s
+    for workload in _ever_shorter(requests, settings, unloaded, left_s / steps):
+        if longest is not None and workload.step_s < WORTH_TRIALS * longest[0].step_s:
+            break
+        took_s = workload.step_s
         if twin is not None:
-            took_s = max(step_s, _taken_s(workload, settings, twin, cap, hit_share))
+            took_s = max(took_s, _taken_s(workload, settings, twin, cap, hit_share))
         if steps * took_s <= left_s:
             return workload, took_s
         if longest is None and least_steps * took_s <= left_s:
             longest = workload, took_s
-        shorter_s = max(MIN_STEP_S, step_s * SHORTER)
-        if longest is not None and (
-            step_s <= MIN_STEP_S or shorter_s < WORTH_TRIALS * longest[0].step_s
-        ):
-            return longest
+    if longest is not None:
+        return longest
+    least_s = least_steps * took_s
+    raise UsageError(
+        f"--budget {settings.budget_s:.0f}s is too small: engine starts take about "
+        f"{starts_s:.0f}s, {least_steps} replays {least_s:.0f}s at least",
+        hint=f"Give at least --budget {math.ceil(least_s + starts_s)}s.",
+    )
+
+
+def _ever_shorter(
+    requests: Sequence[TraceRequest],
+    settings: SweepSettings,
+    unloaded: Unloaded,
+    affordable_s: float,
+) -> Iterator[Workload]:
+    """Yield workloads from the step that was asked for, or is affordable, to the shortest."""
+    assert settings.slo is not None
+    step_s = min(settings.step_s, max(MIN_STEP_S, affordable_s))
+    while True:
+        yield choose_workload(
+            requests, settings.slo, unloaded, asked=settings.window, step_s=step_s
+        )
         if step_s <= MIN_STEP_S:
-            least_s = least_steps * took_s
-            raise UsageError(
-                f"--budget {settings.budget_s:.0f}s is too small: engine starts take about "
-                f"{starts_s:.0f}s, {least_steps} replays {least_s:.0f}s at least",
-                hint=f"Give at least --budget {math.ceil(least_s + starts_s)}s.",
-            )
-        step_s = shorter_s
+            return
+        step_s = max(MIN_STEP_S, step_s * SHORTER)
 
 
 def _taken_s(

@@ -12,7 +12,7 @@ from tuner.refine.balance import Windows, balanced
 from tuner.refine.bench import Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number
-from tuner.refine.outcome import followed, reason_of, unloaded_of
+from tuner.refine.outcome import changed_besides, reason_of, unloaded_of
 from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
 from tuner.refine.planned import planned
 from tuner.refine.proof import Paired
@@ -73,7 +73,7 @@ class _Run:
         reason = reason_of(self.plan.profile, one, self.space.knee, paired)
         outcome = await self._validated(chosen, paired, reason)
         if outcome is not None:
-            said = followed(self.plan.profile, one, outcome.facts.arguments)
+            said = changed_besides(self.plan.profile, one, outcome.facts.arguments)
             self.warnings += [said] if said else []
         tried = tried_by(search.judge)
         return Refinement(
