@@ -41,12 +41,12 @@ from tuner.profile import ServingProfile
 from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
 from tuner.refine.local_bench import LocalBench
+from tuner.refine.luck import Seen, Served, seen
 from tuner.refine.objective import gains as gains_of
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.run import refine
-from tuner.refine.screen import measured_by
 from tuner.refine.space import Demand, build_space
 from tuner.refine.study import Study
 from tuner.result import profile_of
@@ -54,6 +54,7 @@ from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.slo import Slo
 from tuner.sweep import sweep
+from tuner.twin.simulation import simulate
 from tuner.workload import Workload, choose_workload
 
 GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
@@ -101,10 +102,11 @@ def grid_of(one: Case) -> dict[tuple[int, int], Configuration]:
     return {(cap, tokens): {CAP: cap, TOKENS: tokens} for cap, tokens in cells}
 
 
-def truth_of(one: Case, slo: Slo, cell: Configuration) -> Measurement:
+def truth_of(one: Case, slo: Slo, cell: Configuration) -> Seen:
     law, shape = step_law(one.world.step, GRID_CAPS[-1]), shape_of(one.world, known=False)
     shape = replace(shape, max_num_batched_tokens=number(cell[TOKENS]))
-    return measured_by(one.traffic, law, shape, slo, cap=number(cell[CAP]))
+    replay = simulate(one.traffic, law, shape, max_num_seqs=number(cell[CAP]))
+    return seen([Served(one.traffic, replay, np.ones(len(one.traffic), bool))], slo)
 
 
 def has_room(seed: int, *, harder: bool) -> bool:
@@ -232,7 +234,7 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool, grid: 
     def score(cell: Configuration) -> tuple[float, float]:
         measured = truth_of(one, slo, cell)
         values = gains_of(aims, measured, base)
-        return (-math.inf, 0.0) if values is None else (values[0], measured.goodput_rps)
+        return (-math.inf, 0.0) if values is None else (values[0], measured.attainment)
 
     cells = [score(cell) for cell in grid_of(one).values()]
     best, most = max(value for value, _ in cells), max(goodput for _, goodput in cells)
@@ -257,8 +259,8 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool, grid: 
         score=best - mine,
         goodput=log_ratio(most, goodput),
         knee_score=best - score(knee)[0],
-        true_gain=log_ratio(goodput, base.goodput_rps),
-        true_of_compared=log_ratio(of_compared, base.goodput_rps),
+        true_gain=log_ratio(goodput, base.attainment),
+        true_of_compared=log_ratio(of_compared, base.attainment),
         why=found.reason[-220:],
         stated=stated,
         share=spent_s / grid_s,

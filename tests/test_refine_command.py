@@ -399,6 +399,22 @@ def test_a_budget_holds_on_an_overloaded_engine(tmp_path: Path) -> None:
     assert enough_of(refused) == enough_s  # whatever was asked
 
 
+def test_more_slots_than_the_sweep_knew_of_are_told_by_the_twin_too(tmp_path: Path) -> None:
+    """And other token budgets than the knee's."""
+    (tmp_path / "world.yaml").write_text(WORLD)
+    shutil.copy(ROOT / "traces" / "translation.jsonl", tmp_path / "prod.jsonl")
+    sweep = [TUNER, "sweep", *SIM, "--ceiling", "4"]
+    subprocess.run(sweep, cwd=tmp_path, capture_output=True, check=True)
+    searched = ("max_num_seqs=4,8,12,16,24", "max_num_batched_tokens=256,2048")
+    done = refine(tmp_path, *(f"--search={one}" for one in searched), "--json")
+    found = json.loads(done.stdout)
+    assert (found["knee"]["max_num_seqs"], found["chosen"]["max_num_seqs"]) == (4, 12)
+    assert found["refined"]
+    assert not [one for one in found["warnings"] if "the twin was wrong" in one]
+    whole = profile.load(tmp_path / found["profile"])
+    assert whole.decision.max_num_seqs == 12
+
+
 def enough_of(refused: "subprocess.CompletedProcess[str]") -> int:
     """Return the budget that a refusal says would do."""
     found = re.search(r"Give at least --budget (\d+)s\.$", refused.stderr.strip())

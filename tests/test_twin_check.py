@@ -84,6 +84,20 @@ def test_a_scheduler_that_does_otherwise_shows() -> None:
     assert errors[0].e2el_p95 < -0.15
 
 
+def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budget() -> None:
+    """As where the budget changes live."""
+    segment, window = measured(8, shape=replace(SHAPE, max_num_batched_tokens=12))
+    small = replace(window, max_num_batched_tokens=12)
+    assert median_error(check([small], fit(segment).law, SHAPE)) < 0.002
+
+
+def test_a_window_with_more_slots_than_the_law_was_asked_for_is_told_as_well() -> None:
+    """As where a sweep ended at fewer slots than a refinement tries."""
+    segments, windows = zip(*(measured(cap) for cap in (4, 16)), strict=True)
+    law = fit_law(segments, max_num_seqs=4).law
+    assert median_error(check(windows, law, SHAPE)) < 0.002
+
+
 def test_the_lag_of_the_front_end_is_found() -> None:
     segment, window = measured(16, shape=replace(SHAPE, lag_s=0.3))
     assert lag_s([window], fit(segment).law, SHAPE) == pytest.approx(0.3, abs=0.02)

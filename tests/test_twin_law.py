@@ -74,7 +74,7 @@ def test_drift_between_replays_is_not_taken_for_a_law() -> None:
         Segment(slowed(log_of(1, 16), 1 / 1.2), 2000.0, 0),
     ]
     fitted = fit_law(segments, max_num_seqs=16)
-    steps = fitted.law.decode_s[1:] / TRUE.decode_s[1:]
+    steps = fitted.law.decode_s[1:17] / TRUE.decode_s[1:17]
     assert steps.max() / steps.min() < 1.06
 
 
@@ -92,6 +92,17 @@ def test_beyond_the_sizes_seen_it_goes_on_as_in_their_upper_half_and_says_so() -
     fitted = fit_law([Segment(log_of(1, 8), 0.0, 0)], max_num_seqs=16)
     assert fitted.extrapolated_from == 8
     assert fitted.law.decode_s[16] == pytest.approx(0.020 + 0.001 * 16, rel=0.02)
+
+
+def test_what_was_seen_counts_beyond_the_sizes_that_were_asked_for() -> None:
+    """And beyond both it goes on as it would have, had more been asked for."""
+    segments = [Segment(log_of(1, 8), 0.0, 0)]
+    less, more = (fit_law(segments, max_num_seqs=most) for most in (2, 16))
+    assert less.law.up_to(16).decode_s == pytest.approx(more.law.decode_s)
+    for one, other in zip(less.draws(3, seed=0), more.draws(3, seed=0), strict=True):
+        assert one.up_to(16).decode_s == pytest.approx(other.decode_s)
+    log = log_of(1, 16)
+    assert less.law.durations_s(log) == pytest.approx(more.law.durations_s(log))
 
 
 def test_below_the_sizes_seen_it_goes_on_as_in_their_lower_half() -> None:

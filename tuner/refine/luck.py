@@ -3,7 +3,7 @@
 A control variate. Pure.
 
 The twin replays the same windows at the speed that the machine had then. How that differs from what
-it says of all of the traffic at the usual speed is luck, and is taken out before two replays are
+it says of all of the traffic at the usual speeds is luck, and is taken out before two replays are
 compared; of equal engines raw differences would look significant most of the time (docs/decisions).
 Of attainment what is taken out is a difference: a window that serves half of the traffic's share
 would double every error of a ratio.

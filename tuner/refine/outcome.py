@@ -89,7 +89,7 @@ def _in_seconds(step: CurveStep) -> _Numbers:
 
 
 def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is asked
-    replays: Sequence[tuple[Replay, int]],
+    replays: Sequence[tuple[Replay, int, int]],
     sent: Sequence[tuple[Sequence[TraceRequest], Replay]],
     workload: Workload,
     *,
@@ -97,10 +97,11 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
     facts: EngineFacts,
     caps: Sequence[int],
 ) -> Forecast | None:
-    """Return the twin of the engines that these (replay, number of its engine) were made on; None
-    without any iteration. ``sent`` holds what the windows that were replayed whole sent."""
+    """Return the twin of the engines that these (replay, number of its engine, token budget) were
+    made on; None without any iteration. ``sent`` holds what the windows that were replayed whole
+    sent."""
     segments, free_s = list[Segment](), 0.0
-    for replay, engine in replays:
+    for replay, engine, _ in replays:
         start_s = max(free_s, replay.start_s)
         free_s = start_s + replay.elapsed_s
         if len(replay.iterations):
@@ -109,7 +110,11 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
         return None
     return forecast(
         segments,
-        [observed(replay) for replay, _ in replays if replay.records and not replay.ruled_out],
+        [
+            observed(replay, max_num_batched_tokens=tokens)
+            for replay, _, tokens in replays
+            if replay.records and not replay.ruled_out
+        ],
         requests=workload.judged,
         length_s=workload.judged_s,
         hash_block_size=settings.trace_block_size,

@@ -126,7 +126,7 @@ class _Run:
         left_s = self.settings.budget_s - self.bench.spent_s() - after_s
         return balanced(
             self.workload,
-            question.screen,
+            _steady(question.screen),
             one,
             self.plan.objectives[0],
             pairs=affordable(left_s, step_s=question.step_s, start_s=0.0 if live else start_s),
@@ -143,7 +143,7 @@ class _Run:
             self.space.knee,
             workloads=[self.workload.within(windows) for windows in chosen.pairs],
             objective=self.plan.objectives[0],
-            screens=lambda: self._screen(question.knee, *SEARCHING, *COMPARING),
+            screens=lambda: _steady(self._screen(question.knee, *SEARCHING, *COMPARING)),
         )
 
     async def _validated(
@@ -281,3 +281,8 @@ class _Run:
             if is_knee(one, self.space.knee) and one.worker in climbs:
                 return [climbs[one.worker], one]
         return None
+
+
+def _steady(screen: Screen | None) -> Screen | None:
+    """Return the screen of the usual speed: what a comparison states is of that."""
+    return None if screen is None else screen.at_usual_speed()

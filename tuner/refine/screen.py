@@ -1,7 +1,9 @@
 """The twin as the cheap first look at a configuration: what it gains over the knee. Pure.
 
 It can tell of the admission cap, the token budget and the number of KV blocks, for the whole of the
-traffic and under laws as likely as the profile's. Of anything else only a replay can tell.
+traffic and under laws as likely as the profile's. Of anything else only a replay can tell. What it
+tells is the mean over the speeds that the machine wanders between: what just serves all at the
+usual speed does not in a slower minute, and is no match for what has room to spare.
 """
 
 import math
@@ -10,18 +12,23 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from tuner.measure import Measurement
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.refine.luck import Served, luck
+from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.twin.forecast import Forecast, measurement_of
-from tuner.twin.simulation import EngineShape, Traffic, simulate
+from tuner.twin.forecast import Forecast
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 from tuner.window import Window
 
 LAWS = 20
+
+Paces = Sequence[tuple[float, float]]
+STEADY: Paces = ((1.0, 1.0),)
+LEAST_WANDER = 0.01
+"""Standard deviation of a machine's log slowness below which its speed is one."""
+
 MOST_SCREENED = 20_000
 """Requests that a configuration is screened with, or the search would wait for the twin: the
 busiest stretch of so many."""
@@ -68,7 +75,10 @@ class Screen:
     hit_share: float = 0.0
     """See ``traffic_of``."""
 
-    _measured: dict[tuple[int, ...], Measurement] = field(default_factory=dict)
+    paces: Paces = STEADY
+    """How slow the machine is at times, as factors on the law, and at what share of the time."""
+
+    _measured: dict[tuple[int, ...], Seen] = field(default_factory=dict)
 
     def foresee(self, one: Configuration, *, sure: bool = True) -> Foreseen | None:
         """Return what a configuration gains; None where that is undefined. Without ``sure`` only
@@ -106,15 +116,17 @@ class Screen:
     ) -> tuple[float, ...]:
         """Return per aim what of these replays was the machine's speed and the windows' traffic; of
         use in differences alone, between configurations that the twin tells of."""
-        law = up_to(self.laws[0], number(one[CAP]))
         usual = self.measurement(0, one)
-        return luck(aims, replays, law, self._shape_at(one), self.slo, usual)
+        return luck(aims, replays, self.laws[0], self._shape_at(one), self.slo, usual)
 
     def served(self, one: Configuration, traffic: Traffic, window: Window) -> Served:
         """Return what a configuration makes of the traffic of a window at the usual speed."""
-        law = up_to(self.laws[0], number(one[CAP]))
-        replay = simulate(traffic, law, self._shape_at(one), max_num_seqs=number(one[CAP]))
-        return Served(traffic, replay, traffic.arrival_s >= window.start_s, window.weight)
+        scored = traffic.arrival_s >= window.start_s
+        return Served(traffic, self._replay(one, traffic), scored, window.weight)
+
+    def at_usual_speed(self) -> "Screen":
+        """Return the twin of a machine whose speed does not wander."""
+        return replace(self, paces=STEADY, _measured={})
 
     def _shape_at(self, one: Configuration) -> EngineShape:
         blocks = one.get(BLOCKS) or self.shape.kv_blocks
@@ -150,15 +162,27 @@ class Screen:
         told = {*LIVE, BLOCKS}
         return all(one[name] == self.knee.get(name) for name in one.keys() - told)
 
-    def measurement(self, law: int, one: Configuration) -> Measurement:
-        """Return what a replay of the traffic would measure; law 0 is the middle one."""
-        cap, shape = number(one[CAP]), self._shape_at(one)
-        key = (law, cap, shape.max_num_batched_tokens, shape.kv_blocks)
+    def measurement(self, law: int, one: Configuration) -> Seen:
+        """Return what a replay of the traffic would measure, as a mean over the paces; law 0 is the
+        middle one."""
+        shape = self._shape_at(one)
+        key = (law, number(one[CAP]), shape.max_num_batched_tokens, shape.kv_blocks)
         if key not in self._measured:
-            self._measured[key] = measured_by(
-                self.traffic, self.laws[law], shape, self.slo, cap=cap
+            traffic, scored = self.traffic, np.ones(len(self.traffic), bool)
+            self._measured[key] = seen(
+                [
+                    Served(traffic, self._replay(one, traffic, law, slowness), scored, share)
+                    for slowness, share in self.paces
+                ],
+                self.slo,
             )
         return self._measured[key]
+
+    def _replay(
+        self, one: Configuration, traffic: Traffic, law: int = 0, slowness: float = 1.0
+    ) -> TwinReplay:
+        slowed = self.laws[law].slowed(slowness)
+        return simulate(traffic, slowed, self._shape_at(one), max_num_seqs=number(one[CAP]))
 
     def _gains(self, law: int, one: Configuration) -> tuple[float, ...] | None:
         return gains(self.objectives, self.measurement(law, one), self.measurement(law, self.knee))
@@ -174,29 +198,21 @@ def screen_of(view: Forecast, objectives: Sequence[Objective], knee: Configurati
         objectives=objectives,
         knee=knee,
         hit_share=view.hit_share,
+        paces=paces_of(view.wander),
     )
 
 
-def measured_by(
-    traffic: Traffic, law: StepLaw, shape: EngineShape, slo: Slo, *, cap: int
-) -> Measurement:
-    """Return what a law says of the traffic at a cap, without what only a log would tell."""
-    replay = simulate(traffic, up_to(law, cap), shape, max_num_seqs=cap)
-    length_s = float(np.ptp(traffic.arrival_s)) if len(traffic) else 0.0
-    one = measurement_of(
-        traffic, replay, slo, kv_blocks=shape.kv_blocks, length_s=max(1.0, length_s)
-    )
-    return replace(one, output_tokens_per_s=replay.output_tokens / max(1e-9, replay.duration_s))
+def paces_of(wander: float) -> Paces:
+    """Return the paces that stand for all of a machine whose log slowness has this standard
+    deviation: the three of Gauss and Hermite, by which means of smooth curves are exact.
 
-
-def up_to(law: StepLaw, cap: int) -> StepLaw:
-    """Return the law tabulated up to a cap at least; beyond its table it rises as at its end."""
-    missing = cap + 1 - len(law.decode_s)
-    if missing <= 0:
-        return law
-    slope_s = float(law.decode_s[-1] - law.decode_s[-2]) if len(law.decode_s) > 1 else 0.0
-    more = law.decode_s[-1] + slope_s * np.arange(1, missing + 1)
-    return law._replace(decode_s=np.concatenate((law.decode_s, more)))
+    >>> [(round(factor, 2), round(share, 2)) for factor, share in paces_of(0.1)]
+    [(0.84, 0.17), (1.0, 0.67), (1.19, 0.17)]
+    """
+    if wander < LEAST_WANDER:
+        return STEADY
+    far = math.exp(math.sqrt(3) * wander)
+    return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
 
 
 def busiest(traffic: Traffic) -> Traffic:

@@ -92,7 +92,11 @@ def twin_of(
         if replay.cut is None
     ]
     return view_of(
-        [(replay, each.engine) for each in alike for replay in each.replays],
+        [
+            (replay, each.engine, number(each.configuration[TOKENS]))
+            for each in alike
+            for replay in each.replays
+        ],
         sent,
         workload,
         settings=settings,

@@ -93,15 +93,29 @@ class StepLaw(NamedTuple):
 
     def durations_s(self, log: IterationLog) -> Floats:
         """Return how long these iterations should have taken."""
-        prefill = log["prefill_tokens"].astype(float)
-        largest = len(self.decode_s) - 1
+        prefill, decode_seqs = log["prefill_tokens"].astype(float), log["decode_seqs"]
         return np.asarray(
-            self.decode_s[np.minimum(log["decode_seqs"], largest)]
+            self.up_to(int(decode_seqs.max(initial=0))).decode_s[decode_seqs]
             + self.prefill_token_s * prefill
             + self.prefill_token_squared_s * prefill**2
             + self.prefill_seq_s * log["prefill_seqs"]
             + self.context_token_s * log["context_tokens"]
         )
+
+    def up_to(self, max_num_seqs: int) -> "StepLaw":
+        """Return the law tabulated up to so many sequences at least; beyond its table it rises as
+        at its end."""
+        missing = max_num_seqs + 1 - len(self.decode_s)
+        if missing <= 0:
+            return self
+        slope_s = float(self.decode_s[-1] - self.decode_s[-2]) if len(self.decode_s) > 1 else 0.0
+        more_s = self.decode_s[-1] + slope_s * np.arange(1, missing + 1)
+        return self._replace(decode_s=np.concatenate((self.decode_s, more_s)))
+
+    def slowed(self, factor: float) -> "StepLaw":
+        """Return the law of a machine that takes so many times as long for everything."""
+        decode_s, *rest = self
+        return StepLaw(factor * decode_s, *(factor * each for each in rest))
 
 
 class Weather(NamedTuple):

@@ -51,6 +51,8 @@ class Observed:
     """What the engine did, from which the machine's speed in this window is taken."""
 
     cut: bool
+    max_num_batched_tokens: int | None = None
+    """Where it was another than the engine's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,7 @@ class Errors:
     e2el_p95: float
 
 
-def observed(replay_: Replay) -> Observed:
+def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> Observed:
     """Return a replay as arrays. Requests that were cancelled or failed count as cut off there."""
     records = sorted(replay_.records, key=lambda one: one.planned_s)
     missing = math.nan
@@ -92,6 +94,7 @@ def observed(replay_: Replay) -> Observed:
         end_s=max((one.end_s for one in records), default=0.0),
         iterations=replay_.iterations,
         cut=replay_.cut is not None,
+        max_num_batched_tokens=max_num_batched_tokens,
     )
 
 
@@ -102,10 +105,11 @@ def _length(record: RequestRecord) -> int:
 
 def driven(window: Observed, law: StepLaw, shape: EngineShape) -> TwinReplay:
     """Return the twin's replay of a window at the speed that the machine had then."""
+    tokens = window.max_num_batched_tokens or shape.max_num_batched_tokens
     return simulate(
         window.traffic,
         law,
-        shape,
+        replace(shape, max_num_batched_tokens=tokens),
         max_num_seqs=window.max_num_seqs,
         pace=pace_of(window.iterations, law),
         until_s=window.end_s,

@@ -132,7 +132,8 @@ class _Work:
 
 
 def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
-    """Fit the law to everything measured, and tabulate it up to ``max_num_seqs``.
+    """Fit the law to everything measured, and tabulate it up to ``max_num_seqs``, and to beyond
+    the largest batch size that was seen.
 
     At least one segment has an iteration.
     """
@@ -148,8 +149,9 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
         coefficients = nnls(information, target)
         noise = _Noise(work, _residual(work, coefficients), noise.weight)
         information, target = _equations(work, coefficients, noise, alike)
+    most = max(max_num_seqs, int(work.knots[-1]) + 1)
     return FittedLaw(
-        law=law_of(nnls(information, target) / work.scale, work.knots, max_num_seqs),
+        law=law_of(nnls(information, target) / work.scale, work.knots, most),
         knots=work.knots,
         noise_sd=noise.sd,
         slowness_sd=noise.slowness_sd,

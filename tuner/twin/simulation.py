@@ -170,8 +170,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
 ) -> TwinReplay:
     """Replay all of the traffic at one cap, to its last token or to ``until_s``.
 
-    The law must be tabulated up to ``max_num_seqs`` at least. With a pace or a log the model runs
-    every iteration singly, which takes some ten times as long.
+    With a pace or a log the model runs every iteration singly, which takes some ten times as long.
     """
     scheduler = new_scheduler(
         max_num_seqs=max_num_seqs,
@@ -194,7 +193,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     refused = traffic.input_length + traffic.output_length > most
     requests["status"][refused] = ABORTED
     state["rows"] = len(traffic)
-    weather = CALM
+    law, weather = law.up_to(max_num_seqs), CALM
     if pace is not None:
         weather = CALM._replace(slowness=pace.factors, begin_s=pace.begin_s, grid_s=pace.grid_s)
     logs = []
