@@ -4,13 +4,13 @@
     python scripts/study_refine_vllm.py prod.jsonl --ceiling 8 --slo ttft=1s,tpot=40ms
 
 First a sweep of the trace, of ``--load`` times its requests, and the refinement of its profile with
-a quarter of the grid's engine time as its budget. A sweep with too low a ``--ceiling`` leaves
-something to find for certain. Then the cells of the grid, live on one engine,
-over the same windows: the refined answer and the knee, then the others in random order until the
-minutes are over (how many were replayed is printed). One replay a cell, so that the best of them is
-in part the luckiest: it is replayed against the refined answer again, in turns, and that is what
-counts; so is the knee, where it was replaced. Printed: both answers, how far apart they are, and
-the engine seconds of each.
+a quarter of the grid's steps as its budget (what the grid really takes is more: each drains). A
+sweep with too low a ``--ceiling`` leaves something to find for certain. Then the cells of the grid,
+live on one engine, over the same windows: the refined answer and the knee, then the others in
+random order until the minutes are over (how many were replayed is printed). One replay a cell, so
+that the best of them is in part the luckiest: it is replayed against the refined answer again, in
+turns, and that is what counts; so is the knee, where it was replaced. Printed: both answers, how
+far apart they are, and the engine seconds of each.
 """
 
 import argparse
@@ -56,6 +56,7 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=20.0, help="for the grid")
     parser.add_argument("--slo", help="of the sweep; default: derived")
     parser.add_argument("--ceiling", type=int, default=32, help="of the sweep")
+    parser.add_argument("--budget", help="of the refinement; default: see above")
     parser.add_argument("--turns", type=int, default=4, help="of two pairs each, in the end")
     options = parser.parse_args()
     step_s = parse_duration_s(options.step, option="--step")
@@ -77,7 +78,7 @@ def main() -> None:
             f"{CAP}={','.join(map(str, CAPS))}",
             f"{TOKENS}={','.join(map(str, budgets))}",
         )
-        budget = f"{len(CAPS) * len(budgets) * step_s / 4:.0f}s"
+        budget = options.budget or f"{len(CAPS) * len(budgets) * step_s / 4:.0f}s"
         found = tuner(
             "refine", swept, "--trace", trace, "--step", options.step, "--budget", budget,
             "--run-dir", folder / "refine", "-o", folder / "refined.yaml",

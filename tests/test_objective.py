@@ -91,6 +91,15 @@ def test_the_interval_covers_what_the_twin_foresees_of_the_whole_traffic() -> No
     assert warned.sureness == 0.0
 
 
+def test_the_twin_is_off_by_a_share_of_each_gain_that_it_foresees() -> None:
+    """However much that may be, it is none: as of a knee that a slow machine alone overloads."""
+    pairs = [(KNEE, Numbers(0.58))] * 4
+    found = ratio(GOODPUT, pairs, [0.01, *[0.1] * 9, *[0.8] * 10])
+    assert found is not None
+    assert found.is_better
+    assert found.low == pytest.approx(math.exp(0.01), abs=0.002)
+
+
 def test_luck_that_is_taken_out_is_told_beside_what_was_replayed() -> None:
     found = ratio(GOODPUT, [(KNEE, KNEE)] * 4, (), [(0.0, -0.025)] * 4)
     assert found is not None

@@ -239,10 +239,10 @@ def _freedom(logs: Floats) -> float:
 
 
 def _by_twin(foreseen: Sequence[float]) -> _Says:
-    """Return what the twin says, by its draws and as far as it is off besides."""
+    """Return what the twin says, by its draws, each of which may be off by a share of itself."""
     drawn = np.resize(np.asarray(foreseen), DRAWS)
-    off = TWIN_OFF * float(np.mean(foreseen))
-    draws: Floats = drawn + off * np.random.default_rng(0).standard_normal(DRAWS)
+    off: Floats = 1 + TWIN_OFF * np.random.default_rng(0).standard_normal(DRAWS)
+    draws: Floats = drawn * off
     low, high = np.quantile(draws, (0.025, 0.975)).tolist()
     return low, high, draws
 
