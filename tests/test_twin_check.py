@@ -91,11 +91,12 @@ def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budge
     assert median_error(check([small], fit(segment).law, SHAPE)) < 0.002
 
 
-def test_a_window_with_more_slots_than_the_law_was_asked_for_is_told_as_well() -> None:
+def test_a_law_goes_on_beyond_its_table_and_reads_nothing_behind_it() -> None:
     """As where a sweep ended at fewer slots than a refinement tries."""
-    segments, windows = zip(*(measured(cap) for cap in (4, 16)), strict=True)
-    law = fit_law(segments, max_num_seqs=4).law
-    assert median_error(check(windows, law, SHAPE)) < 0.002
+    memory = np.concatenate((TRUE.decode_s[:5], np.full(20, 9.0)))
+    short = TRUE._replace(decode_s=memory[:5])
+    one, other = (simulate(traffic(), law, SHAPE, max_num_seqs=16) for law in (short, TRUE))
+    assert one.e2el_s == pytest.approx(other.e2el_s)
 
 
 def test_the_lag_of_the_front_end_is_found() -> None:
