@@ -6,37 +6,22 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.refine.objective import GOODPUT
+from tests.test_refine_balance import KNEE, OTHER, SHAPE, screen_of
+from tuner.refine.knobs import CAP
 from tuner.refine.screen import Screen, paces_of
 from tuner.scheduler.state import StepLaw
-from tuner.slo import Slo
-from tuner.twin.simulation import EngineShape, Traffic, simulate
-
-LAW = StepLaw(np.array([0.0, *[0.1] * 4]), 0.01, 0.0, 0.0, 0.0)
-SHAPE = EngineShape(max_num_batched_tokens=64, block_size=16, kv_blocks=100, max_model_len=100)
-KNEE: Configuration = {CAP: 1, TOKENS: 64}
-OTHER: Configuration = {CAP: 4, TOKENS: 64}
+from tuner.twin.simulation import simulate
 
 TWOS = [(float(at_s), 10, 10) for at_s in np.arange(0.0, 600.0, 10.0).repeat(2)]
-"""Two requests at a time, of 1 s each: with one slot the second has its first token after 1.1 s."""
+"""Two requests at a time, of 1 s each: with one slot the second has its first token after 1.1 s,
+of 1.5 s that are allowed."""
 
-SLO = Slo(ttft_s=1.5)
 WANDER = 0.3
-FAR = math.exp(math.sqrt(3) * WANDER)
-"""How slow the slower pace is: 1.68, so that 1.1 s become 1.85 s."""
+"""The slower pace takes 1.68 times as long: 1.1 s become 1.85 s."""
 
 
 def screen(wander: float) -> Screen:
-    return Screen(
-        laws=(LAW, LAW),
-        shape=SHAPE,
-        slo=SLO,
-        traffic=Traffic.of(TWOS),
-        objectives=[GOODPUT],
-        knee=KNEE,
-        paces=paces_of(wander),
-    )
+    return replace(screen_of(TWOS), paces=paces_of(wander))
 
 
 def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare() -> None:

@@ -23,12 +23,6 @@ from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 from tuner.window import Window
 
 LAWS = 20
-
-Paces = Sequence[tuple[float, float]]
-STEADY: Paces = ((1.0, 1.0),)
-LEAST_WANDER = 0.01
-"""Standard deviation of a machine's log slowness below which its speed is one."""
-
 MOST_SCREENED = 20_000
 """Requests that a configuration is screened with, or the search would wait for the twin: the
 busiest stretch of so many."""
@@ -41,6 +35,14 @@ SHORTEST_S = 1e-3
 """Of a stretch whose requests arrive at once."""
 
 BLOCKS = "num_gpu_blocks_override"
+
+Paces = Sequence[tuple[float, float]]
+"""How slow a machine is at times, as factors on its law, and at what share of the time."""
+
+STEADY: Paces = ((1.0, 1.0),)
+LEAST_WANDER = 0.01
+"""Standard deviation of log slowness below which a machine is steady: three times the work would
+tell the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,6 @@ class Screen:
     """See ``traffic_of``."""
 
     paces: Paces = STEADY
-    """How slow the machine is at times, as factors on the law, and at what share of the time."""
 
     _measured: dict[tuple[int, ...], Seen] = field(default_factory=dict)
 
