@@ -170,6 +170,7 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             ),
             start_s=one.world.engine_start,
             curve=curve_of(profile, space.knee, parse_objectives("goodput")),
+            is_same_trace=True,
             max_model_len=one.world.kv.blocks * one.world.kv.block_size,
         )
         book = journal.create(Path(folder) / "refine", {})

@@ -2,6 +2,7 @@
 
 import os
 import pwd
+import signal
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 BIN = next(iter(sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)), None)
@@ -20,6 +22,9 @@ class Server:
     url: str
     control: Callable[[str], None]
     """Starts and stops it."""
+
+    send: Callable[[signal.Signals], None]
+    """Sends a signal to every process of it."""
 
 
 @contextmanager
@@ -52,8 +57,13 @@ def running() -> Iterator[Server]:
         def ask(what: str) -> None:
             run(str(control), "-D", data, *words[what])
 
+        def send(what: signal.Signals) -> None:
+            first = psutil.Process(int((folder / "data" / "postmaster.pid").read_text().split()[0]))
+            for process in (first, *first.children()):
+                process.send_signal(what)
+
         ask("start")
         try:
-            yield Server(f"postgresql://tuner:secret@/postgres?host={folder}", ask)
+            yield Server(f"postgresql://tuner:secret@/postgres?host={folder}", ask, send)
         finally:
             ask("stop")

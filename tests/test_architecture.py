@@ -37,7 +37,13 @@ HOMES = {
         "engines.worker_process",
     },
     "torch": set[str](),
-    "optuna": {"refine.importance", "refine.parameters", "refine.storage", "refine.study"},
+    "optuna": {
+        "refine.importance",
+        "refine.optuna_study",
+        "refine.parameters",
+        "refine.storage",
+        "refine.study",
+    },
     "plotly": {"commands.compare_plot", "report"},
     "prometheus_client": {"exporter", "prometheus"},
     "pynvml": {"devices"},
@@ -55,7 +61,7 @@ WORLD = {
 
 CATCH_ALL = {
     *("capture.engine_tap", "capture.spool", "cli", "guard"),
-    *("engines.vllm_config", "engines.vllm_engine", "refine.storage"),
+    *("engines.vllm_config", "engines.vllm_engine", "refine.storage", "refine.patience"),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what
 records inside a server may not fail it; a signal may make anything fail. Nothing else is caught

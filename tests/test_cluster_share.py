@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cluster.kinds import Description, difference, grouped, most_common
-from tuner.cluster.share import Node, room, share_of
+from tuner.cluster.share import Node, room, share_of, usable
 from tuner.commands.sweep_kinds import outputs_of
 from tuner.commands.sweep_kinds_setup import LABEL, of_worlds
 from tuner.engines.seam import ArgumentValue
@@ -50,7 +50,23 @@ def test_ranks_of_vllms_own_ray_executor_may_lie_on_several_nodes() -> None:
     share = share_of(arguments, on_gpus=True, cpus=2)
     assert share.is_spread
     assert (len(share.bundles), share.gpus) == (8, 8)
-    assert room([node("a", CPU=16, GPU=4), node("b", CPU=16, GPU=4)], share) == 1
+    both = [node("a", CPU=16, GPU=4), node("b", CPU=16, GPU=4)]
+    assert room(both, share) == 1
+    assert usable(both, share) == both
+    assert usable(both[:1], share) == []
+
+
+def test_a_lone_rank_of_that_executor_leaves_the_gpu_to_vllm() -> None:
+    """A worker that held it would wait for vLLM, and vLLM for the GPU."""
+    share = share_of({"distributed_executor_backend": "ray"}, on_gpus=True, cpus=None)
+    assert share.is_spread
+    assert share.bundles == ({"CPU": 1.0, "GPU": 1.0},)
+
+
+def test_an_engine_that_is_on_one_node_is_on_those_that_hold_it_whole() -> None:
+    share = share_of({"tensor_parallel_size": 4}, on_gpus=True, cpus=None)
+    small, large = node("a", CPU=16, GPU=2), node("b", CPU=16, GPU=4)
+    assert usable([small, small, large], share) == [large]
 
 
 def test_without_gpus_an_engine_takes_cpus() -> None:

@@ -178,6 +178,8 @@ def test_only_cap_and_budget_change_without_a_restart() -> None:
         ("max-num-seqs=8:12:2", ["8", "10", "12"]),
         ("max_num_batched_tokens=256:65536:log", [str(2**n) for n in range(8, 17)]),
         ("gpu_memory_utilization=0.3:0.9:0.2", ["0.3", "0.5", "0.7", "0.9"]),
+        ('a_config={"b": "x,}", "c": [1, 2]},{"b": 3}', ['{"b": "x,}", "c": [1, 2]}', '{"b": 3}']),
+        ("sizes=[1,2],[4]", ["[1,2]", "[4]"]),
         ("max_num_seqs=0:16", ["0", "2", "4", "6", "8", "10", "12", "14", "16"]),
     ],
 )
@@ -199,6 +201,7 @@ def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
         (["a=1:9:0"], "has no such steps"),
         (["a=1:1000000:1"], "has more than 64 values"),
         (["a=1:2:3:4"], "has too many parts"),
+        (["a_config.mode=0,2"], "one key of a_config alone is not searched"),
     ],
 )
 def test_what_is_no_search_is_refused(texts: list[str], said: str) -> None:

@@ -1,17 +1,20 @@
 """The study: seeded, shared, pruned, and refused where its storage or its machine is another."""
 
 import fcntl
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from threading import Event
 
+import numpy as np
 import pytest
 
 from tests import postgres
 from tests.postgres import Server
 from tuner.errors import RunError
-from tuner.refine import storage
+from tuner.refine import patience, storage
 from tuner.refine.importance import FEWEST
 from tuner.refine.knobs import CAP, TOKENS, Knob, Space
 from tuner.refine.objective import Told
@@ -31,10 +34,10 @@ SAID: list[str] = []
 """What studies warned of."""
 
 
-def study(where: str, *, run: str = "run", machine: str = "one", aims: int = 1) -> Study:
-    return Study(
-        where, "name", SPACE, aims=aims, seed=0, run=run, machine=machine, warn=SAID.append
-    )
+def study(
+    where: str, *, run: str = "run", machine: str = "one", aims: int = 1, name: str = "name"
+) -> Study:
+    return Study(where, name, SPACE, aims=aims, seed=0, run=run, machine=machine, warn=SAID.append)
 
 
 @pytest.fixture
@@ -130,6 +133,41 @@ def test_the_sampler_goes_where_gains_are(file: str) -> None:
     assert sum(cap == 16 for cap in later) >= 8
 
 
+@pytest.mark.parametrize("added", [False, True])
+def test_the_sampler_keeps_away_from_what_breaks_the_slo(file: str, *, added: bool) -> None:
+    """The more slots the more is gained, and 16 break it: measured by this run, or before."""
+    one = study(file)
+    for live in SPACE.configurations(live=True, at=KNEE):
+        for configuration in SPACE.configurations(live=False, at=live):
+            cap = configuration[CAP]
+            assert isinstance(cap, int)
+            told = Told(configuration, (cap / 100,), 0.2 if cap == 16 else -0.01, "engine")
+            if added:
+                one.add(told)
+            else:
+                one.first(configuration)
+                one.tell(one.ask(), told.gains, told.deficit)
+    later = []
+    for _ in range(10):
+        later.append(one.ask().configuration[CAP])
+        one.abandon()  # or else the next would keep its distance
+    assert later.count(12) >= 8
+
+
+def test_of_two_runs_that_begin_the_same_at_once_the_first_goes_on(file: str) -> None:
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    ours.first(KNEE)
+    first = ours.ask()
+    theirs.first(KNEE)
+    second = theirs.ask()
+    assert first.configuration == second.configuration == KNEE
+    assert not ours.is_elsewhere(first, within_s=60.0)
+    assert theirs.is_elsewhere(second, within_s=60.0)
+    assert not theirs.is_elsewhere(second, within_s=0.0)  # it has died
+    ours.fail(first, "the engine died")
+    assert not theirs.is_elsewhere(second, within_s=60.0)
+
+
 def test_the_knob_that_explains_the_gains_is_found_with_its_uncertainty(file: str) -> None:
     one = study(file)
     for number in range(2 * FEWEST):
@@ -140,6 +178,37 @@ def test_the_knob_that_explains_the_gains_is_found_with_its_uncertainty(file: st
     assert most.name == CAP
     assert most.low <= most.share <= most.high
     assert all(other.high < most.low for other in others)
+
+
+def test_an_argument_that_only_kept_good_company_explains_nothing(file: str) -> None:
+    """Fewer blocks were only tried beside four slots, where they made no difference: with noise as
+    a refinement had it."""
+    space = Space(
+        (
+            Knob(CAP, tuple(range(1, 17)), ""),
+            Knob("num_gpu_blocks_override", tuple(range(200, 2001, 200)), ""),
+        ),
+        {CAP: 2, "num_gpu_blocks_override": 2000},
+        (),
+    )
+    one = Study(file, "name", space, aims=1, seed=0, run="run", machine="one", warn=SAID.append)
+    by_cap = ((1, -2.101), (2, 0.0), (4, 0.321), (8, 0.321), (16, 0.321), (4, 0.422), (3, 0.403))
+    by_blocks = (0.433, 0.417, 0.416, 0.43, 0.508, 0.453, 0.417, 0.414, 0.417)
+    tried = [(cap, 2000, gain) for cap, gain in by_cap]
+    tried += [(4, 200 * number, gain) for number, gain in enumerate(by_blocks, 1)]
+    for cap, blocks, gain in tried:
+        chosen = {CAP: cap, "num_gpu_blocks_override": blocks}
+        one.add(Told(chosen, (gain,), 0.0, "engine"))
+    assert "num_gpu_blocks_override" not in [each.name for each in one.importances(0)]
+
+
+def test_chance_explains_nothing(file: str) -> None:
+    one = study(file)
+    gains = np.random.default_rng(0).normal(size=FEWEST)
+    for number, gain in enumerate(gains.tolist()):
+        cap, tokens = SPACE.knobs[0].values[number % 4], SPACE.knobs[1].values[number // 4 % 2]
+        one.add(Told({**KNEE, CAP: cap, TOKENS: tokens}, (gain,), 0.0, "engine"))
+    assert one.importances(0) == []
 
 
 def test_few_trials_say_nothing_of_importance(file: str) -> None:
@@ -263,22 +332,30 @@ def test_a_line_that_a_full_disk_left_unfinished_is_dropped(file: str) -> None:
     assert [one.gains for one in study(file).told()] == [(0.0,), (0.1,)]
 
 
+def test_a_file_may_be_called_like_a_server(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study("redis-study.log").add(Told(KNEE, (0.0,), 0.0, "engine"))
+    assert (tmp_path / "redis-study.log").exists()
+
+
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("redis://h:1/0", "pip install redis."),
-        ("rediss://h:1/0", "pip install redis."),
-        ("postgres://h/x", "pip install 'tuner[postgresql]'."),
-        ("postgresql+asyncpg://h/x", "pip install 'tuner[postgresql]'."),
-        ("mysql://h/x", "pip install mysqlclient,"),
-        ("oracle://h/x", "see its name in the URL."),
+        ("redis://h:1/0", "it: pip install redis."),
+        ("rediss://h:1/0", "it: pip install redis."),
+        ("postgres://h/x", "it: pip install 'tuner[postgresql]'."),
+        ("postgresql+asyncpg://h/x", "asyncpg, or leave +asyncpg out."),
+        ("mysql://h/x", "it: pip install mysqlclient,"),
+        ("oracle://h/x", "it: see its name in the URL."),
     ],
 )
 def test_a_driver_that_is_missing_is_named(where: str, said: str) -> None:
     missing = "No module named 'x'"
     with pytest.raises(RunError, match="its driver is missing") as caught, storage.asking(where):
         raise ImportError(missing)
-    assert caught.value.hint.startswith(f"Install it: {said}")
+    assert caught.value.hint.startswith(f"Install {said}")
 
 
 @pytest.fixture(scope="module")
@@ -294,6 +371,28 @@ one = study(sys.argv[1], run="theirs")
 one.tell(one.ask(), (0.2,), 0.0)
 one.close()
 """
+
+
+def test_a_server_that_does_not_answer_is_given_up(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "ANSWER_S", 1.0)
+    one = study(server.url, run="patient", name="frozen")
+    one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    server.send(signal.SIGSTOP)
+    try:
+        asked = one.ask()
+        one.tell(asked, (0.1,), 0.0)
+        one.close()
+    finally:
+        server.send(signal.SIGCONT)
+    left = Event()
+    one._patience.leave(left.set)
+    assert left.wait(60.0)  # once it answers its connections are closed
+    assert one.lost is not None
+    assert "no answer within 1s" in one.lost
+    assert "secret" not in one.lost
+    assert [told.gains for told in one.told()] == [(0.0,), (0.1,)]
 
 
 def test_two_processes_share_a_study_in_postgresql(server: Server) -> None:

@@ -11,6 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import optuna
 import pytest
 
 from tests import postgres
@@ -27,7 +28,9 @@ noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
 """Beyond 12 sequences every one more costs a lot: the best cap lies between two doublings."""
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
-SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
+MACHINE = ("--engine", "sim", "--world", "world.yaml", "--step", "20s")
+TRACE = ("--trace", "prod.jsonl")
+SIM = (*MACHINE, *TRACE)
 SHARED = ("--storage", "sqlite:///shared.db")
 TOLD = """\
 SELECT what.value_json FROM trial_user_attributes AS what JOIN trial_user_attributes AS source
@@ -58,7 +61,8 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(*options: str) -> list[str]:
-    return [TUNER, "refine", "profile.yaml", *SIM, *options]
+    trace = () if "--trace" in options else TRACE
+    return [TUNER, "refine", "profile.yaml", *MACHINE, *trace, *options]
 
 
 def refine(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -179,6 +183,38 @@ def test_what_the_twin_cannot_tell_of_is_judged_by_its_replays_alone(
     assert trial["foreseen"] is None
     assert trial["gains"] == trial["replayed"]
     assert abs(trial["gains"][0]) < 0.05  # the same engine but for its noise
+
+
+def test_the_twin_ends_what_cannot_win_and_says_so_in_the_study(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    (one,) = optuna.get_all_study_summaries(storage=f"sqlite:///{swept}/shared.db")
+    study = optuna.load_study(study_name=one.study_name, storage=f"sqlite:///{swept}/shared.db")
+    trials = [trial.user_attrs for trial in study.get_trials(deepcopy=False)]
+    ended = [attrs for attrs in trials if "ended_by" in attrs]
+    assert len(ended) == whole["pruned"]
+    by_twin = [each["configuration"] for each in ended if each["ended_by"] == "twin"]
+    assert by_twin
+    assert not any(one["configuration"] in by_twin for one in whole["trials"])
+
+
+def test_of_two_objectives_the_front_is_what_no_other_trial_beats_in_both(swept: Path) -> None:
+    done = refine(
+        swept, "--objective", "goodput,tpot", "--json", "-o", "both.yaml", "--run-dir", "both"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    kept = [one for one in whole_trials(found) if one["keeps_slo"]]
+    front = [one for one in kept if one["configuration"] in found["front"]]
+    assert len(front) > 1
+    for one in kept:
+        beaten = [
+            other
+            for other in kept
+            if other["gains"] != one["gains"]
+            and all(a >= b for a, b in zip(other["gains"], one["gains"], strict=True))
+        ]
+        assert bool(beaten) == (one not in front)
 
 
 def test_a_refined_profile_is_as_good_a_one_as_any(swept: Path, whole: dict[str, Any]) -> None:
@@ -339,8 +375,10 @@ def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) ->
         said = [one.communicate() for one in both]
         told = {name for (name,) in base.execute(TOLD)}
     assert [one.returncode for one in both] == [0, 0], said
-    assert not any("Warning" in errors for _, errors in said), said
+    assert not any(re.search("[a-z]Warning", errors) for _, errors in said), said
     found = [json.loads(out) for out, _ in said]
+    first, second = ([each["configuration"] for each in one["trials"]] for one in found)
+    assert [one for one in first if one in second] == [found[0]["knee"]]
     assert told == {
         json.dumps(each["configuration"]) for one in found for each in whole_trials(one)
     }
@@ -446,6 +484,7 @@ def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
         (("--step", "1ms"), 2, "--step 1ms: so short a replay"),
         (("--window", "9999s+10s"), 3, "window 9999"),
         (("--storage", "postgresql://u:secret@127.0.0.1:1/x"), 3, "u@127.0.0.1:1/x: the study's"),
+        ((*TRACE, *TRACE), 2, "--trace is there 2 times: one profile"),
         (("-o", "prod.jsonl"), 3, "is there already and is no serving profile"),
     ],
 )

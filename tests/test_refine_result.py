@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tests.builders import measurement, record, replay_of, settings
+from tests.builders import iterations, measurement, record, replay_of, settings
 from tests.profiles import profile
 from tuner import journal
 from tuner.commands.refine_view import trials_table
@@ -23,9 +23,9 @@ from tuner.refine.judge import Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
-from tuner.refine.outcome import changed_besides, reason_of
 from tuner.refine.paired import SIDES, compare
-from tuner.refine.proof import Paired
+from tuner.refine.proof import Paired, Ratio
+from tuner.refine.reasons import changed_besides, reason_of, unlike
 from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
@@ -82,6 +82,7 @@ def judge_of(run_dir: Path, trials: Trials) -> Judge:
     question = Question(
         space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[0], screen=None,
         budget_s=600.0, start_s=0.0, step_s=6.0, build=Build(16, 2048),
+        hash_block_size=16,
     )  # fmt: skip
     return Judge(bench, question)
 
@@ -140,6 +141,47 @@ def test_each_side_of_a_pair_has_its_own_luck_taken_out(tmp_path: Path) -> None:
     assert found.pairs == 4
     assert goodput.replayed == pytest.approx(2.0)
     assert goodput.value == pytest.approx(1.25)
+
+
+def test_what_breaks_the_slo_is_not_the_best_however_much_it_gains(tmp_path: Path) -> None:
+    """Half the time per token, for requests of which half begin too late."""
+    other, kept = {**KNEE, CAP: 32}, {**KNEE, CAP: 24}
+
+    def paced(good: int, tpot_s: float) -> list[Replay]:
+        return [
+            replace(one, records=tuple(replace(each, tpot_s=tpot_s) for each in one.records))
+            for one in replays(good)
+        ]
+
+    trials = [
+        (KNEE, "", paced(4, 0.5), None),
+        (other, "", paced(2, 0.25), None),
+        (kept, "", paced(4, 0.4), None),
+    ]
+    judge = judge_of(tmp_path, trials)
+    judge.question = replace(judge.question, objectives=parse_objectives("tpot"))
+    gains = {one[CAP]: judged.gains[0] for one, judged in judge.judged()}
+    assert gains[32] > gains[24] > 0.1
+    assert judge.best() == kept
+
+
+@pytest.mark.parametrize(
+    ("used", "preemptions", "best"), [(60, 0, 8000), (95, 0, 10_000), (60, 1, 10_000)]
+)
+def test_less_memory_must_keep_the_cache_off_its_limit(
+    tmp_path: Path, used: int, preemptions: int, best: int
+) -> None:
+    memory = "kv_cache_memory_bytes"
+    knee = {**KNEE, memory: 10_000}
+    work = iterations(
+        [{"duration_s": 1.0, "kv_blocks_used": used, "preemptions": preemptions, "running": 1}]
+    )
+    small = [replace(one, iterations=work, kv_blocks=100) for one in replays(4)]
+    judge = judge_of(
+        tmp_path, [(knee, "", replays(4), None), ({**knee, memory: 8000}, "", small, None)]
+    )
+    judge.question = replace(judge.question, space=Space(knobs=(), knee=knee, left_out=()))
+    assert judge.best()[memory] == best
 
 
 class Noting(LocalBench):
@@ -259,6 +301,37 @@ def test_of_a_profile_refined_twice_the_reason_says_the_last_alone() -> None:
     assert reason_of(once, KNEE, KNEE, None) == once.decision.reason
 
 
+@pytest.mark.parametrize(
+    ("aim", "goodput_low", "said"),
+    [
+        ("ttft", 0.9897, "gains in p95 TTFT, but may lose over 1% of goodput (-1.03% at worst)"),
+        ("ttft", 0.9999, "no gain of max_num_seqs 16 -> 12 is proven"),
+        ("tpot", 0.9897, "no gain of max_num_seqs 16 -> 12 is proven"),
+    ],
+)
+def test_what_is_gained_but_for_a_rule_is_said_with_the_rule(
+    aim: str, goodput_low: float, said: str
+) -> None:
+    found = {
+        "goodput": Ratio("goodput", 1.0, goodput_low, 1.01, True, 1.0, 0.5, 0.9),
+        "ttft": Ratio("ttft", 0.75, 0.66, 0.84, False, 0.75, 1.0, 1.0),
+        "tpot": Ratio("tpot", 1.0, 0.9, 1.1, False, 1.0, 0.5, 0.9),
+    }
+    paired = Paired(found, None, 4)
+    (objective,) = parse_objectives(aim)
+    assert said in reason_of(profile(), {**KNEE, CAP: 12}, KNEE, paired, objective)
+
+
+@pytest.mark.parametrize(("servers", "length_s"), [(1, 600.0), (2, 600.0), (2, 300.0)])
+def test_another_load_than_the_profiles_is_said(servers: int, length_s: float) -> None:
+    """Half of the requests, as of two servers; of another part of the trace it means nothing."""
+    requests = [TraceRequest(row, row / 8.0, 10, 5) for row in range(0, 4800, servers)]
+    unloaded, part = Unloaded(0.01, 0.0, 0.01), Part(0.0, length_s)
+    said = unlike(profile(), workload_of(requests, SLO, unloaded, part, WORKLOAD.windows, 6.0))
+    assert (said is not None) == (servers == 2 and length_s == 600.0)
+    assert said is None or said.startswith("4.00 requests/s of this trace arrive here, 8.00 where")
+
+
 def test_what_else_changes_with_the_choice_is_said() -> None:
     of_profile = profile(engine={**KNEE, "model": "m", "max_model_len": 8192, "block_size": 16})
     one = {CAP: 8, TOKENS: 2048, "block_size": 8}
@@ -322,8 +395,9 @@ def test_every_value_is_whole_in_a_terminal_of_80_columns(width: int) -> None:
         assert any(value in line for line in lines)
     assert any("+10.5%" in line and "2,000" in line for line in lines)
     both = [tried(0.0, aims=2), tried(0.1, aims=2, max_num_batched_tokens=131072)]
-    narrow = [line.split(" ")[0] for line in shown(both, width=80, objective="throughput,e2el")]
-    assert "max_num_batched_tokens=131072" in "".join(narrow)
+    narrow = shown(both, width=80, objective="throughput,e2el")
+    assert any("max_num_batched_tokens= " in line for line in narrow)
+    assert any(line.startswith("131072") for line in narrow)
     assert "…" not in "".join([*lines, *narrow])
 
 

@@ -14,7 +14,7 @@ from tuner.refine.bench import Build, Done
 from tuner.refine.judge import SEARCH, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Knob, Space, number
 from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT, OBJECTIVES
+from tuner.refine.objective import GOODPUT, OBJECTIVES, Told
 from tuner.refine.search import Search
 from tuner.refine.starters import VllmVary
 from tuner.refine.study import Study
@@ -72,9 +72,20 @@ def search(bench: LocalBench, study: Study, *, aims: int = 1) -> Search:
     objectives = (GOODPUT, OBJECTIVES["tpot"])[:aims]
     question = Question(
         space=SPACE, objectives=objectives, workload=WORKLOAD, knee=knee, screen=None,
-        budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64),
+        budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64), hash_block_size=16,
     )  # fmt: skip
     return Search(bench, study, question)
+
+
+def test_a_new_study_begins_with_the_profiles_curve(tmp_path: Path, bench: LocalBench) -> None:
+    curve = [Told(OTHER, (-0.2,), 0.1, source="profile")]
+    ours = study(tmp_path / "study.log")
+    asyncio.run(search(bench, ours).gather(curve))
+    assert ours.told()[0] == curve[0]
+    assert [told.configuration for told in ours.told()] == [OTHER, SPACE.knee]
+    theirs = study(tmp_path / "study.log", run="theirs")
+    asyncio.run(search(bench, theirs).gather(curve))
+    assert [told.source for told in theirs.told()].count("profile") == 1
 
 
 @pytest.mark.parametrize("aims", [1, 2])
@@ -118,7 +129,7 @@ def test_arguments_that_only_a_replay_could_tell_of_are_named_until_one_did(
     put(bench, knee, cut=False)
     question = Question(
         space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[-1], screen=None,
-        budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64),
+        budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64), hash_block_size=16,
     )  # fmt: skip
     search = Search(bench, study(tmp_path / "study.log"), question)
     put(bench, {**knee, CAP: 4}, cut=False)

@@ -94,13 +94,22 @@ def space(*search: str) -> Space:
 
 
 def test_vllm_is_asked_about_every_value_before_anything_starts() -> None:
-    found = space("--block-size=64,128", "kv_cache_dtype=auto,fp8")
+    found = space(
+        "--block-size=64,128",
+        "kv_cache_dtype=auto,fp8",
+        'compilation_config={"mode": 0, "custom_ops": ["none", "+rms_norm"]},{"mode": 2}',
+    )
     values = {knob.name: knob.values for knob in found.knobs}
     assert values["block_size"] == (64, 128)
     assert values["kv_cache_dtype"] == ("auto", "fp8")
+    assert values["compilation_config"] == (
+        None, {"mode": 0, "custom_ops": ["none", "+rms_norm"]}, {"mode": 2},
+    )  # fmt: skip
     assert not any("async" in name for name in values)  # off on a CPU, whatever is asked
     for search, said in (
         ("kv_cache_dtype=nonsense", "vLLM does not take 'nonsense'"),
+        ('compilation_config={"mode": 99}', "vLLM does not take {'mode': 99}"),
+        ('compilation_config={"mode"', "not JSON"),
         ("max_num_sqs=3", "is not an argument of this vLLM"),
         ("async_scheduling=true", "it is False here, whatever is asked"),
     ):

@@ -169,16 +169,20 @@ From replay to verdict
     refine.luck              what of a replay is not the configuration's
     refine.screen            the twin's first look at a configuration
     refine.study             Optuna around the knee
+    refine.optuna_study      the same as Optuna keeps it
     refine.storage           where a study is kept
+    refine.patience          how long an answer of it is waited for
     refine.parameters        a space's knobs as Optuna's parameters
     refine.importance        what each knob is worth
     refine.judge             what trials gained over the knee
+    refine.likely            what the search begins with
     refine.search            what to replay next, and what became of it
     refine.balance           which windows the pairs replay
     refine.planned           which windows a trial replays: what the budget has time for
     refine.paired            what was found against the knee, in turns
     refine.tried             its trials as the result tells them
-    refine.outcome           what a refinement comes to: reason, curve, profile
+    refine.outcome           what a refinement comes to: curve, profile
+    refine.reasons           what it says of its choice
     refine.validation        the refined engine by itself
     refine.refinement        what a refinement is asked, and what it found
     refine.starters          what starts its engines, as values that can travel

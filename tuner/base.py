@@ -99,18 +99,23 @@ def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
         if name in seen:
             raise UsageError(f"--set {name} is there twice", hint="Remove one of the two.")
         seen.add(name)
-        yield Setting(name, _value(value.strip()), "--set", of_server=False)
+        yield Setting(name, value_of(value.strip(), place="--set"), "--set", of_server=False)
 
 
-def _value(text: str) -> ArgumentValue:
-    """Return a flag for true and false, a mapping or list for JSON, and other text as it is."""
+def value_of(text: str, *, place: str) -> ArgumentValue:
+    """Return a flag for true and false, a mapping or list for JSON, and other text as it is.
+
+    Raises UsageError with the place for what begins like JSON and is none.
+    """
     if text.lower() in {"true", "false"}:
         return text.lower() == "true"
     if text[:1] in {"{", "["}:
         try:
             value: list[object] | dict[str, object] = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise UsageError(f"--set …={text}: not JSON: {error}", hint="Check quotes.") from None
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise UsageError(
+                f"{place} …={text[:200]}: not JSON: {error}", hint="Check quotes."
+            ) from None
         return value
     return text
 

@@ -15,7 +15,7 @@ from tuner.cluster.session import LostError
 from tuner.engines.seam import EngineFacts
 from tuner.errors import EngineError
 from tuner.evidence import Evidence
-from tuner.refine.bench import Bench, Build, Chosen, Done, Floors, no_floors, told
+from tuner.refine.bench import CLIMB, Bench, Build, Chosen, Done, Floors, no_floors, told
 from tuner.refine.judge import SEARCH, is_knee
 from tuner.refine.knobs import CAP, Configuration, restart_key
 from tuner.rig import Watcher
@@ -40,7 +40,8 @@ class ClusterBench(Bench):
         """See Bench."""
         self._first = knee, workload, build
         if self.under_way() is not None:  # a disk was full, or the power gone
-            self._append("measured", failed="an interruption tore it", engine=0, worker="")
+            failed = "an interruption tore it"
+            self._append("measured", failed=failed, engine=0, worker="", started=True)
 
     async def stop(self) -> None:
         await self._crew.close()
@@ -87,7 +88,7 @@ class ClusterBench(Bench):
         try:
             return await self.make(place, purpose, one, workload, build, floors)
         except LostError as error:
-            return self.give_up(purpose, one, f"its worker is gone: {error}")
+            return self.give_up(purpose, one, f"its worker is gone: {error}", started=True)
         finally:
             self._crew.give(place)
 
@@ -97,8 +98,8 @@ class ClusterBench(Bench):
             place = await self._take_home()
             try:
                 number = await self._taught(place, workload)
-                work = ("climb", dict(one), number, build)
-                report = await self._worked(place, "climb", one, *work)
+                work = (CLIMB, dict(one), number, build)
+                report = await self._worked(place, CLIMB, one, *work)
             except LostError as error:
                 if losses == MOST_LOSSES:
                     raise EngineError(
@@ -107,6 +108,7 @@ class ClusterBench(Bench):
                     ) from error
             else:
                 self._merge(report, place, build, one)
+                self._crew.note(place, self.done()[-1].failed)
                 return
             finally:
                 self._crew.give(place)
@@ -127,17 +129,18 @@ class ClusterBench(Bench):
         report = await self._worked(place, purpose, one, *work)
         self._merge(report, place, build, one)
         done = self.done()[-1]
-        self._count(done.failed, "Look into vLLM's log on that node.")
+        self._crew.note(place, done.failed)
         if done.failed is None:
+            self._count(None, "")
             what = f"{purpose} {told(one)} on {place.node}"
             self.watcher.measured(what, done.measured(workload))
         return done
 
-    def give_up(self, purpose: str, one: Configuration, why: str) -> Done:
-        """Note that a trial cannot be made."""
+    def give_up(self, purpose: str, one: Configuration, why: str, *, started: bool) -> Done:
+        """Note that a trial cannot be made; ``started`` as in Done."""
         at_s = asyncio.get_running_loop().time()
         trial = {"purpose": purpose, "max_num_seqs": one[CAP], "configuration": dict(one)}
-        end = {"failed": why, "engine": 0, "worker": ""}
+        end = {"failed": why, "engine": 0, "worker": "", "started": started}
         self.evidence.journal.append_all(
             [{"event": "trial", **trial, "at_s": at_s}, {"event": "measured", **end, "at_s": at_s}]
         )
@@ -171,7 +174,9 @@ class ClusterBench(Bench):
         if self._first is None or self.chosen() is not None:
             return
         knee, workload, build = self._first
-        while not any(is_knee(done, knee) and done.worker == place.name for done in self.done()):
+        while not place.unfit and not any(
+            is_knee(done, knee) and done.worker == place.name for done in self.done()
+        ):
             await self.make(place, SEARCH, knee, workload, build, no_floors)
 
     async def _taught(self, place: Place, workload: Workload) -> int:
@@ -265,7 +270,7 @@ class _Lane:
                 losses += 1
                 if losses == MOST_LOSSES:
                     why = f"{losses} workers are gone with it: {error}"
-                    return self.bench.give_up(purpose, one, why)
+                    return self.bench.give_up(purpose, one, why, started=False)
             self.place = await self.bench.replaced(self.place)
 
 

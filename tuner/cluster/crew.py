@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from tuner.cluster.kinds import Description, difference
 from tuner.cluster.session import Hired, LostError
 from tuner.errors import EngineError, TunerError
+from tuner.refine.bench import MOST_FAILURES
 from tuner.rig import Watcher
 
 PATIENCE_S = 120.0
@@ -40,6 +41,12 @@ class Place:
     engine: int = 0
     """Number of that engine among the run's starts."""
 
+    failures: int = 0
+    """Trials that failed there since the last one that did not."""
+
+    unfit: bool = False
+    """Whether it is given up, and nobody is hired in its place."""
+
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -67,6 +74,7 @@ class Crew:
         self._places: list[Place] = []
         self._idle: list[Place] = []
         self._broken: TunerError | None = None
+        self._unfit: TunerError | None = None
         self._change = asyncio.Event()
 
     def start(self, prepare: Prepare, *, width: int) -> None:
@@ -82,9 +90,8 @@ class Crew:
         while True:
             if self._broken is not None:
                 raise self._broken
-            for keeper in self._keepers.values():
-                if keeper.done():
-                    keeper.result()
+            if self._is_over() and self._unfit is not None:
+                raise self._unfit
             if (place := pick(self._idle)) is not None:
                 if place in self._idle:
                     self._idle.remove(place)
@@ -111,6 +118,22 @@ class Crew:
             self._places.remove(place)
         place.lost.set()
         self._changed()
+
+    def note(self, place: Place, failed: str | None) -> None:
+        """Count the trials that failed in a place: one where nothing serves is left out, and the
+        others go on. When none is left, that ends the run."""
+        if failed is None:
+            place.failures = 0
+            return
+        place.failures += 1
+        self._watcher.warn(f"a trial failed on {place.node}: {failed}")
+        if place.failures < MOST_FAILURES:
+            return
+        what = f"{place.failures} trials failed one after the other on {place.node}: {failed}"
+        self._unfit = EngineError(what, hint="Look into vLLM's log on that node.")
+        self._watcher.warn(f"a worker on {place.node} is left out: nothing is served there")
+        place.unfit = True
+        self.lose(place)
 
     def shrink(self, keep: Place | None) -> None:
         """Give back all places but one: this one, or whichever is idle."""
@@ -149,6 +172,8 @@ class Crew:
                 self.give(place)
                 await place.lost.wait()
                 losses = 0
+                if place.unfit:
+                    return
             except LostError as error:
                 losses += 1
                 self._watcher.warn(f"a worker is gone before it could begin: {error}")
@@ -172,6 +197,10 @@ class Crew:
         self._expected = self._expected or said
         if (why := difference(self._expected, said)) is not None:
             self._watcher.warn(f"a worker on {where} is left out: {why}")
+            self._unfit = EngineError(
+                f"no worker is like those before: on {where} {why}",
+                hint="Resume where nodes like those are, or begin anew here.",
+            )
             return None
         taken = {one.name for one in self._places}
         names = (f"{node[:12]}.{number}" for number in range(len(taken) + 1))
@@ -180,6 +209,13 @@ class Crew:
         self._places.append(place)
         self._changed()
         return place
+
+    def _is_over(self) -> bool:
+        """Whether nobody is left who might have a place to offer."""
+        done = [keeper for keeper in self._keepers.values() if keeper.done()]
+        for keeper in done:
+            keeper.result()
+        return not self._places and len(done) == len(self._keepers)
 
     def _changed(self) -> None:
         self._change.set()

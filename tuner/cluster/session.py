@@ -34,6 +34,9 @@ ANSWER_S = 20.0
 DESCRIBE_S = 120.0
 """How long a node may take to import tuner and look at itself."""
 
+ASKED_AGAIN = 2
+"""How often a node is asked once more whose worker died meanwhile."""
+
 LONGEST_FOLDER = 18
 """Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
 
@@ -170,7 +173,7 @@ class Session:
     ) -> dict[str, Any]:
         """Call a function on each node: id → what it returns, or the reason why it did not as an
         exception."""
-        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=0)(function)
+        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=ASKED_AGAIN)(function)
         asked = {
             remote.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)

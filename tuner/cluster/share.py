@@ -33,10 +33,8 @@ class Share:
 
     bundles: tuple[Mapping[str, float], ...]
 
-    @property
-    def is_spread(self) -> bool:
-        """Whether its ranks may lie on several nodes: then they are Ray's to place, by vLLM."""
-        return len(self.bundles) > 1
+    is_spread: bool = False
+    """Whether its ranks may lie on several nodes: then they are Ray's to place, by vLLM."""
 
     @property
     def gpus(self) -> float:
@@ -66,8 +64,9 @@ def share_of(arguments: Mapping[str, ArgumentValue], *, on_gpus: bool, cpus: int
     if not on_gpus:
         return Share(({"CPU": float(cpus or ranks)},))
     first = {"CPU": float(cpus or 1), "GPU": 1.0}
-    if arguments.get(EXECUTOR) == "ray" and ranks > 1:
-        return Share((first, *({"GPU": 1.0} for _ in range(ranks - 1))))
+    if arguments.get(EXECUTOR) == "ray":
+        others: list[Mapping[str, float]] = [{"GPU": 1.0}] * (ranks - 1)
+        return Share((first, *others), is_spread=True)
     return Share(({**first, "GPU": float(ranks)},))
 
 
@@ -78,6 +77,13 @@ def room(nodes: Sequence[Node], share: Share) -> int:
     while all(_put(bundle, free) for bundle in share.bundles):
         found += 1
     return found
+
+
+def usable(nodes: Sequence[Node], share: Share) -> list[Node]:
+    """Return the nodes of one kind that an engine can be on, by itself or with others of them."""
+    if share.is_spread:
+        return list(nodes) if room(nodes, share) else []
+    return [node for node in nodes if room([node], share)]
 
 
 def _put(bundle: Mapping[str, float], free: Sequence[dict[str, float]]) -> bool:

@@ -1,5 +1,6 @@
 """``tuner refine``: its options."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -16,12 +17,19 @@ from tuner.commands.options import (
     Window,
     World,
 )
+from tuner.errors import UsageError
+
+MOST_SEED = 2**32 - 1
+"""That the sampler takes."""
 
 
 def refine(  # noqa: PLR0913 - one parameter an option
     profile: Annotated[Path, typer.Argument(help="Serving profile to refine.")],
     *,
-    trace: Annotated[Path, typer.Option(help="Trace to replay: the one that was tuned for.")],
+    trace: Annotated[
+        list[Path],
+        typer.Option(metavar="<path>", help="Trace to replay: the one that was tuned for."),
+    ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where the refined profile goes.")
     ] = Path("refined.yaml"),
@@ -70,7 +78,9 @@ def refine(  # noqa: PLR0913 - one parameter an option
     ray_cpus: Annotated[
         int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and the sampler.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=MOST_SEED, help="Of prompts, routing and the sampler.")
+    ] = 0,
     json_: Json = False,
 ) -> None:
     """Search around a profile's knee, and keep what a comparison in turns proves to be better.
@@ -84,7 +94,7 @@ def refine(  # noqa: PLR0913 - one parameter an option
     run(
         RefineOptions(
             profile=profile,
-            trace=trace,
+            trace=_the_only(trace),
             output=output,
             search=tuple(search or ()),
             objective=objective,
@@ -107,3 +117,13 @@ def refine(  # noqa: PLR0913 - one parameter an option
             json=json_,
         )
     )
+
+
+def _the_only(traces: Sequence[Path]) -> Path:
+    """Return the trace. Raises UsageError for several: a profile is of one."""
+    if len(traces) > 1:
+        raise UsageError(
+            f"--trace is there {len(traces)} times: one profile is refined for one trace",
+            hint="Tune several together with tuner sweep, and refine each profile by itself.",
+        )
+    return traces[0]

@@ -1,11 +1,15 @@
 """What ``tuner refine --ray`` asks of a cluster."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
+from tuner.cluster.share import EXECUTOR, RANKS
 from tuner.commands.machine import differs
 from tuner.commands.refine_setup import Engines, RefineOptions
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.profile_schema import ServingProfile
+from tuner.refine.knobs import Space
 from tuner.refine.refinement import Plan
 from tuner.refine.starters import SimVary, VllmVary
 
@@ -30,7 +34,7 @@ def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractCo
     return site_on(
         Wish(options.ray, options.ray_engines, options.ray_cpus),
         Work(
-            arguments=cast("Any", profile.engine),
+            arguments=largest(cast("Any", profile.engine), plan.space),
             vary=vary,
             settings=plan.settings,
             start_s=plan.start_s,
@@ -38,6 +42,22 @@ def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractCo
             refuses=lambda kind: None if options.force else _refusal(profile, kind),
         ),
     )
+
+
+def largest(arguments: Mapping[str, ArgumentValue], space: Space) -> dict[str, ArgumentValue]:
+    """Return the arguments of the engine that takes the most of a cluster: what a worker is given
+    room for holds for all that it serves. Raises UsageError where one size cannot be said."""
+    found = dict(arguments)
+    for knob in space.knobs:
+        if knob.name == EXECUTOR:
+            raise UsageError(
+                f"--search {EXECUTOR} beside --ray: each needs a place of another kind",
+                hint=f"Refine a profile of each {EXECUTOR}.",
+            )
+        if knob.name in RANKS:
+            sizes = [one for one in knob.values if isinstance(one, int)]
+            found[knob.name] = max(sizes, default=1)
+    return found
 
 
 def check_ray(options: RefineOptions) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -38,7 +38,7 @@ from tuner.profile_schema import ServingProfile
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.run import refine
-from tuner.result import profile_of
+from tuner.result import profile_of, second_thoughts
 from tuner.rig import Rig
 from tuner.trace import Trace, TraceRequest, load
 
@@ -90,6 +90,9 @@ def run(options: RefineOptions) -> None:
         with kept(book, where):
             found = _refined(begun, site)
             joined.close()
+            if found.outcome is not None:
+                doubts = second_thoughts(found.outcome, plan.settings)
+                found = replace(found, warnings=(*found.warnings, *doubts))
             _conclude(begun, found)
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner import interruption
-from tuner.base import Setting
+from tuner.base import Setting, value_of
 from tuner.commands.machine import Here, ThisMachine
+from tuner.commands.sweep_setup import cautions_of
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TraceError, TunerError, UsageError
@@ -211,8 +212,7 @@ def named_of(
 def _typed(options: RefineOptions, profile: ServingProfile, name: str, word: str) -> ArgumentValue:
     if options.engine == "sim":
         return int(word) if word.isdecimal() else word
-    flag = word.lower() in {"true", "false"}
-    value: ArgumentValue = word.lower() == "true" if flag else word
+    value = value_of(word, place=f"--search {name}")
     setting = Setting(name, value, "--search", of_server=False)
     return vllm.parse([setting], model=profile.model)[name]
 
@@ -247,7 +247,12 @@ def plan_of(
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         curve=curve_of(profile, space.knee, objectives) if is_same else [],
         max_model_len=int(str(profile.engine["max_model_len"])),
-        warnings=[] if is_same else ["this is not the trace that the profile was tuned for"],
+        is_same_trace=is_same,
+        warnings=[
+            *trace.warnings,
+            *cautions_of(trace),
+            *([] if is_same else ["this is not the trace that the profile was tuned for"]),
+        ],
     )
 
 

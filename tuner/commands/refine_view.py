@@ -97,8 +97,9 @@ def trials_table(
         for one in tried:
             if one.worker == worker:
                 style = "bold" if one.configuration == chosen else None
+                words = _words(one, knee)  # of two aims so narrow that a value is a line's own
                 table.add_row(
-                    escape(_words(one, knee)),
+                    escape(words if len(objectives) == 1 else words.replace("=", "= ")),
                     *(_gains(one, len(objectives))),
                     *_numbers(one),
                     style="dim" if one.cut else style,
@@ -146,4 +147,7 @@ def _render_importances(console: Console, found: Refinement, space: Space) -> No
 def _why_unknown(aim: str, space: Space) -> str:
     if len(space.knobs) == 1:
         return f"{space.knobs[0].name} alone was searched: there is nothing to weigh for {aim}"
-    return f"which argument matters for {aim} cannot be told from fewer than {FEWEST} trials"
+    return (
+        f"which argument matters for {aim} cannot be told from these trials: it takes {FEWEST} at "
+        "least, and a share that chance does not explain"
+    )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from tuner.base import engine_arguments
 from tuner.cluster.kinds import Description
-from tuner.cluster.share import Node, Share, room, share_of
+from tuner.cluster.share import Node, Share, share_of, usable
 from tuner.commands.sweep_setup import SweepOptions, starter_of
 from tuner.engines.seam import Starter
 from tuner.errors import RunError, UsageError
@@ -36,7 +36,7 @@ def kinds_on(
     for name, members in groups.items():
         starter = starter_of(replace(options, world=worlds.get(name)), header_model)
         share = _share(options, header_model, said[members[0]])
-        here = {one: nodes[one].name for one in members if room([nodes[one]], share)}
+        here = {node.id: node.name for node in usable([nodes[one] for one in members], share)}
         left_out |= {
             one: f"an engine takes {share}, more than it has" for one in members if one not in here
         }

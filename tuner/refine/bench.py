@@ -23,6 +23,9 @@ from tuner.workload import Workload
 Vary = Callable[[Configuration], Starter]
 """Returns what starts engines with the profile's arguments and these changed."""
 
+CLIMB = "climb"
+"""Purpose of what times every batch size."""
+
 MOST_FAILURES = 3
 """Engines that fail one after the other: then it is the machine and not a configuration."""
 
@@ -55,6 +58,9 @@ class Done:
 
     windows: tuple[Window, ...] = ()
     """What it was to replay."""
+
+    started: bool = True
+    """Whether there was an engine for it: one that died, or was late, says nothing of others."""
 
     def measured(self, workload: Workload) -> Measurement:
         return measure(self.replays, workload.slo)
@@ -142,7 +148,8 @@ class Bench(ABC):
 
     @abstractmethod
     async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
-        """Time every batch size up to what the engine is built for; see ``climb``."""
+        """Time every batch size up to what the engine is built for; see ``climb``. Fails as a trial
+        does."""
 
     @abstractmethod
     async def stop(self) -> None:
@@ -172,9 +179,14 @@ class Bench(ABC):
                 end.get("engine", 0),
                 end.get("worker", ""),
                 tuple(Window(**window) for window in begun.get("windows", ())),
+                started=end.get("started", end.get("failed") is None),
             )
             for place, (begun, end) in enumerate(zip(journal.of("trial"), ends, strict=False))
         ]
+
+    def served(self, *purposes: str) -> list[Done]:
+        """Return the trials for one of these purposes that did not fail."""
+        return [one for one in self.done() if one.purpose in purposes and one.failed is None]
 
     def under_way(self) -> dict[str, Any] | None:
         """Return the configuration of a trial that an interruption left half done."""

@@ -1,7 +1,7 @@
 """What each knob is worth: its share of the differences between trials, and how sure that is."""
 
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,10 +9,21 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial
 
+from tuner.scheduler.state import Floats
+
 FEWEST = 10
 """Trials below which nobody can say which knob matters."""
 
 BOOTSTRAPS = 50
+SHUFFLES = 100
+
+CHANCE = 0.95
+"""Quantile of what a knob explains of gains that belong to other trials: no more than that is
+chance, of which few trials have a lot."""
+
+
+LITTLE = 0.1
+"""Share of the variance of all gains below which a knob that alone was changed changed nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,27 +38,55 @@ class Importance:
 
 def importances(done: Sequence[FrozenTrial], aim: int) -> list[Importance]:
     """Return what each knob is worth for an aim (PED-ANOVA over bootstraps of the trials, as
-    likely ones), the most important first; empty where there are too few trials, or one knob."""
+    likely ones), the most important first.
+
+    Knobs that explain no more than they do of shuffled gains (a permutation test) are left out,
+    and those that changed nothing where they alone were changed: a search tries the good values of
+    some beside the good ones of others. It is empty where there are too few trials, or one knob.
+    """
     if len(done) < FEWEST or len(done[0].distributions) < 2:
         return []
-    whole = _shares(done, aim)
-    places = np.random.default_rng(0).integers(0, len(done), (BOOTSTRAPS, len(done)))
-    drawn = [_shares([done[place] for place in row], aim) for row in places.tolist()]
+    gains = np.array([one.values[aim] for one in done])
+    rng, places = np.random.default_rng(0), np.arange(len(done))
+    whole = _shares(done, gains)
+    drawn = [
+        _shares([done[place] for place in row], gains[row])
+        for row in rng.integers(0, len(done), (BOOTSTRAPS, len(done)))
+    ]
+    chance = [_shares(done, gains[rng.permutation(places)]) for _ in range(SHUFFLES)]
     found = []
     for name, share in whole.items():
+        if share <= np.quantile([one.get(name, 0.0) for one in chance], CHANCE):
+            continue
+        if (alone := _alone(done, gains, name)) is not None and alone < LITTLE:
+            continue
         shares = [one[name] for one in drawn if name in one] or [share]
         low, high = np.quantile(shares, (0.025, 0.975)).tolist()
         found.append(Importance(name, share, min(low, share), max(high, share)))
     return sorted(found, key=lambda one: -one.share)
 
 
-def _shares(trials: Iterable[FrozenTrial], aim: int) -> dict[str, float]:
+def _alone(trials: Sequence[FrozenTrial], gains: Floats, name: str) -> float | None:
+    """Return the variance of gains among trials that differ in one knob alone, as a share of that
+    of all; None without such."""
+    alike: dict[tuple[tuple[str, object], ...], list[float]] = {}
+    for one, gain in zip(trials, gains.tolist(), strict=True):
+        others = tuple(sorted((key, value) for key, value in one.params.items() if key != name))
+        alike.setdefault(others, []).append(gain)
+    groups = [np.array(group) for group in alike.values() if len(group) > 1]
+    freedom, whole = sum(len(group) - 1 for group in groups), float(np.var(gains, ddof=1))
+    if freedom == 0 or whole == 0:
+        return None
+    return sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / freedom / whole
+
+
+def _shares(trials: Sequence[FrozenTrial], gains: Floats) -> dict[str, float]:
     """Return knob → share; empty where all trials are alike."""
     study = optuna.create_study(direction="maximize")
-    for one in trials:
+    for one, gain in zip(trials, gains.tolist(), strict=True):
         study.add_trial(
             optuna.trial.create_trial(
-                value=one.values[aim], params=one.params, distributions=one.distributions
+                value=gain, params=one.params, distributions=one.distributions
             )
         )
     with warnings.catch_warnings():

@@ -7,22 +7,24 @@ together.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.measure import measure
-from tuner.refine.bench import Bench, Build, Done
+from tuner.measure import Measurement, measure
+from tuner.refine.bench import Bench, Build, Done, Floors
 from tuner.refine.knobs import Configuration, Space, frees, smallest
 from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
-from tuner.refine.screen import Screen, combined
+from tuner.refine.screen import ALIKE, Screen, combined
+from tuner.twin.simulation import traffic_of
 from tuner.workload import Workload
 
-ALIKE = 0.002
-"""Gains so close by the twin are those of configurations between which nothing is to choose."""
-
 LOST = 0.10
-"""Attainment of one window below the best's in it, from which on a replay is not worth going on
-with: two replays of the same hardly ever differ by so much."""
+"""Attainment of one window below what is expected in it, from which on a replay is not worth going
+on with: two replays of the same at one speed hardly ever differ by so much."""
 
 WORTH = 0.005
 """A gain that nobody would restart a server for."""
+
+AT_LIMIT = 0.9
+"""KV-cache usage from which on the next longer conversation does not fit: less memory is meant to
+come to FULL of the space."""
 
 SEARCH = "search"
 
@@ -50,6 +52,9 @@ class Question:
     build: Build
     """The engine that trials share."""
 
+    hash_block_size: int
+    """Tokens that one of the trace's hash ids stands for."""
+
     @property
     def aims(self) -> tuple[Objective, ...]:
         """The objectives, and goodput for the constraint."""
@@ -70,6 +75,9 @@ class Judged:
     foreseen: tuple[float, ...] | None
     """By the twin alone; None where it is not asked or cannot tell."""
 
+    has_room: bool
+    """Whether the KV cache was off its limit; see ``has_room``."""
+
 
 class Judge:
     """What the bench measured so far, judged."""
@@ -81,10 +89,14 @@ class Judge:
 
     def best(self, others: Sequence[Told] = ()) -> Configuration:
         """Return the best of what was replayed, by this run and by ``others`` who share the study:
-        the knee unless another is worth a restart; of equal ones the one with the least memory,
-        then the fewest slots."""
+        the knee unless another is worth a restart; of equal ones the one with the least memory
+        that keeps the KV cache off its limit, then the fewest slots."""
         knee = self.question.space.knee
-        known = [(one, each.gains[0]) for one, each in self.judged() if each.deficit <= 0]
+        known = [
+            (one, each.gains[0])
+            for one, each in self.judged()
+            if each.deficit <= 0 and (each.has_room or not frees(one, knee))
+        ]
         known += [(one.configuration, one.gains[0]) for one in others if one.deficit <= 0]
         top = max((gain for _, gain in known), default=0.0)
         if top < WORTH:  # only less memory is worth a restart
@@ -117,9 +129,10 @@ class Judge:
         values = gains(question.objectives, measured, knee)
         if values is None:
             return None
-        screen, one = question.screen, done.configuration
+        screen, one, room = question.screen, done.configuration, has_room(measured)
         if screen is None or not screen.tells(one):  # then luck is left in both
-            return Judged(values, deficit(measured.attainment, knee.attainment), values, None)
+            lacking = deficit(measured.attainment, knee.attainment)
+            return Judged(values, lacking, values, None, room)
         *ours, of_goodput = screen.luck(one, done.replays, question.aims)
         *theirs, of_knees = screen.luck(knee_done.configuration, knee_done.replays, question.aims)
         lucks = list(zip(theirs, ours, strict=True))
@@ -132,6 +145,7 @@ class Judge:
             deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee),
             values,
             None if foreseen is None else foreseen.gains,
+            room,
         )
 
     def knee_of(self, worker: str) -> Done:
@@ -141,9 +155,35 @@ class Judge:
                 return done
         return self.question.knee
 
-    def floors(self, worker: str) -> list[float]:
-        """Return per window the attainment below which a trial there has lost for certain: to the
-        best where goodput counts, else to the knee."""
+    def floors(self, one: Configuration) -> Floors:
+        """Return what says, per window, the attainment below which a trial has lost for certain:
+        to what was measured there, and to what the twin says of it even in a slow time. Where the
+        machine was fast before, or the window is not like the traffic, the first alone would cut
+        what is better."""
+        worst = self._worst(one)
+        return lambda worker: [
+            min(attained, least) - LOST
+            for attained, least in zip(self._attained(worker), worst, strict=True)
+        ]
+
+    def _worst(self, one: Configuration) -> list[float]:
+        """Return per window the least attainment that the twin expects; 1 where it cannot tell."""
+        screen, workload = self.question.screen, self.question.workload
+        if screen is None or not screen.tells(one):
+            return [1.0] * len(workload.windows)
+        size, share = self.question.hash_block_size, screen.hit_share
+        return [
+            screen.worst(
+                one,
+                traffic_of(workload.sent_in(window), hash_block_size=size, hit_share=share),
+                window,
+            )
+            for window in workload.windows
+        ]
+
+    def _attained(self, worker: str) -> list[float]:
+        """Return per window the most that was attained there: of all where goodput counts, else by
+        the knee."""
         space, slo = self.question.space, self.question.workload.slo
         of_best = self.question.objectives[0] is GOODPUT and len(self.question.objectives) == 1
         found = []
@@ -157,8 +197,14 @@ class Judge:
                 and done.replays[place].cut is None
                 and (of_best or done.configuration == dict(space.knee))
             ]
-            found.append(max(attained, default=0.0) - LOST)
+            found.append(max(attained, default=0.0))
         return found
+
+
+def has_room(measured: Measurement) -> bool:
+    """Whether the KV cache was off its limit: never so full, and nobody preempted."""
+    usage = measured.kv_cache_usage
+    return measured.preemptions == 0 and (usage is None or usage.peak < AT_LIMIT)
 
 
 def is_knee(done: Done, knee: Configuration) -> bool:

@@ -1,6 +1,7 @@
 """Knobs as somebody names them: ``key=a,b,c``, ``key=low:high:log``. Pure."""
 
 import math
+import re
 from collections.abc import Sequence
 
 from tuner.errors import UsageError
@@ -10,9 +11,17 @@ STEPS = 8
 
 MOST_VALUES = 64
 
+_PARTS = re.compile(r'"(?:[^"\\]|\\.)*"?|[][{},]|[^][{},"]+')
+"""What a list of values is made of: JSON's strings, brackets and commas, and all else."""
+
 
 def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
     """Read ``key=a,b,c`` and ``key=low:high[:log|:step]`` as key → values in words.
+
+    A comma within a JSON mapping or list divides nothing:
+
+    >>> parse_search(['kv_cache_dtype=auto,fp8', 'a_config={"b": 1, "c": [2, 3]},{"b": 2}'])
+    {'kv_cache_dtype': ['auto', 'fp8'], 'a_config': ['{"b": 1, "c": [2, 3]}', '{"b": 2}']}
 
     Raises UsageError for anything else, and for a key that is there twice.
     """
@@ -20,17 +29,35 @@ def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
     for text in texts:
         key, equals, value = text.partition("=")
         name = key.strip().removeprefix("--").replace("-", "_")
+        head, dot, rest = name.partition(".")
+        if dot:
+            whole = f'{head}={{"{rest}": {value.partition(",")[0]}}}'
+            raise UsageError(
+                f"--search {name}: one key of {head} alone is not searched",
+                hint=f"Name all of it: --search '{whole}'.",
+            )
         if not equals or not name or not value.strip():
             raise _unreadable(text, "is not KEY=VALUES")
         if name in found:
             raise UsageError(f"--search {name} is there twice", hint="Remove one of the two.")
         words = _range(text, value) if ":" in value and value[:1] not in "[{" else None
         if words is None:
-            words = [word.strip() for word in value.split(",")]
+            words = _words(value)
         if not all(words):
             raise _unreadable(text, "has an empty value")
         found[name] = list(dict.fromkeys(words))
     return found
+
+
+def _words(value: str) -> list[str]:
+    words, depth = [""], 0
+    for part in _PARTS.findall(value):
+        depth += {"[": 1, "{": 1, "]": -1, "}": -1}.get(part, 0)
+        if part == "," and depth <= 0:
+            words.append("")
+        else:
+            words[-1] += part
+    return [word.strip() for word in words]
 
 
 def _range(text: str, value: str) -> list[str]:

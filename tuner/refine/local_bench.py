@@ -3,14 +3,14 @@
 A trial that an interruption left half done goes on with the windows that it lacks.
 """
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from typing import Any
 
 from tuner.engines.seam import Engine
 from tuner.errors import EngineError
 from tuner.refine.bench import (
+    CLIMB,
     MOST_FAILURES,
     Bench,
     Build,
@@ -21,6 +21,7 @@ from tuner.refine.bench import (
     no_floors,
     told,
 )
+from tuner.refine.judge import SEARCH, is_knee
 from tuner.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
 from tuner.replay import CutRule
 from tuner.rig import Rig
@@ -35,9 +36,11 @@ class LocalBench(Bench):
         self.rig = rig
         self._vary = vary
         self._built: tuple[object, ...] | None = None
+        self._first: tuple[Configuration, Workload, Build] | None = None
 
     def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
-        """See Bench: here the run itself begins with the knee."""
+        """See Bench."""
+        self._first = knee, workload, build
 
     async def settle(self) -> None:
         """See Bench: there is one place alone."""
@@ -47,6 +50,10 @@ class LocalBench(Bench):
 
     @asynccontextmanager
     async def lane(self) -> AsyncIterator[Lane]:
+        if self._first is not None:  # a cluster may have begun this run, with knees of its own
+            knee, workload, build = self._first
+            while not any(is_knee(done, knee) and self.is_here(done) for done in self.done()):
+                await self.trial(SEARCH, knee, workload, build)
         yield self
 
     def is_up_for(self, one: Configuration, build: Build) -> bool:
@@ -96,8 +103,9 @@ class LocalBench(Bench):
                 configuration=dict(one),
                 windows=[asdict(window) for window in workload.windows],
             )
-        failed, hint, limits = None, "", floors("")
-        try:
+        limits = floors("")
+
+        async def replay() -> None:
             before = self.evidence.replayed()
             for place, window in enumerate(workload.windows):
                 if place in before:
@@ -108,24 +116,34 @@ class LocalBench(Bench):
                 cap = number(one[CAP])
                 replay = await self.rig.replay(engine, purpose, cap, sent, window, rule)
                 self.evidence.add_replay(replay, purpose, window=place)
-        except EngineError as error:
-            await self.stop()
-            failed, hint = str(error), error.hint
-        self._count(failed, hint)
-        self._append("measured", **self._end(failed))
+
+        await self._attempt(replay)
         done = self.done()[-1]
-        if failed is None:
+        if done.failed is None:
             self.watcher.measured(f"{purpose} {told(one)}", done.measured(workload))
         return done
 
     async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
         """See Bench."""
         if self.under_way() is None:
-            self._append("trial", purpose="climb", max_num_seqs=build.cap, configuration=dict(one))
-        if not self.evidence.replayed():
-            engine = await self.engine_for({**one, CAP: build.cap}, build)
-            await self.rig.climb(engine, "climb", build.cap, workload, workload.step_s)
-        self._append("measured", **self._end(None))
+            self._append("trial", purpose=CLIMB, max_num_seqs=build.cap, configuration=dict(one))
 
-    def _end(self, failed: str | None) -> dict[str, Any]:
-        return {"failed": failed, "engine": len(self.evidence.starts_s())}
+        async def climb() -> None:
+            if not self.evidence.replayed():
+                engine = await self.engine_for({**one, CAP: build.cap}, build)
+                await self.rig.climb(engine, CLIMB, build.cap, workload, workload.step_s)
+
+        await self._attempt(climb)
+
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what a trial consists of, and note how it ended."""
+        failed, hint, started = None, "", True
+        try:
+            await work()
+        except EngineError as error:
+            started = self.rig.engine is not None
+            await self.stop()
+            failed, hint = str(error), error.hint
+        self._count(failed, hint)
+        number = len(self.evidence.starts_s())
+        self._append("measured", failed=failed, engine=number, started=started)

@@ -1,11 +1,10 @@
 """What a refinement's trials come to: the twin of an engine, and the sweep's outcome anew. Pure."""
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from tuner.engines.seam import ArgumentValue, EngineFacts
+from tuner.engines.seam import EngineFacts
 from tuner.ladder import doubling
 from tuner.measure import Measurement, Spread, measure
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
@@ -15,8 +14,7 @@ from tuner.profile_schema import ServingProfile
 from tuner.reasons import Verdict
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
-from tuner.refine.proof import MEMORY, Paired
+from tuner.refine.objective import Objective, Told, deficit, gains
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
 from tuner.trace import TraceRequest
@@ -25,12 +23,6 @@ from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
 from tuner.twin.simulation import traffic_of
 from tuner.workload import Workload
-
-REFINED = "; refined: "
-"""Between the reason of a knee and what a refinement said of it."""
-
-TOLD_LUCK = 0.01
-"""Luck (log ratio) that a sentence mentions."""
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
@@ -132,9 +124,9 @@ def at(facts: EngineFacts, one: Configuration) -> EngineFacts:
     return replace(facts, arguments={**facts.arguments, TOKENS: one[TOKENS]})
 
 
-def caps_of(ceiling: int, cap: int) -> tuple[int, ...]:
-    """Return the steps of the refined curve: the doublings, and the choice among them."""
-    return tuple(sorted({*doubling(ceiling), cap}))
+def caps_of(ceiling: int, *caps: int) -> tuple[int, ...]:
+    """Return the steps of the refined curve: the doublings, and others among them."""
+    return tuple(sorted({*doubling(ceiling), *caps}))
 
 
 def outcome_of(  # noqa: PLR0913 - everything that a profile tells
@@ -202,63 +194,6 @@ def _curve(view: Forecast | None, measured: Measurement) -> tuple[Step, ...]:
         )
         for one in caps
     )
-
-
-def reason_of(
-    profile: ServingProfile, one: Configuration, knee: Configuration, paired: Paired | None
-) -> str:
-    """Return the sentence that says what was gained, with its intervals."""
-    before, _, _ = profile.decision.reason.partition(REFINED)
-    changed = ", ".join(
-        f"{name} {_shown(knee.get(name))} -> {_shown(value)}"
-        for name, value in one.items()
-        if value != knee.get(name)
-    )
-    if paired is None:
-        return f"{before}{REFINED}nothing better was found"
-    numbers = ", ".join(map(str, paired.ratios.values()))
-    if paired.proven is not None:
-        what = "serves as well with less memory" if paired.proven.of == MEMORY else "against it"
-        return (
-            f"refined from the {profile.decision.verdict} at {profile.decision.max_num_seqs}: "
-            f"{changed}; {what} over {paired.pairs} pairs of "
-            f"replays in turns: {numbers}{_luck(paired)}"
-        )
-    return (
-        f"{before}{REFINED}no gain of {changed} is proven over {paired.pairs} "
-        f"pairs of replays in turns: {numbers}{_luck(paired)}"
-    )
-
-
-def changed_besides(
-    profile: ServingProfile, one: Configuration, arguments: Mapping[str, ArgumentValue]
-) -> str | None:
-    """Say what differs from the profile besides the choice, as an engine resolved it."""
-    changed = [
-        f"{name} {_shown(was)} -> {_shown(arguments[name])}"
-        for name, was in profile.engine.items()
-        if name not in {CAP, *one} and name in arguments and arguments[name] != was
-    ]
-    return (
-        f"the engine differs from the profile in more than was chosen: {', '.join(changed)}"
-        if changed
-        else None
-    )
-
-
-def _luck(paired: Paired) -> str:
-    """Say how much of the goodput that is stated the twin took for luck, where that is much."""
-    goodput = paired.ratios.get(GOODPUT.name)
-    if goodput is None or abs(math.log(goodput.value / goodput.replayed)) < TOLD_LUCK:
-        return ""
-    return (
-        f"; goodput as replayed was {goodput.replayed - 1:+.1%}: the rest is what the twin says of "
-        "these windows against all of the traffic"
-    )
-
-
-def _shown(value: object) -> str:
-    return "default" if value is None else str(value)
 
 
 def _hit_share(sent: Sequence[tuple[Sequence[TraceRequest], Replay]], block: int) -> float:

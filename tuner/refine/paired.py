@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done, told
+from tuner.refine.judge import has_room
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
 from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective
 from tuner.refine.proof import Paired, Ratio, proof, ratio
@@ -59,7 +60,8 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
         build = _build(one, knee, turn=place, side=sides[side])
         await bench.trial(side, sides[side], workloads[place // 2], build)
     ratios = _ratios(done, slo, screens(), sides)
-    return Paired(ratios, proof(objective, ratios, frees_memory=frees(one, knee)), len(done) // 2)
+    frees_memory = frees(one, knee) and all(has_room(refined) for _, refined in _pairs(done, slo))
+    return Paired(ratios, proof(objective, ratios, frees_memory=frees_memory), len(done) // 2)
 
 
 def _ended(
@@ -119,7 +121,7 @@ def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configur
 
 
 def _halves(bench: Bench) -> list[Done]:
-    return [done for done in bench.done() if done.purpose in COMPARING and not done.failed]
+    return bench.served(*COMPARING)
 
 
 def _pairs(done: Sequence[Done], slo: Slo) -> list[tuple[Measurement, Measurement]]:

@@ -30,6 +30,9 @@ class Plan:
     """What the profile has measured already."""
 
     max_model_len: int
+    is_same_trace: bool
+    """Whether it is the trace that the profile was tuned for."""
+
     warnings: Sequence[str] = ()
     """What is said before it begins."""
 

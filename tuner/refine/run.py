@@ -9,19 +9,21 @@ from dataclasses import replace
 
 from tuner.outcome import SweepOutcome
 from tuner.refine.balance import Windows, balanced
-from tuner.refine.bench import Bench, Build, Chosen, Done
-from tuner.refine.judge import SEARCH, Question, is_knee
-from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number
-from tuner.refine.outcome import changed_besides, reason_of, unloaded_of
+from tuner.refine.bench import CLIMB, Bench, Build, Chosen, Done
+from tuner.refine.judge import SEARCH, Question, has_room, is_knee
+from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number
+from tuner.refine.outcome import unloaded_of
 from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
 from tuner.refine.planned import planned
 from tuner.refine.proof import Paired
+from tuner.refine.reasons import NO_ROOM, changed_besides, reason_of, unlike
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.screen import Screen, screen_of
 from tuner.refine.search import Search
 from tuner.refine.study import Study
 from tuner.refine.tried import pareto, tried_by
 from tuner.refine.validation import twin_of, validate
+from tuner.slo import Unloaded
 from tuner.trace import TraceRequest
 from tuner.twin.forecast import Forecast
 from tuner.twin.store import restored
@@ -35,7 +37,7 @@ refined engine by itself and with headroom."""
 ENDING = 2 * PAIRS + 2
 """Of these, what the search leaves at least."""
 
-SEARCHING = ("climb", SEARCH)
+SEARCHING = (CLIMB, SEARCH)
 """Purposes of what is replayed before the pairs."""
 
 
@@ -70,11 +72,14 @@ class _Run:
         chosen = await self._searched(search)
         one = chosen.configuration
         paired = await self._paired(chosen, question)
-        reason = reason_of(self.plan.profile, one, self.space.knee, paired)
+        aim = self.plan.objectives[0]
+        reason = reason_of(self.plan.profile, one, self.space.knee, paired, aim)
         outcome = await self._validated(chosen, paired, reason)
         if outcome is not None:
             said = changed_besides(self.plan.profile, one, outcome.facts.arguments)
             self.warnings += [said] if said else []
+            if frees(one, self.space.knee) and (raised := outcome.with_headroom) is not None:
+                self.warnings += [] if has_room(raised) else [NO_ROOM]
         tried = tried_by(search.judge)
         return Refinement(
             chosen=one,
@@ -178,10 +183,19 @@ class _Run:
             )
         unloaded = unloaded_of(plan.profile)
         chosen = self.bench.evidence.choice()
-        if chosen is not None:
-            return workload_of(
+        if chosen is None:
+            workload = self._planned(kept, unloaded)
+        else:
+            workload = workload_of(
                 kept, settings.slo, unloaded, chosen.part, chosen.windows, chosen.step_s
             )
+        if plan.is_same_trace and (said := unlike(plan.profile, workload)) is not None:
+            self.warnings.append(said)
+            self.bench.watcher.warn(said)
+        return workload
+
+    def _planned(self, kept: Sequence[TraceRequest], unloaded: Unloaded) -> Workload:
+        plan, settings = self.plan, self.settings
         steps, starts_s = STEPS + self.bench.width - 1, self._starts() * plan.start_s
         section = plan.profile.twin
         workload, took_s = planned(
@@ -224,7 +238,7 @@ class _Run:
         bench, knee = self.bench, self.space.knee
         bench.begin(knee, self.workload, self._build())
         while (first := self._first_looks()) is None:
-            if any(done.purpose == "climb" and bench.is_here(done) for done in bench.done()):
+            if any(map(bench.is_here, bench.served(CLIMB))):
                 await bench.trial(SEARCH, knee, self.workload, self._build())
             else:
                 await bench.climb(knee, self.workload, self._build())
@@ -241,6 +255,7 @@ class _Run:
             start_s=self.plan.start_s,
             step_s=step_s,
             build=self._build(),
+            hash_block_size=self.settings.trace_block_size,
         )
 
     def _with_all(self, question: Question) -> Question:
@@ -250,11 +265,7 @@ class _Run:
 
     def _screen(self, knee: Done, *purposes: str) -> Screen | None:
         """Return the screen of what was replayed so far where that knee was."""
-        done = [
-            one
-            for one in self.bench.done()
-            if one.worker == knee.worker and one.purpose in purposes
-        ]
+        done = [one for one in self.bench.served(*purposes) if one.worker == knee.worker]
         view = twin_of(self.bench, self.space.knee, done, self.workload, self.settings)
         return self._screened(view)
 
@@ -275,9 +286,8 @@ class _Run:
     def _first_looks(self) -> list[Done] | None:
         """Return the climb and the knee in one place: what the screen is made of, then as after a
         resume. None while there are none."""
-        done = self.bench.done()
-        climbs = {one.worker: one for one in reversed(done) if one.purpose == "climb"}
-        for one in done:
+        climbs = {one.worker: one for one in reversed(self.bench.served(CLIMB))}
+        for one in self.bench.served(SEARCH):
             if is_knee(one, self.space.knee) and one.worker in climbs:
                 return [climbs[one.worker], one]
         return None

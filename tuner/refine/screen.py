@@ -31,6 +31,9 @@ WINDOWS_SD = 0.03
 """How far what some windows gain is from what all of the traffic does (study of windows,
 docs/decisions: attainment is off by 0.05)."""
 
+ALIKE = 0.002
+"""Gains so close by the twin are those of configurations between which nothing is to choose."""
+
 SHORTEST_S = 1e-3
 """Of a stretch whose requests arrive at once."""
 
@@ -120,10 +123,19 @@ class Screen:
         usual = self.measurement(0, one)
         return luck(aims, replays, self.laws[0], self._shape_at(one), self.slo, usual)
 
-    def served(self, one: Configuration, traffic: Traffic, window: Window) -> Served:
-        """Return what a configuration makes of the traffic of a window at the usual speed."""
+    def served(
+        self, one: Configuration, traffic: Traffic, window: Window, *, slowness: float = 1.0
+    ) -> Served:
+        """Return what a configuration makes of the traffic of a window, by default at the usual
+        speed."""
         scored = traffic.arrival_s >= window.start_s
-        return Served(traffic, self._replay(one, traffic), scored, window.weight)
+        replay = self._replay(one, traffic, slowness=slowness)
+        return Served(traffic, replay, scored, window.weight)
+
+    def worst(self, one: Configuration, traffic: Traffic, window: Window) -> float:
+        """Return the attainment in a window that falls in a slow time of the machine."""
+        slowest = max(slowness for slowness, _ in self.paces)
+        return seen([self.served(one, traffic, window, slowness=slowest)], self.slo).attainment
 
     def at_usual_speed(self) -> "Screen":
         """Return the twin of a machine whose speed does not wander."""

@@ -12,28 +12,32 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from tuner.refine.bench import Bench, Done, Lane
-from tuner.refine.judge import ALIKE, SEARCH, WORTH, Judge, Question, is_knee
+from tuner.refine.judge import SEARCH, WORTH, Judge, Question, is_knee
 from tuner.refine.knobs import (
     CAP,
     LIVE,
-    MEMORY,
     TOKENS,
     Configuration,
     contradicts,
     fails_like,
     restart_key,
 )
+from tuner.refine.likely import flipped, likely
 from tuner.refine.objective import Told
+from tuner.refine.screen import ALIKE
 from tuner.refine.study import Asked, Study
-
-FIRST = 3
-"""Configurations that the twin likes best, to be replayed before the sampler has a say."""
 
 BATCH = 4
 """Trials that are asked for together, so that those on one engine can be made one by one."""
 
 MISSES = 12
 """So many proposals in a row that are known or have lost already end the search."""
+
+PATIENCE = 2
+"""How often as long as it should take another run may be at a trial; then it has died."""
+
+TRIES = 2
+"""How often a configuration may fail: an engine that died once may serve the next time."""
 
 ROOM = 0.10
 """What an argument that the twin cannot tell of might add to what it says of the others."""
@@ -53,14 +57,11 @@ class Search:
         """Replay what is worth it; return False when the budget ended it early."""
         if (half := self.bench.under_way()) is not None:
             await self.bench.trial(
-                SEARCH, half, self.question.workload, self.question.build, self.judge.floors
+                SEARCH, half, self.question.workload, self.question.build, self.judge.floors(half)
             )
         self.catch_up(curve)
-        for wave in (self._likely, self._flipped):
-            for one in wave():
-                self.study.first(one)
-                self._waiting.append(self.study.ask())
-            await self._measure(list)
+        await self._try(likely(self.question.space, self.question.screen))
+        await self._try(flipped(self.question.space, self.best()))
         await self._measure(self._propose)
         return not self._is_spent
 
@@ -73,17 +74,21 @@ class Search:
         return self.judge.best(self.study.others())
 
     def answer(self) -> Configuration:
-        """Return what is worth comparing with the knee: the best; where the budget left no room to
-        replay another than the knee, what the twin likes best."""
-        best, knee = self.best(), self.question.space.knee
-        screen = self.question.screen
-        if best != dict(knee) or screen is None or not self._is_spent:
+        """Return what is worth comparing with the knee: the best; or what the twin, which knows of
+        all the replays by now, likes better still and no replay has spoken against."""
+        best, screen = self.best(), self.question.screen
+        if screen is None or not screen.tells(best):
             return best
-        if any(one != knee for one, _ in self.judge.judged()):
+        known = [one for one, _ in self.judge.judged()]
+        if best not in known:  # somebody else's
             return best
-        for one in self._likely()[:1]:
+        gain = max(each.gains[0] for one, each in self.judge.judged() if one == best)
+        cut = [done.configuration for done, judged in self.judge.each() if judged is None]
+        for one in likely(self.question.space, screen):
             foreseen = screen.foresee(one, sure=False)
-            if foreseen is not None and foreseen.gains[0] >= WORTH and foreseen.deficit <= 0:
+            if foreseen is None or foreseen.gains[0] < gain + WORTH:
+                break
+            if one not in known and one not in cut and foreseen.deficit <= 0:
                 return one
         return best
 
@@ -120,39 +125,13 @@ class Search:
                 self.study.add_cut(done.configuration, self._bound(done))
                 known.append(done.configuration)
 
-    def _likely(self) -> list[Configuration]:
-        """Return live configurations to begin with: by the twin, or else the knee's neighbours."""
-        space, screen = self.question.space, self.question.screen
-        if screen is None:
-            return [
-                {**space.knee, knob.name: knob.values[place]}
-                for knob in space.knobs
-                if knob.name in LIVE
-                for centre in [knob.values.index(space.knee[knob.name])]
-                for place in (centre - 1, centre + 1)
-                if 0 <= place < len(knob.values)
-            ]
-        found: dict[tuple[int, ...], Configuration] = {}
-        for one in screen.best_first(space.configurations(live=True, at=space.knee)):
-            foreseen = screen.foresee(one, sure=False)
-            if foreseen is not None:  # equal gains: one and the same engine to this traffic
-                effect = tuple(round(gain / ALIKE) for gain in foreseen.gains)
-                found.setdefault(effect, one)
-            if len(found) == FIRST:
-                break
-        return list(found.values())
-
-    def _flipped(self) -> list[Configuration]:
-        """Return the best so far with one other argument changed, for each that needs a restart;
-        less and less memory, as the first that does not start rules out the rest."""
-        best = self.best()
-        return [
-            {**best, knob.name: value}
-            for knob in self.question.space.knobs
-            if knob.name not in LIVE
-            for value in (reversed(knob.values) if knob.name in MEMORY else knob.values)
-            if value != best[knob.name]
-        ]
+    async def _try(self, ones: Sequence[Configuration]) -> None:
+        for one in ones:
+            self.study.first(one)
+            asked = self.study.ask()  # another, where somebody else has taken this one
+            if asked.configuration == one or not self._dismissed(asked):
+                self._waiting.append(asked)
+        await self._measure(list)
 
     def _propose(self) -> list[Asked]:
         """Ask the sampler for trials that are worth a replay, those on one engine together."""
@@ -174,10 +153,8 @@ class Search:
         one = asked.configuration
         if contradicts(one):
             self.study.fail(asked, f"{TOKENS} is less than {CAP}")
-        elif self._is_known(one):
-            self.study.fail(asked, "known already")
-        elif self._cannot_start(one):
-            self.study.fail(asked, "no such engine starts")
+        elif (why := self._needless(asked)) is not None:
+            self.study.fail(asked, why)
         elif (lost := self._lost(one)) is not None:
             self.study.prune(asked, *lost, by="twin")
         else:
@@ -219,7 +196,7 @@ class Search:
                     asked.configuration,
                     self.question.workload,
                     self.question.build,
-                    self.judge.floors,
+                    self.judge.floors(asked.configuration),
                 )
                 self._going.remove(asked)
                 self._tell(asked, done)
@@ -232,10 +209,8 @@ class Search:
                 return None
             asked = min(self._waiting, key=lambda one: not self._is_up(lane, one))
             self._waiting.remove(asked)
-            if self._is_known(asked.configuration):
-                self.study.fail(asked, "known already")
-            elif self._cannot_start(asked.configuration):
-                self.study.fail(asked, "no such engine starts")
+            if (why := self._needless(asked)) is not None:
+                self.study.fail(asked, why)
             elif self._affords(lane, asked):
                 return asked
             else:
@@ -260,20 +235,33 @@ class Search:
         knee = self.judge.knee_of(done.worker).measured(workload)
         return done.measured(workload).attainment_bound / max(1e-9, knee.attainment) - 1
 
+    def _needless(self, asked: Asked) -> str | None:
+        """Return why a replay would tell nothing new; None where it may."""
+        one, question = asked.configuration, self.question
+        if self._is_known(one):
+            return "known already"
+        if self._cannot_start(one):
+            return "no such engine starts"
+        if self.study.is_elsewhere(asked, within_s=PATIENCE * (question.start_s + question.step_s)):
+            return "another run is at it"
+        return None
+
     def _is_known(self, one: Configuration) -> bool:
-        tried = [done.configuration for done in self.bench.done() if done.purpose == SEARCH]
+        tried = [done.configuration for done in self.bench.served(SEARCH)]
+        failed = [done.configuration for done in self.bench.done() if done.failed is not None]
+        tried += [each for each in failed if failed.count(each) >= TRIES]
         going = [asked.configuration for asked in self._going]
         return one in [*tried, *going, *self.study.tried()]
 
     def _cannot_start(self, one: Configuration) -> bool:
-        """Whether an engine that needs a restart for the same, or has more memory, failed and none
-        such ever served."""
+        """Whether an engine that needs a restart for the same, or has more memory, did not start
+        and none such ever served."""
         done = self.bench.done()
         served = {restart_key(each.configuration) for each in done if each.failed is None}
         return restart_key(one) not in served and any(
             fails_like(one, each.configuration)
             for each in done
-            if each.failed is not None and restart_key(each.configuration) not in served
+            if not each.started and restart_key(each.configuration) not in served
         )
 
     def _told(self) -> list[Told]:

@@ -14,7 +14,12 @@ from typing import IO, Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalRedisBackend
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import (
+    IntegrityError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+)
 
 from tuner.errors import RunError
 from tuner.passwords import passwords_in, without_passwords
@@ -44,7 +49,7 @@ def opened(storage: str) -> BaseStorage:
     """Return the storage of a URL; anything else is a file of Optuna's journal. Raises RunError."""
     with asking(storage), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
-        if storage.startswith("redis"):
+        if storage.startswith(("redis://", "rediss://")):
             return JournalStorage(JournalRedisBackend(storage))
         if "://" in storage:
             return _database(storage)
@@ -158,10 +163,11 @@ def asking(storage: str) -> Iterator[None]:
     except RunError:
         raise
     except ImportError as error:
-        kind = storage.partition(":")[0].partition("+")[0]
+        kind, named, driver = storage.partition(":")[0].partition("+")
+        usual = _DRIVERS.get(kind, "see its name in the URL")
         raise RunError(
             f"{without_passwords(storage)}: its driver is missing ({_said(error, storage)})",
-            hint=f"Install it: {_DRIVERS.get(kind, 'see its name in the URL')}.",
+            hint=f"Install {driver}, or leave +{driver} out." if named else f"Install it: {usual}.",
         ) from error
     except Exception as error:  # drivers raise what they like
         raise _unusable(storage, _said(error, storage)) from error
@@ -176,6 +182,8 @@ def _unusable(storage: str, why: str) -> RunError:
 
 def _said(error: Exception, storage: str) -> str:
     """Return the first line of what a driver says, and nothing of what is secret."""
+    if isinstance(error, PendingRollbackError):  # says what a program did that it should not have
+        return "the connection is lost"
     while isinstance(error.__cause__, Exception):  # Optuna and SQLAlchemy say less than it did
         error = error.__cause__
     said = (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -5,14 +5,14 @@ before the study is told, and can be told again to another storage. A storage th
 run goes on is given up, and the study goes on in memory.
 """
 
-import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import optuna
-from optuna.samplers import TPESampler
-from optuna.storages import BaseStorage, InMemoryStorage
+from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.errors import RunError
@@ -21,6 +21,7 @@ from tuner.refine import storage as storages
 from tuner.refine.importance import Importance, importances
 from tuner.refine.knobs import Configuration, Space
 from tuner.refine.objective import Told
+from tuner.refine.optuna_study import is_begun, opened
 from tuner.refine.parameters import (
     CONFIGURATION,
     DEFICIT,
@@ -28,15 +29,12 @@ from tuner.refine.parameters import (
     RUN,
     SOURCE,
     configuration_of,
-    deficits_of,
     distributions_of,
     params_of,
     told_of,
     trial_of,
 )
-
-STARTUP = 4
-"""Trials before the sampler trusts what it has seen."""
+from tuner.refine.patience import Patience
 
 _MACHINE = "machine"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
@@ -71,7 +69,7 @@ class Study:
         are measured, ``warn`` is told when the storage is given up. Raises RunError when it cannot
         be used, or when others measure for this study on another machine."""
         self._where, self._space, self._run, self._machine = storage, space, run, machine
-        self._name, self._aims, self._seed, self._warn = name, aims, seed, warn
+        self._open, self._warn = partial(opened, name=name, aims=aims, seed=seed), warn
         self._as_pruned = TrialState.PRUNED if aims == 1 else TrialState.FAIL  # as Optuna has it
         self._distributions = distributions_of(space)
         self.lost: str | None = None
@@ -87,13 +85,10 @@ class Study:
         """What engines were seen to have cut, of everybody."""
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._storage = storages.opened(storage)
+        self._patience = Patience()
+        self._storage = self._ask(lambda: storages.opened(storage))
         try:
-            with storages.asking(storage):
-                self._study = self._created(self._storage)
-                trials = self._study.get_trials(deepcopy=False)
-                if _MACHINE not in self._study.user_attrs:
-                    self._study.set_user_attr(_MACHINE, machine)
+            trials = self._ask(self._joined)
             self._check_machine()
         except RunError:
             self.close()
@@ -105,7 +100,8 @@ class Study:
         """Trials of this run that were ended before they cost a whole replay."""
 
     def close(self) -> None:
-        storages.closed(self._storage)
+        with suppress(RunError), storages.asking(self._where):  # what is lost needs no goodbye
+            self._patience.leave(lambda: storages.closed(self._storage))
 
     def add(self, told: Told) -> None:
         """Add what was measured elsewhere: the profile's curve, or a run's journal."""
@@ -199,6 +195,14 @@ class Study:
         whole = [told.configuration for told in self.told() if told.source == "engine"]
         return [*whole, *self._cut]
 
+    def is_elsewhere(self, asked: Asked, *, within_s: float) -> bool:
+        """Return whether another run began the same before, at most so long ago: later it may have
+        died. Of two that begin at once the first goes on."""
+        number, one = asked.trial.number, asked.configuration
+        return self._do(
+            lambda: is_begun(self._study, number, one, not_by=self._run, within_s=within_s)
+        )
+
     def abandon(self) -> None:
         """End this run's trials that an interruption left running: the journal knows of them."""
 
@@ -217,20 +221,18 @@ class Study:
         )
         return importances(done, aim)
 
-    def _created(self, storage: BaseStorage) -> optuna.Study:
-        how: dict[str, Any] = {"seed": self._seed, "multivariate": True, "constant_liar": True}
-        if not hasattr(Trial, "set_constraint"):  # which Optuna 5 has in its place, and warns
-            how["constraints_func"] = deficits_of
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
-            sampler = TPESampler(n_startup_trials=STARTUP, **how)
-        return optuna.create_study(
-            storage=storage,
-            study_name=self._name,
-            directions=["maximize"] * self._aims,
-            sampler=sampler,
-            load_if_exists=True,
-        )
+    def _joined(self) -> list[FrozenTrial]:
+        """Return the trials of the study that was opened, once it is known whose it is."""
+        self._study = self._open(self._storage)
+        trials = self._study.get_trials(deepcopy=False)
+        if _MACHINE not in self._study.user_attrs:
+            self._study.set_user_attr(_MACHINE, self._machine)
+        return trials
+
+    def _ask(self, action: Callable[[], T]) -> T:
+        """Ask the storage. Raises RunError when it fails, or does not answer."""
+        with storages.asking(self._where):
+            return self._patience.ask(action)
 
     def _check_machine(self) -> None:
         """Raise RunError when the study is another machine's: of two that made it at the same
@@ -260,8 +262,7 @@ class Study:
         """Ask the storage; where it fails the study in memory."""
         if self.lost is None:
             try:
-                with storages.asking(self._where):
-                    return action()
+                return self._ask(action)
             except RunError as error:
                 self._go_on_alone(error)
         return action()
@@ -272,8 +273,7 @@ class Study:
             action()
             return
         try:
-            with storages.asking(self._where):
-                action()
+            self._ask(action)
         except RunError as error:
             self._go_on_alone(error)
 
@@ -283,7 +283,7 @@ class Study:
 
     def _go_on_alone(self, error: RunError) -> None:
         self.lost = str(error)
-        self._study = self._created(InMemoryStorage())
+        self._study = self._open(InMemoryStorage())
         self._warn(f"{error}: this run goes on by its own journal, and --resume tells the storage")
         theirs = [(told, run) for told, run in self._seen if told not in self._mine]
         for told, run in (*theirs, *((told, self._run) for told in self._mine)):

@@ -1,12 +1,13 @@
 """The refined engine by itself: what a profile promises of it, at the captured load and above."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from tuner.conclusion import at_load
 from tuner.outcome import SweepOutcome
 from tuner.profile_schema import ServingProfile
-from tuner.refine.bench import Bench, Build, Done
+from tuner.refine.bench import CLIMB, Bench, Build, Done
+from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.outcome import at, caps_of, outcome_of, view_of
 from tuner.refine.paired import is_live
@@ -39,16 +40,21 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
     Raises EngineError when such engines keep failing.
     """
     build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee, pairs))
-    while not _of(bench, ALONE):  # the bench ends it when too many fail
+    while not bench.served(ALONE):  # the bench ends it when too many fail
         await bench.trial(ALONE, one, workload, build)
-    if settings.headroom > 1 and not _of(bench, RAISED):
+    if settings.headroom > 1 and not bench.served(RAISED):
         raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
         await bench.trial(RAISED, one, replace(workload, requests=tuple(raised)), build)
     if not is_live(one, knee) and not any(
-        is_live(done.configuration, one) for done in _of(bench, "climb")
-    ):
+        is_live(done.configuration, one) for done in bench.served(CLIMB)
+    ):  # where it fails, there are the replays
         await bench.climb(one, workload, replace(searched, turn=2 * pairs + 1))
-    view = twin_of(bench, one, bench.done(), workload, settings)
+    tried = {
+        number(done.configuration[CAP])
+        for done in bench.served(SEARCH)
+        if is_live(done.configuration, one)
+    }
+    view = twin_of(bench, one, bench.done(), workload, settings, tried=tried)
     cap = number(one[CAP])
     return outcome_of(
         profile,
@@ -57,8 +63,8 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         view=view,
         raised=_raised(view, workload, settings, cap),
         workload=workload,
-        confirmed=[replay for done in _of(bench, ALONE) for replay in done.replays],
-        with_headroom=[replay for done in _of(bench, RAISED) for replay in done.replays],
+        confirmed=[replay for done in bench.served(ALONE) for replay in done.replays],
+        with_headroom=[replay for done in bench.served(RAISED) for replay in done.replays],
         headroom=settings.headroom,
         reason=reason,
         confidence=confidence,
@@ -75,19 +81,22 @@ def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
     return 1 if shared else 2 * pairs
 
 
-def twin_of(
+def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
     bench: Bench,
     one: Configuration,
     done: Sequence[Done],
     workload: Workload,
     settings: SweepSettings,
+    *,
+    tried: Collection[int] = (),
 ) -> Forecast | None:
-    """Return the twin of the engines that share what needs a restart with a configuration."""
+    """Return the twin of the engines that share what needs a restart with a configuration, asked
+    about the caps of a curve and those that were ``tried`` besides."""
     alike = [each for each in done if not each.failed and is_live(each.configuration, one)]
     sent = [
         (workload.sent_in(window), replay)
         for each in alike
-        if each.purpose not in {"climb", RAISED}
+        if each.purpose not in {CLIMB, RAISED}
         for window, replay in zip(each.windows, each.replays, strict=False)
         if replay.cut is None
     ]
@@ -101,7 +110,7 @@ def twin_of(
         workload,
         settings=settings,
         facts=at(bench.facts_of(restart_key(one)), one),
-        caps=caps_of(settings.ceiling, number(one[CAP])),
+        caps=caps_of(settings.ceiling, number(one[CAP]), *tried),
     )
 
 
@@ -111,7 +120,3 @@ def _raised(
     if view is None or settings.headroom <= 1:
         return None
     return at_load(view, workload.judged, settings, settings.headroom, cap)
-
-
-def _of(bench: Bench, purpose: str) -> list[Done]:
-    return [done for done in bench.done() if done.purpose == purpose and not done.failed]

@@ -1,0 +1,61 @@
+"""Asking what may never answer: a database whose server hangs holds up nobody for longer than this.
+
+The question is asked on a thread of its own, always the same one, because drivers keep a connection
+for each thread; the run's own waits for the answer, and hears signals meanwhile.
+"""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from queue import SimpleQueue
+from threading import Thread
+from typing import TypeVar
+
+ANSWER_S = 30.0
+"""How long anybody waits: a study asks for milliseconds of work."""
+
+T = TypeVar("T")
+
+
+class Patience:
+    """Somebody who asks, and waits for ANSWER_S at most."""
+
+    def __init__(self) -> None:
+        self.is_over = False
+        """Whether there was once no answer: from then on there will be none."""
+
+        self._questions: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        # a daemon: nobody waits at the end for what never answers
+        Thread(target=self._work, name="storage", daemon=True).start()
+
+    def ask(self, action: Callable[[], T]) -> T:
+        """Return what an action returns, or raise what it raises; TimeoutError when that takes too
+        long."""
+        if self.is_over:
+            raise TimeoutError("it did not answer before")
+        answer: Future[T] = Future()
+
+        def work() -> None:
+            try:
+                answer.set_result(action())
+            except Exception as error:  # noqa: BLE001 - whoever asked wants to know
+                answer.set_exception(error)
+
+        self._questions.put(work)
+        try:
+            return answer.result(timeout=ANSWER_S)
+        except TimeoutError:
+            if answer.done():
+                raise
+            self.is_over = True
+            raise TimeoutError(f"no answer within {ANSWER_S:.0f}s") from None
+
+    def leave(self, action: Callable[[], None]) -> None:
+        """Do this last, and wait for it no longer than for an answer."""
+        if self.is_over:
+            self._questions.put(action)  # in case it ever answers
+        else:
+            self.ask(action)
+
+    def _work(self) -> None:
+        while True:
+            self._questions.get()()
