@@ -180,11 +180,22 @@ def test_only_cap_and_budget_change_without_a_restart() -> None:
         ("gpu_memory_utilization=0.3:0.9:0.2", ["0.3", "0.5", "0.7", "0.9"]),
         ('a_config={"b": "x,}", "c": [1, 2]},{"b": 3}', ['{"b": "x,}", "c": [1, 2]}', '{"b": 3}']),
         ("sizes=[1,2],[4]", ["[1,2]", "[4]"]),
+        ('a_config=default,{"b": 3}', ["default", '{"b": 3}']),
+        ('a_config= {"b": 1}', ['{"b": 1}']),
         ("max_num_seqs=0:16", ["0", "2", "4", "6", "8", "10", "12", "14", "16"]),
     ],
 )
 def test_values_and_ranges_are_read(text: str, values: list[str]) -> None:
     assert list(parse_search([text]).values()) == [values]
+
+
+def test_one_key_of_a_mapping_is_refused_with_what_can_be_named() -> None:
+    for words, value in (("0,2", "0"), ("eager,inductor", '"eager"')):
+        with pytest.raises(UsageError) as caught:
+            parse_search([f"a_config.mode={words}"])
+        whole = f'a_config={{"mode": {value}}}'
+        assert caught.value.hint == f"Name all of it: --search '{whole}'."
+        assert parse_search([whole])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event
 
 import numpy as np
 import pytest
@@ -18,6 +17,7 @@ from tuner.refine import patience, storage
 from tuner.refine.importance import FEWEST
 from tuner.refine.knobs import CAP, TOKENS, Knob, Space
 from tuner.refine.objective import Told
+from tuner.refine.optuna_study import claimed
 from tuner.refine.study import Study
 
 SPACE = Space(
@@ -154,18 +154,57 @@ def test_the_sampler_keeps_away_from_what_breaks_the_slo(file: str, *, added: bo
     assert later.count(12) >= 8
 
 
-def test_of_two_runs_that_begin_the_same_at_once_the_first_goes_on(file: str) -> None:
+def test_of_two_runs_that_begin_the_same_the_first_goes_on(file: str) -> None:
     ours, theirs = study(file, run="ours"), study(file, run="theirs")
     ours.first(KNEE)
     first = ours.ask()
     theirs.first(KNEE)
     second = theirs.ask()
     assert first.configuration == second.configuration == KNEE
-    assert not ours.is_elsewhere(first, within_s=60.0)
-    assert theirs.is_elsewhere(second, within_s=60.0)
-    assert not theirs.is_elsewhere(second, within_s=0.0)  # it has died
+    assert not theirs.is_elsewhere(KNEE, within_s=60.0)  # what is only asked for is nobody's yet
+    assert ours.claim(first, within_s=60.0)
+    assert ours.claim(first, within_s=60.0)
+    assert theirs.is_elsewhere(KNEE, within_s=60.0)
+    assert not theirs.claim(second, within_s=60.0)
+    assert theirs.claim(second, within_s=0.0)  # it has died
     ours.fail(first, "the engine died")
-    assert not theirs.is_elsewhere(second, within_s=60.0)
+    assert not theirs.is_elsewhere(KNEE, within_s=60.0)
+
+
+def test_of_two_that_begin_at_the_same_moment_one_goes_on(file: str) -> None:
+    """Each after it saw that nobody was at it."""
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    for one in (ours, theirs):
+        one.first(KNEE)
+    first, second = ours.ask(), theirs.ask()
+    found = [
+        claimed(one._study, trial=asked.trial, one=KNEE, run=one._run, within_s=60.0)
+        for one, asked in ((theirs, second), (ours, first))
+    ]
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("knobs", [2, 3])
+def test_the_one_that_explains_all_is_found_among_trials_as_a_search_makes_them(
+    file: str, knobs: int
+) -> None:
+    missed = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        space = Space(SPACE.knobs[:knobs], dict(list(KNEE.items())[:knobs]), ())
+        one = Study(
+            f"{file}{seed}", "name", space, aims=1, seed=0, run="run", machine="one",
+            warn=SAID.append,
+        )  # fmt: skip
+        for _ in range(16):
+            chosen = {
+                knob.name: knob.values[int(rng.integers(len(knob.values)))] for knob in space.knobs
+            }
+            gain = chosen[CAP] / 40 + 0.01 * rng.normal()  # type: ignore[operator]
+            one.add(Told(dict(chosen), (gain,), 0.0, "engine"))
+        missed += CAP not in [each.name for each in one.importances(0)]
+        one.close()
+    assert missed == 0
 
 
 def test_the_knob_that_explains_the_gains_is_found_with_its_uncertainty(file: str) -> None:
@@ -376,23 +415,42 @@ one.close()
 def test_a_server_that_does_not_answer_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "ANSWER_S", 1.0)
     one = study(server.url, run="patient", name="frozen")
     one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    before = [one.ask() for _ in range(3)]
+    monkeypatch.setattr(patience, "ANSWER_S", 1.0)
     server.send(signal.SIGSTOP)
     try:
+        one.fail(before[0], "it hangs here")
         asked = one.ask()
         one.tell(asked, (0.1,), 0.0)
         one.close()
     finally:
         server.send(signal.SIGCONT)
-    left = Event()
-    one._patience.leave(left.set)
-    assert left.wait(60.0)  # once it answers its connections are closed
+    one._patience.thread.join(60.0)  # once it answers its connections are closed
+    assert not one._patience.thread.is_alive()
     assert one.lost is not None
     assert "no answer within 1s" in one.lost
     assert "secret" not in one.lost
     assert [told.gains for told in one.told()] == [(0.0,), (0.1,)]
+
+
+def test_what_is_answered_too_late_ends_no_trial_of_the_study_in_memory(
+    file: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = study(file)
+    before = [one.ask() for _ in range(4)]
+    monkeypatch.setattr(patience, "ANSWER_S", 0.2)
+    with Path(file).open("a+b") as held:
+        fcntl.flock(held.fileno(), fcntl.LOCK_EX)
+        one.fail(before[-1], "it hangs here")
+        assert one.lost is not None
+        asked = [one.ask() for _ in range(6)]
+    one.close()
+    one._patience.thread.join(60.0)  # the late answer has come
+    for number, each in enumerate(asked):
+        one.tell(each, (number / 10,), 0.0)
+    assert [told.gains for told in one.told()] == [(number / 10,) for number in range(6)]
 
 
 def test_two_processes_share_a_study_in_postgresql(server: Server) -> None:

@@ -88,6 +88,20 @@ def test_a_new_study_begins_with_the_profiles_curve(tmp_path: Path, bench: Local
     assert [told.source for told in theirs.told()].count("profile") == 1
 
 
+@pytest.mark.parametrize(("failures", "is_ruled_out"), [(1, True), (3, False)])
+def test_what_a_place_where_nothing_is_served_did_not_start_may_start_elsewhere(
+    tmp_path: Path, bench: LocalBench, failures: int, *, is_ruled_out: bool
+) -> None:
+    small = {**SPACE.knee, "block_size": 8}
+    book = bench.evidence.journal
+    for _ in range(failures):
+        book.append("trial", purpose=SEARCH, max_num_seqs=8, configuration=small, at_s=0.0)
+        book.append("measured", failed="no memory", engine=0, worker="a.0", started=False, at_s=0.0)
+    one = search(bench, study(tmp_path / "study.log"))
+    assert one._cannot_start({**small, CAP: 4}) == is_ruled_out
+    assert not one._is_known(small)
+
+
 @pytest.mark.parametrize("aims", [1, 2])
 def test_what_another_run_has_cut_is_not_replayed_again(
     tmp_path: Path, bench: LocalBench, aims: int

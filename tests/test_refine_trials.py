@@ -259,6 +259,17 @@ def test_the_answer_is_what_the_twin_likes_best_in_the_end_unless_a_replay_spoke
     assert Search(run.bench, run.study, run.question).answer() == {**KNEE, CAP: 2}
 
 
+def test_what_died_is_not_the_answer_however_much_the_twin_likes_it(run: Run) -> None:
+    slow_knee = {**KNEE, CAP: 1}
+    run.screen = replace(screen_of(THREES), knee=slow_knee)
+    run.space = replace(SPACE, knee=slow_knee)
+    virtual_time.run(_replayed(run, slow_knee, 0.0))
+    run.machine.fragile.append(16)
+    virtual_time.run(_replayed(run, {**KNEE, CAP: 4}, 0.0))
+    assert run.bench.done()[-1].failed is not None
+    assert Search(run.bench, run.study, run.question).answer() == {**KNEE, CAP: 2}
+
+
 async def _replayed(run: Run, one: Configuration, floor: float) -> None:
     await run.bench.trial(SEARCH, one, run.workload, BUILD, lambda _: [floor])
     await run.bench.stop()

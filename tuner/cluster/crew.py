@@ -75,6 +75,12 @@ class Crew:
         self._idle: list[Place] = []
         self._broken: TunerError | None = None
         self._unfit: TunerError | None = None
+        self._held: list[Hired] = []
+        """Where nothing is served: kept to the end, or another worker would get their room."""
+
+        self._left: set[str] = set()
+        """Names of such places."""
+
         self._change = asyncio.Event()
 
     def start(self, prepare: Prepare, *, width: int) -> None:
@@ -133,6 +139,8 @@ class Crew:
         self._unfit = EngineError(what, hint="Look into vLLM's log on that node.")
         self._watcher.warn(f"a worker on {place.node} is left out: nothing is served there")
         place.unfit = True
+        self._left.add(place.name)
+        self._held.append(place.hired)
         self.lose(place)
 
     def shrink(self, keep: Place | None) -> None:
@@ -158,6 +166,8 @@ class Crew:
             keeper.cancel()
         await asyncio.gather(*keepers, return_exceptions=True)
         self._keepers.clear()
+        while self._held:
+            self._held.pop().dismiss()
 
     async def _keep(self, slot: int, prepare: Prepare) -> None:
         """Have a worker in this slot as long as the run goes on."""
@@ -186,7 +196,8 @@ class Crew:
                 self._broken = error
                 return
             finally:
-                hired.dismiss()
+                if hired not in self._held:
+                    hired.dismiss()
                 self._changed()
 
     async def _introduced(self, hired: Hired, slot: int) -> Place | None:
@@ -202,7 +213,7 @@ class Crew:
                 hint="Resume where nodes like those are, or begin anew here.",
             )
             return None
-        taken = {one.name for one in self._places}
+        taken = {one.name for one in self._places} | self._left
         names = (f"{node[:12]}.{number}" for number in range(len(taken) + 1))
         name = next(name for name in names if name not in taken)
         place = Place(hired, name, where, slot)

@@ -34,9 +34,6 @@ ANSWER_S = 20.0
 DESCRIBE_S = 120.0
 """How long a node may take to import tuner and look at itself."""
 
-ASKED_AGAIN = 2
-"""How often a node is asked once more whose worker died meanwhile."""
-
 LONGEST_FOLDER = 18
 """Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
 
@@ -75,27 +72,15 @@ class Hired:
 
     async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method
         """Return what a method of the worker returns. Raises LostError."""
-        try:
+        with _as_ours():
             return await getattr(self._actor, method).remote(*arguments)
-        except RayTaskError as error:
-            raise EngineError(
-                f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
-            ) from error
-        except RayError as error:
-            raise LostError(_last_line(error)) from error
 
     async def stream(self, method: str, *arguments: object) -> AsyncIterator[Any]:
         """Yield what a generator of the worker yields, the moment it does. Raises LostError."""
-        try:
+        with _as_ours():
             made = getattr(self._actor, method).options(num_returns="streaming")
             async for reference in made.remote(*arguments):
                 yield await reference
-        except RayTaskError as error:
-            raise EngineError(
-                f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
-            ) from error
-        except RayError as error:
-            raise LostError(_last_line(error)) from error
 
     def node_id(self) -> str:
         """Return on which node it is, once it has answered."""
@@ -106,6 +91,19 @@ class Hired:
         if ray.is_initialized():
             ray.kill(self._actor)
             remove_placement_group(self._group)
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """Raise EngineError for what fails in a worker, LostError where it is gone."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise EngineError(
+            f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
+        ) from error
+    except RayError as error:
+        raise LostError(_last_line(error)) from error
 
 
 @contextmanager
@@ -173,7 +171,8 @@ class Session:
     ) -> dict[str, Any]:
         """Call a function on each node: id → what it returns, or the reason why it did not as an
         exception."""
-        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=ASKED_AGAIN)(function)
+        # asked again where whoever was to answer died
+        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=2)(function)
         asked = {
             remote.options(
                 scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)

@@ -18,8 +18,11 @@ BOOTSTRAPS = 50
 SHUFFLES = 100
 
 CHANCE = 0.95
-"""Quantile of what a knob explains of gains that belong to other trials: no more than that is
-chance, of which few trials have a lot."""
+"""Quantile of what a knob's values explain of gains that belong to other trials: no more than that
+is chance, of which few trials have a lot."""
+
+ENOUGH = 4
+"""Differences between trials that differ in one knob alone, from which on these tell."""
 
 
 LITTLE = 0.1
@@ -40,25 +43,24 @@ def importances(done: Sequence[FrozenTrial], aim: int) -> list[Importance]:
     """Return what each knob is worth for an aim (PED-ANOVA over bootstraps of the trials, as
     likely ones), the most important first.
 
-    Knobs that explain no more than they do of shuffled gains (a permutation test) are left out,
-    and those that changed nothing where they alone were changed: a search tries the good values of
-    some beside the good ones of others. It is empty where there are too few trials, or one knob.
+    Knobs whose values explain no more than they do of shuffled gains (a permutation test) are left
+    out, and those that changed nothing where they alone were changed: a search tries the good
+    values of some beside the good ones of others. It is empty where there are too few trials, or
+    one knob.
     """
     if len(done) < FEWEST or len(done[0].distributions) < 2:
         return []
     gains = np.array([one.values[aim] for one in done])
-    rng, places = np.random.default_rng(0), np.arange(len(done))
-    whole = _shares(done, gains)
+    rng = np.random.default_rng(0)
     drawn = [
         _shares([done[place] for place in row], gains[row])
         for row in rng.integers(0, len(done), (BOOTSTRAPS, len(done)))
     ]
-    chance = [_shares(done, gains[rng.permutation(places)]) for _ in range(SHUFFLES)]
+    shuffled = [gains, *(rng.permutation(gains) for _ in range(SHUFFLES))]
     found = []
-    for name, share in whole.items():
-        if share <= np.quantile([one.get(name, 0.0) for one in chance], CHANCE):
-            continue
-        if (alone := _alone(done, gains, name)) is not None and alone < LITTLE:
+    for name, share in _shares(done, gains).items():
+        own, *chance = (_explained(done, each, name) for each in shuffled)
+        if own <= np.quantile(chance, CHANCE) or _changed_nothing(done, gains, name):
             continue
         shares = [one[name] for one in drawn if name in one] or [share]
         low, high = np.quantile(shares, (0.025, 0.975)).tolist()
@@ -66,18 +68,33 @@ def importances(done: Sequence[FrozenTrial], aim: int) -> list[Importance]:
     return sorted(found, key=lambda one: -one.share)
 
 
-def _alone(trials: Sequence[FrozenTrial], gains: Floats, name: str) -> float | None:
-    """Return the variance of gains among trials that differ in one knob alone, as a share of that
-    of all; None without such."""
-    alike: dict[tuple[tuple[str, object], ...], list[float]] = {}
-    for one, gain in zip(trials, gains.tolist(), strict=True):
-        others = tuple(sorted((key, value) for key, value in one.params.items() if key != name))
-        alike.setdefault(others, []).append(gain)
-    groups = [np.array(group) for group in alike.values() if len(group) > 1]
+def _explained(trials: Sequence[FrozenTrial], gains: Floats, name: str) -> float:
+    """Return the share of the variance of gains that lies between the values of a knob: the
+    correlation ratio, eta squared."""
+    groups = _groups(gains, [one.params[name] for one in trials])
+    between = sum(len(group) * (group.mean() - gains.mean()) ** 2 for group in groups)
+    whole = float(((gains - gains.mean()) ** 2).sum())
+    return float(between) / whole if whole > 0 else 0.0
+
+
+def _changed_nothing(trials: Sequence[FrozenTrial], gains: Floats, name: str) -> bool:
+    """Whether the gains of trials that differ in one knob alone hardly differ, beside those of
+    all; False where there are too few of them to tell."""
+    others = [
+        tuple(sorted((key, value) for key, value in one.params.items() if key != name))
+        for one in trials
+    ]
+    groups = _groups(gains, others)
     freedom, whole = sum(len(group) - 1 for group in groups), float(np.var(gains, ddof=1))
-    if freedom == 0 or whole == 0:
-        return None
-    return sum(float(((group - group.mean()) ** 2).sum()) for group in groups) / freedom / whole
+    alone = sum(float(((group - group.mean()) ** 2).sum()) for group in groups)
+    return freedom >= ENOUGH and alone < LITTLE * whole * freedom
+
+
+def _groups(gains: Floats, keys: Sequence[object]) -> list[Floats]:
+    places: dict[object, list[int]] = {}
+    for place, key in enumerate(keys):
+        places.setdefault(key, []).append(place)
+    return [gains[group] for group in places.values()]
 
 
 def _shares(trials: Sequence[FrozenTrial], gains: Floats) -> dict[str, float]:

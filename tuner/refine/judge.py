@@ -97,7 +97,11 @@ class Judge:
             for one, each in self.judged()
             if each.deficit <= 0 and (each.has_room or not frees(one, knee))
         ]
-        known += [(one.configuration, one.gains[0]) for one in others if one.deficit <= 0]
+        known += [
+            (one.configuration, one.gains[0])
+            for one in others
+            if one.deficit <= 0 and (one.has_room or not frees(one.configuration, knee))
+        ]
         top = max((gain for _, gain in known), default=0.0)
         if top < WORTH:  # only less memory is worth a restart
             freed = [one for one, gain in known if gain > -WORTH and frees(one, knee)]

@@ -1,5 +1,6 @@
 """Knobs as somebody names them: ``key=a,b,c``, ``key=low:high:log``. Pure."""
 
+import json
 import math
 import re
 from collections.abc import Sequence
@@ -31,7 +32,8 @@ def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
         name = key.strip().removeprefix("--").replace("-", "_")
         head, dot, rest = name.partition(".")
         if dot:
-            whole = f'{head}={{"{rest}": {value.partition(",")[0]}}}'
+            first = value.partition(",")[0]
+            whole = f'{head}={{"{rest}": {first if _is_json(first) else json.dumps(first)}}}'
             raise UsageError(
                 f"--search {name}: one key of {head} alone is not searched",
                 hint=f"Name all of it: --search '{whole}'.",
@@ -40,13 +42,21 @@ def parse_search(texts: Sequence[str]) -> dict[str, list[str]]:
             raise _unreadable(text, "is not KEY=VALUES")
         if name in found:
             raise UsageError(f"--search {name} is there twice", hint="Remove one of the two.")
-        words = _range(text, value) if ":" in value and value[:1] not in "[{" else None
+        words = _range(text, value) if ":" in value and not set(value) & set('[{"') else None
         if words is None:
             words = _words(value)
         if not all(words):
             raise _unreadable(text, "has an empty value")
         found[name] = list(dict.fromkeys(words))
     return found
+
+
+def _is_json(text: str) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _words(value: str) -> list[str]:

@@ -164,6 +164,9 @@ class Told:
     source: str
     """``engine``; ``profile`` where it came from the profile's curve."""
 
+    has_room: bool = True
+    """Whether the KV cache was off its limit, as far as is known."""
+
 
 def front(values: Sequence[Sequence[float]]) -> list[int]:
     """Return which points no other is better than in every aim.

@@ -1,16 +1,17 @@
 """A study as Optuna keeps it: what proposes its trials, and the SLO as a constraint."""
 
+import time
 import warnings
-from datetime import datetime, timedelta
+from collections.abc import Callable
 from typing import Any
 
 import optuna
 from optuna.samplers import TPESampler
 from optuna.storages import BaseStorage
-from optuna.trial import Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.refine.knobs import Configuration
-from tuner.refine.parameters import CONFIGURATION, RUN, deficits_of
+from tuner.refine.parameters import BEGUN, CONFIGURATION, MACHINE, RUN, deficits_of
 
 STARTUP = 4
 """Trials before the sampler trusts what it has seen."""
@@ -33,16 +34,45 @@ def opened(storage: BaseStorage, name: str, *, aims: int, seed: int) -> optuna.S
     )
 
 
-def is_begun(
-    study: optuna.Study, number: int, one: Configuration, *, not_by: str, within_s: float
-) -> bool:
-    """Return whether an earlier trial of another run than ``not_by`` has the same configuration, is
-    under way and not older than this."""
-    since = datetime.now() - timedelta(seconds=within_s)  # noqa: DTZ005 - as Optuna has it
-    return any(
-        other.number < number
-        and other.user_attrs.get(RUN) not in {None, not_by}
-        and other.user_attrs.get(CONFIGURATION) == one
-        and (other.datetime_start or since) >= since
+def joined(
+    open_: Callable[[BaseStorage], optuna.Study], storage: BaseStorage, machine: str
+) -> tuple[optuna.Study, list[FrozenTrial]]:
+    """Return the study and its trials; a new one is this machine's from now on."""
+    study = open_(storage)
+    trials = study.get_trials(deepcopy=False)
+    if MACHINE not in study.user_attrs:
+        study.set_user_attr(MACHINE, machine)
+    return study, trials
+
+
+def begun_by_others(
+    study: optuna.Study, *, one: Configuration, run: str, within_s: float
+) -> list[tuple[float, int]]:
+    """Return when (by the wall clock) other runs began trials with this configuration that are
+    under way, at most so long ago, and their numbers: what is only asked for is nobody's yet."""
+    since = _now()
+    return [
+        (begun, other.number)
         for other in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
-    )
+        for begun in [other.user_attrs.get(BEGUN, 0.0)]
+        if begun > since - within_s
+        and other.user_attrs.get(RUN) != run
+        and other.user_attrs.get(CONFIGURATION) == one
+    ]
+
+
+def claimed(
+    study: optuna.Study, *, trial: Trial, one: Configuration, run: str, within_s: float
+) -> bool:
+    """Note that a trial begins; return False where another run's with the same configuration did so
+    a moment before."""
+    if trial.study is not study:  # the storage that knew it is lost
+        return True
+    begun = _now()
+    trial.set_user_attr(BEGUN, begun)
+    others = begun_by_others(study, one=one, run=run, within_s=within_s)
+    return all(other > (begun, trial.number) for other in others)
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - the one clock that processes share

@@ -10,8 +10,11 @@ from tuner.refine.knobs import Configuration, Knob, Space
 from tuner.refine.objective import Told
 
 CONFIGURATION, DEFICIT, SOURCE, RUN = "configuration", "deficit", "source", "run"
-ENDED_BY = "ended_by"
+ENDED_BY, BEGUN, HAS_ROOM = "ended_by", "begun", "has_room"
 """What a trial says of itself beside Optuna's own numbers."""
+
+MACHINE = "machine"
+"""What a study says of itself."""
 
 
 def distributions_of(space: Space) -> dict[str, BaseDistribution]:
@@ -62,7 +65,13 @@ def trial_of(
 def told_of(one: FrozenTrial) -> Told:
     """Return what a trial that has ended with numbers measured."""
     attrs = one.user_attrs
-    return Told(attrs[CONFIGURATION], tuple(one.values), attrs[DEFICIT], attrs[SOURCE])
+    room = attrs.get(HAS_ROOM, True)
+    return Told(attrs[CONFIGURATION], tuple(one.values), attrs[DEFICIT], attrs[SOURCE], room)
+
+
+def attributes_of(told: Told) -> dict[str, Any]:
+    """Return what such a trial says of itself, but for its configuration and whose it is."""
+    return {DEFICIT: told.deficit, SOURCE: told.source, HAS_ROOM: told.has_room}
 
 
 def deficits_of(trial: FrozenTrial) -> Sequence[float]:

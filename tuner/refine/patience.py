@@ -23,9 +23,11 @@ class Patience:
         self.is_over = False
         """Whether there was once no answer: from then on there will be none."""
 
-        self._questions: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        # a daemon: nobody waits at the end for what never answers
-        Thread(target=self._work, name="storage", daemon=True).start()
+        self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self.thread = Thread(target=self._work, name="storage", daemon=True)
+        """A daemon: nobody waits at the end for what never answers."""
+
+        self.thread.start()
 
     def ask(self, action: Callable[[], T]) -> T:
         """Return what an action returns, or raise what it raises; TimeoutError when that takes too
@@ -44,8 +46,8 @@ class Patience:
         try:
             return answer.result(timeout=ANSWER_S)
         except TimeoutError:
-            if answer.done():
-                raise
+            if answer.done():  # in time after all, or an error of its own
+                return answer.result()
             self.is_over = True
             raise TimeoutError(f"no answer within {ANSWER_S:.0f}s") from None
 
@@ -55,7 +57,8 @@ class Patience:
             self._questions.put(action)  # in case it ever answers
         else:
             self.ask(action)
+        self._questions.put(None)
 
     def _work(self) -> None:
-        while True:
-            self._questions.get()()
+        while (work := self._questions.get()) is not None:
+            work()

@@ -11,7 +11,7 @@ in the same place, so that what one place is faster than another is nobody's gai
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tuner.refine.bench import Bench, Done, Lane
+from tuner.refine.bench import MOST_FAILURES, Bench, Done, Lane
 from tuner.refine.judge import SEARCH, WORTH, Judge, Question, is_knee
 from tuner.refine.knobs import (
     CAP,
@@ -35,6 +35,8 @@ MISSES = 12
 
 PATIENCE = 2
 """How often as long as it should take another run may be at a trial; then it has died."""
+
+ELSEWHERE = "another run is at it"
 
 TRIES = 2
 """How often a configuration may fail: an engine that died once may serve the next time."""
@@ -82,13 +84,13 @@ class Search:
         known = [one for one, _ in self.judge.judged()]
         if best not in known:  # somebody else's
             return best
-        gain = max(each.gains[0] for one, each in self.judge.judged() if one == best)
-        cut = [done.configuration for done, judged in self.judge.each() if judged is None]
+        gain = max(0.0, *(each.gains[0] for one, each in self.judge.judged() if one == best))
+        failed = [done.configuration for done in self.bench.done() if done.failed is not None]
         for one in likely(self.question.space, screen):
             foreseen = screen.foresee(one, sure=False)
             if foreseen is None or foreseen.gains[0] < gain + WORTH:
                 break
-            if one not in known and one not in cut and foreseen.deficit <= 0:
+            if foreseen.deficit <= 0 and one not in failed and not self._is_known(one):
                 return one
         return best
 
@@ -112,7 +114,8 @@ class Search:
         known = [told.configuration for told in self._told()]
         for one, judged in self.judge.judged():
             if one not in known:
-                self.study.add(Told(dict(one), judged.gains, judged.deficit, source="engine"))
+                told = Told(dict(one), judged.gains, judged.deficit, "engine", judged.has_room)
+                self.study.add(told)
                 known.append(dict(one))
         self._catch_up_cut()
 
@@ -212,7 +215,9 @@ class Search:
             if (why := self._needless(asked)) is not None:
                 self.study.fail(asked, why)
             elif self._affords(lane, asked):
-                return asked
+                if self.study.claim(asked, within_s=self._patience_s):
+                    return asked
+                self.study.fail(asked, ELSEWHERE)
             else:
                 self._is_spent = True
                 for other in (asked, *self._waiting):
@@ -227,7 +232,7 @@ class Search:
         elif judged is None:
             self.study.prune(asked, self._bound(done), "cut", by="engine")
         else:
-            self.study.tell(asked, judged.gains, judged.deficit)
+            self.study.tell(asked, judged.gains, judged.deficit, has_room=judged.has_room)
 
     def _bound(self, done: Done) -> float:
         """Return the most that a trial which was cut could have gained over the knee."""
@@ -237,18 +242,22 @@ class Search:
 
     def _needless(self, asked: Asked) -> str | None:
         """Return why a replay would tell nothing new; None where it may."""
-        one, question = asked.configuration, self.question
+        one = asked.configuration
         if self._is_known(one):
             return "known already"
         if self._cannot_start(one):
             return "no such engine starts"
-        if self.study.is_elsewhere(asked, within_s=PATIENCE * (question.start_s + question.step_s)):
-            return "another run is at it"
+        if self.study.is_elsewhere(one, within_s=self._patience_s):
+            return ELSEWHERE
         return None
+
+    @property
+    def _patience_s(self) -> float:
+        return PATIENCE * (self.question.start_s + self.question.step_s)
 
     def _is_known(self, one: Configuration) -> bool:
         tried = [done.configuration for done in self.bench.served(SEARCH)]
-        failed = [done.configuration for done in self.bench.done() if done.failed is not None]
+        failed = [done.configuration for done in self._failed()]
         tried += [each for each in failed if failed.count(each) >= TRIES]
         going = [asked.configuration for asked in self._going]
         return one in [*tried, *going, *self.study.tried()]
@@ -260,9 +269,23 @@ class Search:
         served = {restart_key(each.configuration) for each in done if each.failed is None}
         return restart_key(one) not in served and any(
             fails_like(one, each.configuration)
-            for each in done
+            for each in self._failed()
             if not each.started and restart_key(each.configuration) not in served
         )
+
+    def _failed(self) -> list[Done]:
+        """Return the trials that failed, but for those of places where nothing is served: these say
+        nothing of a configuration."""
+        by_worker: dict[str, list[Done]] = {}
+        for each in self.bench.done():
+            by_worker.setdefault(each.worker, []).append(each)
+        return [
+            each
+            for made in by_worker.values()
+            if any(one.failed is None for one in made[-MOST_FAILURES:]) or len(made) < MOST_FAILURES
+            for each in made
+            if each.failed is not None
+        ]
 
     def _told(self) -> list[Told]:
         return [told for told in self.study.told() if told.source == "engine"]

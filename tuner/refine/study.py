@@ -21,13 +21,13 @@ from tuner.refine import storage as storages
 from tuner.refine.importance import Importance, importances
 from tuner.refine.knobs import Configuration, Space
 from tuner.refine.objective import Told
-from tuner.refine.optuna_study import is_begun, opened
+from tuner.refine.optuna_study import begun_by_others, claimed, joined, opened
 from tuner.refine.parameters import (
     CONFIGURATION,
-    DEFICIT,
     ENDED_BY,
+    MACHINE,
     RUN,
-    SOURCE,
+    attributes_of,
     configuration_of,
     distributions_of,
     params_of,
@@ -36,10 +36,10 @@ from tuner.refine.parameters import (
 )
 from tuner.refine.patience import Patience
 
-_MACHINE = "machine"
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
 T = TypeVar("T")
+Action = Callable[[optuna.Study], T]
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,12 @@ class Study:
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         self._patience = Patience()
-        self._storage = self._ask(lambda: storages.opened(storage))
+        with storages.asking(storage):
+            self._storage = self._patience.ask(lambda: storages.opened(storage))
         try:
-            trials = self._ask(self._joined)
+            with storages.asking(storage):
+                joining = partial(joined, self._open, self._storage, machine)
+                self._study, trials = self._patience.ask(joining)
             self._check_machine()
         except RunError:
             self.close()
@@ -107,7 +110,7 @@ class Study:
         """Add what was measured elsewhere: the profile's curve, or a run's journal."""
         if (frozen := self._frozen(told)) is not None:
             self._mine.append(told)
-            self._write(lambda: self._study.add_trial(frozen))
+            self._write(lambda study: study.add_trial(frozen))
 
     def add_cut(self, configuration: Configuration, gain: float) -> None:
         """Add what an engine has cut and the study does not know of: it gains at most this."""
@@ -115,19 +118,19 @@ class Study:
         ended = {"state": self._as_pruned, "intermediate_values": {0: gain}}
         if (frozen := trial_of(self._space, configuration, attrs, **ended)) is not None:
             self.pruned += 1
-            self._write(lambda: self._study.add_trial(frozen))
+            self._write(lambda study: study.add_trial(frozen))
 
     def first(self, configuration: Configuration) -> None:
         """Have this tried before what the sampler has in mind."""
         if (params := params_of(self._space, configuration)) is not None:
-            self._do(lambda: self._study.enqueue_trial(params))
+            self._do(lambda study: study.enqueue_trial(params))
 
     def ask(self) -> Asked:
         """Return what to try next, as a trial that counts as running. Raises RunError when another
         machine has joined the study."""
 
-        def asked() -> Asked:
-            trial = self._study.ask(self._distributions)
+        def asked(study: optuna.Study) -> Asked:
+            trial = study.ask(self._distributions)
             configuration = configuration_of(self._space, trial.params)
             trial.set_user_attr(CONFIGURATION, configuration)
             trial.set_user_attr(RUN, self._run)
@@ -136,19 +139,21 @@ class Study:
         self._check_machine()
         return self._do(asked)
 
-    def tell(self, asked: Asked, gains: Sequence[float], deficit: float) -> None:
+    def tell(
+        self, asked: Asked, gains: Sequence[float], deficit: float, *, has_room: bool = True
+    ) -> None:
         trial = asked.trial
 
-        def tell() -> None:
-            if trial.study is not self._study:  # the storage that knew it is lost
+        def tell(study: optuna.Study) -> None:
+            if trial.study is not study:  # the storage that knew it is lost
                 return
-            trial.set_user_attr(DEFICIT, deficit)
-            trial.set_user_attr(SOURCE, "engine")
+            for name, value in attributes_of(told).items():
+                trial.set_user_attr(name, value)
             if hasattr(trial, "set_constraint"):  # Optuna 5
                 trial.set_constraint("slo", deficit)
-            self._study.tell(trial, list(gains))
+            study.tell(trial, list(gains))
 
-        told = Told(asked.configuration, tuple(gains), deficit, "engine")
+        told = Told(asked.configuration, tuple(gains), deficit, "engine", has_room)
         self._mine.append(told)
         if trial.study is not self._study and (frozen := self._frozen(told)) is not None:
             self._study.add_trial(frozen)
@@ -158,12 +163,12 @@ class Study:
         """End a trial that has lost for certain: its first gain is at most this, by the replay that
         an ``engine`` cut or by the ``twin``."""
 
-        def prune() -> None:
+        def prune(study: optuna.Study) -> None:
             asked.trial.set_user_attr("why", why)
             asked.trial.set_user_attr(ENDED_BY, by)
             if self._as_pruned == TrialState.PRUNED:
                 asked.trial.report(gain, 0)
-            self._study.tell(asked.trial, state=self._as_pruned)
+            study.tell(asked.trial, state=self._as_pruned)
 
         self.pruned += 1
         self._end(asked, prune)
@@ -171,9 +176,9 @@ class Study:
     def fail(self, asked: Asked, why: str) -> None:
         """End a trial that says nothing: its engine failed, or it was tried before."""
 
-        def fail() -> None:
+        def fail(study: optuna.Study) -> None:
             asked.trial.set_user_attr("why", why)
-            self._study.tell(asked.trial, state=TrialState.FAIL)
+            study.tell(asked.trial, state=TrialState.FAIL)
 
         self._end(asked, fail)
 
@@ -195,21 +200,26 @@ class Study:
         whole = [told.configuration for told in self.told() if told.source == "engine"]
         return [*whole, *self._cut]
 
-    def is_elsewhere(self, asked: Asked, *, within_s: float) -> bool:
-        """Return whether another run began the same before, at most so long ago: later it may have
-        died. Of two that begin at once the first goes on."""
-        number, one = asked.trial.number, asked.configuration
-        return self._do(
-            lambda: is_begun(self._study, number, one, not_by=self._run, within_s=within_s)
-        )
+    def is_elsewhere(self, one: Configuration, *, within_s: float) -> bool:
+        """Return whether another run has begun the same, at most so long ago: later it has died."""
+        found = partial(begun_by_others, one=one, run=self._run, within_s=within_s)
+        return bool(self._do(found))
+
+    def claim(self, asked: Asked, *, within_s: float) -> bool:
+        """Begin a trial, unless another run has begun the same."""
+        one = asked.configuration
+        if self.is_elsewhere(one, within_s=within_s):
+            return False
+        found = partial(claimed, trial=asked.trial, one=one, run=self._run, within_s=within_s)
+        return bool(self._do(found))
 
     def abandon(self) -> None:
         """End this run's trials that an interruption left running: the journal knows of them."""
 
-        def abandon() -> None:
-            for one in self._study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
+        def abandon(study: optuna.Study) -> None:
+            for one in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
                 if one.user_attrs.get(RUN) == self._run:
-                    self._study.tell(one.number, state=TrialState.FAIL)
+                    study.tell(one.number, state=TrialState.FAIL)
 
         self._write(abandon)
 
@@ -217,27 +227,21 @@ class Study:
         """Return what each knob is worth for an aim, the most important first; empty where there is
         too little to say."""
         done = self._do(
-            lambda: self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+            lambda study: study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
         )
         return importances(done, aim)
 
-    def _joined(self) -> list[FrozenTrial]:
-        """Return the trials of the study that was opened, once it is known whose it is."""
-        self._study = self._open(self._storage)
-        trials = self._study.get_trials(deepcopy=False)
-        if _MACHINE not in self._study.user_attrs:
-            self._study.set_user_attr(_MACHINE, self._machine)
-        return trials
-
-    def _ask(self, action: Callable[[], T]) -> T:
-        """Ask the storage. Raises RunError when it fails, or does not answer."""
+    def _ask(self, action: Action[T]) -> T:
+        """Ask the storage. Raises RunError when it fails, or does not answer: an answer that comes
+        later still is of this study, and not of the one in memory."""
+        study = self._study
         with storages.asking(self._where):
-            return self._patience.ask(action)
+            return self._patience.ask(lambda: action(study))
 
     def _check_machine(self) -> None:
         """Raise RunError when the study is another machine's: of two that made it at the same
         moment, one finds the other's name."""
-        theirs = self._do(lambda: self._study.user_attrs.get(_MACHINE))
+        theirs = self._do(lambda study: study.user_attrs.get(MACHINE))
         if theirs not in (None, self._machine):
             raise RunError(
                 f"{without_passwords(self._where)}: this study is measured on {theirs}, here it is "
@@ -246,8 +250,8 @@ class Study:
             )
 
     def _everybodys(self) -> list[tuple[Told, str]]:
-        def read() -> list[tuple[Told, str]]:
-            trials = self._study.get_trials(deepcopy=False, states=_ENDED)
+        def read(study: optuna.Study) -> list[tuple[Told, str]]:
+            trials = study.get_trials(deepcopy=False, states=_ENDED)
             for one in trials:
                 attrs = one.user_attrs
                 if attrs.get(ENDED_BY) == "engine" and attrs[CONFIGURATION] not in self._cut:
@@ -258,26 +262,26 @@ class Study:
         self._seen = self._do(read)
         return self._seen
 
-    def _do(self, action: Callable[[], T]) -> T:
+    def _do(self, action: Action[T]) -> T:
         """Ask the storage; where it fails the study in memory."""
         if self.lost is None:
             try:
                 return self._ask(action)
             except RunError as error:
                 self._go_on_alone(error)
-        return action()
+        return action(self._study)
 
-    def _write(self, action: Callable[[], None]) -> None:
+    def _write(self, action: Action[None]) -> None:
         """Tell the storage what this process knows already; in vain where it fails."""
         if self.lost is not None:
-            action()
+            action(self._study)
             return
         try:
             self._ask(action)
         except RunError as error:
             self._go_on_alone(error)
 
-    def _end(self, asked: Asked, action: Callable[[], None]) -> None:
+    def _end(self, asked: Asked, action: Action[None]) -> None:
         if asked.trial.study is self._study:
             self._write(action)
 
@@ -291,9 +295,5 @@ class Study:
                 self._study.add_trial(frozen)
 
     def _frozen(self, told: Told, *, run: str | None = None) -> FrozenTrial | None:
-        attrs = {
-            DEFICIT: told.deficit,
-            SOURCE: told.source,
-            RUN: self._run if run is None else run,
-        }
+        attrs = {**attributes_of(told), RUN: self._run if run is None else run}
         return trial_of(self._space, told.configuration, attrs, values=list(told.gains))
