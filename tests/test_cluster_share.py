@@ -6,11 +6,13 @@ import pytest
 
 from tuner.cluster.kinds import Description, difference, grouped, most_common
 from tuner.cluster.share import Node, room, share_of, usable
+from tuner.commands.refine_ray import largest
 from tuner.commands.sweep_kinds import outputs_of
 from tuner.commands.sweep_kinds_setup import LABEL, of_worlds
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.prices import check_used, parse_prices, per_million_tokens, price_of
+from tuner.refine.knobs import Knob, Space
 
 H100, A100 = (
     Description({"kind": "gpu", "name": name, "count": 8}, {"vllm": "0.32.0"}, "2.60.0", "c0de")
@@ -61,6 +63,15 @@ def test_a_lone_rank_of_that_executor_leaves_the_gpu_to_vllm() -> None:
     share = share_of({"distributed_executor_backend": "ray"}, on_gpus=True, cpus=None)
     assert share.is_spread
     assert share.bundles == ({"CPU": 1.0, "GPU": 1.0},)
+
+
+def test_an_engine_is_given_room_for_the_largest_that_is_searched() -> None:
+    knobs = (Knob("tensor_parallel_size", (1, 2), ""), Knob("block_size", (16, 32), ""))
+    found = largest({"pipeline_parallel_size": 2}, Space(knobs, {}, ()))
+    assert str(share_of(found, on_gpus=True, cpus=None)) == "1 CPU and 4 GPU"
+    executor = Knob("distributed_executor_backend", ("mp", "ray"), "")
+    with pytest.raises(UsageError, match="--search distributed_executor_backend beside --ray"):
+        largest({}, Space((executor,), {}, ()))
 
 
 def test_an_engine_that_is_on_one_node_is_on_those_that_hold_it_whole() -> None:

@@ -116,6 +116,17 @@ def test_a_better_cap_between_the_doublings_is_found_and_proven(
     assert {1, 2, 4, 8, 16, 32} <= {step.max_num_seqs for step in after.curve}
 
 
+def test_a_refined_profile_warns_of_what_a_sweep_warns_and_tells_of_the_caps_that_were_tried(
+    swept: Path, whole: dict[str, Any]
+) -> None:
+    after = profile.load(swept / "whole.yaml")
+    assert list(after.provenance.warnings) == whole["warnings"]
+    for said in ("no hash_ids", "does not hold at 1.25 times the load"):
+        assert any(said in warning for warning in whole["warnings"])
+    tried = {one["configuration"]["max_num_seqs"] for one in whole["trials"]}
+    assert tried <= {step.max_num_seqs for step in after.curve}
+
+
 def test_the_gain_is_stated_with_an_interval_that_excludes_none(whole: dict[str, Any]) -> None:
     goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
     assert whole["pairs"] == 8

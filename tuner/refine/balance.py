@@ -24,7 +24,7 @@ from tuner.refine.objective import (
 )
 from tuner.refine.screen import Screen
 from tuner.scheduler.state import Floats, Ints
-from tuner.twin.simulation import met, traffic_of
+from tuner.twin.simulation import met
 from tuner.window import Window, run_in_before_s
 from tuner.workload import Workload
 
@@ -104,11 +104,7 @@ class _Look:
 
     def at(self, window: Window) -> _Tile:
         """Return what the twin says of both there: of a replay with a cache that is empty."""
-        traffic = traffic_of(
-            self.workload.sent_in(window),
-            hash_block_size=self.hash_block_size,
-            hit_share=self.screen.hit_share,
-        )
+        traffic = self.screen.sent_in(self.workload, window, hash_block_size=self.hash_block_size)
         knee, other = (self.screen.served(each, traffic, window) for each in self._sides())
         return _Tile(window, (knee, other))
 

@@ -24,7 +24,6 @@ is chance, of which few trials have a lot."""
 ENOUGH = 4
 """Differences between trials that differ in one knob alone, from which on these tell."""
 
-
 LITTLE = 0.1
 """Share of the variance of all gains below which a knob that alone was changed changed nothing."""
 

@@ -12,7 +12,6 @@ from tuner.refine.bench import Bench, Build, Done, Floors
 from tuner.refine.knobs import Configuration, Space, frees, smallest
 from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
 from tuner.refine.screen import ALIKE, Screen, combined
-from tuner.twin.simulation import traffic_of
 from tuner.workload import Workload
 
 LOST = 0.10
@@ -175,13 +174,9 @@ class Judge:
         screen, workload = self.question.screen, self.question.workload
         if screen is None or not screen.tells(one):
             return [1.0] * len(workload.windows)
-        size, share = self.question.hash_block_size, screen.hit_share
+        size = self.question.hash_block_size
         return [
-            screen.worst(
-                one,
-                traffic_of(workload.sent_in(window), hash_block_size=size, hit_share=share),
-                window,
-            )
+            screen.worst(one, screen.sent_in(workload, window, hash_block_size=size), window)
             for window in workload.windows
         ]
 

@@ -1,4 +1,4 @@
-"""What a search begins with, before the sampler has a say. Pure."""
+"""What is worth a trial without the sampler's word: how a search begins, and may end. Pure."""
 
 from tuner.refine.knobs import LIVE, MEMORY, Configuration, Space
 from tuner.refine.screen import ALIKE, Screen

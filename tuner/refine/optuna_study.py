@@ -65,7 +65,7 @@ def claimed(
     study: optuna.Study, *, trial: Trial, one: Configuration, run: str, within_s: float
 ) -> bool:
     """Note that a trial begins; return False where another run's with the same configuration did so
-    a moment before."""
+    before."""
     if trial.study is not study:  # the storage that knew it is lost
         return True
     begun = _now()

@@ -21,7 +21,7 @@ class Patience:
 
     def __init__(self) -> None:
         self.is_over = False
-        """Whether there was once no answer: from then on there will be none."""
+        """Whether there was once no answer, or nobody asks any more: there will be none."""
 
         self._questions: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.thread = Thread(target=self._work, name="storage", daemon=True)
@@ -57,6 +57,7 @@ class Patience:
             self._questions.put(action)  # in case it ever answers
         else:
             self.ask(action)
+            self.is_over = True
         self._questions.put(None)
 
     def _work(self) -> None:

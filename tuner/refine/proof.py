@@ -247,6 +247,11 @@ def _by_twin(foreseen: Sequence[float]) -> _Says:
     return low, high, draws
 
 
+def proving(objective: Objective) -> tuple[Objective, ...]:
+    """Return the aims of which any that is better proves a gain."""
+    return (GOODPUT, TAIL) if objective is GOODPUT else (objective,)
+
+
 def proof(
     objective: Objective, ratios: Mapping[str, Ratio], *, frees_memory: bool = False
 ) -> Proof | None:
@@ -258,8 +263,7 @@ def proof(
     goodput, tail = ratios.get(GOODPUT.name), ratios.get(TAIL.name)
     if goodput is None or goodput.low < NOT_LOST:
         return None
-    aims = (GOODPUT, TAIL) if objective is GOODPUT else (objective,)
-    for aim in aims:
+    for aim in proving(objective):
         found = ratios.get(aim.name)
         if found is not None and found.is_better:
             return Proof(found.name, found.sureness)

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from tuner.engines.seam import ArgumentValue
 from tuner.profile_schema import ServingProfile
 from tuner.refine.knobs import CAP, Configuration
-from tuner.refine.objective import GOODPUT, TAIL, Objective
-from tuner.refine.proof import MEMORY, NOT_LOST, Paired
+from tuner.refine.objective import GOODPUT, Objective
+from tuner.refine.proof import MEMORY, NOT_LOST, Paired, proving
 from tuner.workload import Workload
 
 REFINED = "; refined: "
@@ -49,10 +49,8 @@ def reason_of(
             f"replays in turns: {numbers}{_luck(paired)}"
         )
     goodput = paired.ratios.get(GOODPUT.name)
-    aims = (GOODPUT, TAIL) if aim is GOODPUT else (aim,)
-    better = [
-        one for one in aims if one.name in paired.ratios and paired.ratios[one.name].is_better
-    ]
+    ratios = paired.ratios
+    better = [each for each in proving(aim) if each.name in ratios and ratios[each.name].is_better]
     if better and goodput is not None and goodput.low < NOT_LOST:
         why = (
             f"{changed} gains in {better[0].text}, but may lose over {1 - NOT_LOST:.0%} of goodput "

@@ -19,8 +19,9 @@ from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast
-from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate, traffic_of
 from tuner.window import Window
+from tuner.workload import Workload
 
 LAWS = 20
 MOST_SCREENED = 20_000
@@ -131,6 +132,12 @@ class Screen:
         scored = traffic.arrival_s >= window.start_s
         replay = self._replay(one, traffic, slowness=slowness)
         return Served(traffic, replay, scored, window.weight)
+
+    def sent_in(self, workload: Workload, window: Window, *, hash_block_size: int) -> Traffic:
+        """Return what a replay of a window sends, to a prefix cache that is empty."""
+        return traffic_of(
+            workload.sent_in(window), hash_block_size=hash_block_size, hit_share=self.hit_share
+        )
 
     def worst(self, one: Configuration, traffic: Traffic, window: Window) -> float:
         """Return the attainment in a window that falls in a slow time of the machine."""
