@@ -37,7 +37,7 @@ from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, TAIL, gains
 from tuner.refine.outcome import unloaded_of
-from tuner.refine.proof import ratio
+from tuner.refine.ratio import ratio
 from tuner.rig import Rig
 from tuner.trace import load, write
 from tuner.traffic import scale_load

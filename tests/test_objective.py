@@ -8,7 +8,8 @@ import pytest
 from tuner.errors import UsageError
 from tuner.measure import Spread
 from tuner.refine.objective import GOODPUT, OBJECTIVES, front, gains, parse_objectives
-from tuner.refine.proof import TWIN_OFF, proof, ratio
+from tuner.refine.proof import proof
+from tuner.refine.ratio import TWIN_OFF, ratio
 from tuner.uncertainty import student_t_975
 
 
@@ -114,6 +115,38 @@ def test_no_number_of_pairs_makes_up_for_what_the_twin_is_off() -> None:
     assert math.log(found.high / found.low) > 2 * 1.9 * math.log(
         (0.5 + 0.04 * (1 + TWIN_OFF)) / 0.54
     )
+
+
+def test_pairs_of_different_luck_show_how_far_the_twin_is_off() -> None:
+    """The machine was slow for half of the pairs, by what the twin says; it gains a fifth."""
+    lucks = [(0.0, 0.0), (-0.3, -0.1), (0.0, 0.0), (-0.25, -0.1)]
+    pairs = [(Numbers(0.5 + knee), Numbers(0.6 + other)) for knee, other in lucks]
+    found = ratio(GOODPUT, pairs, (), lucks)
+    alike = ratio(GOODPUT, pairs[1:2] * 4, (), lucks[1:2] * 4)
+    assert found is not None
+    assert alike is not None
+    assert found.value == pytest.approx(1.2, abs=0.01)
+    assert 1.16 < found.low < found.high < 1.24
+    assert not alike.is_better
+
+
+def test_much_luck_is_believed_where_the_pairs_show_it() -> None:
+    """The refined one served a quarter as replayed, and more than the knee of all the traffic."""
+    lucks = [(0.0, luck) for luck in (-0.5, -0.3, -0.55, -0.4)]
+    pairs = [(KNEE, Numbers(0.6 + luck)) for _, luck in lucks]
+    found = ratio(GOODPUT, pairs, (), lucks)
+    assert found is not None
+    assert found.replayed < 0.5
+    assert found.value == pytest.approx(1.2, abs=0.01)
+    assert found.is_better
+
+
+def test_luck_of_which_the_pairs_show_only_half_is_taken_out_by_half() -> None:
+    lucks = [(0.0, luck) for luck in (-0.3, 0.1, 0.3, -0.2)]
+    found = ratio(GOODPUT, [(KNEE, Numbers(0.6 + luck / 2)) for _, luck in lucks], (), lucks)
+    assert found is not None
+    assert found.value == pytest.approx(1.2, abs=0.01)
+    assert found.is_better
 
 
 def test_a_gain_that_rests_on_the_twin_alone_proves_nothing() -> None:

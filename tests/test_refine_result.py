@@ -24,7 +24,8 @@ from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
 from tuner.refine.paired import SIDES, compare
-from tuner.refine.proof import Paired, Ratio
+from tuner.refine.proof import Paired
+from tuner.refine.ratio import Ratio
 from tuner.refine.reasons import changed_besides, reason_of, unlike
 from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary

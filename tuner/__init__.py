@@ -163,6 +163,7 @@ From replay to verdict
     refine.space             the space that it searches, by default and as named
     refine.knob_text         the same as somebody names it
     refine.objective         what it makes better
+    refine.ratio             refined / knee with its interval, by pairs and the twin
     refine.proof             when a gain over the knee is proven
     refine.bench             where trials are made, and what they measured
     refine.local_bench       on the engine that is up on this machine

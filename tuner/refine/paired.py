@@ -7,7 +7,8 @@ from tuner.refine.bench import Bench, Build, Done, told
 from tuner.refine.judge import has_room
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
 from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective
-from tuner.refine.proof import Paired, Ratio, proof, ratio
+from tuner.refine.proof import Paired, proof
+from tuner.refine.ratio import Ratio, ratio
 from tuner.refine.screen import Screen
 from tuner.slo import Slo
 from tuner.workload import Workload

@@ -7,7 +7,8 @@ from tuner.engines.seam import ArgumentValue
 from tuner.profile_schema import ServingProfile
 from tuner.refine.knobs import CAP, Configuration
 from tuner.refine.objective import GOODPUT, Objective
-from tuner.refine.proof import MEMORY, NOT_LOST, Paired, proving
+from tuner.refine.proof import MEMORY, Paired, proving
+from tuner.refine.ratio import NOT_LOST
 from tuner.workload import Workload
 
 REFINED = "; refined: "
