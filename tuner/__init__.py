@@ -163,11 +163,13 @@ From replay to verdict
     refine.space             the space that it searches, by default and as named
     refine.knob_text         the same as somebody names it
     refine.objective         what it makes better
+    refine.luck_share        how much of the luck that the twin sees is real, by the pairs
     refine.ratio             refined / knee with its interval, by pairs and the twin
     refine.proof             when a gain over the knee is proven
     refine.bench             where trials are made, and what they measured
     refine.local_bench       on the engine that is up on this machine
     refine.luck              what of a replay is not the configuration's
+    refine.usual             how fast the machine usually is, by this run and the profile's
     refine.screen            the twin's first look at a configuration
     refine.study             Optuna around the knee
     refine.optuna_study      the same as Optuna keeps it

@@ -63,6 +63,8 @@ class _Run:
         self.warnings = list(plan.warnings)
         self.dropped = 0
         self._doubted = False
+        section = plan.profile.twin
+        self.before = None if section is None else restored(section, source="the profile")
         self.workload: Workload
 
     async def go(self, requests: Sequence[TraceRequest], study: Study) -> Refinement:
@@ -202,7 +204,7 @@ class _Run:
             kept,
             settings,
             unloaded,
-            None if section is None else restored(section, source="the profile"),
+            self.before,
             cap=number(self.space.knee[CAP]),
             hit_share=0.0 if section is None else section.hit_share,
             steps=steps,
@@ -275,7 +277,7 @@ class _Run:
         if view is None:
             return None
         if view.is_believed:
-            return screen_of(view, self.plan.objectives, self.space.knee)
+            return screen_of(view, self.before, self.plan.objectives, self.space.knee)
         if not self._doubted:
             self._doubted = True
             self.warnings.append(

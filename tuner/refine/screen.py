@@ -16,10 +16,12 @@ from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
+from tuner.refine.usual import usual_laws
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate, traffic_of
+from tuner.twin.store import StoredTwin
 from tuner.window import Window
 from tuner.workload import Workload
 
@@ -208,10 +210,18 @@ class Screen:
         return gains(self.objectives, self.measurement(law, one), self.measurement(law, self.knee))
 
 
-def screen_of(view: Forecast, objectives: Sequence[Objective], knee: Configuration) -> Screen:
-    """Return the twin of a forecast, ready to be asked."""
+def screen_of(
+    view: Forecast,
+    before: StoredTwin | None,
+    objectives: Sequence[Objective],
+    knee: Configuration,
+) -> Screen:
+    """Return the twin of a forecast, ready to be asked; ``before`` is the profile's."""
+    draws = view.fitted.draws(LAWS, seed=0)
     return Screen(
-        laws=(view.fitted.law, *view.fitted.draws(LAWS, seed=0)),
+        laws=(view.fitted.law, *draws)
+        if before is None
+        else usual_laws(view, draws, before, max_num_seqs=number(knee[CAP])),
         shape=view.shape,
         slo=view.slo,
         traffic=busiest(view.traffic),
