@@ -34,8 +34,8 @@ STEPS = 2 + TRIALS + 2 * PAIRS + 2
 """Steps of replay that a refinement plans for: the climb and the knee, some trials, the pairs, the
 refined engine by itself and with headroom."""
 
-ENDING = 2 * PAIRS + 2
-"""Of these, what the search leaves at least."""
+ENDING = 2 * PAIRS + 1
+"""Of these, what the search leaves at least, beside the one with headroom: that takes longer."""
 
 SEARCHING = (CLIMB, SEARCH)
 """Purposes of what is replayed before the pairs."""
@@ -129,7 +129,7 @@ class _Run:
         if one == dict(self.space.knee):
             return ()
         live, start_s = is_live(one, self.space.knee), self.plan.start_s
-        after_s = 2 * question.step_s + start_s * (2 if live else 3)  # the validation's, and climb
+        after_s = (1 + self.settings.headroom) * question.step_s + start_s * (2 if live else 3)
         left_s = self.settings.budget_s - self.bench.spent_s() - after_s
         return balanced(
             self.workload,
@@ -226,7 +226,7 @@ class _Run:
 
     def _ending_starts(self) -> int:
         """Return how many of them the search leaves: of the pairs, and of the refined engine."""
-        return 1 if self._is_live() else 2 * PAIRS + 1
+        return (1 if self._is_live() else 2 * PAIRS) + 1
 
     def _is_live(self) -> bool:
         return all(knob.name in LIVE for knob in self.space.knobs)
@@ -253,7 +253,7 @@ class _Run:
             workload=self.workload,
             knee=first[-1],
             screen=self._screened(twin_of(bench, knee, first, self.workload, self.settings)),
-            budget_s=self.settings.budget_s - ENDING * step_s - starts_s,
+            budget_s=self.settings.budget_s - (ENDING + self.settings.headroom) * step_s - starts_s,
             start_s=self.plan.start_s,
             step_s=step_s,
             build=self._build(),
