@@ -168,7 +168,7 @@ def test_caps_change_live_so_that_engines_are_started_for_what_needs_one(
 
 
 def test_a_budget_without_room_for_a_search_compares_what_the_twin_likes_best(swept: Path) -> None:
-    done = refine(swept, "--budget", "210s", "--json", "-o", "small.yaml", "--run-dir", "small")
+    done = refine(swept, "--budget", "240s", "--json", "-o", "small.yaml", "--run-dir", "small")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert not found["complete"]
@@ -361,7 +361,7 @@ def test_a_trace_of_a_few_requests_is_refused(swept: Path) -> None:
 def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_share(
     swept: Path, whole: dict[str, Any]
 ) -> None:
-    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "210s")
+    done = refine(swept, *SHARED, "--json", "-o", "second.yaml", "--budget", "240s")
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert found["of_others"] == len(whole_trials(whole))
