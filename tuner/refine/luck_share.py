@@ -24,11 +24,14 @@ HALF_OFF = TWIN_OFF / math.sqrt(2)
 no difference between pairs shows, as a traffic of all that is not told right."""
 
 OFF_FREEDOM = 5.0
-"""Of Student's t, by which the law is off: what was stated and what is true were up to 1.7 times
-apart, which no normal distribution of that deviation explains (docs/experiments)."""
+"""Of Student's t, by which the law is off: a few gains were half or twice what was stated, which no
+normal distribution of that deviation explains (docs/experiments)."""
 
 SHARES = np.linspace(0.0, 2.0, 101)
 """Of the luck that the twin sees, how much there may really have been."""
+
+BELIEVED = (1 + ((SHARES - 1) / HALF_OFF) ** 2 / OFF_FREEDOM) ** (-(OFF_FREEDOM + 1) / 2)
+"""How likely each of them is before a pair was replayed."""
 
 Pairs = Sequence[tuple[Numbers, Numbers]]
 """(Knee, refined), replayed one after the other."""
@@ -36,11 +39,7 @@ Pairs = Sequence[tuple[Numbers, Numbers]]
 Lucks = Sequence[tuple[float, float]]
 
 
-def shares(
-    objective: Objective,
-    pairs: Pairs,
-    lucks: Lucks,
-) -> Floats:
+def share_weights(objective: Objective, pairs: Pairs, lucks: Lucks) -> Floats:
     """Return how probable each of SHARES is: what leaves little between pairs whose luck differs.
 
     A control variate with an uncertain coefficient, by its marginal likelihood under a variance
@@ -55,18 +54,12 @@ def shares(
         by_luck *= 1 - by_chance / max(by_chance, float(by_luck @ by_luck))
     left = np.square(apart - SHARES[:, None] * by_luck).sum(axis=1)
     freedom = PRIOR_WEIGHT + len(apart) - 1
-    off = np.square((SHARES - 1) / HALF_OFF) / OFF_FREEDOM
-    likely = freedom * np.log1p(left / (PRIOR_WEIGHT * usual)) + (OFF_FREEDOM + 1) * np.log1p(off)
-    weights = np.exp(-0.5 * (likely - likely.min()))
-    found: Floats = weights / weights.sum()
+    likely = BELIEVED * np.exp(-0.5 * freedom * np.log1p(left / (PRIOR_WEIGHT * usual)))
+    found: Floats = likely / likely.sum()
     return found
 
 
-def _apart(
-    objective: Objective,
-    pairs: Pairs,
-    lucks: Lucks,
-) -> tuple[Floats, Floats]:
+def _apart(objective: Objective, pairs: Pairs, lucks: Lucks) -> tuple[Floats, Floats]:
     """Return how far each pair's log ratio as replayed is from their mean, and its luck from that
     of all. Of shares in units of the means without any luck, whichever share is asked about: in
     units of its own a share would be the likelier the less it makes of the noise of one side."""
@@ -76,20 +69,18 @@ def _apart(
         raw, lucky = np.diff(with_luck / units).ravel(), np.diff(luck / units).ravel()
     else:
         logs = [log_ratios(objective, pairs, times(lucks, share)) for share in (0.0, 1.0)]
-        raw, even = (np.zeros(0) if one is None else one for one in logs)
+        raw, even = (one for one in logs if one is not None)
         lucky = raw - even
     return raw - raw.mean(), lucky - lucky.mean()
 
 
 def spread_of(weights: Floats) -> float:
+    """Return the standard deviation of SHARES that are so likely."""
+    weights = weights / weights.sum()
     return math.sqrt(float(weights @ np.square(SHARES - weights @ SHARES)))
 
 
-def log_ratios(
-    objective: Objective,
-    pairs: Pairs,
-    lucks: Lucks,
-) -> Floats | None:
+def log_ratios(objective: Objective, pairs: Pairs, lucks: Lucks) -> Floats | None:
     """Return the log ratio of each pair without its luck, so that their mean is that of all; None
     where there is no pair, or one has no such number.
 
@@ -100,9 +91,9 @@ def log_ratios(
     if not pairs:
         return None
     if objective.is_share:
-        shares = evened(pairs, lucks)
-        means = np.clip(shares.mean(axis=0), LEAST_ATTAINMENT, 1.0)
-        parts = (shares - shares.mean(axis=0)) / means
+        attained = evened(pairs, lucks)
+        means = np.clip(attained.mean(axis=0), LEAST_ATTAINMENT, 1.0)
+        parts = (attained - attained.mean(axis=0)) / means
         whole: Floats = np.log(means[1] / means[0]) + parts[:, 1] - parts[:, 0]
         return whole
     found = [
@@ -116,15 +107,11 @@ def log_ratios(
 def evened(pairs: Pairs, lucks: Lucks) -> Floats:
     """Return attainment without luck, (pairs, 2): the knee's and the refined one's."""
     attained = np.array([[one.attainment for one in pair] for pair in pairs])
-    evened: Floats = attained - np.array(lucks)
-    return evened
+    found: Floats = attained - np.array(lucks)
+    return found
 
 
-def prior_sd(
-    objective: Objective,
-    pairs: Pairs,
-    lucks: Lucks,
-) -> float:
+def prior_sd(objective: Objective, pairs: Pairs, lucks: Lucks) -> float:
     """Return how far the two replays of a pair usually differ, as a logarithm: of shares it is so
     much of all requests, so the more of themselves the less the knee serves."""
     usual = PAIR_SHARE * objective.prior_sd
@@ -134,6 +121,7 @@ def prior_sd(
 
 
 def times(lucks: Lucks, share: float) -> list[tuple[float, float]]:
+    """Return so much of each luck, on both sides."""
     return [(knee * share, other * share) for knee, other in lucks]
 
 

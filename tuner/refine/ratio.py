@@ -8,6 +8,7 @@ from functools import lru_cache
 import numpy as np
 
 from tuner.refine.luck_share import (
+    BELIEVED,
     HALF_OFF,
     SHARES,
     TWIN_OFF,
@@ -16,18 +17,16 @@ from tuner.refine.luck_share import (
     log_ratios,
     prior_sd,
     share_taken,
-    shares,
+    share_weights,
     spread_of,
     times,
 )
-from tuner.refine.objective import (
-    OBJECTIVES,
-    Objective,
-)
+from tuner.refine.objective import OBJECTIVES, Objective
 from tuner.scheduler.state import Floats
 from tuner.uncertainty import EQUAL_ATTAINMENT, GOOD_TAIL, PRIOR_WEIGHT
 
 DRAWS = 4000
+"""So many say how probable a gain is to a thousandth."""
 
 MOST_LUCK = 0.30
 """Log ratio. Windows may well gain so much less than all of the traffic does, and the twin is right
@@ -137,11 +136,7 @@ class _Mean:
     so that none shows it."""
 
 
-def _without_luck(
-    objective: Objective,
-    pairs: Pairs,
-    lucks: Lucks,
-) -> _Mean | None:
+def _without_luck(objective: Objective, pairs: Pairs, lucks: Lucks) -> _Mean | None:
     """Return the mean of the pairs' log ratios where it is not known how much of the luck there
     really was, but that it is about all, the same share on both sides and in every pair: one law is
     what is wrong of them. For each share it is Student's t over what is left."""
@@ -152,10 +147,7 @@ def _without_luck(
     sds = [prior_sd(objective, pairs, times(lucks, share)) for share in SHARES.tolist()]
     freedom, means = PRIOR_WEIGHT + len(pairs) - 1, logs.mean(axis=1)
     left = PRIOR_WEIGHT * np.square(sds) + np.square(logs - means[:, None]).sum(axis=1)
-    shown, unknown = (
-        shares(objective, pairs, lucks),
-        shares(objective, pairs, [(0.0, 0.0)] * len(pairs)),
-    )
+    shown = share_weights(objective, pairs, lucks)
     blur = np.exp(-0.5 * ((SHARES[:, None] - SHARES) / HALF_OFF) ** 2)
     weights = blur @ shown
     own = blur @ (shown * left / freedom / len(pairs)) / weights
@@ -164,7 +156,7 @@ def _without_luck(
         middle=float(np.interp(share, SHARES, means)),
         draws=_drawn(means, np.sqrt(own), weights / weights.sum(), freedom),
         share=share,
-        trust=min(1.0, spread_of(shown) / spread_of(unknown)),
+        trust=min(1.0, spread_of(shown) / spread_of(BELIEVED)),
     )
 
 
