@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.test_twin_store import view
-from tuner.refine.usual import usual_laws
+from tuner.refine.usual import speeds, usual_laws
 from tuner.scheduler.state import StepLaw
 from tuner.twin.store import StoredTwin, restored, stored
 
@@ -16,6 +16,9 @@ VIEW = view(200)
 BEFORE = restored(stored(VIEW, seed=0), source="p.yaml")
 OFF = 0.03
 """How sure either is, as a logarithm."""
+
+ALONE = [0.0, *(OFF * speeds(2)).tolist()]
+"""What is believed of this run alone."""
 
 
 def draws(law: StepLaw, off: float) -> tuple[StepLaw, ...]:
@@ -28,9 +31,11 @@ def profile(slower: float, off: float = OFF) -> StoredTwin:
     return replace(BEFORE, law=law, draws=draws(law, off))
 
 
-def found(before: StoredTwin, off: float = OFF) -> list[float]:
+def found(before: StoredTwin | None, off: float = OFF, wander: float = 0.0) -> list[float]:
     """How much slower than the fitted law is what is believed, and its draws."""
-    laws = usual_laws(VIEW, draws(VIEW.fitted.law, off), before, max_num_seqs=8)
+    steady = replace(VIEW.fitted, slowness_sd=wander, slowness=np.ones(1))
+    view = replace(VIEW, fitted=steady)
+    laws = usual_laws(view, draws(VIEW.fitted.law, off), before, VIEW.traffic, max_num_seqs=8)
     return slowness(laws)
 
 
@@ -43,7 +48,7 @@ def slowness(laws: Sequence[StepLaw]) -> list[float]:
 def test_two_that_are_as_sure_meet_in_the_middle() -> None:
     middle, *others = found(profile(0.04))
     assert middle == pytest.approx(0.02)
-    assert others == pytest.approx([0.02 - OFF / math.sqrt(2), 0.02 + OFF / math.sqrt(2)])
+    assert others == pytest.approx([0.02 + one / math.sqrt(2) for one in ALONE[1:]])
 
 
 def test_who_is_surer_counts_more() -> None:
@@ -52,9 +57,26 @@ def test_who_is_surer_counts_more() -> None:
     assert np.ptp(found(profile(0.04, off=1e-6))) < 1e-5
 
 
+def test_no_sweep_is_surer_than_the_machine_is_steady() -> None:
+    """Its few minutes were some of those that the machine wanders through."""
+    assert found(profile(0.04, off=1e-6), wander=OFF)[0] == pytest.approx(0.02)
+    assert found(profile(0.04, off=1e-6), wander=3 * OFF)[0] == pytest.approx(0.004)
+
+
+def test_how_far_the_speed_may_be_off_has_long_tails() -> None:
+    off = np.sort(speeds(20))
+    assert off == pytest.approx(-off[::-1], abs=0.05)
+    assert off[-1] == pytest.approx(3.20, abs=0.05)  # the mean of the farthest twentieth of t(4)
+    assert off[10:].mean() == pytest.approx(1.0, abs=0.02)
+
+
+def test_a_profile_without_a_twin_leaves_this_run_alone() -> None:
+    assert found(None) == pytest.approx(ALONE)
+
+
 @pytest.mark.parametrize("slower", [-0.09, 0.09, 1.0])
 def test_a_machine_that_is_another_today_goes_by_today(slower: float) -> None:
-    assert found(profile(slower)) == pytest.approx([0.0, -OFF, OFF])
+    assert found(profile(slower)) == pytest.approx(ALONE)
 
 
 def test_batch_sizes_that_a_profile_never_saw_say_nothing_of_its_speed() -> None:
@@ -68,8 +90,8 @@ def test_batch_sizes_that_a_profile_never_saw_say_nothing_of_its_speed() -> None
 def test_a_profile_whose_laws_make_no_sense_is_left_out(senseless: float) -> None:
     law = VIEW.fitted.law
     laws = draws(law.slowed(senseless), OFF)
-    assert found(replace(BEFORE, draws=laws)) == pytest.approx([0.0, -OFF, OFF])
+    assert found(replace(BEFORE, draws=laws)) == pytest.approx(ALONE)
 
 
 def test_where_no_batch_size_was_seen_by_both_there_is_nothing_to_compare() -> None:
-    assert found(replace(profile(0.04), extrapolated_from=-1)) == pytest.approx([0.0, -OFF, OFF])
+    assert found(replace(profile(0.04), extrapolated_from=-1)) == pytest.approx(ALONE)

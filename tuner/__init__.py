@@ -164,7 +164,9 @@ From replay to verdict
     refine.knob_text         the same as somebody names it
     refine.objective         what it makes better
     refine.luck_share        how much of the luck that the twin sees is real, by the pairs
-    refine.ratio             refined / knee with its interval, by pairs and the twin
+    refine.pair_mean         the mean of pairs without their luck, and how sure it is
+    refine.with_twin         what pairs and the twin together say of a gain
+    refine.ratio             refined / knee with its interval
     refine.proof             when a gain over the knee is proven
     refine.bench             where trials are made, and what they measured
     refine.local_bench       on the engine that is up on this machine

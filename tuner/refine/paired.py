@@ -25,9 +25,9 @@ COMPARING = ("refined", "knee")
 LOOK_AT = 2
 """Pairs after which one that is clearly worse is given up."""
 
-STRICTER = 2.34
-"""How much wider an interval is that leaves out a tenth of what one of 95 % does (Student's t of
-two pairs): by that one, or the look would make intervals miss more often than they say."""
+HOPELESS = 0.0025
+"""How probable a gain is at most of which that look gives up. A tenth of what an interval of 95 %
+leaves out on that side, or the look would make intervals miss more often than they say."""
 
 
 async def compare(  # noqa: PLR0913 - what is compared, by what, on what
@@ -92,8 +92,8 @@ def _ratios(
     lucks = _lucks(done, screen, sides) if screen is not None else {}
     found = {}
     for name, aim in OBJECTIVES.items():
-        foreseen = screen.samples(aim, sides["refined"]) if screen is not None else ()
-        if (one := ratio(aim, pairs, foreseen, lucks.get(name, ()))) is not None:
+        twin = screen.says(aim, sides["refined"]) if screen is not None else None
+        if (one := ratio(aim, pairs, twin, lucks.get(name, ()))) is not None:
             found[name] = one
     return found
 
@@ -154,10 +154,4 @@ def _lucks(
 
 
 def _is_hopeless(ratios: Mapping[str, Ratio], aim: str) -> bool:
-    found = [ratios[name] for name in (GOODPUT.name, aim) if name in ratios]
-    return any(
-        one.value * (one.high / one.value) ** STRICTER < 1
-        if one.larger_is_better
-        else one.value * (one.low / one.value) ** STRICTER > 1
-        for one in found
-    )
+    return any(ratios[name].hope < HOPELESS for name in (GOODPUT.name, aim) if name in ratios)

@@ -17,6 +17,7 @@ from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart
 from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.refine.usual import usual_laws
+from tuner.refine.with_twin import ByTwin
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast
@@ -168,16 +169,17 @@ class Screen:
                 return False
         return True
 
-    def samples(self, aim: Objective, one: Configuration) -> list[float]:
-        """Return the log gain of one aim under each drawn law; none where the twin cannot tell."""
+    def says(self, aim: Objective, one: Configuration) -> ByTwin | None:
+        """Return the log gain of one aim; None where the twin cannot tell by every law."""
         if not self.tells(one):
-            return []
+            return None
         found = []
-        for law in range(1, len(self.laws)):
+        for law in range(len(self.laws)):
             here, there = (aim.log(self.measurement(law, each)) for each in (one, self.knee))
-            if here is not None and there is not None:
-                found.append(here - there)
-        return found
+            if here is None or there is None:
+                return None
+            found.append(here - there)
+        return ByTwin(found[0], found[1:])
 
     def tells(self, one: Configuration) -> bool:
         """Whether the configuration differs from the knee in nothing that the twin cannot tell."""
@@ -217,14 +219,12 @@ def screen_of(
     knee: Configuration,
 ) -> Screen:
     """Return the twin of a forecast, ready to be asked; ``before`` is the profile's."""
-    draws = view.fitted.draws(LAWS, seed=0)
+    draws, traffic = view.fitted.draws(LAWS, seed=0), busiest(view.traffic)
     return Screen(
-        laws=(view.fitted.law, *draws)
-        if before is None
-        else usual_laws(view, draws, before, max_num_seqs=number(knee[CAP])),
+        laws=usual_laws(view, draws, before, traffic, max_num_seqs=number(knee[CAP])),
         shape=view.shape,
         slo=view.slo,
-        traffic=busiest(view.traffic),
+        traffic=traffic,
         objectives=objectives,
         knee=knee,
         hit_share=view.hit_share,
