@@ -19,11 +19,11 @@ from tuner.commands.sweep_view import Progress
 from tuner.evidence import Evidence
 from tuner.records import Replay
 from tuner.refine.bench import Build, Done, Floors, no_floors
-from tuner.refine.judge import Judge, Question
+from tuner.refine.judge import SEARCH, Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, Objective, parse_objectives
-from tuner.refine.paired import SIDES, compare
+from tuner.refine.paired import SIDES, compare, half_s
 from tuner.refine.proof import Paired
 from tuner.refine.ratio import Ratio
 from tuner.refine.reasons import changed_besides, reason_of, unlike
@@ -249,6 +249,28 @@ def test_only_what_is_worse_without_a_doubt_is_given_up_halfway(
 ) -> None:
     bench = Noting(tmp_path / "run", good={"refined": refined, "knee": 4})
     assert bench.compared({**KNEE, CAP: 12}).pairs == pairs
+
+
+@pytest.mark.parametrize(
+    ("took_s", "half_takes_s"),
+    [
+        ({}, 0.0),
+        ({4: [30.0]}, 30.0),
+        ({4: [30.0], 12: [50.0]}, 40.0),
+        ({4: [28.0, 32.0, 30.0], 12: [50.0], 16: [90.0]}, 40.0),
+    ],
+)
+def test_half_a_pair_takes_what_both_of_its_sides_took_before(
+    took_s: Mapping[int, Sequence[float]], half_takes_s: float
+) -> None:
+    """Of an overloaded engine one side drains for longer than the other."""
+    half = replace(replays(4)[0], elapsed_s=1.0)
+    done = [
+        Done(SEARCH, {**KNEE, CAP: cap}, (half, replace(half, elapsed_s=each - 1.0)), None, 1)
+        for cap, every in took_s.items()
+        for each in every
+    ]
+    assert half_s(done, ({**KNEE, CAP: 4}, {**KNEE, CAP: 12})) == pytest.approx(half_takes_s)
 
 
 @pytest.mark.parametrize("places", [("a.0",), ("a.0", "b.0"), ("b.1", "")])

@@ -1,6 +1,7 @@
 """What was found against the knee, in turns: only a gain that this proves replaces it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 
 from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done, told
@@ -107,6 +108,20 @@ def affordable(left_s: float, *, step_s: float, start_s: float) -> int:
     """
     two_s = 2 * 2 * (step_s + start_s)
     return max(PAIRS, min(MOST_PAIRS, 2 * int(left_s // two_s)))
+
+
+def half_s(done: Iterable[Done], sides: Sequence[Configuration]) -> float:
+    """Return how long half of a pair takes, by trials of its sides: of these each counts as much.
+
+    An engine that is overloaded drains for longer than its windows are, on one side more than on
+    the other. 0 where there was no trial of either.
+    """
+    took: dict[int, list[float]] = {}
+    for one in done:
+        if one.configuration in sides:
+            place = sides.index(one.configuration)
+            took.setdefault(place, []).append(sum(replay.elapsed_s for replay in one.replays))
+    return fmean(map(fmean, took.values())) if took else 0.0
 
 
 def is_live(one: Configuration, other: Configuration) -> bool:

@@ -13,7 +13,7 @@ from tuner.refine.bench import CLIMB, Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, has_room, is_knee
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number
 from tuner.refine.outcome import unloaded_of
-from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, is_live
+from tuner.refine.paired import COMPARING, PAIRS, affordable, compare, half_s, is_live
 from tuner.refine.planned import planned
 from tuner.refine.proof import Paired
 from tuner.refine.reasons import NO_ROOM, changed_besides, reason_of, unlike
@@ -129,14 +129,15 @@ class _Run:
         if one == dict(self.space.knee):
             return ()
         live, start_s = is_live(one, self.space.knee), self.plan.start_s
-        after_s = (1 + self.settings.headroom) * question.step_s + start_s * (2 if live else 3)
+        step_s = max(question.step_s, half_s(self.bench.served(SEARCH), (self.space.knee, one)))
+        after_s = (1 + self.settings.headroom) * step_s + start_s * (2 if live else 3)
         left_s = self.settings.budget_s - self.bench.spent_s() - after_s
         return balanced(
             self.workload,
             _steady(question.screen),
             one,
             self.plan.objectives[0],
-            pairs=affordable(left_s, step_s=question.step_s, start_s=0.0 if live else start_s),
+            pairs=affordable(left_s, step_s=step_s, start_s=0.0 if live else start_s),
             hash_block_size=self.settings.trace_block_size,
         )
 
@@ -245,8 +246,7 @@ class _Run:
             else:
                 await bench.climb(knee, self.workload, self._build())
         starts_s = self._ending_starts() * self.plan.start_s
-        took_s = sum(replay.elapsed_s for replay in first[-1].replays)
-        step_s = max(self.workload.step_s, took_s)
+        step_s = max(self.workload.step_s, half_s(first[-1:], (knee,)))
         return Question(
             space=self.space,
             objectives=self.plan.objectives,
