@@ -5,16 +5,17 @@
 Each world is a machine with traffic (scripts/random_worlds.py). A sweep tunes it on virtual time,
 and its twin is asked what some cells of scripts/study_refine.py's grid gain over the knee, by its
 law and by laws as likely; the truth is all of the traffic on the machine without noise. Printed:
-how far off the sweep's twin is in the machine's usual speed, beside what it says it may be; and for
-each aim the constants of ``tuner.refine.with_twin`` that make the truth the most likely, and how
-much less likely it is by those that are used (log likelihood).
+how far off the sweep's twin is in the machine's usual speed, beside what it says it may be; what
+the cell that it likes best of all truly gains, as a search would choose it; and for each aim the
+constants of ``tuner.refine.with_twin`` that make the truth the most likely, and how much less
+likely it is by those that are used (log likelihood).
 """
 
 import argparse
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing import Pool
@@ -26,10 +27,11 @@ from study_sweeps import swept
 
 from tuner.engines.world import step_law
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts
+from tuner.refine.luck import Seen
 from tuner.refine.luck_share import OFF_FREEDOM, PAIR_SHARE, TWIN_OFF
 from tuner.refine.objective import LEAST_ATTAINMENT, OBJECTIVES, Objective
 from tuner.refine.pair_mean import student_t
-from tuner.refine.screen import LAWS, screen_of
+from tuner.refine.screen import LAWS, Screen, screen_of
 from tuner.refine.with_twin import ASTRAY, ASTRAY_FREEDOM, LEAST_OFF
 from tuner.scheduler.state import StepLaw
 from tuner.settings import SweepSettings
@@ -52,7 +54,9 @@ Constants = tuple[float, float, float]
 
 USED: Constants = (TWIN_OFF, LEAST_OFF, ASTRAY)
 CANDIDATES = tuple(
-    itertools.product((0.0, 0.05, 0.1, 0.2, 0.4), (0.05, 0.1, 0.2, 0.5, 1.0), (0.02, 0.1, 0.2))
+    itertools.product(
+        (0.0, 0.05, 0.1, 0.2, 0.4), (0.02, 0.05, 0.1, 0.2, 0.5), (0.0, 0.02, 0.1, 0.2)
+    )
 )
 
 
@@ -75,6 +79,10 @@ class Asked:
     that its laws say."""
 
     cells: tuple[Cell, ...]
+
+    liked: tuple[float, float] | None
+    """Log gain in goodput, as the twin says and in truth, of the cell of all that it likes best;
+    None where it likes none better than the knee."""
 
 
 def asked(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Asked | None:
@@ -100,7 +108,31 @@ def asked(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Ask
                 usual_sd = _usual_sd(aim, served)
                 found.append(Cell(name, twin.middle, tuple(twin.drawn), here - there, usual_sd))
     truth = step_law(one.world.step, CAPS[-1])
-    return Asked(_speed(view, truth, outcome.verdict.max_num_seqs), tuple(found))
+    return Asked(
+        _speed(view, truth, outcome.verdict.max_num_seqs),
+        tuple(found),
+        _liked(screen, grid, lambda cell: truth_of(one, outcome.slo, cell)),
+    )
+
+
+def _liked(
+    screen: Screen, grid: Sequence[Configuration], true: Callable[[Configuration], Seen]
+) -> tuple[float, float] | None:
+    aim = OBJECTIVES["goodput"]
+
+    def said(cell: Configuration) -> float:
+        return log_of(aim, screen.measurement(0, cell))
+
+    best = max(grid, key=said)
+    gained = said(best) - said(screen.knee)
+    if not LEAST < gained <= MOST:
+        return None
+    return gained, log_of(aim, true(best)) - log_of(aim, true(screen.knee))
+
+
+def log_of(aim: Objective, served: Seen) -> float:
+    found = aim.log(served)
+    return -math.inf if found is None else found
 
 
 def _speed(view: Forecast, truth: StepLaw, max_num_seqs: int) -> tuple[float, float]:
@@ -132,7 +164,8 @@ def log_likelihood(cells: Sequence[Cell], constants: Constants) -> float:
     return found
 
 
-def report(aim: str, cells: Sequence[Cell]) -> None:
+def report(aim: str, worlds: Sequence[Sequence[Cell]]) -> None:
+    cells = [cell for world in worlds for cell in world]
     best = max(CANDIDATES, key=lambda one: log_likelihood(cells, one))
     worse = log_likelihood(cells, best) - log_likelihood(cells, USED)
     wrong = [one for one in cells if one.middle * one.true < 0 and abs(one.middle) > 0.02]
@@ -161,15 +194,28 @@ def main() -> None:
     with Pool(options.processes) as pool:
         for level in options.level or NOISE:
             found = [one for one in pool.map(work, [(seed, level) for seed in seeds]) if one]
+            if not found:
+                print(f"{level}: no twin was believed", flush=True)
+                continue
             off, said = np.sqrt(np.mean(np.square([one.speed for one in found]), axis=0))
             print(
                 f"{level}: {len(found)} twins, off in speed by {100 * off:.2f} %, as they say by"
                 f" {100 * said:.2f} % (root mean squares)",
                 flush=True,
             )
+            if liked := [one.liked for one in found if one.liked is not None]:
+                said, true = np.array(liked).T
+                print(
+                    f"    what it likes best of all cells gains {true.mean():+.3f} in goodput"
+                    f" (a logarithm), as it says {said.mean():+.3f}; truly more than nothing in"
+                    f" {(true > 0).sum()} of {len(liked)} worlds, {np.round(true / said, 2)} of"
+                    " what it says",
+                    flush=True,
+                )
             for aim in AIMS:
-                if cells := [cell for one in found for cell in one.cells if cell.aim == aim]:
-                    report(aim, cells)
+                worlds = [[cell for cell in one.cells if cell.aim == aim] for one in found]
+                if worlds := [cells for cells in worlds if cells]:
+                    report(aim, worlds)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class Ratio:
     """As the replays alone showed it, luck included."""
 
     sureness: float
-    """How probable it is, at least, that the refined one is better."""
+    """How probable it is that the refined one is better, by pairs and twin together."""
 
     hope: float
     """How probable that is at most."""

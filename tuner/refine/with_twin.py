@@ -16,11 +16,13 @@ from tuner.scheduler.state import Floats
 
 LEAST_OFF = 0.2
 """How far off the twin is at least, whatever it foresees, of how far the replays of a pair usually
-differ. As noisy machines show it, beside what the law may be off (docs/experiments)."""
+differ, beside what the law may be off. More than random worlds show (docs/experiments), as an
+engine is not the twin's model of it."""
 
 ASTRAY = 0.1
-"""How probable it is that the twin knows nothing of a gain, not even its sign; in random worlds it
-is at most one in fifty (docs/experiments), but an engine is not the twin's model of it."""
+"""How probable it is that a gain is anything about what the twin says, of the other sign in one of
+four. Between what it is in random worlds, one in fifty on typical machines and one in five on noisy
+ones (docs/experiments)."""
 
 ASTRAY_FREEDOM = 1.0
 """Of Student's t. Its tails are longer than those of any pairs, so that these have the last word
@@ -44,8 +46,9 @@ class ByTwin:
 def with_twin(mean: PairMean, twin: ByTwin, *, usual_sd: float) -> Floats:
     """Return draws of the gain: what the twin says by a law, and how far the twin is off.
 
-    That is seldom more than TWIN_OFF of what it says, but for ASTRAY; the pairs say how far, as
-    against the twin's middle. ``usual_sd`` is how far the replays of a pair usually differ.
+    That is mostly within TWIN_OFF of what it says and LEAST_OFF of ``usual_sd`` (how far the
+    replays of a pair usually differ), but for ASTRAY; the pairs say how far, as against the twin's
+    middle.
     """
     usual = math.hypot(TWIN_OFF * twin.middle, LEAST_OFF * usual_sd)
     astray = math.hypot(twin.middle, usual_sd)
