@@ -1,7 +1,89 @@
+import os
+import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from tuner import jit
 from tuner.jit import compiled
+
+CALLER = """
+from tuner.jit import compiled
+
+from package import constants
+from package.callee import change
+
+@compiled
+def changed(x):
+    return change(x) + constants.MORE
+
+if __name__ == "package.caller":
+    print(changed(1))
+"""
+CALLEE = """
+from tuner.jit import compiled
+
+@compiled
+def change(x):
+    return {}
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """Return a package in which one module calls a compiled function of another."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    (folder / "caller.py").write_text(CALLER)
+    (folder / "callee.py").write_text(CALLEE.format("x * 10"))
+    (folder / "constants.py").write_text("MORE = 1\n")
+    return folder
+
+
+def run(package: Path) -> str:
+    kept = {"XDG_CACHE_HOME": str(package.parent / "cache")}
+    command = [sys.executable, "-c", "import package.caller"]
+    return subprocess.run(
+        command,
+        cwd=package.parent,
+        env={**os.environ, **kept},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+
+
+def kept_code(package: Path) -> dict[Path, int]:
+    files = (package.parent / "cache").rglob("*changed-*.nbc")
+    return {path: path.stat().st_mtime_ns for path in files}
+
+
+def test_an_edited_callee_in_another_file_is_compiled_anew(package: Path) -> None:
+    assert run(package) == "11"
+    (package / "callee.py").write_text(CALLEE.format("x * 20"))
+    assert run(package) == "21"
+    (package / "constants.py").write_text("MORE = 2\n")
+    assert run(package) == "22"
+
+
+def test_what_did_not_change_is_not_compiled_again(package: Path) -> None:
+    run(package)
+    first = kept_code(package)
+    (package / "caller.py").touch()
+    assert run(package) == "11"
+    assert kept_code(package) == first != {}
+
+
+def test_two_caches_of_other_versions_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for age, name in enumerate(["newest", "newer", "older", "oldest"]):
+        (tmp_path / "tuner" / name / "code").mkdir(parents=True)
+        os.utime(tmp_path / "tuner" / name, (10.0 - age, 10.0 - age))
+    ours = jit._cache_dir.__wrapped__()
+    assert {path.name for path in (tmp_path / "tuner").iterdir()} == {ours.name, "newest", "newer"}
 
 
 def test_a_function_is_compiled_where_nothing_can_be_kept() -> None:

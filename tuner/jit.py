@@ -1,7 +1,10 @@
 """Compile numeric loops to machine code, and keep the code between runs."""
 
+import ast
 import hashlib
+import importlib.metadata
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
@@ -10,21 +13,25 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.caching import IndexDataCacheFile
 
 Function = TypeVar("Function", bound=Callable[..., object])
+
+OLD_CACHES = 2
+"""How many caches of other versions stay: whoever goes back one need not compile again."""
 
 
 def compiled(function: Function) -> Function:
     """Compile on the first call.
 
-    The machine code is kept in the user's cache directory; where that cannot be written, every
-    process compiles anew.
+    The machine code is kept in the user's cache directory until the function, or any module that
+    its own imports, changes; where that cannot be written, every process compiles anew.
     """
     elsewhere = numba.config.CACHE_DIR
     try:
         numba.config.CACHE_DIR = str(_cache_dir())
         kept = numba.njit(cache=True, error_model="numpy")(function)
-        _compile_even_if_it_cannot_be_kept(kept)
+        _keep_while_sources_stay(kept, function)
     except (RuntimeError, OSError):  # no home, or no directory that it may write to
         kept = numba.njit(error_model="numpy")(function)
     finally:
@@ -32,11 +39,19 @@ def compiled(function: Function) -> Function:
     return cast("Function", kept)
 
 
-def _compile_even_if_it_cannot_be_kept(kept: Any) -> None:  # noqa: ANN401 - of numba
-    """Let a full disk cost time and not the run: numba 0.65 raises what its cache raises."""
+def _keep_while_sources_stay(kept: Any, function: Callable[..., object]) -> None:  # noqa: ANN401 - of numba
+    """Make numba 0.65 see what it does not: that a function changed which this one calls, or a
+    constant that it uses, in another file. And let a full disk cost time and not the run: numba
+    raises what its cache raises.
+    """
     cache_ = getattr(kept, "_cache", None)
     if cache_ is None:  # NUMBA_DISABLE_JIT
         return
+    cache_._cache_file = IndexDataCacheFile(  # noqa: SLF001 - numba offers no way to say it
+        cache_path=cache_.cache_path,
+        filename_base=cache_._impl.filename_base,  # noqa: SLF001
+        source_stamp=_digest(function.__module__),
+    )
     save = cache_.save_overload
 
     def save_if_possible(signature: object, data: object) -> None:
@@ -47,13 +62,49 @@ def _compile_even_if_it_cannot_be_kept(kept: Any) -> None:  # noqa: ANN401 - of 
 
 
 @cache
+def _digest(module: str) -> str:
+    """Return the digest of a module's source and of all that it imports of its own package."""
+    seen: dict[str, bytes] = {}
+    todo = {module}
+    while todo:
+        name = todo.pop()
+        seen[name], imported = _source(name)
+        todo |= imported - seen.keys()
+    digest = hashlib.sha256()
+    for name, source in sorted(seen.items()):
+        digest.update(f"{name}\0{len(source)}\0".encode() + source)
+    return digest.hexdigest()
+
+
+@cache
+def _source(module: str) -> tuple[bytes, frozenset[str]]:
+    """Return a module's source, and every name of its package that it imports as it loads.
+
+    Empty where it has no file, and of a name that is no module.
+    """
+    file = getattr(sys.modules.get(module), "__file__", None)
+    source = b"" if file is None else Path(file).read_bytes()
+    package, *_ = module.split(".")
+    found: set[str] = set()
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module is not None:
+            found |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
+    return source, frozenset(name for name in found if name.split(".")[0] == package)
+
+
+@cache
 def _cache_dir() -> Path:
-    """Return one directory per state of our sources: numba does not see that a function changed
-    which a kept one calls, if it is in another file."""
-    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    sources = sorted(Path(__file__).parent.glob("scheduler_*.py"))
-    digest = hashlib.sha256(b"".join(source.read_bytes() for source in sources))
-    return root / "tuner" / digest.hexdigest()[:16]
+    """Return this version's own directory, and remove all but the newest of other versions."""
+    root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuner"
+    ours = root / f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
+    ours.mkdir(parents=True, exist_ok=True)
+    os.utime(ours)
+    others = [(path.stat().st_mtime, path) for path in root.iterdir() if path != ours]
+    for _, path in sorted(others, reverse=True)[OLD_CACHES:]:
+        shutil.rmtree(path, ignore_errors=True)
+    return ours
 
 
 def _make_up_no_names() -> None:
