@@ -2,14 +2,23 @@
 
 import gc
 import os
+from asyncio import AbstractEventLoop
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
+from tuner.engines.virtual_time import VirtualTimeLoop
+
 
 @contextmanager
-def punctual() -> Iterator[None]:
+def punctual(loop: AbstractEventLoop) -> Iterator[None]:
     """Keep what would delay requests that are due away from this thread: garbage collection and,
-    where the system lets us, other processes. The engine's own priority stays as it is."""
+    where the system lets us, other processes. The engine's own priority stays as it is.
+
+    On virtual time nothing can be late: there it does nothing.
+    """
+    if isinstance(loop, VirtualTimeLoop):
+        yield
+        return
     before: tuple[int, os.sched_param] | None = None
     gc.collect()
     gc.freeze()

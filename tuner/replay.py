@@ -70,7 +70,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     """
     await engine.take_iterations()
     run = _Run(plan, engine, name, cut_rule, progress)
-    with punctual():
+    with punctual(run.loop):
         await run.go()
     elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.take_iterations()).copy()
