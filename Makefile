@@ -25,7 +25,7 @@ PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical --dist loadfile $
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test quiet check coverage static fix docs readme golden bench clean setup setup-dev
+.PHONY: help sweep compare test quiet check coverage static fix docs readme golden studies bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -64,6 +64,11 @@ readme: setup  ## Tune the sample trace and put what tuner printed into README.m
 
 golden: setup-dev  ## Rewrite tests/golden; read the diff before you commit it
 	$(BIN)/python -m pytest --update-golden -m "not vllm" $(PYTEST_ARGS)
+
+studies: setup-dev  ## Run every study at its smallest, only to see that none is broken
+	@for study in scripts/study_*.py; do \
+		echo "$$study --smoke" && timeout 120 $(BIN)/python $$study --smoke > /dev/null || exit 1; \
+	done
 
 bench: setup-dev  ## Measure the speed of tuner itself, by ratios
 	$(BIN)/python scripts/bench.py

@@ -1,6 +1,7 @@
 """How often does `tuner refine` tell two engines apart that serve alike?
 
     python scripts/study_alike.py [--worlds 60] [--first 1] [--processes 2]
+    python scripts/study_alike.py --smoke
 
 In the article's world a KV cache block of 15 tokens changes nothing against one of 16; nothing else
 is searched, so that each comparison is of equals, on fresh engines, and by replays alone. Every
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from study_sweeps import parsed
 
 ROOT = Path(__file__).resolve().parent.parent
 TUNER = Path(sys.executable).with_name("tuner")
@@ -45,7 +47,7 @@ def main() -> None:
     parser.add_argument("--worlds", type=int, default=60)
     parser.add_argument("--first", type=int, default=1, help="seed of the first world")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --processes 1")
     world = yaml.safe_load((ROOT / "examples" / "worlds" / "article.yaml").read_text())
     seeds = range(options.first, options.first + options.worlds)
     compared = missed = replaced = 0

@@ -1,6 +1,7 @@
 """How far is the twin off when it says what one configuration gains over another?
 
     python scripts/study_gains.py --worlds 20 [--first 0] [--harder] [--level typical]
+    python scripts/study_gains.py --smoke
 
 Each world is a machine with traffic (scripts/random_worlds.py). A sweep tunes it on virtual time,
 and its twin is asked what some cells of scripts/study_refine.py's grid gain over the knee, by its
@@ -18,12 +19,11 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pool
 
 import numpy as np
 from random_worlds import CAPS, NOISE, case
 from study_refine import grid_of, truth_of
-from study_sweeps import swept
+from study_sweeps import parsed, swept, workers
 
 from tuner.engines.world import step_law
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts
@@ -184,14 +184,14 @@ def main() -> None:
     parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --level quiet --processes 1")
     settings = SweepSettings(
         ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
         fast=False, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
     )  # fmt: skip
     seeds = range(options.first, options.first + options.worlds)
     work = partial(asked, settings=settings, harder=options.harder)
-    with Pool(options.processes) as pool:
+    with workers(options.processes) as pool:
         for level in options.level or NOISE:
             found = [one for one in pool.map(work, [(seed, level) for seed in seeds]) if one]
             if not found:
@@ -219,5 +219,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     main()

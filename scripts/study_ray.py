@@ -2,6 +2,7 @@
 
     python scripts/study_ray.py profiles/translation-tiny-cpu.yaml traces/translation.jsonl
     python scripts/study_ray.py profile.yaml prod.jsonl --engine sim --world world.yaml
+    python scripts/study_ray.py --smoke
 
 Two workers of a Ray cluster of this machine, and two plain processes, each with an engine at the
 profile's knee that is started once. In turns both trials of a pair are made by the ones and by the
@@ -24,7 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
-from study_sweeps import Silent
+from study_sweeps import Silent, parsed
 
 from tuner import devices, journal, profile
 from tuner.cluster.bench import ClusterBench
@@ -43,7 +44,10 @@ from tuner.settings import SweepSettings
 from tuner.trace import load
 from tuner.workload import Workload, choose_workload, keep_what_fits
 
-T95 = {4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 20: 2.086, 30: 2.042}
+T95 = {
+    1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 20: 2.086,
+    30: 2.042,
+}  # fmt: skip
 """Student's t, two-sided, by degrees of freedom; the next smaller ones' where one is missing."""
 
 
@@ -55,7 +59,11 @@ def main() -> None:
     parser.add_argument("--world", type=Path)
     parser.add_argument("--step", default="20s", help="how long a trial replays")
     parser.add_argument("--pairs", type=int, default=11)
-    given = parser.parse_args()
+    given = parsed(
+        parser,
+        smoke="profiles/translation-tiny-cpu.yaml traces/translation.jsonl --engine sim"
+        " --world examples/worlds/article-quiet.yaml --pairs 2",
+    )
     options = RefineOptions(
         profile=given.profile, trace=given.trace, output=Path(), search=(), objective="goodput",
         engine=given.engine, world=given.world, budget="1h", step=given.step, window="all",
@@ -151,7 +159,7 @@ async def in_turns(  # noqa: PLR0913, PLR0917 - as ``measure``
 def report(taken: Sequence[tuple[float, float]]) -> None:
     logs = [math.log(ours_s / theirs_s) for ours_s, theirs_s in taken]
     mean, error = statistics.mean(logs), statistics.stdev(logs) / math.sqrt(len(logs))
-    t = T95[max(degrees for degrees in T95 if degrees <= max(4, len(logs) - 1))]
+    t = T95[max(degrees for degrees in T95 if degrees < len(logs))]
     low, high = (math.exp(mean + sign * t * error) - 1 for sign in (-1, 1))
     more_ms = statistics.median(ours_s - theirs_s for ours_s, theirs_s in taken) * 1e3
     print(

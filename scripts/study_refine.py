@@ -1,6 +1,7 @@
 """Does `tuner refine` find what a full grid would, for a quarter of its engine time? Random worlds.
 
     python scripts/study_refine.py --worlds 25 [--first 100] [--harder] [--level noisy] [--grid]
+    python scripts/study_refine.py --smoke
 
 Each world is a machine with traffic (scripts/random_worlds.py). A sweep gives the profile, a
 refinement searches 12 caps x 6 token budgets around its knee on virtual time, and both are held
@@ -22,14 +23,14 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import Pool, TimeoutError  # noqa: A004 - of a pool's results
+from multiprocessing import TimeoutError  # noqa: A004 - of a pool's results
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
-from study_sweeps import Silent, requests_of
+from study_sweeps import Silent, parsed, requests_of, workers
 
 from tuner import journal
 from tuner.engines import virtual_time
@@ -328,7 +329,7 @@ def main() -> None:
     parser.add_argument("--grid", action="store_true", help="replay every cell as well")
     parser.add_argument("--each", action="store_true", help="print every refinement")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --level quiet --room --grid --each --processes 1")
     settings = SweepSettings(
         ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
         fast=False, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
@@ -336,7 +337,7 @@ def main() -> None:
     begin_s = monotonic()
     levels = options.level or list(NOISE)
     seeds: Sequence[int] = range(options.first, options.first + options.worlds)
-    with Pool(options.processes) as pool:
+    with workers(options.processes) as pool:
         if options.room:
             found = pool.map(partial(has_room, harder=options.harder), seeds)
             seeds = [seed for seed, room in zip(seeds, found, strict=True) if room]
@@ -358,5 +359,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     main()

@@ -2,6 +2,7 @@
 
     python scripts/study_refine_vllm.py prod.jsonl [--load 3] [--minutes 20]
     python scripts/study_refine_vllm.py prod.jsonl --ceiling 8 --slo ttft=1s,tpot=40ms
+    python scripts/study_refine_vllm.py --smoke
 
 First a sweep of the trace, of ``--load`` times its requests, and the refinement of its profile with
 a quarter of the grid's steps as its budget (what the grid really takes is more: each drains). A
@@ -14,7 +15,6 @@ far apart they are, and the engine seconds of each.
 """
 
 import argparse
-import asyncio
 import json
 import math
 import subprocess
@@ -26,10 +26,11 @@ from time import monotonic
 from typing import Any
 
 import numpy as np
-from study_sweeps import Silent
+from study_sweeps import Silent, parsed
 
 from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
+from tuner.errors import UndecidedError
 from tuner.evidence import Evidence
 from tuner.measure import Measurement
 from tuner.refine.bench import Build, Done, told
@@ -44,7 +45,7 @@ from tuner.traffic import scale_load
 from tuner.window import parse_duration_s
 from tuner.workload import Workload, keep_what_fits, workload_of
 
-CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
+CAPS = "1,2,4,6,8,10,12,16,20,24,28,32"
 GRID, AGAIN = "grid", "again"
 
 
@@ -58,7 +59,12 @@ def main() -> None:
     parser.add_argument("--ceiling", type=int, default=32, help="of the sweep")
     parser.add_argument("--budget", help="of the refinement; default: see above")
     parser.add_argument("--turns", type=int, default=4, help="of two pairs each, in the end")
-    options = parser.parse_args()
+    parser.add_argument("--world", type=Path, help="a simulated machine in the engine's place")
+    options = parsed(
+        parser,
+        smoke="traces/translation.jsonl --world examples/worlds/article-quiet.yaml"
+        " --budget 400s --minutes 0.05 --turns 1",
+    )
     step_s = parse_duration_s(options.step, option="--step")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -67,26 +73,30 @@ def main() -> None:
         more = tuple(scale_load(whole.requests, options.load, seed=0))
         header = replace(whole.header, rows_read=len(more), rows_kept=len(more), dropped={})
         write(replace(whole, header=header, requests=more), trace)
+        kind = "vllm" if options.world is None else "sim"
+        where = () if options.world is None else ("--engine", kind, "--world", options.world)
         tuner(
-            "sweep", "--trace", trace, "--budget", "3m", "--run-dir", folder / "sweep", "-o", swept,
-            "--ceiling", str(options.ceiling), *(("--slo", options.slo) if options.slo else ()),
+            "sweep", "--trace", trace, "--budget", "3m" if kind == "vllm" else "15m", *where,
+            "--run-dir", folder / "sweep", "-o", swept, "--ceiling", str(options.ceiling),
+            *(("--slo", options.slo) if options.slo else ()),
         )  # fmt: skip
         one = profile.load(swept)
         own = int(str(one.engine[TOKENS]))
         budgets = sorted({max(32, round(own * 2.0**power)) for power in (-4, -3, -2, -1, 0, 1)})
         search = (
-            f"{CAP}={','.join(map(str, CAPS))}",
+            f"{CAP}={CAPS}",
             f"{TOKENS}={','.join(map(str, budgets))}",
         )
-        budget = options.budget or f"{len(CAPS) * len(budgets) * step_s / 4:.0f}s"
+        cells = len(CAPS.split(",")) * len(budgets)
+        budget = options.budget or f"{cells * step_s / 4:.0f}s"
         found = tuner(
-            "refine", swept, "--trace", trace, "--step", options.step, "--budget", budget,
+            "refine", swept, "--trace", trace, "--step", options.step, "--budget", budget, *where,
             "--run-dir", folder / "refine", "-o", folder / "refined.yaml",
             "--search", search[0], "--search", search[1],
         )  # fmt: skip
         command = RefineOptions(
             profile=swept, trace=trace, output=Path(), search=search, objective="goodput",
-            engine="vllm", world=None, budget=budget, step=options.step, window="all",
+            engine=kind, world=options.world, budget=budget, step=options.step, window="all",
             headroom=1.0, replicas=1, router="least", storage=None, resume=False, run_dir=None,
             force=True, seed=0, ray=None, ray_engines=None, ray_cpus=None, json=False,
         )  # fmt: skip
@@ -95,16 +105,18 @@ def main() -> None:
             f"swept: {one.decision.verdict} at {one.decision.max_num_seqs}, attainment "
             f"{one.promise.attainment:.3f}, {options.load:g} times the load"
         )
-        report(found, bench, workload, cells=len(CAPS) * len(budgets))
+        report(found, bench, workload, cells=cells)
 
 
 def tuner(*words: str | Path) -> dict[str, Any]:
     """Run a command of this environment's tuner; return what it says with --json."""
     done = subprocess.run(  # noqa: S603 - ourselves
         [str(Path(sys.executable).with_name("tuner")), *map(str, words), "--json"],
-        check=True,
+        check=False,
         stdout=subprocess.PIPE,
     )
+    if done.returncode != UndecidedError.exit_code:  # that is an answer too, with its profile
+        done.check_returncode()
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -156,7 +168,7 @@ def grid(
         finally:
             await bench.stop()
 
-    asyncio.run(every())
+    engines.execute(0.0)(every())
     return bench, workload
 
 

@@ -1,6 +1,7 @@
 """How often is the shared cap right? Whole sweeps of day and night, on worlds whose truth is known.
 
     python scripts/study_sharing.py --worlds 10 [--first 300] [--level noisy]
+    python scripts/study_sharing.py --smoke
 
 Each world is a machine with traffic (scripts/random_worlds.py), which is the day's; the night is
 another draw on the same machine with other lengths. Both are tuned together on virtual time, and
@@ -16,11 +17,10 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import Pool
 from pathlib import Path
 
 from random_worlds import CAPS, NOISE, Case, case, shape_of
-from study_sweeps import Silent, requests_of
+from study_sweeps import Silent, parsed, requests_of, workers
 
 from tuner import journal
 from tuner.engines import virtual_time
@@ -138,14 +138,14 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=300, help="seed of the first world")
     parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --level quiet --processes 1")
     settings = SweepSettings(
         ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=7200.0, headroom=1.0,
         fast=False, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
     )  # fmt: skip
     seeds = range(options.first, options.first + options.worlds)
     for level in options.level or list(NOISE):
-        with Pool(options.processes) as pool:
+        with workers(options.processes) as pool:
             work = partial(judge, settings=settings)
             results = []
             for one in pool.imap_unordered(work, [(seed, level) for seed in seeds]):
@@ -155,5 +155,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     main()

@@ -1,6 +1,7 @@
 """How often is `tuner sweep` right? The whole command's run, on random worlds whose truth is known.
 
     python scripts/study_sweeps.py --worlds 25 [--fast] [--harder] [--level noisy]
+    python scripts/study_sweeps.py --smoke
 
 Each world is a machine with traffic (scripts/random_worlds.py); a sweep tunes it on virtual time
 and its answer is held against the whole trace on the same machine without noise, under the SLO that
@@ -13,11 +14,13 @@ ladder's again, is said to differ (A/A); and the replay time and the engine star
 import argparse
 import math
 import os
+import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from multiprocessing import Pool
+from multiprocessing import get_context
+from multiprocessing.pool import Pool
 from pathlib import Path
 from time import monotonic
 
@@ -38,6 +41,20 @@ from tuner.twin.simulation import simulate
 from tuner.uncertainty import choose
 
 SURE = 0.95
+
+
+def parsed(parser: argparse.ArgumentParser, *, smoke: str) -> argparse.Namespace:
+    """Return the options of a study; with --smoke they are these, whatever else is given."""
+    say = f"only see that all of it works; the same as {smoke}, whatever else is given"
+    parser.add_argument("--smoke", action="store_true", help=say)
+    return parser.parse_args(smoke.split() if "--smoke" in sys.argv else None)
+
+
+def workers(processes: int) -> Pool:
+    """Return processes with one thread of OpenBLAS each: threads of several, or beside other work,
+    wait for each other in a loop, and a study takes up to seven times as long."""
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    return get_context("spawn").Pool(processes)  # numpy reads it when it is imported: no fork
 
 
 class Silent:
@@ -147,7 +164,7 @@ def main() -> None:
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--fast", action="store_true")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --level quiet --processes 1")
     settings = SweepSettings(
         ceiling=CAPS[-1], slo=None, window="all", step_s=60.0, budget_s=3600.0, headroom=1.25,
         fast=options.fast, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
@@ -156,7 +173,7 @@ def main() -> None:
     levels = options.level or list(NOISE)
     seeds = range(options.first, options.first + options.worlds)
     jobs = [(seed, level) for seed in seeds for level in levels]
-    with Pool(options.processes) as pool:
+    with workers(options.processes) as pool:
         work = partial(judge, settings=settings, harder=options.harder)
         results = list(pool.imap_unordered(work, jobs))
     for level in levels:
@@ -165,5 +182,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     main()

@@ -1,6 +1,7 @@
 """How often does `tuner watch` alarm falsely, and how soon rightly? On random worlds.
 
     python scripts/study_watch.py --worlds 25 [--level noisy] [--change "slower 20 %"]
+    python scripts/study_watch.py --smoke
 
 Each world is a machine with traffic (scripts/random_worlds.py). `tuner sweep --fast` makes a
 profile of its first 20 minutes, on virtual time; then the same machine, with new weather and a new
@@ -20,14 +21,13 @@ from collections.abc import Callable, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from multiprocessing import Pool
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case
-from study_sweeps import swept
+from study_sweeps import parsed, swept, workers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -233,7 +233,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=100)
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --level quiet --windows 20 --processes 1")
     names = options.change or list(CHANGES)
     begin_s = monotonic()
     levels = options.level or list(NOISE)
@@ -241,10 +241,13 @@ def main() -> None:
     work: Callable[[tuple[int, str]], list[Result]] = partial(
         judge, names=names, windows=options.windows, harder=options.harder
     )
-    with Pool(options.processes) as pool:
+    with workers(options.processes) as pool:
         for level in levels:
             done = pool.imap_unordered(work, [(seed, level) for seed in seeds])
-            report(level, [one for found in done for one in found], names, options.windows)
+            if results := [one for found in done for one in found]:
+                report(level, results, names, options.windows)
+            else:
+                print(f"{level}: no twin was believed", flush=True)
     print(f"{options.worlds} worlds a level in {monotonic() - begin_s:.0f} s")
 
 
@@ -272,5 +275,4 @@ def report(level: str, results: Sequence[Result], names: Sequence[str], windows:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     main()

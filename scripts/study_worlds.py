@@ -1,6 +1,7 @@
 """How often is a decision rule right? On random worlds, whose truth is known.
 
     python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+climb ...]
+    python scripts/study_worlds.py --smoke
 
 A rule gets a Lab, an engine on the world's noisy machine, spends engine time on it as it likes and
 answers with a cap and its confidence. The truth is the whole trace on the same machine without
@@ -15,13 +16,13 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from multiprocessing import Pool
 from time import monotonic
 from typing import Final
 
 import numpy as np
 from numpy.random import Generator
 from random_worlds import CAPS, NOISE, Case, case, shape_of
+from study_sweeps import parsed, workers
 
 from tuner.engines.weather import EngineWeather, Machine
 from tuner.engines.world import step_law
@@ -245,7 +246,7 @@ def main() -> None:
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--rule", action="append", choices=RULES, help="default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    options = parser.parse_args()
+    options = parsed(parser, smoke="--worlds 1 --processes 1")
     rules = options.rule or list(RULES)
     begin_s = monotonic()
     jobs = [
@@ -253,7 +254,7 @@ def main() -> None:
         for seed in range(options.first, options.first + options.worlds)
         for level in NOISE
     ]
-    with Pool(options.processes) as pool:
+    with workers(options.processes) as pool:
         work = partial(judge, rules=rules, harder=options.harder)
         results = [one for found in pool.imap_unordered(work, jobs) for one in found]
     for rule in rules:
@@ -278,5 +279,4 @@ def report(results: Sequence[Result]) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     main()
