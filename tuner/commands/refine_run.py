@@ -16,7 +16,6 @@ from tuner.commands.options import check_given
 from tuner.commands.refine_ray import check_ray, site_of
 from tuner.commands.refine_setup import (
     Engines,
-    Execute,
     RefineOptions,
     engines_of,
     machine_of,
@@ -27,6 +26,7 @@ from tuner.commands.refine_setup import (
 )
 from tuner.commands.refine_view import render, said_of_space
 from tuner.commands.run_folder import Where, kept, open_run
+from tuner.commands.sweep_setup import Execute
 from tuner.commands.sweep_view import Progress
 from tuner.commands.verify_run import requests_of
 from tuner.devices import DeviceMeter

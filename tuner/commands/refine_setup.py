@@ -3,7 +3,7 @@
 import hashlib
 import json
 import platform
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, cast
 from tuner import interruption
 from tuner.base import Setting, value_of
 from tuner.commands.machine import Here, ThisMachine
-from tuner.commands.sweep_setup import cautions_of
+from tuner.commands.sweep_setup import Execute, cautions_of
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TraceError, TunerError, UsageError
@@ -22,7 +22,7 @@ from tuner.refine.knob_text import parse_search
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Space, number
 from tuner.refine.objective import parse_objectives
 from tuner.refine.outcome import curve_of
-from tuner.refine.refinement import Plan, Refinement
+from tuner.refine.refinement import Plan
 from tuner.refine.space import Demand, build_space
 from tuner.refine.starters import SimVary, VllmVary
 from tuner.refine.study import Study
@@ -64,9 +64,6 @@ class RefineOptions:
     ray_cpus: int | None
     seed: int
     json: bool
-
-
-Execute = Callable[[Coroutine[Any, Any, Refinement]], Refinement]
 
 
 def study_of(
