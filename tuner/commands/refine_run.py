@@ -26,7 +26,6 @@ from tuner.commands.refine_setup import (
 )
 from tuner.commands.refine_view import render, said_of_space
 from tuner.commands.run_folder import Where, kept, open_run
-from tuner.commands.sweep_setup import Execute
 from tuner.commands.sweep_view import Progress
 from tuner.commands.verify_run import requests_of
 from tuner.devices import DeviceMeter
@@ -44,6 +43,7 @@ from tuner.trace import Trace, TraceRequest, load
 
 if TYPE_CHECKING:
     from tuner.cluster.site import Site
+    from tuner.commands.sweep_setup import Execute
     from tuner.refine.bench import Bench
 
 
