@@ -24,7 +24,7 @@ from tuner.prompts import prompt_token_ids
 from tuner.replay import CutRule, replay
 from tuner.slo import Slo
 from tuner.trace import Trace, TraceRequest, load
-from tuner.traffic import busiest_window
+from tuner.traffic.arrivals import busiest_window
 from tuner.twin.check import Observed, check, lag_s, observed
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import shape_of

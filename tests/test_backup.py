@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner import backup, files
+from tuner import backup
 from tuner.errors import TargetError
+from tuner.system import files
 
 
 def names(folder: Path) -> list[str]:
@@ -141,7 +142,8 @@ def test_of_many_writes_at_once_every_one_that_was_made_can_be_taken_back(path: 
     code = """
         import os, sys
         from pathlib import Path
-        from tuner import backup, files
+        from tuner import backup
+        from tuner.system import files
         from tuner.errors import TargetError
 
         path, children = Path(sys.argv[1]), []
@@ -170,7 +172,8 @@ def test_of_many_writes_at_once_every_one_that_was_made_can_be_taken_back(path: 
 KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from tuner import backup, files
+    from tuner import backup
+    from tuner.system import files
 
     def killed_at(count, act):
         # Return whether ``act`` was killed at its count-th look at the file system.

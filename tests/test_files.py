@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner import files
 from tuner.errors import TargetError
+from tuner.system import files
 
 
 def names(folder: Path) -> list[str]:
@@ -155,7 +155,7 @@ def test_no_room_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_bytes(b"old")
     code = (
-        "import resource, sys; from pathlib import Path; from tuner import files\n"
+        "import resource, sys; from pathlib import Path; from tuner.system import files\n"
         "from tuner.errors import TargetError\n"
         "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
         "try: files.write_atomically(Path(sys.argv[1]), b'x' * 100_000)\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from tuner.errors import TargetError
-from tuner.files import whole_file
+from tuner.system.files import whole_file
 
 
 def names(folder: Path) -> list[str]:

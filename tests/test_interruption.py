@@ -16,7 +16,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PREPARED = """
 import asyncio, os, signal, sys, threading
 from pathlib import Path
-from tuner import interruption
+from tuner.system import interruption
 interruption.listen()
 interruption.say_at_the_end(lambda: ("2 replays are kept", "Go on."))
 """
@@ -157,7 +157,7 @@ def test_what_falls_over_on_the_way_out_is_not_told() -> None:
 def test_nothing_half_written_stays_when_a_command_ends_at_once(tmp_path: Path) -> None:
     done = ended(
         """
-        from tuner.files import whole_file
+        from tuner.system.files import whole_file
         with whole_file(Path(sys.argv[1])) as file:
             try:
                 print("up", flush=True)

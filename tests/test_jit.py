@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from tuner import jit
-from tuner.jit import compiled
+from tuner.system import jit
+from tuner.system.jit import compiled
 
 CALLER = """
-from tuner.jit import compiled
+from tuner.system.jit import compiled
 
 from package import constants
 from package.callee import change
@@ -23,7 +23,7 @@ if __name__ == "package.caller":
     print(changed(1))
 """
 CALLEE = """
-from tuner.jit import compiled
+from tuner.system.jit import compiled
 
 @compiled
 def change(x):

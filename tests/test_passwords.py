@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.passwords import passwords_in, without_passwords
+from tuner.system.passwords import passwords_in, without_passwords
 
 
 @pytest.mark.parametrize(

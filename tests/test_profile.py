@@ -16,7 +16,6 @@ from pydantic import BaseModel
 
 from tests import golden
 from tests.profiles import any_profile, profile, step
-from tuner import yaml_strict
 from tuner.errors import InputError, ProfileError
 from tuner.profile import (
     CurveStep,
@@ -34,6 +33,7 @@ from tuner.profile import (
     parse,
     save,
 )
+from tuner.system import yaml_strict
 
 SECTIONS: list[type[BaseModel]] = [
     *(ServingProfile, Decision, SloSection, CurveStep, Spread, KvCacheUsage, Promise, Validity),

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tuner import scratch
+from tuner.system import scratch
 
 OWNER = """
 import sys
-from tuner import scratch
+from tuner.system import scratch
 folder = scratch.new_folder("x", sys.argv[1])
 (folder / "socket").touch()
 print(folder, flush=True)

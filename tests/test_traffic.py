@@ -11,8 +11,13 @@ from tests.traces import request
 from tuner.formats.record import Row
 from tuner.formats.source import TraceHeader
 from tuner.trace import TraceRequest
-from tuner.traffic import busiest_window
-from tuner.traffic.arrivals import arrival_rate_rps, interarrival_cv, peak_arrivals, tick_ms
+from tuner.traffic.arrivals import (
+    arrival_rate_rps,
+    busiest_window,
+    interarrival_cv,
+    peak_arrivals,
+    tick_ms,
+)
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import NO_AFFINITY, Columns, columns_of, columns_of_rows
 from tuner.traffic.concurrency import levels, recorded_levels

@@ -7,10 +7,9 @@ from hypothesis import strategies as st
 
 from tests.traces import request
 from tuner.trace import TraceRequest
-from tuner.traffic import route, scale_load
 from tuner.traffic.columns import columns_of
-from tuner.traffic.routing import Router, busiest_part
-from tuner.traffic.scaling import JITTER_S
+from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.scaling import JITTER_S, scale_load
 
 REQUESTS = [request(i, i / 10, e2e_s=1.0, session_id=f"s{i % 7}") for i in range(200)]
 

@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from tuner import files
 from tuner.errors import TargetError
+from tuner.system import files
 
 RolledBack = Literal["restored", "removed", "unchanged"]
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]

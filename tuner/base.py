@@ -8,10 +8,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner import yaml_strict
 from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, UsageError
+from tuner.system import yaml_strict
 from tuner.targets.vllm_config import ALIASES
 
 _OURS = {"model": "--model", "max_num_seqs": "--ceiling"}

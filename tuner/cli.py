@@ -8,7 +8,7 @@ import io
 import os
 import sys
 
-from tuner import interruption
+from tuner.system import interruption
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 """The twin's matrices are small: on a busy machine threads cost several times what they save."""

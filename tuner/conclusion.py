@@ -20,7 +20,7 @@ from tuner.reasons import ADD_REPLICAS, Verdict
 from tuner.settings import SweepSettings
 from tuner.slo import out_of_reach
 from tuner.trace import TraceRequest
-from tuner.traffic import scale_load
+from tuner.traffic.scaling import scale_load
 from tuner.twin.check import check, median_error
 from tuner.twin.choice import value_of, weigh
 from tuner.twin.forecast import Change, Forecast, forecast

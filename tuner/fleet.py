@@ -13,9 +13,9 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from tuner.jit import compiled
 from tuner.scheduler.state import Floats, Ints, StepLaw
 from tuner.slo import Slo
+from tuner.system.jit import compiled
 from tuner.traffic.scaling import JITTER_S
 from tuner.twin.choice import Statistics
 from tuner.twin.simulation import Traffic, simulate

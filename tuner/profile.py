@@ -9,7 +9,6 @@ from pathlib import Path
 import yaml
 from pydantic import ValidationError
 
-from tuner import files, yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError, TargetError
 from tuner.profile_numbers import (
@@ -32,6 +31,7 @@ from tuner.profile_schema import (
     Verdict,
     contradictions,
 )
+from tuner.system import files, yaml_strict
 
 __all__ = [
     "Admission",

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.trace import TraceRequest
-from tuner.traffic import busiest_window
+from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.columns import Floats, Ints, columns_of
 from tuner.window import (
     MAX_RUN_IN_S,

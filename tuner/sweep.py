@@ -31,7 +31,7 @@ from tuner.replay import CutRule
 from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
 from tuner.trace import TraceRequest
-from tuner.traffic import scale_load
+from tuner.traffic.scaling import scale_load
 from tuner.uncertainty import Trial
 from tuner.workload import (
     Workload,

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 from tuner.errors import TraceError
-from tuner.files import whole_file
 from tuner.formats import canonical, open_trace
 from tuner.formats.record import Row, Status, Tally
 from tuner.formats.source import TimeUnit, TraceHeader
+from tuner.system.files import whole_file
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "cut", "digest", "load", "write"]
 

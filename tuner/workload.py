@@ -12,7 +12,7 @@ from tuner.ladder import littles_bound
 from tuner.sampling import sample_windows
 from tuner.slo import Slo, Unloaded, derive_slo
 from tuner.trace import TraceRequest
-from tuner.traffic import busiest_window
+from tuner.traffic.arrivals import busiest_window
 from tuner.window import Part, Window, choose_part, in_window, parse_duration_s
 
 MIN_STEP_S = 6.0

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.capture.call import Call, queue_s
 from tuner.capture.exchange import CURRENT, Exchange
-from tuner.guard import Report, guarded
+from tuner.system.guard import Report, guarded
 
 
 def attach(engine: Any, report: Report, *, keep_tokens: bool) -> bool:

@@ -20,7 +20,7 @@ from tuner.capture.spool import Spool, log
 from tuner.capture.usage import Overheard
 from tuner.errors import TunerError
 from tuner.formats.source import TraceHeader
-from tuner.guard import guarded
+from tuner.system.guard import guarded
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

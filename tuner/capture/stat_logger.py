@@ -20,7 +20,7 @@ from tuner.capture.spool import Spool, log
 from tuner.errors import TunerError
 from tuner.formats.record import Row, Status
 from tuner.formats.source import TraceHeader
-from tuner.guard import guarded
+from tuner.system.guard import guarded
 
 MISSING = ("aborts", "n", "hash_ids", "session_id", "lora")
 """What vLLM 0.32 does not tell its stat loggers. A request whose client left is forgotten without

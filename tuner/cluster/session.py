@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuner import scratch
 from tuner.cluster.share import Node, Share
 from tuner.errors import EngineError, RunError, UsageError
+from tuner.system import scratch
 
 LOCAL = "local"
 STORE_BYTES = 100 << 20

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner import files, yaml_strict
 from tuner.errors import TargetError
+from tuner.system import files, yaml_strict
 
 
 @dataclass(frozen=True, slots=True)

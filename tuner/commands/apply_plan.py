@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import devices, files, monitoring, profile, provenance, rollout, targets
+from tuner import devices, monitoring, profile, provenance, rollout, targets
 from tuner.backup import Override
 from tuner.commands import apply_generated
 from tuner.commands.apply_options import ApplyOptions, read_text
@@ -15,6 +15,7 @@ from tuner.commands.apply_view import Edit
 from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
 from tuner.profile_numbers import Admission
 from tuner.profile_schema import ServingProfile
+from tuner.system import files
 from tuner.targets import kserve, systemd
 from tuner.targets.detect import detect
 from tuner.targets.seam import Target

@@ -8,12 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tuner import backup, files
+from tuner import backup
 from tuner.commands import apply_view
 from tuner.commands.apply_options import ApplyOptions
 from tuner.commands.apply_plan import plan
 from tuner.commands.apply_view import Edit
 from tuner.errors import EngineError, TunerError, UsageError
+from tuner.system import files
 from tuner.targets import TARGETS
 
 

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from tuner import interruption, journal
+from tuner import journal
 from tuner.approaches.seam import Site
 from tuner.base import engine_arguments
 from tuner.commands.compare_setup import CompareOptions
@@ -17,6 +17,7 @@ from tuner.errors import UsageError
 from tuner.evidence import Evidence
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
+from tuner.system import interruption
 from tuner.trace import Trace
 
 Result = TypeVar("Result")

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tuner import files
 from tuner.approaches.seam import Setup
 from tuner.commands.compare_place import Place, place_of
 from tuner.commands.compare_setup import (
@@ -32,6 +31,7 @@ from tuner.errors import EngineError, TargetError, TraceError, UsageError
 from tuner.profile import load as load_profile
 from tuner.readings import Read
 from tuner.sweep import sweep
+from tuner.system import files
 from tuner.trace import Trace, TraceRequest, digest, load, write
 from tuner.workload import keep_what_fits
 

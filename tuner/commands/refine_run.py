@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import interruption, models, provenance
+from tuner import models, provenance
 from tuner.commands.machine import check_machine
 from tuner.commands.options import check_given
 from tuner.commands.refine_ray import check_ray, site_of
@@ -39,6 +39,7 @@ from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.run import refine
 from tuner.result import profile_of, second_thoughts
 from tuner.rig import Rig
+from tuner.system import interruption
 from tuner.trace import Trace, TraceRequest, load
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from tuner import interruption
 from tuner.base import Setting, value_of
 from tuner.commands.machine import Here, ThisMachine
 from tuner.commands.sweep_setup import Execute, cautions_of
@@ -27,6 +26,7 @@ from tuner.refine.space import Demand, build_space
 from tuner.refine.starters import SimVary, VllmVary
 from tuner.refine.study import Study
 from tuner.settings import SweepSettings
+from tuner.system import interruption
 from tuner.trace import Trace, TraceRequest
 from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import Router

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner import interruption, journal
+from tuner import journal
 from tuner.errors import (
     EngineError,
     GateError,
@@ -23,7 +23,8 @@ from tuner.errors import (
     TraceError,
     UsageError,
 )
-from tuner.passwords import without_passwords
+from tuner.system import interruption
+from tuner.system.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
 

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner import interruption, journal
+from tuner import journal
 from tuner.base import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm import VllmStarter
@@ -15,8 +15,9 @@ from tuner.evidence import Evidence
 from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
+from tuner.system import interruption
 from tuner.trace import Trace, TraceRequest, load
-from tuner.traffic import busiest_window
+from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.cautions import cautions
 from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import Router, busiest_part, route

@@ -13,10 +13,10 @@ from rich.progress import Progress
 
 from tuner.commands import trace_report, trace_view
 from tuner.errors import TraceError, UsageError
-from tuner.files import whole_file
 from tuner.formats import exporter_named, open_trace
 from tuner.formats.replayable import replayable
 from tuner.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
+from tuner.system.files import whole_file
 from tuner.trace import cut as cut_out
 from tuner.trace import lines_of, reading_warnings
 from tuner.trace_parts import drop_longer, only_replica

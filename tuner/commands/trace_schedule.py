@@ -6,12 +6,12 @@ from pathlib import Path
 
 from tuner.commands import trace_view
 from tuner.errors import TraceError
-from tuner.files import whole_file
 from tuner.formats import concurrency_schedule
 from tuner.formats.canonical import header_line, row_line
 from tuner.formats.record import SERVED, Row
 from tuner.formats.source import TraceHeader
 from tuner.stream import Input, scan
+from tuner.system.files import whole_file
 from tuner.trace import load
 from tuner.traffic.cautions import cautions
 from tuner.traffic.held import Holder, holding

@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner import interruption
 from tuner.commands.console import console_for
 from tuner.commands.machine import Here, ThisMachine, check_machine
 from tuner.commands.verify_junit import junit
@@ -25,6 +24,7 @@ from tuner.gates import Gate
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
 from tuner.readings import Read
+from tuner.system import interruption
 from tuner.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.twin.store import restored

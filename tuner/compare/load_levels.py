@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace import TraceRequest
-from tuner.traffic import scale_load
+from tuner.traffic.scaling import scale_load
 from tuner.window import Window, in_window
 
 LEVELS: dict[str, int | None] = {

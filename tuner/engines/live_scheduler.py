@@ -19,9 +19,9 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tuner.guard import guarded
 from tuner.live.protocol import Limits, Refused
 from tuner.live.thread import LiveThread, switched_off
+from tuner.system.guard import guarded
 
 SOCKET = "TUNER_LIVE_SOCKET"
 AUDIT = "TUNER_LIVE_AUDIT"

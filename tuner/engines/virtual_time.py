@@ -13,7 +13,7 @@ from concurrent.futures import Executor
 from functools import partial
 from typing import Any, Protocol, TypeVar, TypeVarTuple
 
-from tuner import interruption
+from tuner.system import interruption
 
 Result = TypeVar("Result")
 Arguments = TypeVarTuple("Arguments")

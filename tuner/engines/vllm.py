@@ -8,9 +8,10 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import models, provenance, scratch
+from tuner import models, provenance
 from tuner.engines import core_process, vllm_log
 from tuner.errors import EngineError
+from tuner.system import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

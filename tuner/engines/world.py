@@ -13,9 +13,9 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import yaml
 
-from tuner import yaml_strict
 from tuner.errors import InputError
 from tuner.scheduler.state import Ints, StepLaw
+from tuner.system import yaml_strict
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")
 _INTEGER: Final = re.compile(r"[-+]?\d+")

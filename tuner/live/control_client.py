@@ -13,9 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner import interruption
 from tuner.errors import EngineError, GateError, InputError, TunerError
-from tuner.live import folders
 from tuner.live.listener import peer_of
 from tuner.live.protocol import (
     VERSION,
@@ -30,6 +28,7 @@ from tuner.live.protocol import (
     line_of,
     strict_json,
 )
+from tuner.system import folders, interruption
 
 ANSWER_S = 30.0
 """An answer waits for the server's disk, and at most two seconds for its engine."""

@@ -16,9 +16,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner import files
 from tuner.errors import TargetError
-from tuner.live import folders
+from tuner.system import files, folders
 
 BACKLOG = 8
 MAX_SCHEDULE_BYTES = 64 * 2**10

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Mapping
 
 from tuner.errors import TunerError
-from tuner.guard import guarded
 from tuner.live import socket_files
 from tuner.live.control import LOOK_S, LiveControl
 from tuner.live.limits import Knobs
 from tuner.live.listener import Listener, Peer
 from tuner.live.protocol import About, Answer, Refused, line_of
 from tuner.live.record import log
+from tuner.system.guard import guarded
 
 STOP_S = 2.0
 

@@ -2,10 +2,10 @@
 
 import re
 
-from tuner import yaml_strict
 from tuner.monitoring import seal
 from tuner.monitoring.prometheus_rules import groups, head, short
 from tuner.profile_schema import ServingProfile
+from tuner.system import yaml_strict
 
 NAME = "prometheus-rule-crd"
 DEFAULT_FILE = "tuner-prometheus-rule.yaml"

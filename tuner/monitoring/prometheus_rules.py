@@ -1,11 +1,12 @@
 """Alert and recording rules for Prometheus: a file for ``rule_files``. Pure."""
 
-from tuner import models, yaml_strict
+from tuner import models
 from tuner.monitoring import seal
 from tuner.monitoring.alerts import MISSED, Alert, alerts, bounds, literal, windows
 from tuner.monitoring.lines import LATENCIES, Lines, lines
 from tuner.monitoring.promql import Servers, text
 from tuner.profile_schema import ServingProfile
+from tuner.system import yaml_strict
 
 NAME = "prometheus-rules"
 DEFAULT_FILE = "tuner-rules.yaml"

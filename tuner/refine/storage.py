@@ -22,7 +22,7 @@ from sqlalchemy.exc import (
 )
 
 from tuner.errors import RunError
-from tuner.passwords import passwords_in, without_passwords
+from tuner.system.passwords import passwords_in, without_passwords
 
 PATIENCE_S = 10
 """How long a storage may take to answer, or be locked by others, before it counts as down."""

@@ -16,7 +16,6 @@ from optuna.storages import InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.errors import RunError
-from tuner.passwords import without_passwords
 from tuner.refine import storage as storages
 from tuner.refine.importance import Importance, importances
 from tuner.refine.knobs import Configuration, Space
@@ -35,6 +34,7 @@ from tuner.refine.parameters import (
     trial_of,
 )
 from tuner.refine.patience import Patience
+from tuner.system.passwords import without_passwords
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 

@@ -12,7 +12,7 @@ from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart
 from tuner.refine.outcome import at, caps_of, outcome_of, view_of
 from tuner.refine.paired import is_live
 from tuner.settings import SweepSettings
-from tuner.traffic import scale_load
+from tuner.traffic.scaling import scale_load
 from tuner.twin.forecast import Forecast
 from tuner.workload import Workload
 

@@ -4,10 +4,10 @@ Most iterations only decode, while nobody comes or leaves: their durations follo
 of context tokens alone.
 """
 
-from tuner.jit import compiled
 from tuner.scheduler import state as its
 from tuner.scheduler.queue import allocate, arrival_s, recover, total
 from tuner.scheduler.state import Ints, Record, Records, Scheduler, StepLaw
+from tuner.system.jit import compiled
 
 
 @compiled

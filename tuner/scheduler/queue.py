@@ -1,8 +1,8 @@
 """The scheduler model's ledgers: who waits, who holds which blocks, and the totals."""
 
-from tuner.jit import compiled
 from tuner.scheduler import state as its
 from tuner.scheduler.state import Record, Records
+from tuner.system.jit import compiled
 
 
 @compiled

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 import yaml
 
-from tuner import yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.system import yaml_strict
 from tuner.targets import container_target, flags
 from tuner.targets.command_line import CommandLine
 from tuner.targets.container_command import command_line

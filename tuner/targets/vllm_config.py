@@ -10,9 +10,9 @@ by not stating the argument. A mapping becomes JSON; an empty list is dropped.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner import yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.system import yaml_strict
 from tuner.targets import yaml_edit
 from tuner.targets.seam import Platform, Stated
 from tuner.targets.vllm_values import same

@@ -10,9 +10,9 @@ from functools import lru_cache
 
 import yaml
 
-from tuner import yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.system import yaml_strict
 
 _INDIRECT = frozenset("&*!")
 _LINE_END = re.compile(r"\r\n|\n|\r|\Z")

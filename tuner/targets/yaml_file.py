@@ -7,14 +7,14 @@ from functools import lru_cache
 
 import yaml
 
-from tuner import yaml_strict
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.system import yaml_strict
+from tuner.system.yaml_strict import dump_flow
 from tuner.targets import yaml_scalar
 from tuner.targets.flags import Token
 from tuner.targets.view import Edits, View
 from tuner.targets.yaml_nodes import shared_ids
-from tuner.yaml_strict import dump_flow
 
 _INDIRECT = frozenset("&*!")
 

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
-from tuner import interruption
 from tuner.errors import TargetError
+from tuner.system import interruption
 
 _CURES = {
     errno.ENOSPC: "Free some space, or write elsewhere.",

@@ -13,7 +13,7 @@ import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
 from tuner.errors import InputError
-from tuner.yaml_bounded import BoundedLoader, RefusedError
+from tuner.system.yaml_bounded import BoundedLoader, RefusedError
 
 MAX_BYTES = 1 << 20
 """A profile has some 20 KB; the pure-Python scanner, which alone knows the places, is slow."""
