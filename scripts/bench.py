@@ -38,7 +38,7 @@ from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.trace import TraceRequest, load
+from tuner.trace.trace import TraceRequest, load
 from tuner.twin.choice import weigh
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate

@@ -23,7 +23,7 @@ from tuner.engines.world import read_world
 from tuner.prompts import prompt_token_ids
 from tuner.replay import CutRule, replay
 from tuner.slo import Slo
-from tuner.trace import Trace, TraceRequest, load
+from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
 from tuner.twin.check import Observed, check, lag_s, observed
 from tuner.twin.law import FittedLaw, Segment, fit_law

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import NormalDist, fmean
 
-from tuner.trace import Trace, TraceHeader, TraceRequest, digest, write
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest, write
 
 SEED = 2
 DURATION_S = 300.0

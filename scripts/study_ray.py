@@ -41,7 +41,7 @@ from tuner.refine.outcome import unloaded_of
 from tuner.refine.refinement import Plan
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
-from tuner.trace import load
+from tuner.trace.trace import load
 from tuner.workload import Workload, choose_workload, keep_what_fits
 
 T95 = {

@@ -40,7 +40,7 @@ from tuner.refine.objective import GOODPUT, TAIL, gains
 from tuner.refine.outcome import unloaded_of
 from tuner.refine.ratio import ratio
 from tuner.rig import Rig
-from tuner.trace import load, write
+from tuner.trace.trace import load, write
 from tuner.traffic.scaling import scale_load
 from tuner.window import parse_duration_s
 from tuner.workload import Workload, keep_what_fits, workload_of

@@ -35,7 +35,7 @@ from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
 from tuner.sweep import sweep
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import simulate
 from tuner.uncertainty import choose

@@ -11,7 +11,7 @@ from tuner.measure import Measurement, Spread
 from tuner.records import Replay, RequestRecord
 from tuner.settings import SweepSettings
 from tuner.slo import Slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.uncertainty import Block, Purpose, Trial
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 from tests.spans import export, request, span
 from tuner.errors import TraceError
-from tuner.formats import open_trace
-from tuner.formats.record import REASONS, Row, Tally
-from tuner.formats.source import TimeUnit
+from tuner.trace.formats.reading.record import REASONS, Row, Tally
+from tuner.trace.formats.reading.source import TimeUnit
+from tuner.trace.formats.registry import open_trace
 
 
 def jsonl(*rows: object) -> str:

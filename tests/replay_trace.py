@@ -6,12 +6,12 @@ import json
 import sys
 from pathlib import Path
 
-from tuner import trace
 from tuner.engines.vllm import VllmStarter
 from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest
 from tuner.replay import CutRule, replay
 from tuner.slo import Slo
+from tuner.trace import trace
 
 
 async def main(path: Path, cap: int) -> None:

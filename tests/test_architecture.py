@@ -25,7 +25,7 @@ PURE_AT_LEAST = {
 }
 """Those that decide. Any other module joins them by calling itself pure."""
 
-NOT_ASKED = frozenset({"system.jit", "profile", "trace"})
+NOT_ASKED = frozenset({"system.jit", "profile", "trace.trace"})
 """What a pure module may import whatever it reaches: a compiler with its cache, and types that live
 beside what reads and writes them."""
 
@@ -80,7 +80,7 @@ def tree(module: str) -> ast.Module:
 
 @cache
 def imports(module: str) -> frozenset[str]:
-    """Return all that a module imports, anywhere in it: ``vllm``, ``tuner.trace``."""
+    """Return all that a module imports, anywhere in it: ``vllm``, ``tuner.trace.trace``."""
     found: set[str] = set()
     for node in ast.walk(tree(module)):
         if isinstance(node, ast.Import):

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.traces import HEADER, row, write_lines
-from tuner import trace
 from tuner.commands import capture_run
 from tuner.errors import TargetError, TraceError, UsageError
+from tuner.trace import trace
 
 NOON = {**HEADER, "source": "vllm-middleware", "time_origin": "2026-01-01T12:00:00+00:00"}
 LATER = {**NOON, "time_origin": "2026-01-01T12:00:02.500+00:00", "dropped": {"writer_behind": 3}}

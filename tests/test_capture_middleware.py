@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.toy_server import ToyEngine, application, served
-from tuner import trace
 from tuner.capture import TraceRecorder
 from tuner.capture.engine_tap import attach
-from tuner.trace import Trace, TraceRequest
+from tuner.trace import trace
+from tuner.trace.trace import Trace, TraceRequest
 
 Ask = Callable[..., bytes]
 

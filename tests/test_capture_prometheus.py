@@ -27,7 +27,6 @@ from tests.scraped import (
     write_blocks,
 )
 from tests.toy_server import application, served
-from tuner import trace
 from tuner.capture import history, prometheus_api
 from tuner.capture.synthetic import trace_of
 from tuner.commands import capture_run
@@ -36,8 +35,9 @@ from tuner.engines.sim import SimStarter
 from tuner.engines.virtual_time import run
 from tuner.engines.world import World, WorldStep
 from tuner.errors import InputError, TunerError, UsageError
-from tuner.formats.record import Row
-from tuner.formats.source import TraceHeader
+from tuner.trace import trace
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.source import TraceHeader
 
 EPOCH_S = 1_770_000_000.0
 SCRAPE_S = 15.0

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from tuner import trace
 from tuner.capture.environment import Recording, recording
 from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
 from tuner.errors import UsageError
-from tuner.formats.record import Row
-from tuner.formats.source import TraceHeader
+from tuner.trace import trace
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.source import TraceHeader
 
 ROOT = Path(__file__).parent.parent
 

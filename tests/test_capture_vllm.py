@@ -21,10 +21,10 @@ import yaml
 from tests import paced
 from tests.scraped import can_scrape, prometheus
 from tests.vllm_server import CAP, Gauges, Planned, hang_up, now_s, post, send, vllm_serve
-from tuner import trace
 from tuner.capture import history, prometheus_api
 from tuner.commands import capture_run
-from tuner.trace import Trace, TraceRequest
+from tuner.trace import trace
+from tuner.trace.trace import Trace, TraceRequest
 
 ROOT = Path(__file__).parent.parent
 MIDDLEWARE = ("--middleware", "tuner.capture.TraceRecorder")

@@ -11,7 +11,7 @@ from tuner.engines.sim import SimStarter
 from tuner.engines.virtual_time import run
 from tuner.engines.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 WORLD = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=4000), engine_start=10.0)
 REQUESTS = [TraceRequest(i, float(i), input_length=5 + i, output_length=40) for i in range(10)]

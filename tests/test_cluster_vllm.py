@@ -18,7 +18,7 @@ from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS
 from tuner.refine.starters import VllmVary
 from tuner.slo import Slo, Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Part, Window
 from tuner.workload import workload_of
 

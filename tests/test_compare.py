@@ -23,7 +23,7 @@ from tuner.commands.compare_setup import CompareOptions
 from tuner.compare.evidence import Comparing
 from tuner.errors import EngineError, GateError, RunError, TraceError, TunerError, UsageError
 from tuner.journal import read
-from tuner.trace import load
+from tuner.trace.trace import load
 
 ROOT = Path(__file__).parent.parent
 ARTICLE = ROOT / "examples" / "worlds" / "article.yaml"

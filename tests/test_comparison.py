@@ -25,7 +25,7 @@ from tuner.compare.ratios import Ratio, Sample, ratios
 from tuner.compare.windows import windows_of
 from tuner.errors import TraceError
 from tuner.scheduler.state import StepLaw
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import EngineShape
 from tuner.window import Window
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.traces import HEADER, row, write_lines
 from tuner.errors import TraceError, UsageError
-from tuner.formats import FORMATS, open_trace
-from tuner.formats.lines import MAX_LINE_BYTES
+from tuner.trace.formats.reading.lines import MAX_LINE_BYTES
+from tuner.trace.formats.registry import FORMATS, open_trace
 
 AZURE = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n2023-11-16 18:15:46.6805900,374,44\r\n"
 

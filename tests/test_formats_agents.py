@@ -8,10 +8,11 @@ import pytest
 from tests.format_examples import EXAMPLES, jsonl, read
 from tests.traces import SLICES, needs_slices
 from tuner.errors import TraceError, UsageError
-from tuner.formats import open_trace, weka
-from tuner.formats.aiperf import ACCUMULATED, DELAYED
-from tuner.formats.recent import Recent
-from tuner.formats.weka import LAID_OVER
+from tuner.trace.formats import weka
+from tuner.trace.formats.aiperf import ACCUMULATED, DELAYED
+from tuner.trace.formats.reading.recent import Recent
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.formats.weka import LAID_OVER
 
 
 def conversation(*requests: dict[str, object], **more: object) -> dict[str, object]:

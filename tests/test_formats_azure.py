@@ -4,7 +4,7 @@ import pytest
 
 from tests.format_examples import EXAMPLES, read
 from tuner.errors import TraceError, UsageError
-from tuner.formats.record import Row
+from tuner.trace.formats.reading.record import Row
 
 COLUMNS_2024 = "TIMESTAMP,ContextTokens,GeneratedTokens\n"
 COLUMNS_LMM = "TIMESTAMP,NumImages,ContextTokens,GeneratedTokens\n"

@@ -9,10 +9,10 @@ import pytest
 from tests.format_examples import EXAMPLES, jsonl, read
 from tests.traces import SLICES, needs_slices
 from tuner.errors import TraceError, UsageError
-from tuner.formats import open_trace
-from tuner.formats.source import TimeUnit
-from tuner.trace import load
-from tuner.traffic.columns import columns_of
+from tuner.trace.columns import columns_of
+from tuner.trace.formats.reading.source import TimeUnit
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.trace import load
 from tuner.traffic.concurrency import levels
 
 
@@ -165,7 +165,7 @@ def test_single_bad_entries_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_document_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.formats.lines.MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr("tuner.trace.formats.reading.lines.MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(TraceError, match="one JSON document of more than"):
         read(tmp_path / "t", EXAMPLES["vllm_bench"], None)
 

@@ -5,8 +5,8 @@ import pytest
 from tests.format_examples import EXAMPLES, read
 from tests.traces import SLICES, needs_slices
 from tuner.errors import UsageError
-from tuner.formats import open_trace
-from tuner.trace import load
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.trace import load
 
 OLD = "Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type\n"
 NEW = EXAMPLES["burstgpt"].splitlines()[0] + "\n"

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from tests.traces import HEADER, row, write_lines
 from tuner.errors import TraceError, UsageError
-from tuner.formats import open_trace
-from tuner.formats.record import REASONS, Row, Tally
-from tuner.formats.source import TimeUnit
+from tuner.trace.formats.reading.record import REASONS, Row, Tally
+from tuner.trace.formats.reading.source import TimeUnit
+from tuner.trace.formats.registry import open_trace
 
 FULL = row(
     192104.5,

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from tests.format_examples import EXAMPLES, TABLES, check_reconciled
 from tests.mutations import mutated
-from tuner import stream
-from tuner.formats import FORMATS
-from tuner.trace import load
+from tuner.trace import stream
+from tuner.trace.formats.registry import FORMATS
+from tuner.trace.trace import load
 
 NAMES = [known.NAME for known in FORMATS]
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.formats.json_values import Value, spans_lines, values
+from tuner.trace.formats.reading.json_values import Value, spans_lines, values
 
 
 def found(text: bytes, *, longest: int = 10**6, chunk: int = 10**6) -> list[Value]:

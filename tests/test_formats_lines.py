@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.formats import lines as lines_module
-from tuner.formats.lines import MAX_LINE_BYTES, Lines
-from tuner.formats.record import Tally
+from tuner.trace.formats.reading import lines as lines_module
+from tuner.trace.formats.reading.lines import MAX_LINE_BYTES, Lines
+from tuner.trace.formats.reading.record import Tally
 
 
 def read(path: Path, content: bytes) -> tuple[list[tuple[int, bytes]], Lines]:

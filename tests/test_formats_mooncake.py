@@ -4,8 +4,8 @@ import pytest
 
 from tests.traces import SLICES, needs_slices, row, write_lines
 from tuner.errors import TraceError
-from tuner.formats import open_trace
-from tuner.formats.source import TimeUnit
+from tuner.trace.formats.reading.source import TimeUnit
+from tuner.trace.formats.registry import open_trace
 
 
 def stamps(path: Path, time_unit: TimeUnit | None = None) -> list[float]:

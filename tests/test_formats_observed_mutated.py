@@ -14,8 +14,8 @@ from tests import test_formats_envoy, test_formats_langfuse, test_formats_litell
 from tests import test_formats_nginx as nginx
 from tests.spans import export, request, span
 from tuner.errors import TraceError
-from tuner.formats import open_trace
-from tuner.formats.record import Row
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.registry import open_trace
 
 SAMPLES: dict[str, list[dict[str, Any]]] = {
     "vllm-otlp": [export(span(attributes=request()), span(length_s=2, attributes=request()))],

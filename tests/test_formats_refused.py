@@ -4,7 +4,7 @@ import pytest
 
 from tests.format_examples import EXAMPLES, jsonl, read
 from tuner.errors import TraceError
-from tuner.formats.refused import REFUSED
+from tuner.trace.formats.reading.refused import REFUSED
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,9 @@ from collections.abc import Hashable, Iterable
 
 import pytest
 
-from tuner.formats import same_request
-from tuner.formats.record import Row, Status, Tally
-from tuner.formats.same_request import Found, Span, final_attempts, innermost, merged
+from tuner.trace.formats.reading import same_request
+from tuner.trace.formats.reading.record import Row, Status, Tally
+from tuner.trace.formats.reading.same_request import Found, Span, final_attempts, innermost, merged
 
 
 def found(key: Hashable, at_ms: float = 0, *, status: Status = "ok", output: int = 5) -> Found:

@@ -1,6 +1,6 @@
 import pytest
 
-from tuner.formats.scalars import (
+from tuner.trace.formats.reading.scalars import (
     Numbers,
     between_ms,
     epoch_ms,

@@ -7,10 +7,10 @@ import pytest
 from tests.spans import START, export, request, span
 from tests.traces import LOGS, needs_logs, write_lines
 from tuner.errors import TraceError, UsageError
-from tuner.formats import open_trace
-from tuner.formats.record import Row, Tally
-from tuner.formats.source import Source
-from tuner.trace import load
+from tuner.trace.formats.reading.record import Row, Tally
+from tuner.trace.formats.reading.source import Source
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.trace import load
 
 START_MS = START / 1_000_000
 

@@ -405,4 +405,8 @@ def test_a_server_loads_nothing_heavy_with_the_control() -> None:
     assert "pydantic" in loaded  # which vLLM brings
     foreign = {"numba", "numpy", "pynvml", "rich", "typer", "vllm", "yaml"}
     assert foreign & {name.split(".")[0] for name in loaded} == set()
-    assert [name for name in loaded if name.startswith(("tuner.capture", "tuner.formats"))] == []
+    assert [
+        name
+        for name in loaded
+        if name.startswith(("tuner.capture", "tuner.trace.formats.registry"))
+    ] == []

@@ -104,7 +104,7 @@ def test_a_vocabulary_of_special_ids_alone_is_refused() -> None:
 
 PROBE = """
 from tuner.prompts import prompt_token_ids
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 one = TraceRequest(3, 0.0, 100, 5, hash_ids=(1, 2))
 print(prompt_token_ids(one, seed=7, vocab_size=32000, block_size=16))
 """

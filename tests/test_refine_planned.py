@@ -11,7 +11,7 @@ from tuner.errors import UsageError
 from tuner.refine.planned import planned
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo, Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import EngineShape, Traffic
 from tuner.twin.store import StoredTwin
 from tuner.workload import MIN_STEP_S, Workload

@@ -32,7 +32,7 @@ from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
 from tuner.rig import Rig
 from tuner.slo import Slo, Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Part, Window
 from tuner.workload import Workload, workload_of
 

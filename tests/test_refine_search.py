@@ -20,7 +20,7 @@ from tuner.refine.starters import VllmVary
 from tuner.refine.study import Study
 from tuner.rig import Rig
 from tuner.slo import Slo, Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Part, Window
 from tuner.workload import workload_of
 

@@ -19,7 +19,7 @@ from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.rig import Rig
 from tuner.slo import Slo, Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Part, Window
 from tuner.workload import workload_of
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.builders import request
 from tuner.sampling import sample_windows
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Part, Window
 
 # An hour with a request a second; from 2000 s to 2100 s five a second.

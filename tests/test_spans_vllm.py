@@ -15,7 +15,7 @@ import pytest
 from tests.spans import export, span
 from tests.traces import write_lines
 from tests.vllm_server import hang_up, post, vllm_serve
-from tuner.trace import Trace, load
+from tuner.trace.trace import Trace, load
 
 pytestmark = pytest.mark.vllm
 

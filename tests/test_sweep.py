@@ -20,7 +20,7 @@ from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
 from tuner.slo import Slo
 from tuner.sweep import sweep
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 SETTINGS = SweepSettings(
     ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25, fast=False,

@@ -32,7 +32,7 @@ from tuner.errors import EngineError
 from tuner.profile import load
 from tuner.rollout import cautions
 from tuner.sweep import sweep
-from tuner.trace import Trace, TraceHeader
+from tuner.trace.trace import Trace, TraceHeader
 
 # in turns, so that rank and replica get every other request
 OPTIONS = SweepOptions(

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from tests.traces import HEADER, SAMPLES, SLICES, needs_slices, request, row, trace_of, write_lines
 from tuner.errors import TargetError, TraceError
-from tuner.trace import TraceHeader, TraceRequest, cut, digest, load, write
-from tuner.trace_parts import drop_longer
+from tuner.trace.parts import drop_longer
+from tuner.trace.trace import TraceHeader, TraceRequest, cut, digest, load, write
 
 
 def test_rows_in_any_order_are_sorted_and_equal_stamps_keep_theirs(tmp_path: Path) -> None:

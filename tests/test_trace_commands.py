@@ -12,9 +12,9 @@ import pytest
 
 from tests.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner import cli
-from tuner.formats import open_trace
-from tuner.formats.aiperf import DELAYED
-from tuner.trace import load
+from tuner.trace.formats.aiperf import DELAYED
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.trace import load
 
 SAMPLE = SAMPLES / "translation.jsonl"
 CONTRACT = [

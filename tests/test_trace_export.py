@@ -6,10 +6,10 @@ import pytest
 
 from tests.test_trace_commands import Run, tuner
 from tests.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
-from tuner.formats import EXPORTERS, Exporter, open_trace
-from tuner.formats.record import Row
-from tuner.formats.replayable import Plain, Replayable, replayable
-from tuner.trace import load
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.replayable import Plain, Replayable, replayable
+from tuner.trace.formats.registry import EXPORTERS, Exporter, open_trace
+from tuner.trace.trace import load
 
 __all__ = ["tuner"]
 

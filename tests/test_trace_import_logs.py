@@ -11,7 +11,7 @@ from tests import test_formats_nginx as nginx
 from tests.spans import export, request, span
 from tests.test_trace_commands import Run
 from tests.traces import LOGS, needs_logs, write_lines
-from tuner.trace import load
+from tuner.trace.trace import load
 
 SECRETS = {"user": "alice", "end_user": "bob", "api_key": "sk-1234", "remote_addr": "192.168.1.38"}
 

@@ -12,10 +12,10 @@ from rich.console import Console
 from tests.test_trace_commands import Run
 from tests.traces import HEADER, SLICES, needs_slices, request, row, write_lines
 from tuner.commands import trace_report
-from tuner.trace import load
+from tuner.trace.columns import Columns, columns_of
+from tuner.trace.trace import load
 from tuner.traffic.arrivals import dispersion, same_time_share
 from tuner.traffic.cautions import cautions
-from tuner.traffic.columns import Columns, columns_of
 from tuner.traffic.concurrency import levels, recorded_running
 from tuner.traffic.levels import count_levels
 from tuner.traffic.summary import describe

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.traces import SAMPLES
-from tuner.trace import load
-from tuner.traffic.columns import columns_of
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import load
 from tuner.traffic.summary import Traffic, describe
 
 ROOT = SAMPLES.parent

@@ -7,9 +7,9 @@ import pytest
 from tests.format_examples import jsonl
 from tests.test_trace_commands import Run
 from tests.traces import HEADER, row, write_lines
-from tuner.formats.concurrency_schedule import Tick, read
-from tuner.trace import load
-from tuner.traffic.columns import columns_of
+from tuner.trace.columns import columns_of
+from tuner.trace.formats.concurrency_schedule import Tick, read
+from tuner.trace.trace import load
 from tuner.traffic.concurrency import levels
 from tuner.traffic.held import holding
 

@@ -3,9 +3,9 @@
 import pytest
 
 from tests.traces import SLICES, needs_slices
-from tuner.trace import load
+from tuner.trace.columns import Columns, columns_of
+from tuner.trace.trace import load
 from tuner.traffic.arrivals import busiest_window
-from tuner.traffic.columns import Columns, columns_of
 from tuner.traffic.concurrency import levels
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, Router, assign
 from tuner.traffic.summary import Traffic, describe

@@ -8,9 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.traces import request
-from tuner.formats.record import Row
-from tuner.formats.source import TraceHeader
-from tuner.trace import TraceRequest
+from tuner.trace.columns import NO_AFFINITY, Columns, columns_of, columns_of_rows
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import (
     arrival_rate_rps,
     busiest_window,
@@ -19,7 +20,6 @@ from tuner.traffic.arrivals import (
     tick_ms,
 )
 from tuner.traffic.cautions import cautions
-from tuner.traffic.columns import NO_AFFINITY, Columns, columns_of, columns_of_rows
 from tuner.traffic.concurrency import levels, recorded_levels
 from tuner.traffic.levels import Levels
 from tuner.traffic.summary import describe

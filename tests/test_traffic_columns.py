@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from tests.traces import request
-from tuner.formats.record import Row
-from tuner.traffic import columns as module
-from tuner.traffic.columns import columns_of, columns_of_rows
+from tuner.trace import columns as module
+from tuner.trace.columns import columns_of, columns_of_rows
+from tuner.trace.formats.reading.record import Row
 
 
 @pytest.fixture(autouse=True)

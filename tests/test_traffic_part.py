@@ -1,8 +1,8 @@
 import pytest
 
 from tests.traces import request
-from tuner.trace import TraceRequest
-from tuner.traffic.columns import Columns, columns_of
+from tuner.trace.columns import Columns, columns_of
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.part import Likeness, likeness
 
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.traces import request
-from tuner.trace import TraceRequest
-from tuner.traffic.columns import columns_of
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.scaling import JITTER_S, scale_load
 

@@ -8,7 +8,7 @@ import pytest
 from tuner.engines.seam import EngineFacts
 from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import (
     EngineShape,
     Pace,

@@ -6,7 +6,7 @@ import pytest
 
 from tests.builders import request
 from tuner.errors import TraceError, UsageError
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Part, Window, choose_part, in_window, parse_duration_s, plan_requests
 
 HOUR = [request(row) for row in range(3600)]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tuner.trace import Trace, TraceHeader, TraceRequest, digest
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest
 
 SAMPLES = Path(__file__).parents[1] / "traces"
 SLICES = Path(__file__).parents[2] / "shared" / "traces"

@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.engines.seam import Engine, EngineRequest, IterationLog, Reply, RequestFailedError
 from tuner.errors import EngineError
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 DWELL = 5
 """Iterations at each size: the fewer, the better neighbouring sizes compare; but the first one

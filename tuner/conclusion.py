@@ -19,7 +19,7 @@ from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
 from tuner.reasons import ADD_REPLICAS, Verdict
 from tuner.settings import SweepSettings
 from tuner.slo import out_of_reach
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.twin.check import check, median_error
 from tuner.twin.choice import value_of, weigh

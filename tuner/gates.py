@@ -13,7 +13,7 @@ import numpy as np
 from tuner.measure import Measurement, Spread, spread
 from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import Traffic, met, simulate, traffic_of
 from tuner.twin.store import StoredTwin
 from tuner.window import Window

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
 from tuner.errors import EngineError
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 PROBES = 7
 MAX_PROBE_TOKENS = 64

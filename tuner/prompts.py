@@ -7,7 +7,7 @@ so the ids depend on no library's version and a prompt of 100,000 tokens is one 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 SPECIAL_IDS = 16
 """Ids below this are left out: padding, begin and end of text, and the like stand there."""

@@ -8,7 +8,7 @@ from tuner.evidence import Evidence
 from tuner.journal import Journal
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.workload import keep_what_fits, slo_for, workload_of
 
 

@@ -21,7 +21,7 @@ from tuner.records import Replay
 from tuner.replay import CutRule
 from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import Window, plan_requests
 from tuner.workload import Workload
 

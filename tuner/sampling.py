@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tuner.trace import TraceRequest
+from tuner.trace.columns import Floats, Ints, columns_of
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
-from tuner.traffic.columns import Floats, Ints, columns_of
 from tuner.window import (
     MAX_RUN_IN_S,
     RUN_IN_SHARE,

@@ -8,7 +8,7 @@ leaves its recorded think time after the turn before it ended, and never before 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

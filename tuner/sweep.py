@@ -30,7 +30,7 @@ from tuner.readings import Read
 from tuner.replay import CutRule
 from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.uncertainty import Trial
 from tuner.workload import (

@@ -28,7 +28,7 @@ from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
 from tuner.sharing import Together, demand_of, price_of, share
 from tuner.sweep import SweepRun
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.workload import MIN_STEP_S
 
 

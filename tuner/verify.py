@@ -16,7 +16,7 @@ from tuner.records import Replay
 from tuner.replay import CutRule
 from tuner.sampling import sample_windows
 from tuner.slo import Slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.twin.store import StoredTwin
 from tuner.window import Window, choose_part, in_window, plan_requests

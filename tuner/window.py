@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tuner.errors import TraceError, UsageError
 from tuner.records import PlannedRequest
 from tuner.sessions import Turn
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 MAX_RUN_IN_S = 15.0
 RUN_IN_SHARE = 0.25

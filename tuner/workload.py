@@ -11,7 +11,7 @@ from tuner.errors import TraceError, UsageError
 from tuner.ladder import littles_bound
 from tuner.sampling import sample_windows
 from tuner.slo import Slo, Unloaded, derive_slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.window import Part, Window, choose_part, in_window, parse_duration_s
 

@@ -26,7 +26,7 @@ from tuner.engines.vllm_workers import VllmSite
 from tuner.errors import EngineError
 from tuner.journal import create
 from tuner.measure import Measurement
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 pytestmark = pytest.mark.vllm
 

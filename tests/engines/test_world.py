@@ -9,7 +9,7 @@ import tuner
 from tuner.engines.world import World, WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
 from tuner.slo import Slo
-from tuner.trace import load
+from tuner.trace.trace import load
 from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
 
 ARTICLE = """

@@ -14,7 +14,7 @@ from tuner.capture.environment import Recording
 from tuner.capture.prefix_ids import LORA, SESSION, prefix_ids, pseudonym
 from tuner.capture.spool import breathe
 from tuner.capture.usage import Overheard
-from tuner.formats.record import Row, Status
+from tuner.trace.formats.reading.record import Row, Status
 
 HASH_SLICE = 64
 """Ids made at a stretch, about 0.1 ms, before the event loop may have the GIL."""

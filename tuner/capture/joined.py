@@ -9,10 +9,11 @@ from pathlib import Path
 import msgspec
 
 from tuner.errors import TraceError, UsageError
-from tuner.formats import canonical, open_trace
-from tuner.formats.record import Row
-from tuner.formats.source import TraceHeader
-from tuner.trace import counted
+from tuner.trace.formats import canonical
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.trace import counted
 
 
 def joined(paths: Sequence[Path]) -> tuple[TraceHeader, Iterator[Row]]:

@@ -19,8 +19,8 @@ from tuner.capture.exchange import CURRENT, NOT_TRAFFIC, REFUSED, Exchange
 from tuner.capture.spool import Spool, log
 from tuner.capture.usage import Overheard
 from tuner.errors import TunerError
-from tuner.formats.source import TraceHeader
 from tuner.system.guard import guarded
+from tuner.trace.formats.reading.source import TraceHeader
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

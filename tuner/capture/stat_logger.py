@@ -18,9 +18,9 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from tuner.capture.environment import STATS_OUT, recording
 from tuner.capture.spool import Spool, log
 from tuner.errors import TunerError
-from tuner.formats.record import Row, Status
-from tuner.formats.source import TraceHeader
 from tuner.system.guard import guarded
+from tuner.trace.formats.reading.record import Row, Status
+from tuner.trace.formats.reading.source import TraceHeader
 
 MISSING = ("aborts", "n", "hash_ids", "session_id", "lora")
 """What vLLM 0.32 does not tell its stat loggers. A request whose client left is forgotten without

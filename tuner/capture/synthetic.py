@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tuner.capture.history import Engine, Floats, Lengths, increases, restarted
 from tuner.errors import TraceError
-from tuner.formats.record import Row, Status
-from tuner.formats.source import TraceHeader
+from tuner.trace.formats.reading.record import Row, Status
+from tuner.trace.formats.reading.source import TraceHeader
 
 Ints = NDArray[np.int64]
 

@@ -22,7 +22,7 @@ from tuner.outcome import SweepOutcome
 from tuner.records import Replay
 from tuner.settings import SweepSettings
 from tuner.sweep import sweep
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

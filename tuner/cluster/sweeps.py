@@ -18,7 +18,7 @@ from tuner.journal import Journal
 from tuner.outcome import SweepOutcome
 from tuner.rig import Watcher
 from tuner.settings import SweepSettings
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 
 @dataclass(frozen=True, slots=True)

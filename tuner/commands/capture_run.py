@@ -12,9 +12,9 @@ from tuner.capture.joined import joined
 from tuner.capture.synthetic import trace_of
 from tuner.commands import trace_view
 from tuner.errors import UsageError
-from tuner.formats.canonical import header_line, row_line
-from tuner.stream import Input, scan
 from tuner.system.files import whole_file
+from tuner.trace.formats.canonical import header_line, row_line
+from tuner.trace.stream import Input, scan
 from tuner.traffic.cautions import cautions
 from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s

@@ -18,7 +18,7 @@ from tuner.evidence import Evidence
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
 from tuner.system import interruption
-from tuner.trace import Trace
+from tuner.trace.trace import Trace
 
 Result = TypeVar("Result")
 

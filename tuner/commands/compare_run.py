@@ -32,7 +32,7 @@ from tuner.profile import load as load_profile
 from tuner.readings import Read
 from tuner.sweep import sweep
 from tuner.system import files
-from tuner.trace import Trace, TraceRequest, digest, load, write
+from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.workload import keep_what_fits
 
 

@@ -14,7 +14,7 @@ from tuner.errors import UsageError
 from tuner.profile import load as load_profile
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
-from tuner.trace import Trace
+from tuner.trace.trace import Trace
 from tuner.window import parse_duration_s, parse_window
 
 

@@ -40,7 +40,7 @@ from tuner.refine.run import refine
 from tuner.result import profile_of, second_thoughts
 from tuner.rig import Rig
 from tuner.system import interruption
-from tuner.trace import Trace, TraceRequest, load
+from tuner.trace.trace import Trace, TraceRequest, load
 
 if TYPE_CHECKING:
     from tuner.cluster.site import Site

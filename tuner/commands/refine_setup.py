@@ -27,8 +27,8 @@ from tuner.refine.starters import SimVary, VllmVary
 from tuner.refine.study import Study
 from tuner.settings import SweepSettings
 from tuner.system import interruption
-from tuner.trace import Trace, TraceRequest
-from tuner.traffic.columns import columns_of
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import Trace, TraceRequest
 from tuner.traffic.routing import Router
 from tuner.traffic.summary import describe
 from tuner.window import parse_duration_s

@@ -28,7 +28,7 @@ from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
 from tuner.outcome import SweepOutcome
 from tuner.prices import check_used, parse_prices, price_of
 from tuner.system import interruption
-from tuner.trace import Trace
+from tuner.trace.trace import Trace
 
 if TYPE_CHECKING:
     from tuner.cluster.session import Session

@@ -39,7 +39,7 @@ from tuner.rig import Watcher
 from tuner.settings import SweepSettings, settings_in
 from tuner.slo import parse_slo
 from tuner.sweep import sweep
-from tuner.trace import load, write
+from tuner.trace.trace import load, write
 
 TRACE_COPY = "trace.jsonl"
 """In the run directory: the requests that were tuned for, so that the run can be judged again."""

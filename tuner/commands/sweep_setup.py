@@ -16,10 +16,10 @@ from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.slo import parse_slo
 from tuner.system import interruption
-from tuner.trace import Trace, TraceRequest, load
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.cautions import cautions
-from tuner.traffic.columns import columns_of
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.summary import describe
 from tuner.window import choose_part, parse_duration_s, parse_window

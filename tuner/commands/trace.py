@@ -48,8 +48,8 @@ def show(  # noqa: PLR0913 - one parameter an option
     prompts is shared; how its busiest part compares with the whole; what is missing, and whether
     the trace can carry a tuning.
     """
-    from tuner import stream  # noqa: PLC0415 - keeps --help light
     from tuner.commands import trace_run  # noqa: PLC0415
+    from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
 
     trace_run.show(
         stream.Input(file, format_name, time_unit),
@@ -87,8 +87,8 @@ def import_(  # noqa: PLR0913 - one parameter an option
     force: Force = False,
 ) -> None:
     """Write a trace of any known format in tuner's own."""
-    from tuner import stream  # noqa: PLC0415 - keeps --help light
     from tuner.commands import trace_run, trace_schedule  # noqa: PLC0415
+    from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
 
     if lengths is not None:
         if format_name or time_unit or spread_ticks:
@@ -151,8 +151,8 @@ def cut(  # noqa: PLR0913 - one parameter an option
 
     Without --window all of its time.
     """
-    from tuner import stream  # noqa: PLC0415 - keeps --help light
     from tuner.commands import trace_run  # noqa: PLC0415
+    from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
 
     trace_run.cut(
         stream.Input(file, format_name, time_unit),

@@ -14,8 +14,8 @@ from rich.table import Table
 from tuner.commands import trace_plot
 from tuner.commands.console import console_for
 from tuner.commands.trace_view import headline, plain, print_warnings, requests, rows_line
-from tuner.formats.source import TraceHeader
-from tuner.traffic.columns import Floats
+from tuner.trace.columns import Floats
+from tuner.trace.formats.reading.source import TraceHeader
 from tuner.traffic.levels import Levels
 from tuner.traffic.part import UNLIKE, Likeness
 from tuner.traffic.summary import Concurrency, Lengths, Traffic

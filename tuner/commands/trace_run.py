@@ -13,16 +13,16 @@ from rich.progress import Progress
 
 from tuner.commands import trace_report, trace_view
 from tuner.errors import TraceError, UsageError
-from tuner.formats import exporter_named, open_trace
-from tuner.formats.replayable import replayable
-from tuner.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
 from tuner.system.files import whole_file
-from tuner.trace import cut as cut_out
-from tuner.trace import lines_of, reading_warnings
-from tuner.trace_parts import drop_longer, only_replica
+from tuner.trace.columns import Columns, columns_of
+from tuner.trace.formats.reading.replayable import replayable
+from tuner.trace.formats.registry import exporter_named, open_trace
+from tuner.trace.parts import drop_longer, only_replica
+from tuner.trace.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
+from tuner.trace.trace import cut as cut_out
+from tuner.trace.trace import lines_of, reading_warnings
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.cautions import cautions
-from tuner.traffic.columns import Columns, columns_of
 from tuner.traffic.part import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import Router, assign
 from tuner.traffic.summary import Traffic, describe

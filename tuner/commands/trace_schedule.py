@@ -6,13 +6,13 @@ from pathlib import Path
 
 from tuner.commands import trace_view
 from tuner.errors import TraceError
-from tuner.formats import concurrency_schedule
-from tuner.formats.canonical import header_line, row_line
-from tuner.formats.record import SERVED, Row
-from tuner.formats.source import TraceHeader
-from tuner.stream import Input, scan
 from tuner.system.files import whole_file
-from tuner.trace import load
+from tuner.trace.formats import concurrency_schedule
+from tuner.trace.formats.canonical import header_line, row_line
+from tuner.trace.formats.reading.record import SERVED, Row
+from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.stream import Input, scan
+from tuner.trace.trace import load
 from tuner.traffic.cautions import cautions
 from tuner.traffic.held import Holder, holding
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.markup import escape
 
 from tuner.commands.console import console_for
-from tuner.formats.replayable import Replayable
-from tuner.formats.source import TraceHeader
+from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.formats.reading.source import TraceHeader
 from tuner.traffic.summary import Traffic
 
 

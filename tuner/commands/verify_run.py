@@ -25,7 +25,7 @@ from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
 from tuner.readings import Read
 from tuner.system import interruption
-from tuner.trace import TraceRequest, load
+from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.twin.store import restored
 from tuner.verify import Verification, verify

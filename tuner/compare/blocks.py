@@ -11,7 +11,7 @@ from tuner.compare.windows import windows_of
 from tuner.errors import UsageError
 from tuner.evidence import Choice
 from tuner.rig import Watcher
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.window import RUN_IN_SHARE, Window, in_window
 from tuner.workload import keep_what_fits
 

@@ -14,7 +14,7 @@ from tuner.errors import EngineError
 from tuner.probe import probe
 from tuner.rig import FRESH_PROMPTS
 from tuner.scheduler.state import StepLaw
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, simulate, traffic_of
 from tuner.window import Window

@@ -23,7 +23,7 @@ from tuner.readings import Read
 from tuner.replay import CutRule
 from tuner.rig import Watcher
 from tuner.slo import Slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import shape_of
 from tuner.window import plan_requests
 from tuner.workload import keep_what_fits

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from tuner.errors import TraceError
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.window import RUN_IN_SHARE, Part, Window, choose_part
 

@@ -17,7 +17,7 @@ from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import Objective, Told, deficit, gains
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from tuner.errors import UsageError
 from tuner.settings import SweepSettings
 from tuner.slo import Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import simulate, traffic_of
 from tuner.twin.store import StoredTwin
 from tuner.workload import MIN_STEP_S, Workload, choose_workload

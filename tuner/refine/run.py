@@ -24,7 +24,7 @@ from tuner.refine.study import Study
 from tuner.refine.tried import pareto, tried_by
 from tuner.refine.validation import twin_of, validate
 from tuner.slo import Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.forecast import Forecast
 from tuner.twin.store import restored
 from tuner.workload import Workload, keep_what_fits, workload_of

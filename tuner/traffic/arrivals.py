@@ -5,8 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace import TraceRequest
-from tuner.traffic.columns import Floats, columns_of
+from tuner.trace.columns import Floats, columns_of
+from tuner.trace.trace import TraceRequest
 
 MIN_TICKS = 10
 """Fewer distinct times say nothing of a grid: any two are on one."""

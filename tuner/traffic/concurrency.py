@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.trace.columns import Columns, Floats
 from tuner.traffic.arrivals import SAMPLE
-from tuner.traffic.columns import Columns, Floats
 from tuner.traffic.levels import Held, Levels, count_held, count_levels
 
 BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, pairwise
 
-from tuner.formats.concurrency_schedule import Tick
+from tuner.trace.formats.concurrency_schedule import Tick
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 
 

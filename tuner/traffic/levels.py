@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.traffic.columns import Floats, Ints
+from tuner.trace.columns import Floats, Ints
 
 CHUNK = 2**18
 DENSE = 2**22

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.traffic.columns import Columns, Ints
+from tuner.trace.columns import Columns, Ints
 
 MIN_PARTS = 2.0
 """A part longer than the trace divided by this is hardly a part."""

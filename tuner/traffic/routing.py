@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace import TraceRequest
-from tuner.traffic.columns import NO_AFFINITY, Columns, columns_of
+from tuner.trace.columns import NO_AFFINITY, Columns, columns_of
+from tuner.trace.trace import TraceRequest
 
 Router = Literal["least", "rr", "random", "session"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 JITTER_S = 2.0
 """Added requests arrive at most so much before or after the one that they copy."""

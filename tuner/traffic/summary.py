@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.trace.columns import Columns, Floats
 from tuner.traffic.arrivals import (
     SAMPLE,
     arrival_rate_rps,
@@ -15,7 +16,6 @@ from tuner.traffic.arrivals import (
     same_time_share,
     tick_ms,
 )
-from tuner.traffic.columns import Columns, Floats
 from tuner.traffic.concurrency import (
     BAND_S_PER_TOKEN,
     modelled,

@@ -14,7 +14,7 @@ from tuner.iterations import batch_times, kv_cache_usage, time_mean, waiting_sha
 from tuner.measure import Measurement, Spread, spread
 from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo, Unloaded
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error
 from tuner.twin.choice import Statistics, Weighed, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law

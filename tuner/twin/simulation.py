@@ -24,7 +24,7 @@ from tuner.scheduler.state import (
     new_scheduler,
 )
 from tuner.slo import Slo
-from tuner.trace import TraceRequest
+from tuner.trace.trace import TraceRequest
 
 LOG_LENGTH = 65_536
 

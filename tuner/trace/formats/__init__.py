@@ -1,0 +1,1 @@
+"""Trace formats: one module each, named in ``registry``; what they share is in ``reading``."""

@@ -1,0 +1,180 @@
+"""tuner's own format: a header line, then one row a line; a superset of Mooncake's rows."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from typing import Any
+
+import msgspec
+
+from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.reading.json_rows import TEXT_KEYS, check_text, opening
+from tuner.trace.formats.reading.lines import Lines
+from tuner.trace.formats.reading.record import (
+    FIELDS,
+    Row,
+    Tally,
+    diagnose,
+    has_duplicate_key,
+    problem,
+)
+from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+
+NAME = "canonical"
+DESCRIPTION = "tuner's own: a header line, then one JSON object a line, in ms"
+
+VERSION = 1
+HEADER_KEYS = {"tuner_trace", "time_unit"} | {
+    field.name for field in dataclasses.fields(TraceHeader)
+}
+MAX_UNKNOWN_KEYS = 20
+MAX_SHAPES = 1000
+
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+_lines = msgspec.json.Encoder().encode_lines
+
+
+def sniff(head: bytes) -> bool:
+    return "tuner_trace" in opening(head)
+
+
+def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    if time_unit == "s":
+        raise UsageError(
+            f"{lines.path}: the canonical format is in ms", hint="Leave out --time-unit."
+        )
+    stream = iter(lines)
+    first = next(stream, None)
+    if first is None or b'"tuner_trace"' not in first[1]:
+        stream = chain([] if first is None else [first], stream)
+        return Source(TraceHeader(), rows(stream, lines, block_size=TraceHeader().block_size))
+    header = _header(first[1], lines)
+    return Source(header, rows(stream, lines, block_size=header.block_size))
+
+
+def rows(
+    stream: Iterator[tuple[int, bytes]],
+    lines: Lines,
+    *,
+    block_size: int,
+    time_unit: TimeUnit | None = "ms",
+) -> Iterator[Row]:
+    """Yield the rows that can be used; count the others.
+
+    Without ``time_unit`` stamps must be whole numbers. Raises TraceError where one is not.
+    """
+    tally = lines.tally
+    shapes: dict[tuple[str, ...], frozenset[str]] = {}
+    for number, line in stream:
+        tally.rows_read += 1
+        try:
+            parsed = _decode(line)
+            row = _convert(parsed)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            _drop(line, number, lines)
+            continue
+        # Every key has a colon: as many colons as keys, and no key stands twice.
+        if line.count(b":") != len(parsed) and has_duplicate_key(line):
+            tally.drop("duplicate_key", number)
+            continue
+        if reason := problem(row, block_size):
+            tally.drop(reason, number)
+            continue
+        shape = tuple(parsed)
+        if (unknown := shapes.get(shape)) is None:
+            unknown = frozenset(shape) - FIELDS
+            if len(shapes) < MAX_SHAPES:
+                shapes[shape] = unknown
+        if unknown:
+            if unknown & TEXT_KEYS:
+                check_text(parsed, number, lines)
+            _count_unknown(unknown, tally)
+        if time_unit != "ms":
+            row = _in_ms(row, time_unit, lines, number)
+        tally.rows_kept += 1
+        yield row
+
+
+def header_line(header: TraceHeader) -> bytes:
+    fields = {
+        key: value
+        for key, value in dataclasses.asdict(header).items()
+        if value is not None and value != ()
+    }
+    return _encode({"tuner_trace": VERSION, "time_unit": "ms", **fields}) + b"\n"
+
+
+def row_lines(rows: Sequence[Row]) -> bytes:
+    return _lines(rows)
+
+
+def row_line(row: Row) -> bytes:
+    return _encode(row) + b"\n"
+
+
+def _header(line: bytes, lines: Lines) -> TraceHeader:
+    hint = "Compare the first line with docs/traces.md."
+    try:
+        parsed = _decode(line)
+        header = msgspec.convert(parsed, TraceHeader)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise TraceError(f"{lines.path}:1: header: {error}", hint=hint) from error
+    if has_duplicate_key(line):
+        raise TraceError(f"{lines.path}:1: header: a key stands twice", hint=hint)
+    version = parsed.get("tuner_trace")
+    if version != VERSION:
+        raise TraceError(
+            f"{lines.path}:1: tuner_trace is {version!r}, this tuner reads {VERSION}",
+            hint="Write the trace with this version of tuner, or use a newer tuner.",
+        )
+    if parsed.get("time_unit", "ms") != "ms":
+        raise TraceError(
+            f"{lines.path}:1: time_unit is {parsed['time_unit']!r}; the canonical format is in ms",
+            hint="Multiply the stamps; or drop the header and import with --time-unit s.",
+        )
+    for key in sorted(parsed.keys() - HEADER_KEYS):
+        lines.tally.unknown_keys[f"{key} in the header"] = 1
+    return header
+
+
+def _convert(parsed: Any) -> Row:  # noqa: ANN401 - whatever the line holds
+    try:
+        return msgspec.convert(parsed, Row)
+    except msgspec.ValidationError:
+        if not isinstance(parsed, dict) or None not in parsed.values():
+            raise
+        # Null is absent, also where the field has a default that is not null.
+        known = {key: value for key, value in parsed.items() if value is not None}
+        return msgspec.convert(known, Row)
+
+
+def _drop(line: bytes, number: int, lines: Lines) -> None:
+    if b'"tuner_trace"' in line:
+        raise TraceError(
+            f"{lines.path}:{number}: a second header: two traces with two origins in one file",
+            hint="Split the file at this line and use the parts one by one.",
+        )
+    reason = diagnose(line)
+    if number == lines.unterminated and reason in ("malformed", "encoding"):
+        reason = "truncated"
+    lines.tally.drop(reason, number)
+
+
+def _count_unknown(keys: frozenset[str], tally: Tally) -> None:
+    for key in keys:
+        name = key if key in tally.unknown_keys else key[:40]
+        if name not in tally.unknown_keys and len(tally.unknown_keys) >= MAX_UNKNOWN_KEYS:
+            name = "(other keys)"
+        tally.unknown_keys[name] = tally.unknown_keys.get(name, 0) + 1
+
+
+def _in_ms(row: Row, time_unit: TimeUnit | None, lines: Lines, number: int) -> Row:
+    if time_unit == "s":
+        return msgspec.structs.replace(row, timestamp=row.timestamp * 1000)
+    if isinstance(row.timestamp, float):
+        raise TraceError(
+            f"{lines.path}:{number}: timestamp {row.timestamp} may be s or ms",
+            hint="tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
+        )
+    return row

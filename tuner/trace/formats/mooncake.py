@@ -1,0 +1,45 @@
+"""Mooncake's traces (Qin et al., FAST 2025) and their like: canonical rows without a header.
+
+Whole-number stamps are ms. The same keys with fractional stamps are written by other tools in
+either unit, so these must name theirs.
+"""
+
+from collections.abc import Iterator
+
+from tuner.trace.formats import canonical
+from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.json_rows import opening
+from tuner.trace.formats.reading.lines import Lines
+from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+
+NAME = "mooncake"
+DESCRIPTION = "JSON lines with timestamp, input_length, output_length, hash_ids of 512 tokens"
+
+BLOCK_SIZE = 512
+EXPORTED_BLOCK_SIZE: int | None = BLOCK_SIZE
+
+
+def sniff(head: bytes) -> bool:
+    return {"timestamp", "input_length", "output_length"} <= opening(head).keys()
+
+
+def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    block_size = json_rows.block_size(lines, BLOCK_SIZE)
+    header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
+    return Source(
+        header, canonical.rows(iter(lines), lines, block_size=block_size, time_unit=time_unit)
+    )
+
+
+def export(found: Replayable) -> Iterator[bytes]:
+    """Return rows with whole ms, as Mooncake's own."""
+    return found.lines(round)
+
+
+def usage(name: str, found: Replayable) -> str:
+    return (
+        f"PYTHONHASHSEED=0 vllm bench serve --dataset-name timed_trace --dataset-path {name} "
+        f"--timed-trace-sec-multiplier 0.001 --timed-trace-chunk-hash-size {found.block_size} "
+        f"--num-prompts {len(found.requests)}"
+    )

@@ -1,0 +1,1 @@
+"""What trace formats share: lines and JSON of any size, rows, scalars, spans, refusals."""
