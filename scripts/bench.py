@@ -28,15 +28,15 @@ from typing import Any
 
 import numpy as np
 
-from tuner.engines import virtual_time
+from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.sim import virtual_time
+from tuner.engines.vllm.start import VllmStarter
 from tuner.ladder import doubling
 from tuner.measure import measure
 from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest, load
 from tuner.twin.choice import weigh
@@ -150,8 +150,8 @@ async def generator(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
     """Replay an hour of the sample's traffic on the simulated engine."""
     # vLLM's child processes import this script anew, and numba breaks its start on a CPU.
-    from tuner.engines.sim import SimStarter  # noqa: PLC0415
-    from tuner.engines.world import World, WorldStep  # noqa: PLC0415
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
+    from tuner.engines.sim.world import World, WorldStep  # noqa: PLC0415
 
     engine = await SimStarter(World(step=WorldStep(a=0.02, b=0.0006))).start(max_num_seqs=16)
     plan = planned(list(requests) * 12, engine.facts, every_s=0.3)
@@ -167,7 +167,7 @@ async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 
 def iteration_log() -> dict[str, Any]:
     """Log decode iterations of vLLM's scheduler output, without the rest of the engine."""
-    from tuner.engines.logged_scheduler import LoggedScheduler  # noqa: PLC0415 - imports vLLM
+    from tuner.engines.vllm.logged_scheduler import LoggedScheduler  # noqa: PLC0415 - imports vLLM
 
     microseconds = {}
     for size in (1, 32, 256):

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 
 from tuner.climb import climb
-from tuner.engines import virtual_time
 from tuner.engines.seam import Engine, Starter
-from tuner.engines.sim import SimStarter
-from tuner.engines.vllm import VllmStarter
-from tuner.engines.world import read_world
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.world import read_world
+from tuner.engines.vllm.start import VllmStarter
 from tuner.prompts import prompt_token_ids
 from tuner.replay import CutRule, replay
 from tuner.slo import Slo

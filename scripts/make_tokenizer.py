@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "tuner" / "models" / "tiny"
+FOLDER = Path(__file__).parents[1] / "tuner" / "engines" / "models" / "tiny"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 """Ids 0, 1, 2 as in config.json; <unk> is every word that is not ours."""
 

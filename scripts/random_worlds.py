@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep, step_law
-from tuner.scheduler.state import Floats, Ints
+from tuner.engines.scheduler.state import Floats, Ints
+from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
 from tuner.slo import Slo, derive_slo, fit_unloaded
 from tuner.twin.choice import Values, good_caps
 from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s

@@ -39,8 +39,8 @@ import numpy as np
 import psutil
 from numpy.typing import NDArray
 
-from tuner import models
 from tuner.capture import TraceRecorder
+from tuner.engines.models import shipped as models
 
 ROOT = Path(__file__).parents[1]
 HEADER = "x-record"

@@ -25,7 +25,8 @@ from random_worlds import CAPS, NOISE, case
 from study_refine import grid_of, truth_of
 from study_sweeps import parsed, swept, workers
 
-from tuner.engines.world import step_law
+from tuner.engines.scheduler.state import StepLaw
+from tuner.engines.sim.world import step_law
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts
 from tuner.refine.luck import Seen
 from tuner.refine.luck_share import OFF_FREEDOM, PAIR_SHARE, TWIN_OFF
@@ -33,7 +34,6 @@ from tuner.refine.objective import LEAST_ATTAINMENT, OBJECTIVES, Objective
 from tuner.refine.pair_mean import student_t
 from tuner.refine.screen import LAWS, Screen, screen_of
 from tuner.refine.with_twin import ASTRAY, ASTRAY_FREEDOM, LEAST_OFF
-from tuner.scheduler.state import StepLaw
 from tuner.settings import SweepSettings
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import simulate

@@ -33,9 +33,9 @@ from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import Silent, parsed, requests_of, workers
 
 from tuner import journal
-from tuner.engines import virtual_time
-from tuner.engines.sim import SimStarter
-from tuner.engines.world import step_law
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.world import step_law
 from tuner.evidence import Evidence
 from tuner.measure import Measurement
 from tuner.profile import ServingProfile

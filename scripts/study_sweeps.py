@@ -28,9 +28,9 @@ import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 
 from tuner import journal
-from tuner.engines import virtual_time
-from tuner.engines.sim import SimStarter
-from tuner.engines.world import step_law
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.world import step_law
 from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings

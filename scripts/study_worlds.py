@@ -24,10 +24,8 @@ from numpy.random import Generator
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import parsed, workers
 
-from tuner.engines.weather import EngineWeather, Machine
-from tuner.engines.world import step_law
-from tuner.scheduler.model import abort, advance
-from tuner.scheduler.state import (
+from tuner.engines.scheduler.model import abort, advance
+from tuner.engines.scheduler.state import (
     DONE,
     FINISHED,
     OUT_OF_WEATHER,
@@ -35,6 +33,8 @@ from tuner.scheduler.state import (
     new_requests,
     new_scheduler,
 )
+from tuner.engines.sim.weather import EngineWeather, Machine
+from tuner.engines.sim.world import step_law
 from tuner.twin.check import Observed, anchor, check, lag_s, median_error
 from tuner.twin.choice import weigh
 from tuner.twin.law import Segment, fit_law

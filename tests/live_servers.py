@@ -10,10 +10,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.live import control_client, socket_files
+from tuner.engines.server import control_client
+from tuner.engines.server.protocol import About, Limits, Refused, State
+from tuner.live import socket_files
 from tuner.live.control import LiveControl
 from tuner.live.listener import Listener
-from tuner.live.protocol import About, Limits, Refused, State
 
 DIGEST = "sha256:" + "0" * 64
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)

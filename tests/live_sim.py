@@ -7,13 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tests.profiles import profile, step
-from tuner.engines.weather import EngineWeather, Machine
-from tuner.engines.world import World, step_law
-from tuner.profile import seal
-from tuner.profile_schema import ServingProfile
-from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
-from tuner.scheduler.model import advance
-from tuner.scheduler.state import (
+from tuner.engines.scheduler.model import advance
+from tuner.engines.scheduler.state import (
     CALM,
     FINISHED,
     FULL,
@@ -24,6 +19,11 @@ from tuner.scheduler.state import (
     new_requests,
     new_scheduler,
 )
+from tuner.engines.sim.weather import EngineWeather, Machine
+from tuner.engines.sim.world import World, step_law
+from tuner.profile import seal
+from tuner.profile_schema import ServingProfile
+from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
 from tuner.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast

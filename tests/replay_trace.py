@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest
 from tuner.replay import CutRule, replay

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.agreement import Agreement, agreement
-from tuner.scheduler.state import StepLaw
+from tuner.engines.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.check import Observed
 from tuner.twin.choice import weigh

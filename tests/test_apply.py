@@ -14,7 +14,8 @@ import yaml
 
 from tests.profiles import ENGINE, profile
 from tests.test_admission import with_twin
-from tuner import cli, models
+from tuner import cli
+from tuner.engines.models import shipped as models
 from tuner.profile import save
 from tuner.targets import TARGETS
 

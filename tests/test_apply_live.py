@@ -12,7 +12,7 @@ import pytest
 from tests.live_servers import Numbers, Server, serving
 from tests.profiles import ENGINE, profile
 from tuner import cli
-from tuner.live.protocol import Limits
+from tuner.engines.server.protocol import Limits
 from tuner.profile import save
 
 Tuner = Callable[..., tuple[int, str, str]]

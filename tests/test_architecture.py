@@ -32,9 +32,9 @@ beside what reads and writes them."""
 HOMES = {
     "vllm": {
         "capture.stat_logger",
-        *("engines.live_scheduler", "engines.logged_scheduler", "engines.vllm_arguments"),
-        *("engines.vllm_config", "engines.vllm_engine", "engines.vllm_llm"),
-        "engines.worker_process",
+        *("engines.live_scheduler", "engines.vllm.logged_scheduler", "engines.vllm.arguments"),
+        *("engines.vllm.config", "engines.vllm.engine", "engines.vllm.llm"),
+        "engines.workers.worker_process",
     },
     "torch": set[str](),
     "optuna": {
@@ -46,7 +46,7 @@ HOMES = {
     },
     "plotly": {"commands.compare_plot", "report"},
     "prometheus_client": {"exporter", "prometheus"},
-    "pynvml": {"devices"},
+    "pynvml": {"engines.devices"},
     "ray": {"cluster.session"},
     "rich": {"commands"},
     "typer": {"commands"},
@@ -61,7 +61,7 @@ WORLD = {
 
 CATCH_ALL = {
     *("capture.engine_tap", "capture.spool", "cli", "system.guard"),
-    *("engines.vllm_config", "engines.vllm_engine", "refine.storage", "refine.patience"),
+    *("engines.vllm.config", "engines.vllm.engine", "refine.storage", "refine.patience"),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what
 records inside a server may not fail it; a signal may make anything fail. Nothing else is caught

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.live_servers import DIGEST
-from tuner.live.cap_schedule import CapAt, CapSchedule, next_turn, turn_at
+from tuner.engines.server.cap_schedule import CapAt, CapSchedule, next_turn, turn_at
 
 ZONES = (
     *("UTC", "Europe/Berlin", "America/New_York", "Asia/Kolkata", "Australia/Lord_Howe"),

@@ -31,9 +31,9 @@ from tuner.capture import history, prometheus_api
 from tuner.capture.synthetic import trace_of
 from tuner.commands import capture_run
 from tuner.engines.seam import EngineRequest, Reply
-from tuner.engines.sim import SimStarter
-from tuner.engines.virtual_time import run
-from tuner.engines.world import World, WorldStep
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World, WorldStep
 from tuner.errors import InputError, TunerError, UsageError
 from tuner.trace import trace
 from tuner.trace.formats.reading.record import Row

@@ -7,9 +7,9 @@ import pytest
 
 from tuner.climb import climb, sizes_upto
 from tuner.engines.seam import Engine, IterationLog
-from tuner.engines.sim import SimStarter
-from tuner.engines.virtual_time import run
-from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
 from tuner.trace.trace import TraceRequest
 

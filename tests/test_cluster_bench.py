@@ -17,8 +17,8 @@ from tuner.cluster.session import Hired
 from tuner.cluster.worker import Kit, Worker
 from tuner.commands.sweep_view import Progress
 from tuner.engines.seam import Starter
-from tuner.engines.sim import SimStarter
-from tuner.engines.world import read_world
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.world import read_world
 from tuner.errors import EngineError
 from tuner.evidence import Evidence
 from tuner.refine.bench import Build

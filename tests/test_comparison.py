@@ -23,8 +23,8 @@ from tuner.compare.load_levels import (
 from tuner.compare.notes import note_against, notes_on
 from tuner.compare.ratios import Ratio, Sample, ratios
 from tuner.compare.windows import windows_of
+from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import TraceError
-from tuner.scheduler.state import StepLaw
 from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import EngineShape
 from tuner.window import Window

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner import devices
+from tuner.engines import devices
 
 LINUX = pytest.mark.skipif(not Path("/proc/stat").exists(), reason="needs Linux")
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.world import read_world
+from tuner.engines.sim.world import read_world
 
 WORLDS = sorted(Path(__file__).parent.parent.joinpath("examples/worlds").glob("*.yaml"))
 

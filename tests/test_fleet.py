@@ -5,6 +5,7 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from tuner.engines.scheduler.state import StepLaw
 from tuner.fleet import (
     FleetRouter,
     ask,
@@ -12,7 +13,6 @@ from tuner.fleet import (
     parts_of,
     replicas_for,
 )
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 from tuner.twin.store import StoredTwin

@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 from tests.live_servers import BUILT, DIGEST, Clock, Numbers, Server, audit, said, serving
-from tuner.errors import EngineError, GateError, InputError, TargetError
-from tuner.live import control_client, socket_files
-from tuner.live.cap_schedule import CapAt, CapSchedule
-from tuner.live.listener import Peer
-from tuner.live.protocol import (
+from tuner.engines.server import control_client
+from tuner.engines.server.cap_schedule import CapAt, CapSchedule
+from tuner.engines.server.protocol import (
     VERSION,
     Answer,
     ClearSchedule,
@@ -26,6 +24,9 @@ from tuner.live.protocol import (
     SetLimits,
     SetSchedule,
 )
+from tuner.errors import EngineError, GateError, InputError, TargetError
+from tuner.live import socket_files
+from tuner.live.listener import Peer
 
 
 @pytest.fixture

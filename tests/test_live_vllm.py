@@ -15,7 +15,8 @@ import pytest
 from tests.live_servers import audit
 from tests.profiles import profile
 from tests.vllm_server import CAP, gauges, post, vllm_serve
-from tuner import cli, difference, live_server, models
+from tuner import cli, difference, live_server
+from tuner.engines.models import shipped as models
 from tuner.profile import save
 from tuner.served_models import model_mismatch
 

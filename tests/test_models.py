@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tuner.engines.models.shipped import is_shipped, model_path, shipped_models
 from tuner.errors import InputError
-from tuner.models import is_shipped, model_path, shipped_models
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "make_tokenizer.py"
 

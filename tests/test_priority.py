@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 
-from tuner.engines.virtual_time import VirtualTimeLoop
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.priority import punctual
 
 

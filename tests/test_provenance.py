@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner import provenance
+from tuner.engines import provenance
 
 
 def test_versions_are_of_what_is_installed() -> None:

@@ -5,7 +5,7 @@ import asyncio
 import numpy as np
 import pytest
 
-from tuner.engines.virtual_time import run
+from tuner.engines.sim.virtual_time import run
 from tuner.readings import while_reading
 from tuner.records import DEVICE
 

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from tests.builders import request
+from tuner.engines.scheduler.state import StepLaw
 from tuner.refine import balance
 from tuner.refine.balance import Windows, balanced
 from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import GOODPUT, OBJECTIVES, TAIL, Objective
 from tuner.refine.screen import Screen
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo, Unloaded
 from tuner.twin.simulation import EngineShape, Traffic, met, simulate
 from tuner.window import Part, Window

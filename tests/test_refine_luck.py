@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from tests.builders import measurement, record, replay_of
+from tuner.engines.scheduler.state import StepLaw
 from tuner.refine import screen
 from tuner.refine.luck import luck
 from tuner.refine.objective import GOODPUT
 from tuner.refine.screen import Foreseen, busiest, combined
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 

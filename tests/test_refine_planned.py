@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from tests.builders import settings
+from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import UsageError
 from tuner.refine.planned import planned
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import EngineShape, Traffic

@@ -11,11 +11,11 @@ from tests.builders import request, settings
 from tests.test_refine_balance import screen_of
 from tuner import journal
 from tuner.commands.sweep_view import Progress
-from tuner.engines import virtual_time
 from tuner.engines.seam import Starter
-from tuner.engines.sim import SimStarter
-from tuner.engines.sim_engine import SimEngine
-from tuner.engines.world import read_world
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.engine import SimEngine
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.world import read_world
 from tuner.errors import EngineError
 from tuner.evidence import Evidence
 from tuner.refine.bench import CLIMB, Build, Done

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.test_twin_store import view
+from tuner.engines.scheduler.state import StepLaw
 from tuner.refine.usual import speeds, usual_laws
-from tuner.scheduler.state import StepLaw
 from tuner.twin.store import StoredTwin, restored, stored
 
 VIEW = view(200)

@@ -11,7 +11,7 @@ from tests.builders import settings
 from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, space_of
 from tuner.commands.sweep_view import Progress
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
 from tuner.evidence import Evidence
 from tuner.refine.bench import Build

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from tuner.engines.seam import EngineRequest, Reply, RequestFailedError
-from tuner.engines.sim import SimStarter
-from tuner.engines.sim_engine import SimEngine
-from tuner.engines.virtual_time import run
-from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.engines.sim.engine import SimEngine
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay

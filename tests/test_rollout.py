@@ -3,7 +3,8 @@
 import pytest
 
 from tests.profiles import ENGINE, profile, step
-from tuner import models, rollout
+from tuner import rollout
+from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, InputError, ProfileError, TargetError
 from tuner.rollout import Deployment, Machine

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.engines.seam import IterationLog
-from tuner.scheduler.model import abort, advance
-from tuner.scheduler.state import (
+from tuner.engines.scheduler.model import abort, advance
+from tuner.engines.scheduler.state import (
     ABORTED,
     CALM,
     DONE,
@@ -24,6 +23,7 @@ from tuner.scheduler.state import (
     new_requests,
     new_scheduler,
 )
+from tuner.engines.seam import IterationLog
 
 SECOND = StepLaw(np.ones(99), 0.0, 0.0, 0.0, 0.0)
 Lengths = tuple[float, int, int]

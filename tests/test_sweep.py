@@ -10,9 +10,9 @@ import pytest
 
 from tests.builders import request
 from tuner import journal
-from tuner.engines.sim import SimStarter
-from tuner.engines.virtual_time import run
-from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.errors import RunError, TraceError, UsageError
 from tuner.evidence import Evidence
 from tuner.measure import Measurement

@@ -23,11 +23,11 @@ from tuner.commands.sweep_setup import (
     settings_of,
     starter_of,
 )
-from tuner.devices import gpus_of
-from tuner.engines.sim import SimStarter
-from tuner.engines.virtual_time import run
-from tuner.engines.vllm import VllmStarter
-from tuner.engines.world import World
+from tuner.engines.devices import gpus_of
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.profile import load
 from tuner.rollout import cautions

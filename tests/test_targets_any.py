@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.flags import SWITCHES
 from tuner.errors import TargetError
 from tuner.targets import (
     compose,
@@ -25,7 +26,6 @@ from tuner.targets import (
     systemd,
 )
 from tuner.targets.seam import Target
-from tuner.targets.vllm_flags import SWITCHES
 
 # How a server's flags may be spelt before the profile is applied.
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.live_sim import LENGTHS, poisson, simulated
-from tuner.engines.world import World, WorldStep
+from tuner.engines.sim.world import World, WorldStep
 from tuner.prometheus import Histogram
 from tuner.twin.simulation import Traffic
 from tuner.watch.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like

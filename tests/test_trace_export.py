@@ -190,7 +190,9 @@ def test_vllms_own_reader_makes_prompts_of_the_right_lengths_and_prefixes(
     parser = FlexibleArgumentParser()
     add_dataset_parser(parser)
     arguments = parser.parse_args(command.replace("out ", f"{tmp_path / 'out'} ").split())
-    tokenizer = get_tokenizer(str(Path(__file__).parents[1] / "tuner" / "models" / "tiny"))
+    tokenizer = get_tokenizer(
+        str(Path(__file__).parents[1] / "tuner" / "engines" / "models" / "tiny")
+    )
     samples = TimedTrace(**vars(arguments)).sample(tokenizer, arguments.num_prompts)
     assert [one.prompt_len for one in samples] == [40, 41, 1040, 600]
     assert [one.expected_output_len for one in samples] == [5] * 4

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import EngineFacts
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import (

@@ -6,9 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import ITERATION
 from tuner.records import Replay, RequestRecord
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.check import (
     Errors,

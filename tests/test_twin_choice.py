@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.scheduler.state import StepLaw
+from tuner.engines.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.choice import corrected, good_caps, plausible, value_of, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law

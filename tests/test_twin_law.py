@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.twin.law import MIN_ITERATIONS, Segment, centre, fit_law, knots_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 

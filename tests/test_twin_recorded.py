@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.ladder import doubling
 from tuner.reasons import kind_of
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of

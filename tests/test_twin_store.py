@@ -6,8 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.check import Errors
 from tuner.twin.choice import weigh

@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tuner.engines.virtual_time import DeadlockError, VirtualTimeLoop, run
+from tuner.engines.sim.virtual_time import DeadlockError, VirtualTimeLoop, run
 
 
 def test_an_hour_passes_at_once() -> None:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.live_sim import SimulatedServer, poisson, profile_of, simulated
-from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep
+from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.prometheus import Histogram, ServerMetrics
 from tuner.twin.simulation import Traffic
 from tuner.twin.store import restored

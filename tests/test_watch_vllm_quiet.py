@@ -20,7 +20,7 @@ import pytest
 from tests.live_sim import poisson, profile_of
 from tests.vllm_server import Planned, send, vllm_serve
 from tuner import profile as profiles
-from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.watch.scraper import Server
 
 TUNER = str(Path(sys.executable).with_name("tuner"))

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from tuner import models
 from tuner import prometheus as metrics_text
+from tuner.engines.models import shipped as models
 
 BIN = Path(sys.executable).parent
 CAP = 8

@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.random import Generator
 
-from tuner.scheduler.state import Floats, Ints, StepLaw
+from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.slo import Slo
 from tuner.system.jit import compiled
 from tuner.traffic.scaling import JITTER_S

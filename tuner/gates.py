@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.measure import Measurement, Spread, spread
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
 from tuner.twin.simulation import Traffic, met, simulate, traffic_of

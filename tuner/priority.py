@@ -6,7 +6,7 @@ from asyncio import AbstractEventLoop
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from tuner.engines.virtual_time import VirtualTimeLoop
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
 
 
 @contextmanager

@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from tuner import models
+from tuner.engines.models import shipped as models
 from tuner.profile_schema import ServingProfile
 
 MOST = 1000

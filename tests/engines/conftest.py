@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply, Starter
-from tuner.engines.sim import SimStarter
-from tuner.engines.virtual_time import VirtualTimeLoop
-from tuner.engines.vllm import VllmStarter
-from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.engines.sim.world import World, WorldKv, WorldStep
+from tuner.engines.vllm.start import VllmStarter
 
 CEILING = 8
 """The max_num_seqs that the shared engines are started with."""

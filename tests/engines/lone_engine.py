@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from tuner.engines.seam import EngineRequest, Reply
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 
 
 async def main(log: Path, *, once: bool) -> None:

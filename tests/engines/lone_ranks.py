@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.seam import EngineRequest, Reply
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 
 PROMPT, OUTPUT, REQUESTS = 100, 60, 3
 

@@ -15,8 +15,8 @@ from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 from vllm.v1.structured_output import StructuredOutputManager
 
-from tuner import models
 from tuner.engines import live_scheduler as live
+from tuner.engines.models import shipped as models
 
 __all__ = ["add", "compute", "configured", "live", "schedule", "scheduler_of", "step"]
 

@@ -7,9 +7,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from tuner.approaches.seam import Batching
 from tuner.engines.seam import EngineRequest, Reply
-from tuner.engines.vllm_workers import VllmSite
+from tuner.engines.workers.seam import Batching
+from tuner.engines.workers.vllm import VllmSite
 
 
 async def main(log: Path) -> None:

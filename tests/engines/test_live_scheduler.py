@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.live_servers import DIGEST, audit
-from tuner.live import control_client
-from tuner.live.protocol import VERSION, Limits, Refused, SetLimits
+from tuner.engines.server import control_client
+from tuner.engines.server.protocol import VERSION, Limits, Refused, SetLimits
 
 pytestmark = pytest.mark.vllm
 

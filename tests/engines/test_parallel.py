@@ -10,7 +10,7 @@ import pytest
 from tests.engines.lone_ranks import OUTPUT, PROMPT, REQUESTS
 from tests.engines.processes import family, lives, wait_until
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]

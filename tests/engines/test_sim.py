@@ -10,13 +10,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tuner.engines.scheduler.model import advance
+from tuner.engines.scheduler.state import CALM, new_requests, new_scheduler
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError, Starter
-from tuner.engines.sim import SimStarter
-from tuner.engines.virtual_time import run
-from tuner.engines.world import World, WorldKv, WorldNoise, WorldStep, step_law
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
 from tuner.errors import EngineError
-from tuner.scheduler.model import advance
-from tuner.scheduler.state import CALM, new_requests, new_scheduler
 
 CALM_WORLD = World(
     step=WorldStep(a=1.0), kv=WorldKv(blocks=100, block_size=4), budget=50, engine_start=60.0

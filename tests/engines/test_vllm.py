@@ -14,7 +14,7 @@ import pytest
 from tests.engines.conftest import VLLM_CRAMPED, request, until_it_generates
 from tests.engines.processes import PATIENCE_S, cores, family, lives, wait_until
 from tuner.engines.seam import ArgumentValue, Reply
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.system import scratch
 

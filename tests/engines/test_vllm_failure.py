@@ -3,7 +3,7 @@
 import pydantic
 import pytest
 
-from tuner.engines.vllm_failure import died, failed_to_start, refused, root_cause
+from tuner.engines.vllm.failure import died, failed_to_start, refused, root_cause
 
 OUT_OF_MEMORY = """\
 (EngineCore pid=7) INFO 11-21 13:00:00 [core.py:1] Initializing a V1 LLM engine

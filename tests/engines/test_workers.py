@@ -15,14 +15,14 @@ import pytest
 from tests.engines.conftest import generate, request
 from tests.engines.processes import cores, family, lives, wait_until
 from tuner.approaches import chosen
-from tuner.approaches.seam import Batching, Setup
 from tuner.compare.blocks import Blocks
 from tuner.compare.evidence import Comparing
 from tuner.compare.load_levels import Level
 from tuner.compare.run import Comparison, calibrate
 from tuner.compare.settings import CompareSettings
 from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
-from tuner.engines.vllm_workers import VllmSite
+from tuner.engines.workers.seam import Batching, Setup
+from tuner.engines.workers.vllm import VllmSite
 from tuner.errors import EngineError
 from tuner.journal import create
 from tuner.measure import Measurement

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import tuner
-from tuner.engines.world import World, WorldNoise, padded, read_world, step_law
+from tuner.engines.sim.world import World, WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
 from tuner.slo import Slo
 from tuner.trace.trace import load

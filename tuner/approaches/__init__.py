@@ -14,7 +14,7 @@ from tuner.approaches import (
     two_workers,
     untuned,
 )
-from tuner.approaches.seam import Approach
+from tuner.engines.workers.seam import Approach
 from tuner.errors import UsageError
 
 APPROACHES: tuple[Approach, ...] = (

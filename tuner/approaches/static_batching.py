@@ -1,7 +1,7 @@
 """A worker that waits for a batch, and answers when its slowest request is done."""
 
-from tuner.approaches.seam import Approach, Setup, Site
 from tuner.engines.seam import Engine
+from tuner.engines.workers.seam import Approach, Setup, Site
 
 
 async def _start(site: Site, setup: Setup) -> Engine:

@@ -1,7 +1,7 @@
 """Continuous batching with the ``max_num_seqs`` that was found, and else as untuned."""
 
-from tuner.approaches.seam import Approach, Setup, Site
 from tuner.engines.seam import Engine
+from tuner.engines.workers.seam import Approach, Setup, Site
 
 
 async def _start(site: Site, setup: Setup) -> Engine:

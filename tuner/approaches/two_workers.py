@@ -1,7 +1,7 @@
 """Two such workers on one device, with half of its memory each."""
 
-from tuner.approaches.seam import Approach, Batching, Setup, Site
 from tuner.engines.seam import Engine
+from tuner.engines.workers.seam import Approach, Batching, Setup, Site
 
 
 async def _start(site: Site, _setup: Setup) -> Engine:

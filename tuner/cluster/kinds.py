@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import tuner
-from tuner import devices, provenance
+from tuner.engines import devices, provenance
 from tuner.engines.seam import ArgumentValue
 
 PER_NODE = ("count",)

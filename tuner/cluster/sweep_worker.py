@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tuner import devices
 from tuner.cluster.kinds import Description
 from tuner.cluster.notes import Notes, Report
 from tuner.cluster.worker import settled
-from tuner.engines import virtual_time
+from tuner.engines import devices
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.sim import SimStarter
-from tuner.engines.vllm import VllmStarter, default_log
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import TunerError
 from tuner.evidence import Evidence
 from tuner.journal import Event

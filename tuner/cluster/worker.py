@@ -10,10 +10,10 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
-from tuner import devices
 from tuner.cluster.kinds import Description, describe_here
 from tuner.cluster.notes import Notes, Report
-from tuner.engines import virtual_time
+from tuner.engines import devices
+from tuner.engines.sim import virtual_time
 from tuner.errors import TunerError
 from tuner.evidence import Evidence
 from tuner.measure import Measurement

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 from tuner.commands import apply_live_view as view
 from tuner.commands.apply_live_plan import LONGEST_REASON, LiveOptions, Server, plan
+from tuner.engines.server import control_client
 from tuner.errors import UsageError
-from tuner.live import control_client
 
 
 def run(options: LiveOptions) -> None:

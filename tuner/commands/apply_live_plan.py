@@ -7,9 +7,8 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from tuner import difference, live_server, profile, rollout
-from tuner.errors import GateError, UndecidedError, UsageError
-from tuner.live.cap_schedule import CapAt, CapSchedule
-from tuner.live.protocol import (
+from tuner.engines.server.cap_schedule import CapAt, CapSchedule
+from tuner.engines.server.protocol import (
     VERSION,
     Change,
     ClearSchedule,
@@ -18,6 +17,7 @@ from tuner.live.protocol import (
     SetSchedule,
     State,
 )
+from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.profile_schema import ServingProfile
 from tuner.targets.seam import Platform, Stated
 

@@ -9,8 +9,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner.live.cap_schedule import CapAt, turn_at
-from tuner.live.protocol import (
+from tuner.engines.server.cap_schedule import CapAt, turn_at
+from tuner.engines.server.protocol import (
     Change,
     ClearSchedule,
     Limits,

@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import devices, monitoring, profile, provenance, rollout, targets
+from tuner import monitoring, profile, rollout, targets
 from tuner.backup import Override
 from tuner.commands import apply_generated
 from tuner.commands.apply_options import ApplyOptions, read_text
 from tuner.commands.apply_view import Edit
+from tuner.engines import devices, provenance
 from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
 from tuner.profile_numbers import Admission
 from tuner.profile_schema import ServingProfile

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from tuner import journal
-from tuner.approaches.seam import Site
-from tuner.base import engine_arguments
 from tuner.commands.compare_setup import CompareOptions
 from tuner.commands.machine import Here, ThisMachine
 from tuner.compare.evidence import CALIBRATION, Comparing, session_of
 from tuner.compare.settings import CompareSettings
+from tuner.engines.base import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.workers.seam import Site
 from tuner.errors import UsageError
 from tuner.evidence import Evidence
 from tuner.profile import load as load_profile
@@ -92,8 +92,8 @@ class _Simulated:
         model: str | None,
         profile: ServingProfile | None,
     ) -> None:
-        from tuner.engines.sim import SimStarter  # noqa: PLC0415 - numba
-        from tuner.engines.world import read_world  # noqa: PLC0415
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
         self.options, self.profile = options, profile
         self.world = read_world(world)
@@ -107,7 +107,7 @@ class _Simulated:
         return {"engine_arguments": dict(arguments), "world_digest": self.world.digest}
 
     def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
-        from tuner.engines.sim_workers import SimSite  # noqa: PLC0415 - numba
+        from tuner.engines.workers.sim import SimSite  # noqa: PLC0415 - numba
 
         starter = self.new_starter()
         sizes = [int(size) for size in comparing.evidence.engines()]
@@ -123,7 +123,7 @@ class _Simulated:
         return starter
 
     def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
-        from tuner.engines import virtual_time  # noqa: PLC0415 - for sim alone
+        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
 
         return virtual_time.run(work, begin_s=book.clock_s)
 
@@ -152,7 +152,7 @@ class _Real:
         arguments: dict[str, ArgumentValue],
         profile: ServingProfile | None,
     ) -> None:
-        from tuner.engines.vllm import VllmStarter  # noqa: PLC0415 - for vllm alone
+        from tuner.engines.vllm.start import VllmStarter  # noqa: PLC0415 - for vllm alone
 
         self.options, self.arguments, self.profile = options, arguments, profile
         self.new_starter: Callable[..., Any] = VllmStarter
@@ -165,7 +165,7 @@ class _Real:
         return {"engine_arguments": dict(arguments)}
 
     def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
-        from tuner.engines.vllm_workers import VllmSite  # noqa: PLC0415 - for vllm alone
+        from tuner.engines.workers.vllm import VllmSite  # noqa: PLC0415 - for vllm alone
 
         del settings
         engine = self.profile.engine if self.profile is not None else None

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.approaches.seam import Setup
 from tuner.commands.compare_place import Place, place_of
 from tuner.commands.compare_setup import (
     CompareOptions,
@@ -26,7 +25,8 @@ from tuner.compare.comparison import Table
 from tuner.compare.evidence import Comparing, Tuned
 from tuner.compare.run import Comparison, calibrate
 from tuner.compare.windows import check_arrivals, windows_of
-from tuner.devices import DeviceMeter
+from tuner.engines.devices import DeviceMeter
+from tuner.engines.workers.seam import Setup
 from tuner.errors import EngineError, TargetError, TraceError, UsageError
 from tuner.profile import load as load_profile
 from tuner.readings import Read

@@ -7,9 +7,9 @@ from typing import Any
 
 from tuner import journal
 from tuner.approaches import chosen
-from tuner.approaches.seam import Batching
 from tuner.compare.load_levels import parse_levels
 from tuner.compare.settings import CompareSettings
+from tuner.engines.workers.seam import Batching
 from tuner.errors import UsageError
 from tuner.profile import load as load_profile
 from tuner.settings import SweepSettings

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tuner import devices, provenance
+from tuner.engines import devices, provenance
 from tuner.engines.seam import SIMULATED, ArgumentValue
 from tuner.errors import GateError
 from tuner.profile_schema import ServingProfile

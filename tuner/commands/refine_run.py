@@ -10,7 +10,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import models, provenance
 from tuner.commands.machine import check_machine
 from tuner.commands.options import check_given
 from tuner.commands.refine_ray import check_ray, site_of
@@ -28,7 +27,9 @@ from tuner.commands.refine_view import render, said_of_space
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
 from tuner.commands.verify_run import requests_of
-from tuner.devices import DeviceMeter
+from tuner.engines import provenance
+from tuner.engines.devices import DeviceMeter
+from tuner.engines.models import shipped as models
 from tuner.evidence import Evidence
 from tuner.journal import Journal
 from tuner.profile import check_output, save, seal

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from tuner.base import Setting, value_of
 from tuner.commands.machine import Here, ThisMachine
 from tuner.commands.sweep_setup import Execute, cautions_of
-from tuner.engines import vllm
+from tuner.engines.base import Setting, value_of
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import start as vllm
 from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile_schema import ServingProfile
 from tuner.refine.bench import Vary
@@ -108,9 +108,9 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
     if options.engine == "sim":
         if options.world is None:
             raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
-        from tuner.engines import virtual_time  # noqa: PLC0415 - numba, for sim alone
-        from tuner.engines.sim import VARIABLE, SimStarter  # noqa: PLC0415
-        from tuner.engines.world import read_world  # noqa: PLC0415
+        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
+        from tuner.engines.sim.start import VARIABLE, SimStarter  # noqa: PLC0415
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
         world = read_world(options.world)
         machine = SimStarter(world, model=profile.model)

@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.base import engine_arguments
 from tuner.cluster.kinds import Description
 from tuner.cluster.share import Node, Share, share_of, usable
 from tuner.commands.sweep_setup import SweepOptions, starter_of
+from tuner.engines.base import engine_arguments
 from tuner.engines.seam import Starter
 from tuner.errors import RunError, UsageError
 
@@ -123,7 +123,7 @@ def _share(options: SweepOptions, header_model: str | None, node: Description) -
 
 def _as_what(starter: Starter, node: Description) -> Description:
     """Return what a node counts as: the machine that it simulates, if it does."""
-    from tuner.engines.sim import SimStarter  # noqa: PLC0415 - numba
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
 
     if not isinstance(starter, SimStarter):
         return node

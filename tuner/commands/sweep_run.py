@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tuner import journal, models, profile, provenance
+from tuner import journal, profile
 from tuner.commands.options import check_given
 from tuner.commands.run_folder import Where, check_command, kept, open_run
 from tuner.commands.sweep_setup import (
@@ -25,9 +25,11 @@ from tuner.commands.sweep_setup import (
     traffic_of,
 )
 from tuner.commands.sweep_view import Progress, render
-from tuner.devices import DeviceMeter, gpus_of
+from tuner.engines import provenance
+from tuner.engines.devices import DeviceMeter, gpus_of
+from tuner.engines.models import shipped as models
 from tuner.engines.seam import Starter
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome

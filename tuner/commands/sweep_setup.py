@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from tuner import journal
-from tuner.base import engine_arguments
+from tuner.engines.base import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import TraceError, UsageError
 from tuner.evidence import Evidence
 from tuner.sessions import turns_of
@@ -164,8 +164,8 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
             raise UsageError(
                 "--set and --base are for --engine vllm", hint="Write it into the world file."
             )
-        from tuner.engines.sim import SimStarter  # noqa: PLC0415 - numba
-        from tuner.engines.world import read_world  # noqa: PLC0415
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
         return SimStarter(read_world(options.world), model=options.model or header_model)
     if options.engine != "vllm":
@@ -196,8 +196,8 @@ def execute_on(
     """Return the loop that runs a sweep: real time, or virtual time from where the journals end."""
     if isinstance(starter, VllmStarter):
         return interruption.run
-    from tuner.engines import virtual_time  # noqa: PLC0415 - for sim alone
-    from tuner.engines.sim import SimStarter  # noqa: PLC0415
+    from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
 
     assert isinstance(starter, SimStarter)
     starter.go_on_after(Evidence(book).engines())

@@ -16,9 +16,9 @@ from rich.table import Table
 from tuner.commands.console import console_for
 from tuner.commands.machine import Here, ThisMachine, check_machine
 from tuner.commands.verify_junit import junit
-from tuner.devices import DeviceMeter
+from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, TraceError, UsageError
 from tuner.gates import Gate
 from tuner.profile import load as load_profile
@@ -119,9 +119,9 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     if options.engine == "sim":
         if options.world is None:
             raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
-        from tuner.engines import virtual_time  # noqa: PLC0415 - numba, for sim alone
-        from tuner.engines.sim import SimStarter  # noqa: PLC0415
-        from tuner.engines.world import read_world  # noqa: PLC0415
+        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
         simulated = SimStarter(read_world(options.world), model=profile.model)
         return _Place(simulated, simulated, virtual_time.run, None)

@@ -9,11 +9,11 @@ import numpy as np
 
 from tuner.climb import DWELL, climb, sizes_upto
 from tuner.compare.load_levels import mean_in_flight
+from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine
 from tuner.errors import EngineError
 from tuner.probe import probe
 from tuner.rig import FRESH_PROMPTS
-from tuner.scheduler.state import StepLaw
 from tuner.trace.trace import TraceRequest
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, simulate, traffic_of

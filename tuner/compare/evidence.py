@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from tuner.approaches.seam import Approach
 from tuner.compare.calibration import ReferenceEngine, as_json, from_json
 from tuner.compare.comparison import Row, Table, compared, numbers_of
 from tuner.compare.load_levels import LENGTHS, Lengths, Level
 from tuner.compare.notes import note_against, notes_on
 from tuner.compare.settings import Cell
 from tuner.engines.seam import EngineFacts
+from tuner.engines.workers.seam import Approach
 from tuner.errors import EngineError
 from tuner.evidence import Choice, Evidence
 from tuner.journal import Event, Journal

@@ -10,13 +10,13 @@ from functools import partial
 
 import numpy as np
 
-from tuner.approaches.seam import Approach, Setup, Site
 from tuner.attempts import replay_in_time
 from tuner.compare.blocks import DRAIN_SHARE, Blocks
 from tuner.compare.calibration import ReferenceEngine, measure_law
 from tuner.compare.evidence import CALIBRATION, Comparing, session_of
 from tuner.compare.settings import Cell, CompareSettings
 from tuner.engines.seam import Engine, EngineFacts
+from tuner.engines.workers.seam import Approach, Setup, Site
 from tuner.errors import EngineError, GeneratorLateError
 from tuner.prompts import prompt_token_ids
 from tuner.readings import Read

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from tuner.approaches.seam import Approach
 from tuner.compare.load_levels import LENGTHS, Lengths, Level
+from tuner.engines.workers.seam import Approach
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tuner.live.protocol import Limits, Refused
+from tuner.engines.server.protocol import Limits, Refused
 from tuner.live.thread import LiveThread, switched_off
 from tuner.system.guard import guarded
 

@@ -12,12 +12,8 @@ from zoneinfo import ZoneInfo
 
 from pydantic import ValidationError
 
-from tuner.errors import TunerError
-from tuner.live import socket_files
-from tuner.live.cap_schedule import CapSchedule, Turn, next_turn, turn_at
-from tuner.live.limits import Knobs, check_schedule, checked
-from tuner.live.listener import Peer
-from tuner.live.protocol import (
+from tuner.engines.server.cap_schedule import CapSchedule, Turn, next_turn, turn_at
+from tuner.engines.server.protocol import (
     About,
     Ahead,
     Answer,
@@ -35,6 +31,10 @@ from tuner.live.protocol import (
     parse,
     strict_json,
 )
+from tuner.errors import TunerError
+from tuner.live import socket_files
+from tuner.live.limits import Knobs, check_schedule, checked
+from tuner.live.listener import Peer
 from tuner.live.record import LiveRecord, log
 from tuner.live.socket_files import Place
 

@@ -2,8 +2,8 @@
 
 from typing import Protocol
 
-from tuner.live.cap_schedule import CapSchedule
-from tuner.live.protocol import Limits, Refused
+from tuner.engines.server.cap_schedule import CapSchedule
+from tuner.engines.server.protocol import Limits, Refused
 
 
 class Knobs(Protocol):

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from tuner.live.protocol import MAX_LINE_BYTES
+from tuner.engines.server.protocol import MAX_LINE_BYTES
 
 MOST_CLIENTS = 8
 CLIENT_S = 10.0

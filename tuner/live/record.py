@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
+from tuner.engines.server.cap_schedule import CapSchedule
+from tuner.engines.server.protocol import About, Limits
 from tuner.live import socket_files
-from tuner.live.cap_schedule import CapSchedule
 from tuner.live.listener import Peer
-from tuner.live.protocol import About, Limits
 from tuner.live.socket_files import Place
 
 log = logging.getLogger("vllm.tuner")

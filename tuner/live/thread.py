@@ -4,12 +4,12 @@ import os
 import threading
 from collections.abc import Mapping
 
+from tuner.engines.server.protocol import About, Answer, Refused, line_of
 from tuner.errors import TunerError
 from tuner.live import socket_files
 from tuner.live.control import LOOK_S, LiveControl
 from tuner.live.limits import Knobs
 from tuner.live.listener import Listener, Peer
-from tuner.live.protocol import About, Answer, Refused, line_of
 from tuner.live.record import log
 from tuner.system.guard import guarded
 
@@ -92,6 +92,6 @@ def _unknown(problem: Exception) -> None:
 
 
 def _device_facts() -> dict[str, object]:
-    from tuner import devices  # noqa: PLC0415 - a server may lack what it needs
+    from tuner.engines import devices  # noqa: PLC0415 - a server may lack what it needs
 
     return dict(devices.device_facts())

@@ -1,6 +1,6 @@
 """Alert and recording rules for Prometheus: a file for ``rule_files``. Pure."""
 
-from tuner import models
+from tuner.engines.models import shipped as models
 from tuner.monitoring import seal
 from tuner.monitoring.alerts import MISSED, Alert, alerts, bounds, literal, windows
 from tuner.monitoring.lines import LATENCIES, Lines, lines

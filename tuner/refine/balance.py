@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, Ints
 from tuner.refine.knobs import Configuration
 from tuner.refine.luck import Served, beside, seen
 from tuner.refine.objective import (
@@ -23,7 +24,6 @@ from tuner.refine.objective import (
     Objective,
 )
 from tuner.refine.screen import Screen
-from tuner.scheduler.state import Floats, Ints
 from tuner.twin.simulation import met
 from tuner.window import Window, run_in_before_s
 from tuner.workload import Workload

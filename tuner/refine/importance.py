@@ -9,7 +9,7 @@ import optuna
 from optuna.importance import PedAnovaImportanceEvaluator
 from optuna.trial import FrozenTrial
 
-from tuner.scheduler.state import Floats
+from tuner.engines.scheduler.state import Floats
 
 FEWEST = 10
 """Trials below which nobody can say which knob matters."""

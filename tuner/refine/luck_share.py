@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats
 from tuner.refine.objective import LEAST_ATTAINMENT, Numbers, Objective, gain
-from tuner.scheduler.state import Floats
 from tuner.uncertainty import PRIOR_WEIGHT
 
 PAIR_SHARE = 0.5

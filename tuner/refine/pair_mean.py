@@ -6,6 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats
 from tuner.refine.luck_share import (
     BELIEVED,
     HALF_OFF,
@@ -19,7 +20,6 @@ from tuner.refine.luck_share import (
     times,
 )
 from tuner.refine.objective import Objective
-from tuner.scheduler.state import Floats
 from tuner.uncertainty import PRIOR_WEIGHT
 
 DRAWS = 4000

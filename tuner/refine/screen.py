@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from tuner.engines.scheduler.state import StepLaw
 from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.refine.usual import usual_laws
 from tuner.refine.with_twin import ByTwin
-from tuner.scheduler.state import StepLaw
 from tuner.slo import Slo
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate, traffic_of

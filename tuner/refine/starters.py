@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.refine.knobs import CAP, Configuration
 
 if TYPE_CHECKING:
-    from tuner.engines.sim import SimStarter
+    from tuner.engines.sim.start import SimStarter
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.refine.pair_mean import t_points
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import Traffic, simulate
 from tuner.twin.store import StoredTwin

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats
 from tuner.refine.luck_share import OFF_FREEDOM, TWIN_OFF
 from tuner.refine.pair_mean import T_POINTS, PairMean, quantiles, student_t, t_points
-from tuner.scheduler.state import Floats
 
 LEAST_OFF = 0.2
 """How far off the twin is at least, whatever it foresees, of how far the replays of a pair usually

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 import yaml
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import values as vllm_values
 from tuner.errors import TargetError
-from tuner.targets import flags, images, vllm_values
+from tuner.targets import flags, images
 from tuner.targets.command_line import CommandLine
 from tuner.targets.container_command import command_line
 from tuner.targets.containers import Container, FindContainers, choose

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import values as vllm_values
+from tuner.engines.vllm.flags import LISTS, SHORT, SWITCHES, WHOLE_NAMES, canonical
 from tuner.errors import TargetError
-from tuner.targets import vllm_values
 from tuner.targets.seam import Stated
 from tuner.targets.vllm_config import WITHOUT_NEGATIVE
-from tuner.targets.vllm_flags import LISTS, SHORT, SWITCHES, WHOLE_NAMES, canonical
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 """What argparse takes for a value although it begins with a hyphen."""

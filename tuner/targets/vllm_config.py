@@ -11,11 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.values import same
 from tuner.errors import TargetError
 from tuner.system import yaml_strict
 from tuner.targets import yaml_edit
 from tuner.targets.seam import Platform, Stated
-from tuner.targets.vllm_values import same
 from tuner.targets.yaml_nodes import refuse_filled_in
 
 NAME = "vllm-config"

@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.records import Replay, RequestRecord
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo
 from tuner.twin.choice import Values
 from tuner.twin.simulation import (

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tuner.scheduler.state import Floats
+from tuner.engines.scheduler.state import Floats
 from tuner.slo import Slo
 from tuner.twin.law import FittedLaw
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s

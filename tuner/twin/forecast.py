@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import EngineFacts
 from tuner.iterations import batch_times, kv_cache_usage, time_mean, waiting_share
 from tuner.measure import Measurement, Spread, spread
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
 from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error

@@ -20,8 +20,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.scheduler.state import Floats, Ints, StepLaw
 from tuner.twin.nnls import nnls
 
 BLOCK_S = 5.0

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import EngineFacts, IterationLog
-from tuner.scheduler.model import advance
-from tuner.scheduler.state import (
+from tuner.engines.scheduler.model import advance
+from tuner.engines.scheduler.state import (
     ABORTED,
     CALM,
     FINISHED,
@@ -23,6 +22,7 @@ from tuner.scheduler.state import (
     new_requests,
     new_scheduler,
 )
+from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
 

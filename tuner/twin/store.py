@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.errors import ProfileError
 from tuner.profile_numbers import EngineShape as ShapeSection
 from tuner.profile_numbers import StepLaw as LawSection
 from tuner.profile_numbers import Twin, TwinErrors
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.twin.check import Errors
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.prometheus import Distribution, Histogram
-from tuner.scheduler.state import Floats, StepLaw
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 from tuner.twin.store import StoredTwin
 from tuner.watch.today import traffic_like

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tuner.engines.scheduler.state import Floats, Ints
 from tuner.prometheus import Histogram
-from tuner.scheduler.state import Floats, Ints
 from tuner.twin.simulation import Traffic
 from tuner.watch.windows import Step, total
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from tuner.engines.scheduler.state import Floats
 from tuner.prometheus import Distribution, Histogram
-from tuner.scheduler.state import Floats
 from tuner.watch.expected import Compared
 from tuner.watch.windows import Window, added, quantile_range, total
 

@@ -14,8 +14,8 @@ from itertools import accumulate
 import numpy as np
 from numpy.random import Generator
 
-from tuner.engines.world import World, WorldNoise
-from tuner.scheduler.state import CALM, Floats, Weather
+from tuner.engines.scheduler.state import CALM, Floats, Weather
+from tuner.engines.sim.world import World, WorldNoise
 
 CHUNK_S = 600.0
 """How far the machine's weather is drawn at a time."""

@@ -13,9 +13,7 @@ from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from tuner import devices, provenance
-from tuner.engines import vllm_failure, vllm_llm
-from tuner.engines.core_process import CoreContext
+from tuner.engines import devices, provenance
 from tuner.engines.seam import (
     ITERATION,
     EngineFacts,
@@ -24,8 +22,11 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.vllm_config import Configuration, pinned
-from tuner.engines.vllm_llm import Llm
+from tuner.engines.vllm import failure as vllm_failure
+from tuner.engines.vllm import llm as vllm_llm
+from tuner.engines.vllm.config import Configuration, pinned
+from tuner.engines.vllm.core_process import CoreContext
+from tuner.engines.vllm.llm import Llm
 from tuner.errors import EngineError
 
 _STOP_S = 10.0

@@ -11,10 +11,10 @@ from vllm import AsyncEngineArgs, EngineArgs
 from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 
-from tuner import models
-from tuner.devices import PARALLEL_SIZES
+from tuner.engines.devices import PARALLEL_SIZES
+from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm_failure import refused
+from tuner.engines.vllm.failure import refused
 from tuner.errors import EngineError
 
 _SHIPPED: dict[str, ArgumentValue] = {"load_format": "dummy"}
@@ -73,7 +73,7 @@ def configure(
     config = _create({**arguments, **limits})
     _check_ranks(config, ranks)
     kind = "LoggedAsyncScheduler" if config.scheduler_config.async_scheduling else "LoggedScheduler"
-    config.scheduler_config.scheduler_cls = f"tuner.engines.logged_scheduler.{kind}"
+    config.scheduler_config.scheduler_cls = f"tuner.engines.vllm.logged_scheduler.{kind}"
     return Configuration(config, pinned(config, arguments))
 
 

@@ -1,7 +1,7 @@
 """The scheduler model's ledgers: who waits, who holds which blocks, and the totals."""
 
-from tuner.scheduler import state as its
-from tuner.scheduler.state import Record, Records
+from tuner.engines.scheduler import state as its
+from tuner.engines.scheduler.state import Record, Records
 from tuner.system.jit import compiled
 
 

@@ -8,7 +8,6 @@ import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from tuner.approaches.seam import Batching
 from tuner.engines.seam import (
     ArgumentValue,
     Engine,
@@ -18,13 +17,14 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.sim import VARIABLE, SimStarter
-from tuner.engines.world import World
+from tuner.engines.sim.start import VARIABLE, SimStarter
+from tuner.engines.sim.world import World
+from tuner.engines.workers.seam import Batching
 from tuner.errors import EngineError
 
 
 class SimSite:
-    """See tuner.approaches.seam.Site."""
+    """See tuner.engines.workers.seam.Site."""
 
     def __init__(
         self,

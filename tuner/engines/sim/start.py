@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 import numba
 
 from tuner.engines.seam import SIMULATED, ArgumentValue, EngineFacts
-from tuner.engines.sim_engine import SimEngine
-from tuner.engines.virtual_time import VirtualTimeLoop
-from tuner.engines.weather import EngineWeather, Machine
-from tuner.engines.world import World, WorldKv
+from tuner.engines.sim.engine import SimEngine
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.engines.sim.weather import EngineWeather, Machine
+from tuner.engines.sim.world import World, WorldKv
 from tuner.errors import EngineError
 
 VOCAB_SIZE = 32_000
@@ -119,7 +119,7 @@ class SimStarter:
         if not isinstance(loop, VirtualTimeLoop):
             raise EngineError(
                 "the simulated engine lives on virtual time only",
-                hint="Run the program with tuner.engines.virtual_time.run.",
+                hint="Run the program with tuner.engines.sim.virtual_time.run.",
             )
         arguments = self.resolve(max_num_seqs=max_num_seqs)
         line = self._line

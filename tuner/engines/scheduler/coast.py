@@ -4,9 +4,9 @@ Most iterations only decode, while nobody comes or leaves: their durations follo
 of context tokens alone.
 """
 
-from tuner.scheduler import state as its
-from tuner.scheduler.queue import allocate, arrival_s, recover, total
-from tuner.scheduler.state import Ints, Record, Records, Scheduler, StepLaw
+from tuner.engines.scheduler import state as its
+from tuner.engines.scheduler.queue import allocate, arrival_s, recover, total
+from tuner.engines.scheduler.state import Ints, Record, Records, Scheduler, StepLaw
 from tuner.system.jit import compiled
 
 

@@ -8,18 +8,20 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import models, provenance
-from tuner.engines import core_process, vllm_log
+from tuner.engines import provenance
+from tuner.engines.models import shipped as models
+from tuner.engines.vllm import core_process
+from tuner.engines.vllm import log as vllm_log
 from tuner.errors import EngineError
 from tuner.system import scratch
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tuner.base import Setting
+    from tuner.engines.base import Setting
     from tuner.engines.seam import ArgumentValue
-    from tuner.engines.vllm_config import Configuration
-    from tuner.engines.vllm_engine import VllmEngine
+    from tuner.engines.vllm.config import Configuration
+    from tuner.engines.vllm.engine import VllmEngine
 
 
 _LONGEST_SOCKET = 107
@@ -57,7 +59,7 @@ class VllmStarter:
         begun_s = asyncio.get_running_loop().time()
         configuration = await asyncio.to_thread(self._configure, max_num_seqs)
         with vllm_log.silent(self.log):
-            from tuner.engines.vllm_engine import VllmEngine  # noqa: PLC0415 - imports vLLM
+            from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 
         context = core_process.CoreContext(self.log)
         return await VllmEngine.start(configuration, context, self.log, begun_s)
@@ -65,14 +67,14 @@ class VllmStarter:
     def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
         """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
         configuration = self._configure(max_num_seqs)
-        from tuner.engines import vllm_config  # noqa: PLC0415 - imports vLLM
+        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
         return vllm_config.for_llm(configuration, share=share)
 
     def _configure(self, max_num_seqs: int) -> "Configuration":
         _prepare(str(self._arguments["model"]), self.log)
         with vllm_log.silent(self.log):
-            from tuner.engines import vllm_config  # noqa: PLC0415 - imports vLLM
+            from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
             arguments = vllm_config.with_defaults(self._arguments)
             if self._max_num_batched_tokens is None:
@@ -92,7 +94,7 @@ def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentVa
     """
     _prepare(model, default_log())
     with vllm_log.silent(default_log()):
-        from tuner.engines import vllm_arguments  # noqa: PLC0415 - imports vLLM
+        from tuner.engines.vllm import arguments as vllm_arguments  # noqa: PLC0415 - imports vLLM
 
         return vllm_arguments.parse(settings)
 

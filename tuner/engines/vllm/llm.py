@@ -16,7 +16,7 @@ from vllm.v1.engine import utils as engine_utils
 from vllm.v1.engine.async_llm import AsyncLLM
 from vllm.v1.metrics.loggers import PrometheusStatLogger
 
-from tuner.engines.core_process import CoreContext
+from tuner.engines.vllm.core_process import CoreContext
 
 
 class _NoStats(PrometheusStatLogger):

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner import devices, provenance
-from tuner.approaches.seam import Batching
-from tuner.engines.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines import devices, provenance
 from tuner.engines.seam import (
     ITERATION,
     ArgumentValue,
@@ -23,13 +21,15 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.vllm import VllmStarter
-from tuner.engines.worker import Message, Worker
+from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.workers.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.seam import Batching
+from tuner.engines.workers.worker import Message, Worker
 from tuner.errors import EngineError
 
 
 class VllmSite:
-    """See tuner.approaches.seam.Site."""
+    """See tuner.engines.workers.seam.Site."""
 
     def __init__(
         self,

@@ -9,11 +9,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.approaches.seam import Batching
-from tuner.engines import vllm_failure, worker_process
-from tuner.engines.core_process import CoreContext
-from tuner.engines.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
 from tuner.engines.seam import RequestFailedError
+from tuner.engines.vllm import failure as vllm_failure
+from tuner.engines.vllm.core_process import CoreContext
+from tuner.engines.workers import worker_process
+from tuner.engines.workers.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.seam import Batching
 from tuner.errors import EngineError
 
 if TYPE_CHECKING:

@@ -12,10 +12,19 @@ State is arrays, changed in place: the same code serves requests that arrive one
 
 import numpy as np
 
-from tuner.scheduler import state as its
-from tuner.scheduler.coast import coast
-from tuner.scheduler.queue import allocate, arrival_s, leave, preempt, recover, release, total, wait
-from tuner.scheduler.state import Record, Records, Scheduler, StepLaw, Weather
+from tuner.engines.scheduler import state as its
+from tuner.engines.scheduler.coast import coast
+from tuner.engines.scheduler.queue import (
+    allocate,
+    arrival_s,
+    leave,
+    preempt,
+    recover,
+    release,
+    total,
+    wait,
+)
+from tuner.engines.scheduler.state import Record, Records, Scheduler, StepLaw, Weather
 from tuner.system.jit import compiled
 
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tuner.approaches.seam import Batching
-from tuner.engines.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.seam import Batching
 
 if TYPE_CHECKING:
     from multiprocessing.queues import Queue
@@ -118,7 +118,7 @@ class _Engine:
         client.get_output = timed_step
 
     def ready(self) -> Ready:
-        from tuner.engines.vllm_config import pinned  # noqa: PLC0415 - imports vLLM
+        from tuner.engines.vllm.config import pinned  # noqa: PLC0415 - imports vLLM
 
         config = self._llm.llm_engine.vllm_config
         return Ready(
@@ -131,7 +131,7 @@ class _Engine:
 
     def serve(self, batch: Sequence[tuple[Prompt, float]]) -> list[Done]:
         """Generate a batch, and return when the slowest is done."""
-        from tuner.engines.vllm_llm import exactly  # noqa: PLC0415 - imports vLLM
+        from tuner.engines.vllm.llm import exactly  # noqa: PLC0415 - imports vLLM
 
         begun_s = time.monotonic()
         outputs = self._llm.generate(

@@ -13,8 +13,8 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import yaml
 
+from tuner.engines.scheduler.state import Ints, StepLaw
 from tuner.errors import InputError
-from tuner.scheduler.state import Ints, StepLaw
 from tuner.system import yaml_strict
 
 _NUMBER: Final = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)([eE][-+]?\d+)?")

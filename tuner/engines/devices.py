@@ -11,7 +11,7 @@ from typing import Any
 
 import pynvml
 
-from tuner import provenance
+from tuner.engines import provenance
 from tuner.engines.seam import ArgumentValue
 
 _PROC = Path("/proc")

@@ -9,19 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.engines.seam import (
-    EngineFacts,
-    EngineRequest,
-    IterationLog,
-    Reply,
-    RequestFailedError,
-)
-from tuner.engines.virtual_time import VirtualTimeLoop
-from tuner.engines.weather import EngineWeather
-from tuner.engines.world import World, step_law
-from tuner.errors import EngineError
-from tuner.scheduler import model
-from tuner.scheduler.state import (
+from tuner.engines.scheduler import model
+from tuner.engines.scheduler.state import (
     DONE,
     FULL,
     OUT_OF_WEATHER,
@@ -29,6 +18,17 @@ from tuner.scheduler.state import (
     new_requests,
     new_scheduler,
 )
+from tuner.engines.seam import (
+    EngineFacts,
+    EngineRequest,
+    IterationLog,
+    Reply,
+    RequestFailedError,
+)
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.engines.sim.weather import EngineWeather
+from tuner.engines.sim.world import World, step_law
+from tuner.errors import EngineError
 
 _ROWS = 1024
 _LOG_LENGTH = 4096

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.engines import vllm
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import start as vllm
 from tuner.errors import InputError, UsageError
 from tuner.system import yaml_strict
 from tuner.targets.vllm_config import ALIASES

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from tuner.live.cap_schedule import CapSchedule, Digest, MaxNumBatchedTokens, MaxNumSeqs
+from tuner.engines.server.cap_schedule import CapSchedule, Digest, MaxNumBatchedTokens, MaxNumSeqs
 
 VERSION: Final = 2
 """2: revisions are of one start of a server, and what is put back is named."""

@@ -13,9 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner.errors import EngineError, GateError, InputError, TunerError
-from tuner.live.listener import peer_of
-from tuner.live.protocol import (
+from tuner.engines.server.protocol import (
     VERSION,
     Answer,
     AskState,
@@ -28,6 +26,8 @@ from tuner.live.protocol import (
     line_of,
     strict_json,
 )
+from tuner.errors import EngineError, GateError, InputError, TunerError
+from tuner.live.listener import peer_of
 from tuner.system import folders, interruption
 
 ANSWER_S = 30.0

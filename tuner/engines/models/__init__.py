@@ -1,0 +1,1 @@
+"""Models that ship with the package: a config.json and a tokenizer, no weights."""

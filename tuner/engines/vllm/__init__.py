@@ -1,0 +1,1 @@
+"""vLLM itself: its arguments and flags, AsyncLLM in our process, EngineCore in a child."""
