@@ -34,11 +34,11 @@ from tuner.engines.sim import virtual_time
 from tuner.engines.vllm.start import VllmStarter
 from tuner.ladder import doubling
 from tuner.measure import measure
-from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest, load
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate

@@ -20,15 +20,15 @@ from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.engines.vllm.start import VllmStarter
-from tuner.prompts import prompt_token_ids
 from tuner.replay import CutRule, replay
-from tuner.slo import Slo
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window, in_window, plan_requests
 from tuner.twin.check import Observed, check, lag_s, observed
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import shape_of
-from tuner.window import Window, in_window, plan_requests
 
 CEILING = 32
 FITTED, PREDICTED = (1, 4, 16), (2, 8, 32)

@@ -9,7 +9,7 @@ from numpy.random import Generator
 
 from tuner.engines.scheduler.state import Floats, Ints
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
-from tuner.slo import Slo, derive_slo, fit_unloaded
+from tuner.traffic.slo import Slo, derive_slo, fit_unloaded
 from tuner.twin.choice import Values, good_caps
 from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
 from tuner.uncertainty import choose

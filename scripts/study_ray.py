@@ -43,7 +43,7 @@ from tuner.refine.refinement import Plan
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.trace.trace import load
-from tuner.workload import Workload, choose_workload, keep_what_fits
+from tuner.traffic.workload import Workload, choose_workload, keep_what_fits
 
 T95 = {
     1: 12.706, 2: 4.303, 3: 3.182, 4: 2.776, 6: 2.447, 8: 2.306, 10: 2.228, 15: 2.131, 20: 2.086,

@@ -53,10 +53,10 @@ from tuner.refine.study import Study
 from tuner.result import profile_of
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
-from tuner.slo import Slo
 from tuner.sweep import sweep
+from tuner.traffic.slo import Slo
+from tuner.traffic.workload import Workload, choose_workload
 from tuner.twin.simulation import simulate
-from tuner.workload import Workload, choose_workload
 
 GRID_CAPS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32)
 NEAR, STATED = math.log(1.02), math.log(1.01)

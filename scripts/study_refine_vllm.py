@@ -42,8 +42,8 @@ from tuner.refine.ratio import ratio
 from tuner.rig import Rig
 from tuner.trace.trace import load, write
 from tuner.traffic.scaling import scale_load
-from tuner.window import parse_duration_s
-from tuner.workload import Workload, keep_what_fits, workload_of
+from tuner.traffic.window import parse_duration_s
+from tuner.traffic.workload import Workload, keep_what_fits, workload_of
 
 CAPS = "1,2,4,6,8,10,12,16,20,24,28,32"
 GRID, AGAIN = "grid", "again"

@@ -28,8 +28,8 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
 from tuner.settings import SweepSettings
 from tuner.sharing import Together, compromise, loss
-from tuner.slo import Slo
 from tuner.together import Member, sweep_together
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.simulation import Traffic, simulate
 from tuner.uncertainty import choose

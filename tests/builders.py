@@ -10,8 +10,8 @@ from tuner.iterations import BatchTime, KvCacheUsage
 from tuner.measure import Measurement, Spread
 from tuner.records import Replay, RequestRecord
 from tuner.settings import SweepSettings
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo
 from tuner.uncertainty import Block, Purpose, Trial
 
 

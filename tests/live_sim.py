@@ -24,7 +24,7 @@ from tuner.engines.sim.world import World, step_law
 from tuner.profile import seal
 from tuner.profile_schema import ServingProfile
 from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 from tuner.engines.vllm.start import VllmStarter
-from tuner.prompts import prompt_token_ids
 from tuner.records import PlannedRequest
 from tuner.replay import CutRule, replay
-from tuner.slo import Slo
 from tuner.trace import trace
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.slo import Slo
 
 
 async def main(path: Path, cap: int) -> None:

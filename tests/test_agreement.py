@@ -7,7 +7,7 @@ import pytest
 
 from tuner.agreement import Agreement, agreement
 from tuner.engines.scheduler.state import StepLaw
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.check import Observed
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast

@@ -20,8 +20,17 @@ PATHS = {
 }
 
 PURE_AT_LEAST = {
-    *("measure", "knee", "reasons", "uncertainty", "slo", "window", "workload", "outcome"),
-    *("prompts", "traffic", "records", "result", "engines.seam", "targets.seam"),
+    *(
+        "measure",
+        "knee",
+        "reasons",
+        "uncertainty",
+        "traffic.slo",
+        "traffic.window",
+        "traffic.workload",
+        "outcome",
+    ),
+    *("traffic.prompts", "traffic", "records", "result", "engines.seam", "targets.seam"),
 }
 """Those that decide. Any other module joins them by calling itself pure."""
 

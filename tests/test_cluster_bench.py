@@ -24,9 +24,9 @@ from tuner.evidence import Evidence
 from tuner.refine.bench import Build
 from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.slo import Slo, Unloaded
-from tuner.window import Part, Window
-from tuner.workload import workload_of
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import workload_of
 
 WORLD = "{step: {a: 0.01, b: 0, n0: 64, h: 0, c: 0}, engine_start: 30}"
 SLO = Slo(ttft_s=60.0)

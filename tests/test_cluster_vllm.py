@@ -17,10 +17,10 @@ from tuner.refine.bench import Build
 from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS
 from tuner.refine.starters import VllmVary
-from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
-from tuner.window import Part, Window
-from tuner.workload import workload_of
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import workload_of
 
 pytest.importorskip("ray")
 

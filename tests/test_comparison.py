@@ -26,8 +26,8 @@ from tuner.compare.windows import windows_of
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import TraceError
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.window import Window
 from tuner.twin.simulation import EngineShape
-from tuner.window import Window
 
 
 def test_what_was_served_is_a_part_of_what_was_offered_run_in_and_all() -> None:

@@ -13,7 +13,7 @@ from tuner.fleet import (
     parts_of,
     replicas_for,
 )
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 from tuner.twin.store import StoredTwin
 

@@ -16,7 +16,7 @@ from tuner.measure import (
 )
 from tuner.punctuality import check_generator
 from tuner.records import DEVICE
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 
 LAX = Slo(ttft_s=100.0)
 

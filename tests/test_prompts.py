@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.traces import request
-from tuner.prompts import SPECIAL_IDS, prompt_token_ids, reuse_warning
+from tuner.traffic.prompts import SPECIAL_IDS, prompt_token_ids, reuse_warning
 
 BLOCK = 16
 VOCABULARY = 32_000
@@ -103,7 +103,7 @@ def test_a_vocabulary_of_special_ids_alone_is_refused() -> None:
 
 
 PROBE = """
-from tuner.prompts import prompt_token_ids
+from tuner.traffic.prompts import prompt_token_ids
 from tuner.trace.trace import TraceRequest
 one = TraceRequest(3, 0.0, 100, 5, hash_ids=(1, 2))
 print(prompt_token_ids(one, seed=7, vocab_size=32000, block_size=16))

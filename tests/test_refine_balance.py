@@ -14,10 +14,10 @@ from tuner.refine.balance import Windows, balanced
 from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import GOODPUT, OBJECTIVES, TAIL, Objective
 from tuner.refine.screen import Screen
-from tuner.slo import Slo, Unloaded
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import Workload, workload_of
 from tuner.twin.simulation import EngineShape, Traffic, met, simulate
-from tuner.window import Part, Window
-from tuner.workload import Workload, workload_of
 
 SLO = Slo(ttft_s=1.5)
 LAW = StepLaw(np.array([0.0, *[0.1] * 4]), 0.01, 0.0, 0.0, 0.0)

@@ -11,7 +11,7 @@ from tuner.refine import screen
 from tuner.refine.luck import luck
 from tuner.refine.objective import GOODPUT
 from tuner.refine.screen import Foreseen, busiest, combined
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 
 SHAPE = EngineShape(max_num_batched_tokens=64, block_size=16, kv_blocks=100, max_model_len=100)

@@ -31,10 +31,10 @@ from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
 from tuner.rig import Rig
-from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
-from tuner.window import Part, Window
-from tuner.workload import Workload, workload_of
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import Workload, workload_of
 
 KNEE = {CAP: 16, TOKENS: 2048, "long_prefill_token_threshold": 512}
 SLO = Slo(ttft_s=2.0)

@@ -19,10 +19,10 @@ from tuner.refine.search import Search
 from tuner.refine.starters import VllmVary
 from tuner.refine.study import Study
 from tuner.rig import Rig
-from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
-from tuner.window import Part, Window
-from tuner.workload import workload_of
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import workload_of
 
 SLO = Slo(ttft_s=60.0)
 SETTINGS = settings(SLO, ceiling=8)

@@ -27,9 +27,9 @@ from tuner.refine.screen import Screen
 from tuner.refine.search import Search
 from tuner.refine.study import Study
 from tuner.rig import Rig
-from tuner.slo import Slo, Unloaded
-from tuner.window import Part, Window
-from tuner.workload import Workload, workload_of
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import Workload, workload_of
 
 WORLD = "{step: {a: 0.1, b: 0, n0: 64, h: 0, c: 0}, engine_start: 30}"
 """Every iteration takes 0.1 s, so that one of ten tokens takes one second."""

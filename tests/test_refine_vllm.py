@@ -18,10 +18,10 @@ from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
 from tuner.refine.local_bench import LocalBench
 from tuner.rig import Rig
-from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
-from tuner.window import Part, Window
-from tuner.workload import workload_of
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import workload_of
 
 pytestmark = pytest.mark.vllm
 

@@ -13,7 +13,7 @@ from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, replay
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 
 SECOND_A_STEP = World(step=WorldStep(a=1.0), engine_start=0.0)
 """Every iteration takes one second, whatever runs: a token a second each."""

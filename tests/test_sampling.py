@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import request
-from tuner.sampling import sample_windows
 from tuner.trace.trace import TraceRequest
-from tuner.window import Part, Window
+from tuner.traffic.sampling import sample_windows
+from tuner.traffic.window import Part, Window
 
 # An hour with a request a second; from 2000 s to 2100 s five a second.
 HOUR = [request(row) for row in range(2000)]

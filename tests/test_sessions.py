@@ -1,7 +1,7 @@
 """Which request waits for which."""
 
 from tests.builders import request
-from tuner.sessions import Turn, turns_of
+from tuner.traffic.sessions import Turn, turns_of
 
 
 def test_a_turn_waits_for_the_one_before_it_in_its_session() -> None:

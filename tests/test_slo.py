@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.errors import UsageError
-from tuner.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
+from tuner.traffic.slo import Slo, Unloaded, derive_slo, fit_unloaded, parse_slo
 
 
 def test_limits_are_read_in_their_units() -> None:

@@ -18,9 +18,9 @@ from tuner.evidence import Evidence
 from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
-from tuner.slo import Slo
 from tuner.sweep import sweep
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo
 
 SETTINGS = SweepSettings(
     ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25, fast=False,

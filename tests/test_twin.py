@@ -7,8 +7,8 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import EngineFacts
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo
 from tuner.twin.simulation import (
     EngineShape,
     Pace,

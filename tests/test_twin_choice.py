@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import corrected, good_caps, plausible, value_of, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate

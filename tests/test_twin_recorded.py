@@ -18,7 +18,7 @@ import pytest
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.ladder import doubling
 from tuner.reasons import kind_of
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of
 from tuner.twin.nnls import nnls

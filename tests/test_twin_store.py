@@ -8,7 +8,7 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.check import Errors
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast

@@ -7,7 +7,14 @@ import pytest
 from tests.builders import request
 from tuner.errors import TraceError, UsageError
 from tuner.trace.trace import TraceRequest
-from tuner.window import Part, Window, choose_part, in_window, parse_duration_s, plan_requests
+from tuner.traffic.window import (
+    Part,
+    Window,
+    choose_part,
+    in_window,
+    parse_duration_s,
+    plan_requests,
+)
 
 HOUR = [request(row) for row in range(3600)]
 

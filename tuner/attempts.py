@@ -9,7 +9,7 @@ from tuner.punctuality import check_generator
 from tuner.readings import Read, while_reading
 from tuner.records import PlannedRequest, Replay
 from tuner.replay import CutRule, Progress, replay
-from tuner.window import Window
+from tuner.traffic.window import Window
 
 RETRIES = 3
 """So often is a replay whose requests left late thrown away and made again."""

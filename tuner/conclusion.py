@@ -18,15 +18,15 @@ from tuner.measure import Measurement, measure
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
 from tuner.reasons import ADD_REPLICAS, Verdict
 from tuner.settings import SweepSettings
-from tuner.slo import out_of_reach
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
+from tuner.traffic.slo import out_of_reach
+from tuner.traffic.workload import Workload
 from tuner.twin.check import check, median_error
 from tuner.twin.choice import value_of, weigh
 from tuner.twin.forecast import Change, Forecast, forecast
 from tuner.twin.simulation import simulate, traffic_of
 from tuner.uncertainty import Block, choose, intervals, relative_changes
-from tuner.workload import Workload
 
 
 def view_of(

@@ -13,11 +13,11 @@ from tuner.journal import Event, Journal
 from tuner.measure import Measurement, measure
 from tuner.probe import ProbeResult
 from tuner.records import Replay
-from tuner.slo import Slo, Unloaded, fit_unloaded
+from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
+from tuner.traffic.window import Part, Window
 from tuner.twin.check import Observed, observed
 from tuner.twin.law import Segment
 from tuner.uncertainty import Block, Purpose, Trial
-from tuner.window import Part, Window
 
 CONFIRMING = ("confirm", "headroom")
 """Purposes of replays that are no part of the curve."""

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.random import Generator
 
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
-from tuner.slo import Slo
 from tuner.system.jit import compiled
 from tuner.traffic.scaling import JITTER_S
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import Statistics
 from tuner.twin.simulation import Traffic, simulate
 from tuner.twin.store import StoredTwin

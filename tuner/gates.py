@@ -12,11 +12,11 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.measure import Measurement, Spread, spread
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
 from tuner.twin.simulation import Traffic, met, simulate, traffic_of
 from tuner.twin.store import StoredTwin
-from tuner.window import Window
 
 ATTAINMENT_TOLERANCE = 0.02
 HALF = 0.5

@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterable, Sequence
 
 from tuner.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
 from tuner.reasons import Verdict
-from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.forecast import Forecast
 from tuner.uncertainty import (
     EQUAL_ATTAINMENT,

@@ -19,7 +19,7 @@ from tuner.iterations import (
 )
 from tuner.punctuality import lag_p99_s
 from tuner.records import Replay, RequestRecord
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,9 +8,9 @@ from tuner.agreement import Agreement
 from tuner.engines.seam import EngineFacts
 from tuner.measure import Measurement
 from tuner.reasons import Verdict
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Part, Window
 from tuner.twin.forecast import Change, Forecast, Range
-from tuner.window import Part, Window
 
 Source = Literal["measured", "twin", "both"]
 

@@ -23,7 +23,7 @@ from tuner.profile_numbers import (
     SeqsRange,
     Twin,
 )
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 
 Verdict = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 
 DEVICE = np.dtype(
     [

@@ -13,7 +13,7 @@ import numpy as np
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
 from tuner.priority import punctual
 from tuner.records import Outcome, PlannedRequest, Replay, RequestRecord
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 
 WATCH_S = 0.25
 """How often a running replay is checked for being hopeless, and its progress told."""

@@ -9,7 +9,7 @@ from tuner.journal import Journal
 from tuner.outcome import SweepOutcome
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
-from tuner.workload import keep_what_fits, slo_for, workload_of
+from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
 
 
 def rescore(

@@ -28,7 +28,7 @@ from tuner.profile_schema import (
     Validity,
 )
 from tuner.settings import SweepSettings
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.store import stored
 
 if TYPE_CHECKING:

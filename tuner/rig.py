@@ -15,15 +15,15 @@ from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.errors import EngineError, GeneratorLateError
 from tuner.evidence import Evidence
 from tuner.measure import Measurement
-from tuner.prompts import prompt_token_ids
 from tuner.readings import Read
 from tuner.records import Replay
 from tuner.replay import CutRule
-from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
-from tuner.window import Window, plan_requests
-from tuner.workload import Workload
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.sessions import turns_of
+from tuner.traffic.window import Window, plan_requests
+from tuner.traffic.workload import Workload
 
 FRESH_PROMPTS = 10**9
 """Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""

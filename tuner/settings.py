@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.slo import Slo
-from tuner.window import parse_duration_s
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import parse_duration_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,7 @@ from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
-from tuner.uncertainty import Trial
-from tuner.workload import (
+from tuner.traffic.workload import (
     Workload,
     affordable_step_s,
     choose_workload,
@@ -41,6 +40,7 @@ from tuner.workload import (
     slo_for,
     workload_of,
 )
+from tuner.uncertainty import Trial
 
 SHORTENED = 0.9
 OVERDRAWN = 1.1

@@ -29,7 +29,7 @@ from tuner.settings import SweepSettings
 from tuner.sharing import Together, demand_of, price_of, share
 from tuner.sweep import SweepRun
 from tuner.trace.trace import TraceRequest
-from tuner.workload import MIN_STEP_S
+from tuner.traffic.workload import MIN_STEP_S
 
 
 @dataclass(frozen=True, slots=True)

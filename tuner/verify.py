@@ -10,17 +10,17 @@ from tuner.attempts import replay_in_time
 from tuner.engines.seam import Engine, Starter
 from tuner.gates import Gate, gates
 from tuner.measure import measure
-from tuner.prompts import prompt_token_ids
 from tuner.readings import Read
 from tuner.records import Replay
 from tuner.replay import CutRule
-from tuner.sampling import sample_windows
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.sampling import sample_windows
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window, choose_part, in_window, plan_requests
+from tuner.traffic.workload import LOADED, keep_what_fits
 from tuner.twin.store import StoredTwin
-from tuner.window import Window, choose_part, in_window, plan_requests
-from tuner.workload import LOADED, keep_what_fits
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import pytest
 import tuner
 from tuner.engines.sim.world import World, WorldNoise, padded, read_world, step_law
 from tuner.errors import InputError
-from tuner.slo import Slo
 from tuner.trace.trace import load
+from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
 
 ARTICLE = """

@@ -19,7 +19,7 @@ from tuner.refine.bench import CLIMB, Bench, Build, Chosen, Done, Floors, no_flo
 from tuner.refine.judge import SEARCH, is_knee
 from tuner.refine.knobs import CAP, Configuration, restart_key
 from tuner.rig import Watcher
-from tuner.workload import Workload
+from tuner.traffic.workload import Workload
 
 if TYPE_CHECKING:
     from tuner.journal import Event

@@ -22,8 +22,8 @@ from tuner.refine.knobs import Configuration
 from tuner.refine.local_bench import LocalBench
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
-from tuner.window import Window
-from tuner.workload import Workload
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 """A node serves what is on it, and fetches nothing."""

@@ -17,7 +17,7 @@ from tuner.trace.formats.canonical import header_line, row_line
 from tuner.trace.stream import Input, scan
 from tuner.traffic.cautions import cautions
 from tuner.traffic.summary import describe
-from tuner.window import parse_duration_s
+from tuner.traffic.window import parse_duration_s
 
 CLOCKS_APART_S = 3600.0
 """How far the clock of the Prometheus may be ahead of ours."""

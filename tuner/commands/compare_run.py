@@ -33,7 +33,7 @@ from tuner.readings import Read
 from tuner.sweep import sweep
 from tuner.system import files
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
-from tuner.workload import keep_what_fits
+from tuner.traffic.workload import keep_what_fits
 
 
 def run(options: CompareOptions) -> None:

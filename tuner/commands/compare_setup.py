@@ -13,9 +13,9 @@ from tuner.engines.workers.seam import Batching
 from tuner.errors import UsageError
 from tuner.profile import load as load_profile
 from tuner.settings import SweepSettings
-from tuner.slo import parse_slo
 from tuner.trace.trace import Trace
-from tuner.window import parse_duration_s, parse_window
+from tuner.traffic.slo import parse_slo
+from tuner.traffic.window import parse_duration_s, parse_window
 
 
 @dataclass(frozen=True, slots=True)

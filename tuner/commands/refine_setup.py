@@ -31,8 +31,8 @@ from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest
 from tuner.traffic.routing import Router
 from tuner.traffic.summary import describe
-from tuner.window import parse_duration_s
-from tuner.workload import parse_step_s
+from tuner.traffic.window import parse_duration_s
+from tuner.traffic.workload import parse_step_s
 
 FEWEST_REQUESTS = 10
 """Of fewer no percentile and no gain is to be told."""

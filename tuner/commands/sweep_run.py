@@ -39,9 +39,9 @@ from tuner.rescore import rescore
 from tuner.result import json_object, profile_of, second_thoughts
 from tuner.rig import Watcher
 from tuner.settings import SweepSettings, settings_in
-from tuner.slo import parse_slo
 from tuner.sweep import sweep
 from tuner.trace.trace import load, write
+from tuner.traffic.slo import parse_slo
 
 TRACE_COPY = "trace.jsonl"
 """In the run directory: the requests that were tuned for, so that the run can be judged again."""

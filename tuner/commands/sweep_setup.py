@@ -12,18 +12,18 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import TraceError, UsageError
 from tuner.evidence import Evidence
-from tuner.sessions import turns_of
 from tuner.settings import SweepSettings
-from tuner.slo import parse_slo
 from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.cautions import cautions
 from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.sessions import turns_of
+from tuner.traffic.slo import parse_slo
 from tuner.traffic.summary import describe
-from tuner.window import choose_part, parse_duration_s, parse_window
-from tuner.workload import parse_step_s
+from tuner.traffic.window import choose_part, parse_duration_s, parse_window
+from tuner.traffic.workload import parse_step_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from tuner.traffic.cautions import cautions
 from tuner.traffic.part import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import Router, assign
 from tuner.traffic.summary import Traffic, describe
-from tuner.window import parse_duration_s
+from tuner.traffic.window import parse_duration_s
 
 BUSIEST = "60s"
 """How long the busiest part is, unless the user says it."""

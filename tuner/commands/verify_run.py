@@ -27,9 +27,9 @@ from tuner.readings import Read
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.workload import parse_step_s
 from tuner.twin.store import restored
 from tuner.verify import Verification, verify
-from tuner.workload import parse_step_s
 
 
 @dataclass(frozen=True, slots=True)

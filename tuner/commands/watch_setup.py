@@ -11,12 +11,12 @@ from tuner.errors import InputError, ProfileError, UsageError
 from tuner.live_server import LiveServer
 from tuner.profile_schema import ServingProfile
 from tuner.served_models import model_mismatch
+from tuner.traffic.window import parse_duration_s
 from tuner.twin.store import restored
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of
 from tuner.watch.scraper import Server
 from tuner.watch.windows import KEPT_STEPS
-from tuner.window import parse_duration_s
 
 FOREVER = "forever"
 LEAST_STEPS = 2

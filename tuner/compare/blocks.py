@@ -12,8 +12,8 @@ from tuner.errors import UsageError
 from tuner.evidence import Choice
 from tuner.rig import Watcher
 from tuner.trace.trace import TraceRequest
-from tuner.window import RUN_IN_SHARE, Window, in_window
-from tuner.workload import keep_what_fits
+from tuner.traffic.window import RUN_IN_SHARE, Window, in_window
+from tuner.traffic.workload import keep_what_fits
 
 MIN_STEP_S = 3.0
 """A shorter replay shows hardly one request of a slow approach."""

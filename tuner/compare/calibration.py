@@ -15,9 +15,9 @@ from tuner.errors import EngineError
 from tuner.probe import probe
 from tuner.rig import FRESH_PROMPTS
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.window import Window
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, simulate, traffic_of
-from tuner.window import Window
 
 CLIMBS = 2
 """Times up and down again: 20 iterations of every size, from which on it counts in the law."""

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from tuner.errors import TraceError, UsageError
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
-from tuner.window import Window, in_window
+from tuner.traffic.window import Window, in_window
 
 LEVELS: dict[str, int | None] = {
     "light": 2,

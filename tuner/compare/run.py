@@ -18,15 +18,15 @@ from tuner.compare.settings import Cell, CompareSettings
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.workers.seam import Approach, Setup, Site
 from tuner.errors import EngineError, GeneratorLateError
-from tuner.prompts import prompt_token_ids
 from tuner.readings import Read
 from tuner.replay import CutRule
 from tuner.rig import Watcher
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import plan_requests
+from tuner.traffic.workload import keep_what_fits
 from tuner.twin.simulation import shape_of
-from tuner.window import plan_requests
-from tuner.workload import keep_what_fits
 
 CALIBRATION_SHARE = 0.1
 """Of the budget, for the law of the engine of reference, at most."""

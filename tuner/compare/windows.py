@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from tuner.errors import TraceError
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
-from tuner.window import RUN_IN_SHARE, Part, Window, choose_part
+from tuner.traffic.window import RUN_IN_SHARE, Part, Window, choose_part
 
 
 def check_arrivals(requests: Sequence[TraceRequest], *, source: str) -> None:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from tuner.profile_numbers import Numbers, Predicted
 from tuner.profile_schema import ServingProfile, SloSection
-from tuner.window import parse_window
+from tuner.traffic.window import parse_window
 
 Latency = Literal["itl", "ttft", "e2el"]
 LATENCIES: tuple[Latency, ...] = ("itl", "ttft", "e2el")

@@ -24,9 +24,9 @@ from tuner.refine.objective import (
     Objective,
 )
 from tuner.refine.screen import Screen
+from tuner.traffic.window import Window, run_in_before_s
+from tuner.traffic.workload import Workload
 from tuner.twin.simulation import met
-from tuner.window import Window, run_in_before_s
-from tuner.workload import Workload
 
 MOST_TILES = 200
 DRAWS = 10_000

@@ -17,8 +17,8 @@ from tuner.measure import Measurement, measure
 from tuner.records import Replay
 from tuner.refine.knobs import TOKENS, Configuration
 from tuner.rig import Watcher
-from tuner.window import Window
-from tuner.workload import Workload
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
 
 Vary = Callable[[Configuration], Starter]
 """Returns what starts engines with the profile's arguments and these changed."""

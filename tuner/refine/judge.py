@@ -12,7 +12,7 @@ from tuner.refine.bench import Bench, Build, Done, Floors
 from tuner.refine.knobs import Configuration, Space, frees, smallest
 from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
 from tuner.refine.screen import ALIKE, Screen, combined
-from tuner.workload import Workload
+from tuner.traffic.workload import Workload
 
 LOST = 0.10
 """Attainment of one window below what is expected in it, from which on a replay is not worth going

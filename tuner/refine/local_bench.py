@@ -25,7 +25,7 @@ from tuner.refine.judge import SEARCH, is_knee
 from tuner.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
 from tuner.replay import CutRule
 from tuner.rig import Rig
-from tuner.workload import Workload
+from tuner.traffic.workload import Workload
 
 
 class LocalBench(Bench):

@@ -20,7 +20,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.measure import Spread, spread
 from tuner.records import Replay
 from tuner.refine.objective import Numbers, Objective
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.check import driven, observed
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, met
 

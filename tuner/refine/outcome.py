@@ -16,13 +16,13 @@ from tuner.records import Replay
 from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import Objective, Told, deficit, gains
 from tuner.settings import SweepSettings
-from tuner.slo import Unloaded
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Unloaded
+from tuner.traffic.workload import Workload
 from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
 from tuner.twin.simulation import traffic_of
-from tuner.workload import Workload
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:

@@ -11,8 +11,8 @@ from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective
 from tuner.refine.proof import Paired, proof
 from tuner.refine.ratio import Ratio, ratio
 from tuner.refine.screen import Screen
-from tuner.slo import Slo
-from tuner.workload import Workload
+from tuner.traffic.slo import Slo
+from tuner.traffic.workload import Workload
 
 PAIRS, MOST_PAIRS = 4, 8
 """How many pairs are made at least, and where the budget has room for more; an even number."""

@@ -9,7 +9,7 @@ from tuner.refine.knobs import CAP, Configuration
 from tuner.refine.objective import GOODPUT, Objective
 from tuner.refine.proof import MEMORY, Paired, proving
 from tuner.refine.ratio import NOT_LOST
-from tuner.workload import Workload
+from tuner.traffic.workload import Workload
 
 REFINED = "; refined: "
 """Between the reason of a knee and what a refinement said of it."""

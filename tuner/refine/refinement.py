@@ -11,8 +11,8 @@ from tuner.refine.objective import Objective, Told
 from tuner.refine.proof import Paired
 from tuner.refine.tried import Tried
 from tuner.settings import SweepSettings
-from tuner.window import Window
-from tuner.workload import Workload
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
 
 
 @dataclass(frozen=True, slots=True)

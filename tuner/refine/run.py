@@ -23,11 +23,11 @@ from tuner.refine.search import Search
 from tuner.refine.study import Study
 from tuner.refine.tried import pareto, tried_by
 from tuner.refine.validation import twin_of, validate
-from tuner.slo import Unloaded
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Unloaded
+from tuner.traffic.workload import Workload, keep_what_fits, workload_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.store import restored
-from tuner.workload import Workload, keep_what_fits, workload_of
 
 TRIALS = 4
 STEPS = 2 + TRIALS + 2 * PAIRS + 2

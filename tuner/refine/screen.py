@@ -19,12 +19,12 @@ from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.refine.usual import usual_laws
 from tuner.refine.with_twin import ByTwin
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate, traffic_of
 from tuner.twin.store import StoredTwin
-from tuner.window import Window
-from tuner.workload import Workload
 
 LAWS = 20
 MOST_SCREENED = 20_000

@@ -13,8 +13,8 @@ from tuner.refine.outcome import at, caps_of, outcome_of, view_of
 from tuner.refine.paired import is_live
 from tuner.settings import SweepSettings
 from tuner.traffic.scaling import scale_load
+from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast
-from tuner.workload import Workload
 
 ALONE, RAISED = "alone", "raised"
 """Purposes: the refined engine by itself in the search's windows, of which the promise is; and with

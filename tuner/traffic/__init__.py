@@ -1,12 +1,7 @@
-"""What a trace says: how many, how bursty, how long, how many at a time. Pure.
+"""What a trace says before anything is run, and which part of it is sent.
 
-In reading order: ``columns`` a trace as arrays · ``arrivals`` rate, grid, busiest time ·
-``concurrency`` how many at a time · ``summary`` all of it, and what to beware of · ``routing``
-what one replica of several gets · ``scaling`` more or less load.
+In come requests; out go rate, burstiness, concurrency and what to beware of, one replica's share,
+windows, prompts with the recorded lengths and shared prefixes, and the objective that one request
+must meet. Pure and seeded: it touches nothing. A warning about a trace is a sentence in
+``cautions.py``.
 """
-
-from tuner.traffic.arrivals import busiest_window
-from tuner.traffic.routing import route
-from tuner.traffic.scaling import scale_load
-
-__all__ = ["busiest_window", "route", "scale_load"]

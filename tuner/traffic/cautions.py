@@ -2,9 +2,9 @@
 
 import numpy as np
 
-from tuner.prompts import reuse_warning
 from tuner.trace.columns import Columns
 from tuner.trace.formats.reading.source import TraceHeader
+from tuner.traffic.prompts import reuse_warning
 from tuner.traffic.summary import Traffic
 
 COARSE_TICK_MS = 500

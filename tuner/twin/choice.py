@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.law import FittedLaw
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
 from tuner.uncertainty import GOOD_ATTAINMENT, GOOD_TAIL, choose

@@ -13,8 +13,8 @@ from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import EngineFacts
 from tuner.iterations import batch_times, kv_cache_usage, time_mean, waiting_share
 from tuner.measure import Measurement, Spread, spread
-from tuner.slo import Slo, Unloaded
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error
 from tuner.twin.choice import Statistics, Weighed, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law

@@ -23,8 +23,8 @@ from tuner.engines.scheduler.state import (
     new_scheduler,
 )
 from tuner.engines.seam import EngineFacts, IterationLog
-from tuner.slo import Slo
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo
 
 LOG_LENGTH = 65_536
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.slo import Slo
+from tuner.traffic.slo import Slo
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import Traffic, simulate
 from tuner.twin.store import StoredTwin

@@ -12,14 +12,7 @@ import numpy as np
 from tuner.trace.columns import Floats, Ints, columns_of
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
-from tuner.window import (
-    MAX_RUN_IN_S,
-    RUN_IN_SHARE,
-    SHORT_S,
-    Part,
-    Window,
-    run_in_before_s,
-)
+from tuner.traffic.window import MAX_RUN_IN_S, RUN_IN_SHARE, SHORT_S, Part, Window, run_in_before_s
 
 MIN_WINDOW_S = 5.0
 STRATIFIED_FROM_S = 40.0

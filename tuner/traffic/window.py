@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from tuner.errors import TraceError, UsageError
 from tuner.records import PlannedRequest
-from tuner.sessions import Turn
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.sessions import Turn
 
 MAX_RUN_IN_S = 15.0
 RUN_IN_SHARE = 0.25

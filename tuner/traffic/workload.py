@@ -9,11 +9,11 @@ import numpy as np
 
 from tuner.errors import TraceError, UsageError
 from tuner.ladder import littles_bound
-from tuner.sampling import sample_windows
-from tuner.slo import Slo, Unloaded, derive_slo
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
-from tuner.window import Part, Window, choose_part, in_window, parse_duration_s
+from tuner.traffic.sampling import sample_windows
+from tuner.traffic.slo import Slo, Unloaded, derive_slo
+from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
 
 MIN_STEP_S = 6.0
 """A shorter step shows the engine at hardly any batch size."""
