@@ -14,13 +14,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.climb import climb
 from tuner.engines.seam import Engine, Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.engines.vllm.start import VllmStarter
-from tuner.replay import CutRule, replay
+from tuner.replay.climb import climb
+from tuner.replay.replay import CutRule, replay
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids

@@ -37,7 +37,6 @@ from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
 from tuner.evidence import Evidence
-from tuner.measure import Measurement
 from tuner.profile import ServingProfile
 from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
@@ -50,6 +49,7 @@ from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.run import refine
 from tuner.refine.space import Demand, build_space
 from tuner.refine.study import Study
+from tuner.replay.measure import Measurement
 from tuner.result import profile_of
 from tuner.rig import Rig
 from tuner.settings import SweepSettings

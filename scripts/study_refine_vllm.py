@@ -32,13 +32,13 @@ from tuner import journal, profile
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.errors import UndecidedError
 from tuner.evidence import Evidence
-from tuner.measure import Measurement
 from tuner.refine.bench import Build, Done, told
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.objective import GOODPUT, TAIL, gains
 from tuner.refine.outcome import unloaded_of
 from tuner.refine.ratio import ratio
+from tuner.replay.measure import Measurement
 from tuner.rig import Rig
 from tuner.trace.trace import load, write
 from tuner.traffic.scaling import scale_load

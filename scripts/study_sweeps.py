@@ -31,8 +31,8 @@ from tuner import journal
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
-from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
+from tuner.replay.measure import Measurement
 from tuner.settings import SweepSettings
 from tuner.sweep import sweep
 from tuner.trace.trace import TraceRequest

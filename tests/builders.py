@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 
 from tuner.engines.seam import ITERATION, IterationLog
-from tuner.iterations import BatchTime, KvCacheUsage
-from tuner.measure import Measurement, Spread
-from tuner.records import Replay, RequestRecord
+from tuner.replay.iterations import BatchTime, KvCacheUsage
+from tuner.replay.measure import Measurement, Spread
+from tuner.replay.records import Replay, RequestRecord
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo

@@ -21,7 +21,7 @@ PATHS = {
 
 PURE_AT_LEAST = {
     *(
-        "measure",
+        "replay.measure",
         "knee",
         "reasons",
         "uncertainty",
@@ -30,7 +30,7 @@ PURE_AT_LEAST = {
         "traffic.workload",
         "outcome",
     ),
-    *("traffic.prompts", "traffic", "records", "result", "engines.seam", "targets.seam"),
+    *("traffic.prompts", "traffic", "replay.records", "result", "engines.seam", "targets.seam"),
 }
 """Those that decide. Any other module joins them by calling itself pure."""
 

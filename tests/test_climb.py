@@ -5,12 +5,12 @@ import asyncio
 import numpy as np
 import pytest
 
-from tuner.climb import climb, sizes_upto
 from tuner.engines.seam import Engine, IterationLog
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
+from tuner.replay.climb import climb, sizes_upto
 from tuner.trace.trace import TraceRequest
 
 WORLD = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=4000), engine_start=10.0)

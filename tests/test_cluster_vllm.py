@@ -12,11 +12,11 @@ from tests.builders import settings
 from tuner import journal
 from tuner.engines.seam import ArgumentValue
 from tuner.evidence import Evidence
-from tuner.measure import Measurement
 from tuner.refine.bench import Build
 from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS
 from tuner.refine.starters import VllmVary
+from tuner.replay.measure import Measurement
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.device_use import DeviceUse, disturbance
+from tuner.replay.device_use import DeviceUse, disturbance
 
 CALM = {
     "utilisation_mean": 0.9,

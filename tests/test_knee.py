@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import block, flat, hopeless, measurement, request
-from tuner.iterations import BatchTime, KvCacheUsage
 from tuner.knee import decide
 from tuner.ladder import FASTEST, cut_floor, doubling, littles_bound, next_trial
+from tuner.replay.iterations import BatchTime, KvCacheUsage
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.uncertainty import Block, Trial, choose, intervals, relative_changes

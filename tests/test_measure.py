@@ -6,16 +6,12 @@ import numpy as np
 import pytest
 
 from tests.builders import iterations, record, replay_of
-from tuner.device_use import DeviceUse
 from tuner.errors import GeneratorLateError
-from tuner.iterations import batch_times, weighted_quantile
-from tuner.measure import (
-    in_flight_peak,
-    measure,
-    spread,
-)
-from tuner.punctuality import check_generator
-from tuner.records import DEVICE
+from tuner.replay.device_use import DeviceUse
+from tuner.replay.iterations import batch_times, weighted_quantile
+from tuner.replay.measure import in_flight_peak, measure, spread
+from tuner.replay.punctuality import check_generator
+from tuner.replay.records import DEVICE
 from tuner.traffic.slo import Slo
 
 LAX = Slo(ttft_s=100.0)

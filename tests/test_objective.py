@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tuner.errors import UsageError
-from tuner.measure import Spread
 from tuner.refine.luck_share import TWIN_OFF
 from tuner.refine.objective import GOODPUT, OBJECTIVES, TAIL, front, gains, parse_objectives
 from tuner.refine.pair_mean import mean_without_luck
 from tuner.refine.proof import proof
 from tuner.refine.ratio import Ratio, ratio
 from tuner.refine.with_twin import ByTwin, with_twin
+from tuner.replay.measure import Spread
 from tuner.uncertainty import student_t_975
 
 

@@ -5,7 +5,7 @@ import gc
 import os
 
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
-from tuner.priority import punctual
+from tuner.replay.priority import punctual
 
 
 def state() -> tuple[bool, int, int]:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tuner.engines.sim.virtual_time import run
-from tuner.readings import while_reading
-from tuner.records import DEVICE
+from tuner.replay.readings import while_reading
+from tuner.replay.records import DEVICE
 
 
 def test_the_device_is_read_once_a_second_until_the_work_is_done() -> None:

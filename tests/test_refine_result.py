@@ -17,7 +17,6 @@ from tuner import journal
 from tuner.commands.refine_view import trials_table
 from tuner.commands.sweep_view import Progress
 from tuner.evidence import Evidence
-from tuner.records import Replay
 from tuner.refine.bench import Build, Done, Floors, no_floors
 from tuner.refine.judge import SEARCH, Judge, Question
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
@@ -30,6 +29,7 @@ from tuner.refine.reasons import changed_besides, reason_of, unlike
 from tuner.refine.screen import Screen
 from tuner.refine.starters import VllmVary
 from tuner.refine.tried import Tried, pareto, tried_by
+from tuner.replay.records import Replay
 from tuner.rig import Rig
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded

@@ -11,8 +11,8 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.records import PlannedRequest, Replay
-from tuner.replay import CutRule, replay
+from tuner.replay.records import PlannedRequest, Replay
+from tuner.replay.replay import CutRule, replay
 from tuner.traffic.slo import Slo
 
 SECOND_A_STEP = World(step=WorldStep(a=1.0), engine_start=0.0)

@@ -15,8 +15,8 @@ from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.errors import RunError, TraceError, UsageError
 from tuner.evidence import Evidence
-from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
+from tuner.replay.measure import Measurement
 from tuner.settings import SweepSettings
 from tuner.sweep import sweep
 from tuner.trace.trace import TraceRequest

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import ITERATION
-from tuner.records import Replay, RequestRecord
+from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
 from tuner.twin.check import (
     Errors,

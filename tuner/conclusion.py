@@ -14,9 +14,9 @@ from tuner.agreement import Agreement, agreement
 from tuner.evidence import Evidence
 from tuner.knee import HOPELESS, decide, judge
 from tuner.ladder import doubling
-from tuner.measure import Measurement, measure
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
 from tuner.reasons import ADD_REPLICAS, Verdict
+from tuner.replay.measure import Measurement, measure
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load

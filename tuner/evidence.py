@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from tuner.device_use import device_use, disturbance
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.journal import Event, Journal
-from tuner.measure import Measurement, measure
-from tuner.probe import ProbeResult
-from tuner.records import Replay
+from tuner.replay.device_use import device_use, disturbance
+from tuner.replay.measure import Measurement, measure
+from tuner.replay.probe import ProbeResult
+from tuner.replay.records import Replay
 from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
 from tuner.traffic.window import Part, Window
 from tuner.twin.check import Observed, observed

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from tuner.errors import UsageError
-from tuner.measure import Measurement
+from tuner.replay.measure import Measurement
 from tuner.watch.choice import Choice
 from tuner.watch.verdict import Measured
 

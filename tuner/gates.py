@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
-from tuner.measure import Measurement, Spread, spread
+from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.seam import ITERATION
 from tuner.errors import RunError
-from tuner.records import DEVICE, Replay, RequestRecord
+from tuner.replay.records import DEVICE, Replay, RequestRecord
 
 Event = dict[str, Any]
 FORMAT = 2

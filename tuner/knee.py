@@ -13,7 +13,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.measure import Measurement
 from tuner.reasons import (
     Verdict,
     headline,
@@ -23,6 +22,7 @@ from tuner.reasons import (
     still_rises,
     unfinished,
 )
+from tuner.replay.measure import Measurement
 from tuner.twin.forecast import Forecast
 from tuner.uncertainty import (
     EQUAL_ATTAINMENT,

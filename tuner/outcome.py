@@ -6,8 +6,8 @@ from typing import Literal
 
 from tuner.agreement import Agreement
 from tuner.engines.seam import EngineFacts
-from tuner.measure import Measurement
 from tuner.reasons import Verdict
+from tuner.replay.measure import Measurement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
 from tuner.twin.forecast import Change, Forecast, Range

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.measure import Measurement
+from tuner.replay.measure import Measurement
 from tuner.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point, never_binds
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]

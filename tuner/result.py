@@ -6,11 +6,8 @@ from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tuner import admission
-from tuner.device_use import disturbance
 from tuner.engines.seam import EngineFacts
-from tuner.iterations import KvCacheUsage
 from tuner.knee import OBJECTIVE
-from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
 from tuner.profile import seal
 from tuner.profile_numbers import Agreement as AgreementSection
@@ -27,6 +24,9 @@ from tuner.profile_schema import (
     SloSection,
     Validity,
 )
+from tuner.replay.device_use import disturbance
+from tuner.replay.iterations import KvCacheUsage
+from tuner.replay.measure import Measurement, Spread
 from tuner.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.store import stored

@@ -9,15 +9,15 @@ from functools import partial
 from itertools import count
 from typing import Protocol
 
-from tuner.attempts import replay_in_time
-from tuner.climb import climb
 from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.errors import EngineError, GeneratorLateError
 from tuner.evidence import Evidence
-from tuner.measure import Measurement
-from tuner.readings import Read
-from tuner.records import Replay
-from tuner.replay import CutRule
+from tuner.replay.attempts import replay_in_time
+from tuner.replay.climb import climb
+from tuner.replay.measure import Measurement
+from tuner.replay.readings import Read
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids

@@ -23,11 +23,11 @@ from tuner.ladder import (
     next_trial,
     short_s,
 )
-from tuner.measure import measure
 from tuner.outcome import Conclusion, SweepOutcome
-from tuner.probe import probe
-from tuner.readings import Read
-from tuner.replay import CutRule
+from tuner.replay.measure import measure
+from tuner.replay.probe import probe
+from tuner.replay.readings import Read
+from tuner.replay.replay import CutRule
 from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest

@@ -23,7 +23,7 @@ from tuner.evidence import Evidence
 from tuner.journal import Journal
 from tuner.ladder import FAST_STEPS, STEPS
 from tuner.outcome import SweepOutcome
-from tuner.readings import Read
+from tuner.replay.readings import Read
 from tuner.rig import Rig, Watcher
 from tuner.settings import SweepSettings
 from tuner.sharing import Together, demand_of, price_of, share

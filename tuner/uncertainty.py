@@ -12,7 +12,7 @@ from typing import Literal
 
 import numpy as np
 
-from tuner.measure import Measurement
+from tuner.replay.measure import Measurement
 
 EQUAL_ATTAINMENT = 0.01
 EQUAL_TAIL = 1.05

@@ -6,13 +6,13 @@ from functools import partial
 
 import numpy as np
 
-from tuner.attempts import replay_in_time
 from tuner.engines.seam import Engine, Starter
 from tuner.gates import Gate, gates
-from tuner.measure import measure
-from tuner.readings import Read
-from tuner.records import Replay
-from tuner.replay import CutRule
+from tuner.replay.attempts import replay_in_time
+from tuner.replay.measure import measure
+from tuner.replay.readings import Read
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids

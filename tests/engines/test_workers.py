@@ -25,7 +25,7 @@ from tuner.engines.workers.seam import Batching, Setup
 from tuner.engines.workers.vllm import VllmSite
 from tuner.errors import EngineError
 from tuner.journal import create
-from tuner.measure import Measurement
+from tuner.replay.measure import Measurement
 from tuner.trace.trace import TraceRequest
 
 pytestmark = pytest.mark.vllm

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tuner.journal import Event, Journal
-from tuner.records import Replay
+from tuner.replay.records import Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import TunerError
 from tuner.evidence import Evidence
 from tuner.journal import Event
-from tuner.measure import Measurement
 from tuner.outcome import SweepOutcome
-from tuner.records import Replay
+from tuner.replay.measure import Measurement
+from tuner.replay.records import Replay
 from tuner.settings import SweepSettings
 from tuner.sweep import sweep
 from tuner.trace.trace import TraceRequest

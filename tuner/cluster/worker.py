@@ -16,10 +16,10 @@ from tuner.engines import devices
 from tuner.engines.sim import virtual_time
 from tuner.errors import TunerError
 from tuner.evidence import Evidence
-from tuner.measure import Measurement
 from tuner.refine.bench import Build, Vary
 from tuner.refine.knobs import Configuration
 from tuner.refine.local_bench import LocalBench
+from tuner.replay.measure import Measurement
 from tuner.rig import Rig
 from tuner.settings import SweepSettings
 from tuner.traffic.window import Window

@@ -29,7 +29,7 @@ from tuner.engines.devices import DeviceMeter
 from tuner.engines.workers.seam import Setup
 from tuner.errors import EngineError, TargetError, TraceError, UsageError
 from tuner.profile import load as load_profile
-from tuner.readings import Read
+from tuner.replay.readings import Read
 from tuner.sweep import sweep
 from tuner.system import files
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write

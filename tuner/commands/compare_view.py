@@ -16,7 +16,7 @@ from tuner.compare.comparison import Row, Table
 from tuner.compare.evidence import Tuned
 from tuner.compare.notes import shown_number, shown_ratio
 from tuner.engines.seam import EngineFacts
-from tuner.measure import Spread
+from tuner.replay.measure import Spread
 
 HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
 """On two lines, so that 80 columns are enough."""

@@ -34,7 +34,7 @@ from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
 from tuner.profile_schema import ServingProfile
-from tuner.readings import Read
+from tuner.replay.readings import Read
 from tuner.rescore import rescore
 from tuner.result import json_object, profile_of, second_thoughts
 from tuner.rig import Watcher

@@ -12,7 +12,7 @@ from rich.table import Table
 from tuner.commands.console import console_for
 from tuner.commands.sweep_run import Done
 from tuner.commands.sweep_view import TABLE_WIDTH, Progress, plain_table, render_found
-from tuner.measure import Measurement
+from tuner.replay.measure import Measurement
 from tuner.result import json_object
 from tuner.sharing import Price, Together, overloaded, reason_of
 

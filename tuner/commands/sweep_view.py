@@ -14,8 +14,8 @@ from rich.table import Table
 
 from tuner.commands.console import LONG_MS, console_for, shown_ms
 from tuner.exporter import Exporter
-from tuner.measure import Measurement, Spread
 from tuner.outcome import SweepOutcome
+from tuner.replay.measure import Measurement, Spread
 from tuner.settings import SweepSettings
 
 TABLE_WIDTH = 80

@@ -23,7 +23,7 @@ from tuner.errors import GateError, Interrupted, ProfileError, TraceError, Usage
 from tuner.gates import Gate
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
-from tuner.readings import Read
+from tuner.replay.readings import Read
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route

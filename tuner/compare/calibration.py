@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from tuner.climb import DWELL, climb, sizes_upto
 from tuner.compare.load_levels import mean_in_flight
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine
 from tuner.errors import EngineError
-from tuner.probe import probe
+from tuner.replay.climb import DWELL, climb, sizes_upto
+from tuner.replay.probe import probe
 from tuner.rig import FRESH_PROMPTS
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window

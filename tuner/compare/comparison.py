@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from tuner.compare.load_levels import Lengths, mean_in_flight
 from tuner.compare.ratios import Ratio, Sample, ratios
-from tuner.device_use import DeviceUse, device_use
 from tuner.engines.seam import IterationLog
-from tuner.measure import Spread, spread
-from tuner.records import Replay, RequestRecord
+from tuner.replay.device_use import DeviceUse, device_use
+from tuner.replay.measure import Spread, spread
+from tuner.replay.records import Replay, RequestRecord
 
 BIN_S = 0.1
 """How finely it is asked whether the engine was busy: a request's gap between two is seen."""

@@ -15,7 +15,7 @@ from tuner.engines.workers.seam import Approach
 from tuner.errors import EngineError
 from tuner.evidence import Choice, Evidence
 from tuner.journal import Event, Journal
-from tuner.records import Replay
+from tuner.replay.records import Replay
 
 CALIBRATION = "calibration"
 

@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 
-from tuner.attempts import replay_in_time
 from tuner.compare.blocks import DRAIN_SHARE, Blocks
 from tuner.compare.calibration import ReferenceEngine, measure_law
 from tuner.compare.evidence import CALIBRATION, Comparing, session_of
@@ -18,8 +17,9 @@ from tuner.compare.settings import Cell, CompareSettings
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.workers.seam import Approach, Setup, Site
 from tuner.errors import EngineError, GeneratorLateError
-from tuner.readings import Read
-from tuner.replay import CutRule
+from tuner.replay.attempts import replay_in_time
+from tuner.replay.readings import Read
+from tuner.replay.replay import CutRule
 from tuner.rig import Watcher
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids

@@ -13,9 +13,9 @@ from typing import Any, Protocol
 from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError
 from tuner.evidence import Choice, Evidence
-from tuner.measure import Measurement, measure
-from tuner.records import Replay
 from tuner.refine.knobs import TOKENS, Configuration
+from tuner.replay.measure import Measurement, measure
+from tuner.replay.records import Replay
 from tuner.rig import Watcher
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload

@@ -7,11 +7,11 @@ together.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done, Floors
 from tuner.refine.knobs import Configuration, Space, frees, smallest
 from tuner.refine.objective import GOODPUT, Objective, Told, deficit, gains
 from tuner.refine.screen import ALIKE, Screen, combined
+from tuner.replay.measure import Measurement, measure
 from tuner.traffic.workload import Workload
 
 LOST = 0.10

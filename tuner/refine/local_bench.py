@@ -23,7 +23,7 @@ from tuner.refine.bench import (
 )
 from tuner.refine.judge import SEARCH, is_knee
 from tuner.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
-from tuner.replay import CutRule
+from tuner.replay.replay import CutRule
 from tuner.rig import Rig
 from tuner.traffic.workload import Workload
 

@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.measure import Spread, spread
-from tuner.records import Replay
 from tuner.refine.objective import Numbers, Objective
+from tuner.replay.measure import Spread, spread
+from tuner.replay.records import Replay
 from tuner.traffic.slo import Slo
 from tuner.twin.check import driven, observed
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, met

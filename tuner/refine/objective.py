@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from tuner.errors import UsageError
-from tuner.measure import Spread
+from tuner.replay.measure import Spread
 from tuner.uncertainty import EQUAL_ATTAINMENT, PRIOR_SD
 
 TAIL_WORTH = 0.01

@@ -6,15 +6,15 @@ from itertools import pairwise
 
 from tuner.engines.seam import EngineFacts
 from tuner.ladder import doubling
-from tuner.measure import Measurement, Spread, measure
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
 from tuner.profile_numbers import CurveStep
 from tuner.profile_numbers import Spread as Millis
 from tuner.profile_schema import ServingProfile
 from tuner.reasons import Verdict
-from tuner.records import Replay
 from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import Objective, Told, deficit, gains
+from tuner.replay.measure import Measurement, Spread, measure
+from tuner.replay.records import Replay
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Unloaded

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
-from tuner.measure import Measurement, measure
 from tuner.refine.bench import Bench, Build, Done, told
 from tuner.refine.judge import has_room
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
@@ -11,6 +10,7 @@ from tuner.refine.objective import GOODPUT, OBJECTIVES, Objective
 from tuner.refine.proof import Paired, proof
 from tuner.refine.ratio import Ratio, ratio
 from tuner.refine.screen import Screen
+from tuner.replay.measure import Measurement, measure
 from tuner.traffic.slo import Slo
 from tuner.traffic.workload import Workload
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.records import Replay
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
 from tuner.refine.usual import usual_laws
 from tuner.refine.with_twin import ByTwin
+from tuner.replay.records import Replay
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload

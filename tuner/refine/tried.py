@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tuner.measure import Measurement
-from tuner.records import Replay
 from tuner.refine.judge import Judge
 from tuner.refine.knobs import Configuration
 from tuner.refine.objective import Objective, front
+from tuner.replay.measure import Measurement
+from tuner.replay.records import Replay
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import TraceError, UsageError
-from tuner.records import PlannedRequest
+from tuner.replay.records import PlannedRequest
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.sessions import Turn
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.records import Replay, RequestRecord
+from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import Values
 from tuner.twin.simulation import (

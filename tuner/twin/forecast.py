@@ -11,8 +11,8 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import EngineFacts
-from tuner.iterations import batch_times, kv_cache_usage, time_mean, waiting_share
-from tuner.measure import Measurement, Spread, spread
+from tuner.replay.iterations import batch_times, kv_cache_usage, time_mean, waiting_share
+from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error

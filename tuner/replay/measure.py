@@ -6,9 +6,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.device_use import DeviceUse, device_use
 from tuner.engines.seam import IterationLog
-from tuner.iterations import (
+from tuner.replay.device_use import DeviceUse, device_use
+from tuner.replay.iterations import (
     BatchTime,
     KvCacheUsage,
     batch_times,
@@ -17,8 +17,8 @@ from tuner.iterations import (
     time_mean,
     waiting_share,
 )
-from tuner.punctuality import lag_p99_s
-from tuner.records import Replay, RequestRecord
+from tuner.replay.punctuality import lag_p99_s
+from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
 
 

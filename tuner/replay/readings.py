@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from tuner.records import DEVICE, DeviceLog
+from tuner.replay.records import DEVICE, DeviceLog
 
 EVERY_S = 1.0
 

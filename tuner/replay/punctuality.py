@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.errors import GeneratorLateError
-from tuner.records import Replay
+from tuner.replay.records import Replay
 
 MIN_LAG_LIMIT_S = 0.005
 LAG_SHARE_OF_ITL = 0.10

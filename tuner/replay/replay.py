@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
-from tuner.priority import punctual
-from tuner.records import Outcome, PlannedRequest, Replay, RequestRecord
+from tuner.replay.priority import punctual
+from tuner.replay.records import Outcome, PlannedRequest, Replay, RequestRecord
 from tuner.traffic.slo import Slo
 
 WATCH_S = 0.25

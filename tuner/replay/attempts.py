@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from tuner.engines.seam import Engine
 from tuner.errors import GeneratorLateError
-from tuner.punctuality import check_generator
-from tuner.readings import Read, while_reading
-from tuner.records import PlannedRequest, Replay
-from tuner.replay import CutRule, Progress, replay
+from tuner.replay.punctuality import check_generator
+from tuner.replay.readings import Read, while_reading
+from tuner.replay.records import PlannedRequest, Replay
+from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.window import Window
 
 RETRIES = 3

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.records import DEVICE, DeviceLog
+from tuner.replay.records import DEVICE, DeviceLog
 
 IDLE = 0.05
 
