@@ -12,7 +12,7 @@ from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_
 from tuner.traffic.slo import Slo, derive_slo, fit_unloaded
 from tuner.twin.choice import Values, good_caps
 from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
-from tuner.uncertainty import choose
+from tuner.twin.uncertainty import choose
 
 CAPS: Final = (1, 2, 4, 8, 16, 32)
 

@@ -32,7 +32,7 @@ from tuner.together import Member, sweep_together
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.simulation import Traffic, simulate
-from tuner.uncertainty import choose
+from tuner.twin.uncertainty import choose
 
 NIGHT = 100_000
 """The night's seed is so much higher than the day's."""

@@ -38,7 +38,7 @@ from tuner.sweep import sweep
 from tuner.trace.trace import TraceRequest
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import simulate
-from tuner.uncertainty import choose
+from tuner.twin.uncertainty import choose
 
 SURE = 0.95
 

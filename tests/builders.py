@@ -12,7 +12,7 @@ from tuner.replay.records import Replay, RequestRecord
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
-from tuner.uncertainty import Block, Purpose, Trial
+from tuner.twin.uncertainty import Block, Purpose, Trial
 
 
 def flat(seconds: float) -> Spread:

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.agreement import Agreement, agreement
 from tuner.engines.scheduler.state import StepLaw
 from tuner.traffic.slo import Slo
+from tuner.twin.agreement import Agreement, agreement
 from tuner.twin.check import Observed
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast

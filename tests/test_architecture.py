@@ -22,9 +22,9 @@ PATHS = {
 PURE_AT_LEAST = {
     *(
         "replay.measure",
-        "knee",
-        "reasons",
-        "uncertainty",
+        "twin.knee",
+        "twin.reasons",
+        "twin.uncertainty",
         "traffic.slo",
         "traffic.window",
         "traffic.workload",

@@ -8,12 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import block, flat, hopeless, measurement, request
-from tuner.knee import decide
 from tuner.ladder import FASTEST, cut_floor, doubling, littles_bound, next_trial
 from tuner.replay.iterations import BatchTime, KvCacheUsage
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.uncertainty import Block, Trial, choose, intervals, relative_changes
+from tuner.twin.knee import decide
+from tuner.twin.uncertainty import Block, Trial, choose, intervals, relative_changes
 
 
 def article() -> list[Block]:

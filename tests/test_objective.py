@@ -15,7 +15,7 @@ from tuner.refine.proof import proof
 from tuner.refine.ratio import Ratio, ratio
 from tuner.refine.with_twin import ByTwin, with_twin
 from tuner.replay.measure import Spread
-from tuner.uncertainty import student_t_975
+from tuner.twin.uncertainty import student_t_975
 
 
 def flat(seconds: float) -> Spread:

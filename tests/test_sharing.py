@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tuner.sharing import Demand, Price, compromise, cost_of, loss, share
 from tuner.twin.choice import Values
 from tuner.twin.forecast import Change
-from tuner.uncertainty import choose
+from tuner.twin.uncertainty import choose
 
 SHORT, LONGER, LONG = 0.0, math.log(1.05), math.log(1.21)
 """Log tails: the shortest, half a tolerance longer, and two tolerances (1.1 x 1.1)."""

@@ -17,13 +17,13 @@ import pytest
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.ladder import doubling
-from tuner.reasons import kind_of
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of
 from tuner.twin.nnls import nnls
+from tuner.twin.reasons import kind_of
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
-from tuner.uncertainty import Point, choose
+from tuner.twin.uncertainty import Point, choose
 
 TRACES = Path(__file__).parents[2] / "shared" / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the recorded runs are not here")

@@ -10,23 +10,23 @@ from itertools import pairwise
 
 import numpy as np
 
-from tuner.agreement import Agreement, agreement
 from tuner.evidence import Evidence
-from tuner.knee import HOPELESS, decide, judge
 from tuner.ladder import doubling
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
-from tuner.reasons import ADD_REPLICAS, Verdict
 from tuner.replay.measure import Measurement, measure
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import out_of_reach
 from tuner.traffic.workload import Workload
+from tuner.twin.agreement import Agreement, agreement
 from tuner.twin.check import check, median_error
 from tuner.twin.choice import value_of, weigh
 from tuner.twin.forecast import Change, Forecast, forecast
+from tuner.twin.knee import HOPELESS, decide, judge
+from tuner.twin.reasons import ADD_REPLICAS, Verdict
 from tuner.twin.simulation import simulate, traffic_of
-from tuner.uncertainty import Block, choose, intervals, relative_changes
+from tuner.twin.uncertainty import Block, choose, intervals, relative_changes
 
 
 def view_of(

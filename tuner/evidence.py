@@ -17,7 +17,7 @@ from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
 from tuner.traffic.window import Part, Window
 from tuner.twin.check import Observed, observed
 from tuner.twin.law import Segment
-from tuner.uncertainty import Block, Purpose, Trial
+from tuner.twin.uncertainty import Block, Purpose, Trial
 
 CONFIRMING = ("confirm", "headroom")
 """Purposes of replays that are no part of the curve."""

@@ -5,20 +5,12 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from tuner.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
-from tuner.reasons import Verdict
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.forecast import Forecast
-from tuner.uncertainty import (
-    EQUAL_ATTAINMENT,
-    EQUAL_TAIL,
-    Block,
-    Trial,
-    drift,
-    noise,
-    points,
-)
+from tuner.twin.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
+from tuner.twin.reasons import Verdict
+from tuner.twin.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Block, Trial, drift, noise, points
 
 MAX_EXTRA_BLOCKS = 2
 FASTEST = 0.8

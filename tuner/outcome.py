@@ -4,13 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.agreement import Agreement
 from tuner.engines.seam import EngineFacts
-from tuner.reasons import Verdict
 from tuner.replay.measure import Measurement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
+from tuner.twin.agreement import Agreement
 from tuner.twin.forecast import Change, Forecast, Range
+from tuner.twin.reasons import Verdict
 
 Source = Literal["measured", "twin", "both"]
 

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tuner import admission
 from tuner.engines.seam import EngineFacts
-from tuner.knee import OBJECTIVE
 from tuner.outcome import SweepOutcome
 from tuner.profile import seal
 from tuner.profile_numbers import Agreement as AgreementSection
@@ -29,6 +28,7 @@ from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.settings import SweepSettings
 from tuner.traffic.slo import Slo
+from tuner.twin.knee import OBJECTIVE
 from tuner.twin.store import stored
 
 if TYPE_CHECKING:

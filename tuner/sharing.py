@@ -14,7 +14,7 @@ import numpy as np
 from tuner.outcome import Conclusion, Prediction, SweepOutcome
 from tuner.twin.choice import Values
 from tuner.twin.forecast import Change
-from tuner.uncertainty import (
+from tuner.twin.uncertainty import (
     GOOD_ATTAINMENT,
     GOOD_TAIL,
     Block,

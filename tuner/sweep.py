@@ -12,7 +12,6 @@ from tuner.conclusion import conclude, outcome_of, view_of
 from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.evidence import RUNGS, Choice, Evidence
 from tuner.journal import Journal
-from tuner.knee import HOPELESS
 from tuner.ladder import (
     CONTROL_SHARE,
     FAST_STEPS,
@@ -40,7 +39,8 @@ from tuner.traffic.workload import (
     slo_for,
     workload_of,
 )
-from tuner.uncertainty import Trial
+from tuner.twin.knee import HOPELESS
+from tuner.twin.uncertainty import Trial
 
 SHORTENED = 0.9
 OVERDRAWN = 1.1

@@ -17,7 +17,7 @@ from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
 from tuner.profile import load as load_profile
 from tuner.profile_schema import ServingProfile
 from tuner.twin.store import MOST_STORED, StoredTwin, restored
-from tuner.uncertainty import EQUAL_ATTAINMENT, choose
+from tuner.twin.uncertainty import EQUAL_ATTAINMENT, choose
 
 MOST_LOAD = 16.0
 LEAST_TARGET = 0.9

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.uncertainty import student_t_975
+from tuner.twin.uncertainty import student_t_975
 
 FEW = 20
 """With fewer finished requests than these a ratio has no interval."""

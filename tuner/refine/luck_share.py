@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats
 from tuner.refine.objective import LEAST_ATTAINMENT, Numbers, Objective, gain
-from tuner.uncertainty import PRIOR_WEIGHT
+from tuner.twin.uncertainty import PRIOR_WEIGHT
 
 PAIR_SHARE = 0.5
 """How far the two replays of a pair differ, which follow each other, of how far any two do."""

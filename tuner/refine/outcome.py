@@ -10,7 +10,6 @@ from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
 from tuner.profile_numbers import CurveStep
 from tuner.profile_numbers import Spread as Millis
 from tuner.profile_schema import ServingProfile
-from tuner.reasons import Verdict
 from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import Objective, Told, deficit, gains
 from tuner.replay.measure import Measurement, Spread, measure
@@ -22,6 +21,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
+from tuner.twin.reasons import Verdict
 from tuner.twin.simulation import traffic_of
 
 

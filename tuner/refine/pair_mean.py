@@ -20,7 +20,7 @@ from tuner.refine.luck_share import (
     times,
 )
 from tuner.refine.objective import Objective
-from tuner.uncertainty import PRIOR_WEIGHT
+from tuner.twin.uncertainty import PRIOR_WEIGHT
 
 DRAWS = 4000
 """So many say how probable a gain is to a thousandth."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from tuner.refine.objective import GOODPUT, TAIL, Objective
 from tuner.refine.ratio import NOT_LOST, Ratio
-from tuner.uncertainty import GOOD_TAIL
+from tuner.twin.uncertainty import GOOD_TAIL
 
 MEMORY = "memory"
 """Of a proof: serves alike with less of it."""

@@ -9,7 +9,7 @@ from tuner.refine.luck_share import Lucks, Pairs, log_ratios, prior_sd, share_ta
 from tuner.refine.objective import OBJECTIVES, Objective
 from tuner.refine.pair_mean import mean_without_luck
 from tuner.refine.with_twin import ByTwin, with_twin
-from tuner.uncertainty import EQUAL_ATTAINMENT, GOOD_TAIL
+from tuner.twin.uncertainty import EQUAL_ATTAINMENT, GOOD_TAIL
 
 MOST_LUCK = 0.30
 """Log ratio. Windows may well gain so much less than all of the traffic does, and the twin is right

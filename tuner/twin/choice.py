@@ -11,7 +11,7 @@ from tuner.engines.scheduler.state import Floats
 from tuner.traffic.slo import Slo
 from tuner.twin.law import FittedLaw
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
-from tuner.uncertainty import GOOD_ATTAINMENT, GOOD_TAIL, choose
+from tuner.twin.uncertainty import GOOD_ATTAINMENT, GOOD_TAIL, choose
 
 DRAWS = 40
 PLAUSIBLE = 0.2

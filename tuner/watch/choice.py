@@ -9,7 +9,7 @@ from tuner.traffic.slo import Slo
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import Traffic, simulate
 from tuner.twin.store import StoredTwin
-from tuner.uncertainty import choose
+from tuner.twin.uncertainty import choose
 from tuner.watch.expected import slower
 
 SURE = 0.95

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.replay.measure import Measurement
-from tuner.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point, never_binds
+from tuner.twin.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point, never_binds
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 

@@ -13,7 +13,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from tuner.reasons import (
+from tuner.replay.measure import Measurement
+from tuner.twin.forecast import Forecast
+from tuner.twin.reasons import (
     Verdict,
     headline,
     kind_of,
@@ -22,9 +24,7 @@ from tuner.reasons import (
     still_rises,
     unfinished,
 )
-from tuner.replay.measure import Measurement
-from tuner.twin.forecast import Forecast
-from tuner.uncertainty import (
+from tuner.twin.uncertainty import (
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,
     Block,
