@@ -27,13 +27,14 @@ from time import monotonic
 
 from study_sweeps import Silent, parsed
 
-from tuner import journal, profile
+from tuner import journal
 from tuner.cluster.bench import ClusterBench
 from tuner.commands.refine_ray import site_of
 from tuner.commands.refine_setup import Engines, RefineOptions, engines_of, plan_of, space_of
 from tuner.engines import devices
 from tuner.engines.sim import virtual_time
 from tuner.evidence import Evidence
+from tuner.profile import profile
 from tuner.refine.bench import Bench, Build, Vary
 from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, TOKENS, Configuration, number

@@ -37,7 +37,7 @@ from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
 from tuner.evidence import Evidence
-from tuner.profile import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.refine.bench import Build
 from tuner.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
 from tuner.refine.local_bench import LocalBench

@@ -28,10 +28,11 @@ from typing import Any
 import numpy as np
 from study_sweeps import Silent, parsed
 
-from tuner import journal, profile
+from tuner import journal
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.errors import UndecidedError
 from tuner.evidence import Evidence
+from tuner.profile import profile
 from tuner.refine.bench import Build, Done, told
 from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
 from tuner.refine.local_bench import LocalBench

@@ -13,7 +13,7 @@ import yaml
 from tests.profiles import profile
 from tuner import rollout
 from tuner.engines.seam import ArgumentValue
-from tuner.profile import ServingProfile
+from tuner.profile.profile import ServingProfile
 from tuner.targets import named
 
 FOLDER = Path(__file__).parent.parent / "examples" / "deploy"

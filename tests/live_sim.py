@@ -21,15 +21,15 @@ from tuner.engines.scheduler.state import (
 )
 from tuner.engines.sim.weather import EngineWeather, Machine
 from tuner.engines.sim.world import World, step_law
-from tuner.profile import seal
-from tuner.profile_schema import ServingProfile
+from tuner.profile.profile import seal
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import stored
 from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate
-from tuner.twin.store import stored
 
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, math.inf)
 REQUEST_S = (

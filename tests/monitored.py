@@ -15,7 +15,7 @@ from tests.profiles import profile
 from tests.scraped import open_metrics, write_blocks
 from tuner import monitoring
 from tuner.monitoring.promql import BOUNDS_S
-from tuner.profile import ServingProfile
+from tuner.profile.profile import ServingProfile
 
 STEP_S = 60
 MINUTES = 90

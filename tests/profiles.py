@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuner.profile import (
+from tuner.profile.profile import (
     Change,
     CurveStep,
     Decision,

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from tests.profiles import ENGINE, profile
-from tuner import admission
-from tuner.profile import ServingProfile, dump, load, parse, seal
-from tuner.profile_numbers import Admission, EngineShape, StepLaw, Twin
+from tuner.profile import admission
+from tuner.profile.numbers import Admission, EngineShape, StepLaw, Twin
+from tuner.profile.profile import ServingProfile, dump, load, parse, seal
 
 
 def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> ServingProfile:

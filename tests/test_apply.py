@@ -16,7 +16,7 @@ from tests.profiles import ENGINE, profile
 from tests.test_admission import with_twin
 from tuner import cli
 from tuner.engines.models import shipped as models
-from tuner.profile import save
+from tuner.profile.profile import save
 from tuner.targets import TARGETS
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "serve.yaml"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.deployments import EXAMPLES, FOLDER, deployed
 from tuner import cli
-from tuner.profile import save
+from tuner.profile.profile import save
 
 PAGE = Path(__file__).parent.parent / "docs" / "apply.md"
 BLOCK = re.compile(r"^```console\n\$ (tuner apply .*)\n((?:.*\n)*?)```$", flags=re.MULTILINE)

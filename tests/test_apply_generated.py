@@ -9,7 +9,7 @@ import yaml
 from tests.profiles import profile
 from tests.test_apply import Tuner, names, refused, tuner  # noqa: F401 - a fixture
 from tuner import monitoring
-from tuner.profile import save
+from tuner.profile.profile import save
 
 FILES = {kind.NAME: kind.DEFAULT_FILE for kind in monitoring.KINDS}
 

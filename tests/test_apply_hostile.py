@@ -9,7 +9,7 @@ import pytest
 
 from tests.deployments import EXAMPLES, Example, deployed
 from tests.test_apply import Done, Tuner, names, refused, tuner  # noqa: F401 - a fixture
-from tuner.profile import save
+from tuner.profile.profile import save
 
 SERVE = "model: acme/translator-7b\nmax-num-seqs: 32\n"
 

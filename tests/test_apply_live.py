@@ -13,7 +13,7 @@ from tests.live_servers import Numbers, Server, serving
 from tests.profiles import ENGINE, profile
 from tuner import cli
 from tuner.engines.server.protocol import Limits
-from tuner.profile import save
+from tuner.profile.profile import save
 
 Tuner = Callable[..., tuple[int, str, str]]
 

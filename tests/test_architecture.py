@@ -34,7 +34,7 @@ PURE_AT_LEAST = {
 }
 """Those that decide. Any other module joins them by calling itself pure."""
 
-NOT_ASKED = frozenset({"system.jit", "profile", "trace.trace"})
+NOT_ASKED = frozenset({"system.jit", "profile.profile", "trace.trace"})
 """What a pure module may import whatever it reaches: a compiler with its cache, and types that live
 beside what reads and writes them."""
 

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tuner import profile
+from tuner.profile import profile
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 ray = pytest.importorskip("ray")

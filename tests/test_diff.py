@@ -14,8 +14,8 @@ from tests.deployments import EXAMPLES, FOLDER, deployed
 from tests.profiles import ENGINE, profile
 from tests.test_admission import with_twin
 from tuner import cli
-from tuner.profile import ServingProfile, save, seal
-from tuner.served_models import ServedModel, listed, model_mismatch
+from tuner.profile.profile import ServingProfile, save, seal
+from tuner.profile.served_models import ServedModel, listed, model_mismatch
 
 SERVE = "model: m\nmax-num-seqs: 32\nmax-num-active-seqs: 4\nport: 8000\n"
 FEW = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched_tokens")}

@@ -6,16 +6,10 @@ import numpy as np
 import pytest
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.fleet import (
-    FleetRouter,
-    ask,
-    least_in_flight,
-    parts_of,
-    replicas_for,
-)
+from tuner.profile.plan import FleetRouter, ask, least_in_flight, parts_of, replicas_for
+from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
-from tuner.twin.store import StoredTwin
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000

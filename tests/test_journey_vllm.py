@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tuner import profile
+from tuner.profile import profile
 
 pytestmark = pytest.mark.vllm
 

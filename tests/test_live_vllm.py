@@ -17,8 +17,8 @@ from tests.profiles import profile
 from tests.vllm_server import CAP, gauges, post, vllm_serve
 from tuner import cli, difference, live_server
 from tuner.engines.models import shipped as models
-from tuner.profile import save
-from tuner.served_models import model_mismatch
+from tuner.profile.profile import save
+from tuner.profile.served_models import model_mismatch
 
 pytestmark = pytest.mark.vllm
 

@@ -15,7 +15,7 @@ from tests.profiles import any_profile, profile
 from tests.scraped import prometheus
 from tuner import monitoring
 from tuner.monitoring import lines, seal
-from tuner.profile import ServingProfile, load
+from tuner.profile.profile import ServingProfile, load
 
 SHIPPED = load(Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml")
 

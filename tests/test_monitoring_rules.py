@@ -15,7 +15,7 @@ from tuner import monitoring
 from tuner.errors import TargetError, UsageError
 from tuner.monitoring import alerts, lines, prometheus_rules, seal
 from tuner.monitoring.promql import BOUNDS_S, Servers, bound_s, selector
-from tuner.profile import ServingProfile, load
+from tuner.profile.profile import ServingProfile, load
 
 SHIPPED = load(Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml")
 BURN = "TunerSloBudgetBurn"

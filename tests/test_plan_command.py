@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tuner import profile
-from tuner.profile_schema import ServingProfile
+from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
 
 ROOT = Path(__file__).parent.parent
 TUNER = str(Path(sys.executable).with_name("tuner"))

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from tests import golden
 from tests.profiles import any_profile, profile, step
 from tuner.errors import InputError, ProfileError
-from tuner.profile import (
+from tuner.profile.profile import (
     CurveStep,
     Decision,
     EngineSeconds,

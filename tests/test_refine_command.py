@@ -15,7 +15,7 @@ import optuna
 import pytest
 
 from tests import postgres
-from tuner import profile
+from tuner.profile import profile
 
 pytestmark = pytest.mark.timeout(180)  # the first test waits for a sweep and a refinement
 

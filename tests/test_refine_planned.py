@@ -9,12 +9,12 @@ import pytest
 from tests.builders import settings
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import UsageError
+from tuner.profile.stored_twin import StoredTwin
 from tuner.refine.planned import planned
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import MIN_STEP_S, Workload
 from tuner.twin.simulation import EngineShape, Traffic
-from tuner.twin.store import StoredTwin
 
 STEPS, LEAST_STEPS = 16, 12
 REQUESTS = [TraceRequest(row, float(row), 10, 100) for row in range(600)]

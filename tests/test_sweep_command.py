@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tuner import profile
+from tuner.profile import profile
 
 ROOT = Path(__file__).parent.parent
 TRACE = ROOT / "traces" / "translation.jsonl"

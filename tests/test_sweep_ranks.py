@@ -29,7 +29,7 @@ from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
-from tuner.profile import load
+from tuner.profile.profile import load
 from tuner.rollout import cautions
 from tuner.sweep import sweep
 from tuner.trace.trace import Trace, TraceHeader

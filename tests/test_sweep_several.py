@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from tests.test_sweep_command import TRACE, WORLD, refused, wait_for
-from tuner import profile
 from tuner.commands.sweep_several import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
+from tuner.profile import profile
 
 pytestmark = pytest.mark.timeout(240)
 """Whole runs of the command, on machines that do other things too."""

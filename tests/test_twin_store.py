@@ -8,13 +8,13 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
+from tuner.profile.stored_twin import LAWS, MOST_STORED, restored, stored
 from tuner.traffic.slo import Slo
 from tuner.twin.check import Errors
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, Traffic, simulate
-from tuner.twin.store import LAWS, MOST_STORED, restored, stored
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000, lag_s=0.003

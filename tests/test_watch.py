@@ -8,9 +8,9 @@ import pytest
 
 from tests.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
+from tuner.profile.stored_twin import restored
 from tuner.prometheus import Histogram, ServerMetrics
 from tuner.twin.simulation import Traffic
-from tuner.twin.store import restored
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of
 from tuner.watch.reasons import reason, server_is_why

@@ -16,7 +16,6 @@ from tests.live_sim import OLD_NAMES, SimulatedServer, exposition, poisson, prof
 from tests.served_metrics import FreeClock, Page, page_of, serving
 from tests.test_watch import CAP, CAPS, RATE, STORED, WORLD
 from tuner import backup
-from tuner import profile as profiles
 from tuner.commands.watch_run import run
 from tuner.commands.watch_setup import WatchOptions
 from tuner.errors import (
@@ -29,6 +28,7 @@ from tuner.errors import (
     UndecidedError,
     UsageError,
 )
+from tuner.profile import profile as profiles
 from tuner.prometheus import ServerMetrics
 from tuner.watch.scraper import GONE_S, Absence, Scrape, Stall
 

@@ -14,8 +14,8 @@ import pytest
 
 from tests.live_sim import poisson, profile_of
 from tests.vllm_server import CAP, Planned, post, send, vllm_serve
-from tuner import profile as profiles
 from tuner.engines.sim.world import World, WorldKv, WorldStep
+from tuner.profile import profile as profiles
 from tuner.watch.scraper import Server
 
 TUNER = str(Path(sys.executable).with_name("tuner"))

@@ -7,10 +7,10 @@ from typing import Literal
 from tuner import rollout
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import values as vllm_values
-from tuner.profile_numbers import CurveStep, Numbers
-from tuner.profile_schema import ServingProfile
+from tuner.profile.numbers import CurveStep, Numbers
+from tuner.profile.schema import ServingProfile
+from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import Deployment
-from tuner.served_models import ServedModel, model_mismatch
 from tuner.targets import flags
 from tuner.targets.seam import Platform, Stated
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
+from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.simulation import Traffic, met, simulate, traffic_of
-from tuner.twin.store import StoredTwin
 
 ATTAINMENT_TOLERANCE = 0.02
 HALF = 0.5

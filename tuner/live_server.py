@@ -13,10 +13,11 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 
-from tuner import prometheus, served_models
+from tuner import prometheus
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, UsageError
-from tuner.served_models import ServedModel
+from tuner.profile import served_models
+from tuner.profile.served_models import ServedModel
 from tuner.targets.flags import typed
 
 TIMEOUT_S = 10.0

@@ -5,17 +5,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from tuner import admission
 from tuner.engines.seam import EngineFacts
 from tuner.outcome import SweepOutcome
-from tuner.profile import seal
-from tuner.profile_numbers import Agreement as AgreementSection
-from tuner.profile_numbers import Change as ChangeSection
-from tuner.profile_numbers import CurveStep, Measured, Predicted, Promise
-from tuner.profile_numbers import DeviceUse as DeviceSection
-from tuner.profile_numbers import KvCacheUsage as KvSection
-from tuner.profile_numbers import Spread as SpreadSection
-from tuner.profile_schema import (
+from tuner.profile import admission
+from tuner.profile.numbers import Agreement as AgreementSection
+from tuner.profile.numbers import Change as ChangeSection
+from tuner.profile.numbers import CurveStep, Measured, Predicted, Promise
+from tuner.profile.numbers import DeviceUse as DeviceSection
+from tuner.profile.numbers import KvCacheUsage as KvSection
+from tuner.profile.numbers import Spread as SpreadSection
+from tuner.profile.profile import seal
+from tuner.profile.schema import (
     Decision,
     EngineSeconds,
     Provenance,
@@ -23,13 +23,13 @@ from tuner.profile_schema import (
     SloSection,
     Validity,
 )
+from tuner.profile.stored_twin import stored
 from tuner.replay.device_use import disturbance
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.knee import OBJECTIVE
-from tuner.twin.store import stored
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

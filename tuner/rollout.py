@@ -10,7 +10,7 @@ from typing import Literal
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, ProfileError, TargetError
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.targets import images
 from tuner.targets.seam import Platform, Stated
 

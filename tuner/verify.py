@@ -8,6 +8,7 @@ import numpy as np
 
 from tuner.engines.seam import Engine, Starter
 from tuner.gates import Gate, gates
+from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.attempts import replay_in_time
 from tuner.replay.measure import measure
 from tuner.replay.readings import Read
@@ -20,7 +21,6 @@ from tuner.traffic.sampling import sample_windows
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window, choose_part, in_window, plan_requests
 from tuner.traffic.workload import LOADED, keep_what_fits
-from tuner.twin.store import StoredTwin
 
 
 @dataclass(frozen=True, slots=True)

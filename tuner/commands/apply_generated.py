@@ -9,7 +9,7 @@ from tuner.errors import TargetError, UsageError
 from tuner.monitoring import seal
 from tuner.monitoring.promql import selector
 from tuner.monitoring.seam import Generated
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 
 
 def plan(

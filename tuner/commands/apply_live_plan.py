@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner import difference, live_server, profile, rollout
+from tuner import difference, live_server, rollout
 from tuner.engines.server.cap_schedule import CapAt, CapSchedule
 from tuner.engines.server.protocol import (
     VERSION,
@@ -18,7 +18,8 @@ from tuner.engines.server.protocol import (
     State,
 )
 from tuner.errors import GateError, UndecidedError, UsageError
-from tuner.profile_schema import ServingProfile
+from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
 from tuner.targets.seam import Platform, Stated
 
 LONGEST_REASON = 500

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import monitoring, profile, rollout, targets
+from tuner import monitoring, rollout, targets
 from tuner.backup import Override
 from tuner.commands import apply_generated
 from tuner.commands.apply_options import ApplyOptions, read_text
 from tuner.commands.apply_view import Edit
 from tuner.engines import devices, provenance
 from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
-from tuner.profile_numbers import Admission
-from tuner.profile_schema import ServingProfile
+from tuner.profile import profile
+from tuner.profile.numbers import Admission
+from tuner.profile.schema import ServingProfile
 from tuner.system import files
 from tuner.targets import kserve, systemd
 from tuner.targets.detect import detect

@@ -15,8 +15,8 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.workers.seam import Site
 from tuner.errors import UsageError
 from tuner.evidence import Evidence
-from tuner.profile import load as load_profile
-from tuner.profile_schema import ServingProfile
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 

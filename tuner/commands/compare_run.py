@@ -28,7 +28,7 @@ from tuner.compare.windows import check_arrivals, windows_of
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.workers.seam import Setup
 from tuner.errors import EngineError, TargetError, TraceError, UsageError
-from tuner.profile import load as load_profile
+from tuner.profile.profile import load as load_profile
 from tuner.replay.readings import Read
 from tuner.sweep import sweep
 from tuner.system import files

@@ -11,7 +11,7 @@ from tuner.compare.load_levels import parse_levels
 from tuner.compare.settings import CompareSettings
 from tuner.engines.workers.seam import Batching
 from tuner.errors import UsageError
-from tuner.profile import load as load_profile
+from tuner.profile.profile import load as load_profile
 from tuner.settings import SweepSettings
 from tuner.trace.trace import Trace
 from tuner.traffic.slo import parse_slo

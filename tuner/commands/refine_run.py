@@ -32,9 +32,9 @@ from tuner.engines.devices import DeviceMeter
 from tuner.engines.models import shipped as models
 from tuner.evidence import Evidence
 from tuner.journal import Journal
-from tuner.profile import check_output, save, seal
-from tuner.profile import load as load_profile
-from tuner.profile_schema import ServingProfile
+from tuner.profile.profile import check_output, save, seal
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
 from tuner.refine.local_bench import LocalBench
 from tuner.refine.refinement import Plan, Refinement
 from tuner.refine.run import refine

@@ -15,7 +15,7 @@ from tuner.engines.base import Setting, value_of
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
 from tuner.errors import TraceError, TunerError, UsageError
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.refine.bench import Vary
 from tuner.refine.knob_text import parse_search
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Space, number

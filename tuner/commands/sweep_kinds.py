@@ -8,7 +8,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner import profile
 from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_kinds_setup import kinds_on
 from tuner.commands.sweep_kinds_view import Found, json_of, render_kinds
@@ -27,6 +26,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
 from tuner.outcome import SweepOutcome
 from tuner.prices import check_used, parse_prices, price_of
+from tuner.profile import profile
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tuner import journal, profile
+from tuner import journal
 from tuner.commands.options import check_given
 from tuner.commands.run_folder import Where, check_command, kept, open_run
 from tuner.commands.sweep_setup import (
@@ -33,7 +33,8 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.exporter import Exporter
 from tuner.outcome import SweepOutcome
-from tuner.profile_schema import ServingProfile
+from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
 from tuner.replay.readings import Read
 from tuner.rescore import rescore
 from tuner.result import json_object, profile_of, second_thoughts

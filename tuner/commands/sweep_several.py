@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner import journal, profile
+from tuner import journal
 from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_run import (
     Done,
@@ -34,6 +34,7 @@ from tuner.commands.sweep_view import Progress
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.evidence import Evidence
 from tuner.exporter import Exporter
+from tuner.profile import profile
 from tuner.sharing import Together, at_cap, busiest, reason_of, shared_outcome
 from tuner.together import Member, sweep_together, together
 

@@ -21,14 +21,14 @@ from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, TraceError, UsageError
 from tuner.gates import Gate
-from tuner.profile import load as load_profile
-from tuner.profile_schema import ServingProfile
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import restored
 from tuner.replay.readings import Read
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.workload import parse_step_s
-from tuner.twin.store import restored
 from tuner.verify import Verification, verify
 
 

@@ -22,7 +22,7 @@ from tuner.errors import (
     UndecidedError,
 )
 from tuner.exporter import WatchExporter
-from tuner.profile import load as load_profile
+from tuner.profile.profile import load as load_profile
 from tuner.watch.canary import CanaryGate
 from tuner.watch.journal import WindowJournal
 from tuner.watch.reasons import server_is_why

@@ -9,10 +9,10 @@ from typing import Literal
 from tuner import difference, live_server
 from tuner.errors import InputError, ProfileError, UsageError
 from tuner.live_server import LiveServer
-from tuner.profile_schema import ServingProfile
-from tuner.served_models import model_mismatch
+from tuner.profile.schema import ServingProfile
+from tuner.profile.served_models import model_mismatch
+from tuner.profile.stored_twin import restored
 from tuner.traffic.window import parse_duration_s
-from tuner.twin.store import restored
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of
 from tuner.watch.scraper import Server

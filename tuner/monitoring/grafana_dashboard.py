@@ -10,8 +10,8 @@ from tuner.monitoring.lines import LATENCIES, Latency, Lines, lines
 from tuner.monitoring.panels import Panel, Target, arranged
 from tuner.monitoring.prometheus_rules import own_matchers, short
 from tuner.monitoring.promql import Servers
-from tuner.profile_numbers import CurveStep
-from tuner.profile_schema import ServingProfile
+from tuner.profile.numbers import CurveStep
+from tuner.profile.schema import ServingProfile
 
 NAME = "grafana-dashboard"
 DEFAULT_FILE = "tuner-dashboard.json"

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.profile_numbers import Numbers, Predicted
-from tuner.profile_schema import ServingProfile, SloSection
+from tuner.profile.numbers import Numbers, Predicted
+from tuner.profile.schema import ServingProfile, SloSection
 from tuner.traffic.window import parse_window
 
 Latency = Literal["itl", "ttft", "e2el"]

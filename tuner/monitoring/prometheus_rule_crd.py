@@ -4,7 +4,7 @@ import re
 
 from tuner.monitoring import seal
 from tuner.monitoring.prometheus_rules import groups, head, short
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.system import yaml_strict
 
 NAME = "prometheus-rule-crd"

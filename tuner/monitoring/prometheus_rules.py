@@ -5,7 +5,7 @@ from tuner.monitoring import seal
 from tuner.monitoring.alerts import MISSED, Alert, alerts, bounds, literal, windows
 from tuner.monitoring.lines import LATENCIES, Lines, lines
 from tuner.monitoring.promql import Servers, text
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.system import yaml_strict
 
 NAME = "prometheus-rules"

@@ -5,7 +5,7 @@
 
 from typing import Protocol
 
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 
 
 class Generated(Protocol):

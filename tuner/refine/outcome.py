@@ -7,9 +7,9 @@ from itertools import pairwise
 from tuner.engines.seam import EngineFacts
 from tuner.ladder import doubling
 from tuner.outcome import Conclusion, Prediction, Step, SweepOutcome
-from tuner.profile_numbers import CurveStep
-from tuner.profile_numbers import Spread as Millis
-from tuner.profile_schema import ServingProfile
+from tuner.profile.numbers import CurveStep
+from tuner.profile.numbers import Spread as Millis
+from tuner.profile.schema import ServingProfile
 from tuner.refine.knobs import CAP, TOKENS, Configuration
 from tuner.refine.objective import Objective, Told, deficit, gains
 from tuner.replay.measure import Measurement, Spread, measure

@@ -8,12 +8,12 @@ import math
 from collections.abc import Iterator, Sequence
 
 from tuner.errors import UsageError
+from tuner.profile.stored_twin import StoredTwin
 from tuner.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import MIN_STEP_S, Workload, choose_workload
 from tuner.twin.simulation import simulate, traffic_of
-from tuner.twin.store import StoredTwin
 
 SHORTER = 0.8
 """Of a step that takes too long, what is tried next."""

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from tuner.engines.seam import ArgumentValue
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.refine.knobs import CAP, Configuration
 from tuner.refine.objective import GOODPUT, Objective
 from tuner.refine.proof import MEMORY, Paired, proving

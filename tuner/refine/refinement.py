@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.outcome import SweepOutcome
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.refine.importance import Importance
 from tuner.refine.knobs import Configuration, Space
 from tuner.refine.objective import Objective, Told

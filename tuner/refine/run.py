@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tuner.outcome import SweepOutcome
+from tuner.profile.stored_twin import restored
 from tuner.refine.balance import Windows, balanced
 from tuner.refine.bench import CLIMB, Bench, Build, Chosen, Done
 from tuner.refine.judge import SEARCH, Question, has_room, is_knee
@@ -27,7 +28,6 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import Workload, keep_what_fits, workload_of
 from tuner.twin.forecast import Forecast
-from tuner.twin.store import restored
 
 TRIALS = 4
 STEPS = 2 + TRIALS + 2 * PAIRS + 2

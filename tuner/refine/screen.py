@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from tuner.engines.scheduler.state import StepLaw
+from tuner.profile.stored_twin import StoredTwin
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.refine.luck import Seen, Served, luck, seen
 from tuner.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
@@ -24,7 +25,6 @@ from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate, traffic_of
-from tuner.twin.store import StoredTwin
 
 LAWS = 20
 MOST_SCREENED = 20_000

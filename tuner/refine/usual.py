@@ -11,10 +11,10 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
+from tuner.profile.stored_twin import StoredTwin
 from tuner.refine.pair_mean import t_points
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import Traffic, simulate
-from tuner.twin.store import StoredTwin
 
 FAR = 2.0
 """Standard deviations of their difference beyond which the two speeds are of different machines: it

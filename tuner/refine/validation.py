@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from tuner.conclusion import at_load
 from tuner.outcome import SweepOutcome
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.refine.bench import CLIMB, Bench, Build, Done
 from tuner.refine.judge import SEARCH
 from tuner.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key

@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import Traffic, simulate
-from tuner.twin.store import StoredTwin
 from tuner.twin.uncertainty import choose
 from tuner.watch.expected import slower
 

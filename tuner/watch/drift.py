@@ -12,8 +12,8 @@ from typing import Literal, get_args
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, Ints
+from tuner.profile.stored_twin import StoredTwin
 from tuner.prometheus import Distribution, Histogram
-from tuner.twin.store import StoredTwin
 from tuner.watch.sequential import LEVEL, Interval, Limits, Monitor
 from tuner.watch.today import arrivals
 from tuner.watch.windows import Step, Window, added, total

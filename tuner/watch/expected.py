@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
+from tuner.profile.stored_twin import StoredTwin
 from tuner.prometheus import Distribution, Histogram
 from tuner.twin.simulation import EngineShape, Traffic, simulate
-from tuner.twin.store import StoredTwin
 from tuner.watch.today import traffic_like
 from tuner.watch.windows import Window, share_above, total
 

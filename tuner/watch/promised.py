@@ -5,10 +5,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.agreement import CLAIM_SPEED, PRIOR_WANDER
 from tuner.twin.law import START_SHARE
-from tuner.twin.store import StoredTwin
 from tuner.watch.drift import Reference
 
 

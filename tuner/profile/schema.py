@@ -1,6 +1,6 @@
 """The sections of a serving profile; ``tuner sweep --json`` prints the same ones.
 
-``tuner.profile`` seals, writes and reads them.
+``tuner.profile.profile`` seals, writes and reads them.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Literal
 
 from pydantic import JsonValue
 
-from tuner.profile_numbers import (
+from tuner.profile.numbers import (
     Admission,
     Count,
     CurveStep,

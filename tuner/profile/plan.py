@@ -14,12 +14,12 @@ import numpy as np
 from numpy.random import Generator
 
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
+from tuner.profile.stored_twin import StoredTwin
 from tuner.system.jit import compiled
 from tuner.traffic.scaling import JITTER_S
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import Statistics
 from tuner.twin.simulation import Traffic, simulate
-from tuner.twin.store import StoredTwin
 
 FleetRouter = Literal["least", "rr", "random"]
 

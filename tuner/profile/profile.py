@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError, TargetError
-from tuner.profile_numbers import (
+from tuner.profile.numbers import (
     Admission,
     Change,
     CurveStep,
@@ -21,7 +21,7 @@ from tuner.profile_numbers import (
     Spread,
     Twin,
 )
-from tuner.profile_schema import (
+from tuner.profile.schema import (
     Decision,
     EngineSeconds,
     Provenance,

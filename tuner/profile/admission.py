@@ -6,8 +6,8 @@ Beyond them vLLM answers 503 at once instead of letting everybody wait longer th
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tuner.profile_numbers import Admission, Promise, StepLaw, Twin
-from tuner.profile_schema import Decision
+from tuner.profile.numbers import Admission, Promise, StepLaw, Twin
+from tuner.profile.schema import Decision
 
 
 def limits(decision: Decision, promise: Promise, twin: Twin | None) -> Admission | None:

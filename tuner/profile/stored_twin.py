@@ -15,9 +15,9 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.errors import ProfileError
-from tuner.profile_numbers import EngineShape as ShapeSection
-from tuner.profile_numbers import StepLaw as LawSection
-from tuner.profile_numbers import Twin, TwinErrors
+from tuner.profile.numbers import EngineShape as ShapeSection
+from tuner.profile.numbers import StepLaw as LawSection
+from tuner.profile.numbers import Twin, TwinErrors
 from tuner.twin.check import Errors
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from tuner.engines.models import shipped as models
-from tuner.profile_schema import ServingProfile
+from tuner.profile.schema import ServingProfile
 
 MOST = 1000
 LONGEST = 300
