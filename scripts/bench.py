@@ -32,10 +32,10 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.sim import virtual_time
 from tuner.engines.vllm.start import VllmStarter
-from tuner.ladder import doubling
 from tuner.replay.measure import measure
 from tuner.replay.records import PlannedRequest, Replay
 from tuner.replay.replay import CutRule, replay
+from tuner.runs.ladder import doubling
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo

@@ -8,7 +8,7 @@ and its twin is asked what some cells of scripts/study_refine.py's grid gain ove
 law and by laws as likely; the truth is all of the traffic on the machine without noise. Printed:
 how far off the sweep's twin is in the machine's usual speed, beside what it says it may be; what
 the cell that it likes best of all truly gains, as a search would choose it; and for each aim the
-constants of ``tuner.refine.with_twin`` that make the truth the most likely, and how much less
+constants of ``tuner.runs.refine.gains.with_twin`` that make the truth the most likely, and how much less
 likely it is by those that are used (log likelihood).
 """
 
@@ -27,14 +27,14 @@ from study_sweeps import parsed, swept, workers
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.sim.world import step_law
-from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts
-from tuner.refine.luck import Seen
-from tuner.refine.luck_share import OFF_FREEDOM, PAIR_SHARE, TWIN_OFF
-from tuner.refine.objective import LEAST_ATTAINMENT, OBJECTIVES, Objective
-from tuner.refine.pair_mean import student_t
-from tuner.refine.screen import LAWS, Screen, screen_of
-from tuner.refine.with_twin import ASTRAY, ASTRAY_FREEDOM, LEAST_OFF
-from tuner.settings import SweepSettings
+from tuner.runs.refine.gains.luck import Seen
+from tuner.runs.refine.gains.luck_share import OFF_FREEDOM, PAIR_SHARE, TWIN_OFF
+from tuner.runs.refine.gains.pair_mean import student_t
+from tuner.runs.refine.gains.screen import LAWS, Screen, screen_of
+from tuner.runs.refine.gains.with_twin import ASTRAY, ASTRAY_FREEDOM, LEAST_OFF
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, contradicts
+from tuner.runs.refine.objective import LEAST_ATTAINMENT, OBJECTIVES, Objective
+from tuner.runs.settings import SweepSettings
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import simulate
 

@@ -27,22 +27,22 @@ from time import monotonic
 
 from study_sweeps import Silent, parsed
 
-from tuner import journal
-from tuner.cluster.bench import ClusterBench
 from tuner.commands.refine_ray import site_of
 from tuner.commands.refine_setup import Engines, RefineOptions, engines_of, plan_of, space_of
 from tuner.engines import devices
 from tuner.engines.sim import virtual_time
-from tuner.evidence import Evidence
 from tuner.profile import profile
-from tuner.refine.bench import Bench, Build, Vary
-from tuner.refine.judge import SEARCH
-from tuner.refine.knobs import CAP, TOKENS, Configuration, number
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.outcome import unloaded_of
-from tuner.refine.refinement import Plan
-from tuner.rig import Rig
-from tuner.settings import SweepSettings
+from tuner.runs import journal
+from tuner.runs.cluster.bench import ClusterBench
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Bench, Build, Vary
+from tuner.runs.refine.gains.judge import SEARCH
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.outcome import unloaded_of
+from tuner.runs.refine.refinement import Plan
+from tuner.runs.rig import Rig
+from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import load
 from tuner.traffic.workload import Workload, choose_workload, keep_what_fits
 

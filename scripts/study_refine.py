@@ -32,28 +32,28 @@ import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import Silent, parsed, requests_of, workers
 
-from tuner import journal
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
-from tuner.evidence import Evidence
 from tuner.profile.profile import ServingProfile
-from tuner.refine.bench import Build
-from tuner.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.luck import Seen, Served, seen
-from tuner.refine.objective import gains as gains_of
-from tuner.refine.objective import parse_objectives
-from tuner.refine.outcome import curve_of
-from tuner.refine.refinement import Plan, Refinement
-from tuner.refine.run import refine
-from tuner.refine.space import Demand, build_space
-from tuner.refine.study import Study
 from tuner.replay.measure import Measurement
-from tuner.result import profile_of
-from tuner.rig import Rig
-from tuner.settings import SweepSettings
-from tuner.sweep import sweep
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build
+from tuner.runs.refine.gains.luck import Seen, Served, seen
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.objective import gains as gains_of
+from tuner.runs.refine.objective import parse_objectives
+from tuner.runs.refine.outcome import curve_of
+from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.run import refine
+from tuner.runs.refine.space import Demand, build_space
+from tuner.runs.refine.study.study import Study
+from tuner.runs.result import profile_of
+from tuner.runs.rig import Rig
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep import sweep
 from tuner.traffic.slo import Slo
 from tuner.traffic.workload import Workload, choose_workload
 from tuner.twin.simulation import simulate

@@ -28,19 +28,19 @@ from typing import Any
 import numpy as np
 from study_sweeps import Silent, parsed
 
-from tuner import journal
 from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.errors import UndecidedError
-from tuner.evidence import Evidence
 from tuner.profile import profile
-from tuner.refine.bench import Build, Done, told
-from tuner.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT, TAIL, gains
-from tuner.refine.outcome import unloaded_of
-from tuner.refine.ratio import ratio
 from tuner.replay.measure import Measurement
-from tuner.rig import Rig
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build, Done, told
+from tuner.runs.refine.gains.ratio import ratio
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.objective import GOODPUT, TAIL, gains
+from tuner.runs.refine.outcome import unloaded_of
+from tuner.runs.rig import Rig
 from tuner.trace.trace import load, write
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import parse_duration_s

@@ -22,13 +22,13 @@ from pathlib import Path
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import Silent, parsed, requests_of, workers
 
-from tuner import journal
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
-from tuner.settings import SweepSettings
-from tuner.sharing import Together, compromise, loss
-from tuner.together import Member, sweep_together
+from tuner.runs import journal
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sharing import Together, compromise, loss
+from tuner.runs.sweep.together import Member, sweep_together
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.simulation import Traffic, simulate

@@ -27,14 +27,14 @@ from time import monotonic
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 
-from tuner import journal
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
-from tuner.outcome import SweepOutcome
 from tuner.replay.measure import Measurement
-from tuner.settings import SweepSettings
-from tuner.sweep import sweep
+from tuner.runs import journal
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import simulate

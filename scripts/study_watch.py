@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.live_sim import SimulatedServer, simulated
 from tuner.profile.stored_twin import restored, stored
-from tuner.settings import SweepSettings
+from tuner.runs.settings import SweepSettings
 from tuner.twin.simulation import Traffic
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of

@@ -9,7 +9,7 @@ from tuner.engines.seam import ITERATION, IterationLog
 from tuner.replay.iterations import BatchTime, KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.records import Replay, RequestRecord
-from tuner.settings import SweepSettings
+from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.uncertainty import Block, Purpose, Trial

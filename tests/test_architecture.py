@@ -28,9 +28,16 @@ PURE_AT_LEAST = {
         "traffic.slo",
         "traffic.window",
         "traffic.workload",
-        "outcome",
+        "runs.outcome",
     ),
-    *("traffic.prompts", "traffic", "replay.records", "result", "engines.seam", "targets.seam"),
+    *(
+        "traffic.prompts",
+        "traffic",
+        "replay.records",
+        "runs.result",
+        "engines.seam",
+        "targets.seam",
+    ),
 }
 """Those that decide. Any other module joins them by calling itself pure."""
 
@@ -47,16 +54,16 @@ HOMES = {
     },
     "torch": set[str](),
     "optuna": {
-        "refine.importance",
-        "refine.optuna_study",
-        "refine.parameters",
-        "refine.storage",
-        "refine.study",
+        "runs.refine.study.importance",
+        "runs.refine.study.optuna_study",
+        "runs.refine.study.parameters",
+        "runs.refine.study.storage",
+        "runs.refine.study.study",
     },
     "plotly": {"commands.compare_plot", "report"},
     "prometheus_client": {"exporter", "prometheus"},
     "pynvml": {"engines.devices"},
-    "ray": {"cluster.session"},
+    "ray": {"runs.cluster.session"},
     "rich": {"commands"},
     "typer": {"commands"},
 }
@@ -70,7 +77,12 @@ WORLD = {
 
 CATCH_ALL = {
     *("capture.engine_tap", "capture.spool", "cli", "system.guard"),
-    *("engines.vllm.config", "engines.vllm.engine", "refine.storage", "refine.patience"),
+    *(
+        "engines.vllm.config",
+        "engines.vllm.engine",
+        "runs.refine.study.storage",
+        "runs.refine.study.patience",
+    ),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what
 records inside a server may not fail it; a signal may make anything fail. Nothing else is caught

@@ -22,7 +22,7 @@ ray = pytest.importorskip("ray")
 
 from ray.cluster_utils import Cluster  # noqa: E402 - after the variable that it reads
 
-from tuner.cluster import session  # noqa: E402 - imports ray
+from tuner.runs.cluster import session  # noqa: E402 - imports ray
 
 pytestmark = [
     pytest.mark.timeout(180),  # the first test waits for a sweep and a cluster

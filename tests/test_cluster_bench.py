@@ -9,21 +9,21 @@ from typing import Any
 import pytest
 
 from tests.builders import request, settings
-from tuner import journal
-from tuner.cluster.bench import ClusterBench
-from tuner.cluster.crew import Crew
-from tuner.cluster.kinds import Description
-from tuner.cluster.session import Hired
-from tuner.cluster.worker import Kit, Worker
 from tuner.commands.sweep_view import Progress
 from tuner.engines.seam import Starter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.errors import EngineError
-from tuner.evidence import Evidence
-from tuner.refine.bench import Build
-from tuner.refine.judge import SEARCH
-from tuner.refine.knobs import CAP, TOKENS, Configuration
+from tuner.runs import journal
+from tuner.runs.cluster.bench import ClusterBench
+from tuner.runs.cluster.crew import Crew
+from tuner.runs.cluster.kinds import Description
+from tuner.runs.cluster.session import Hired
+from tuner.runs.cluster.worker import Kit, Worker
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build
+from tuner.runs.refine.gains.judge import SEARCH
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import workload_of

@@ -10,7 +10,7 @@ from tuner.errors import UsageError
 
 ray = pytest.importorskip("ray")
 
-from tuner.cluster import session  # noqa: E402 - imports ray
+from tuner.runs.cluster import session  # noqa: E402 - imports ray
 
 
 @pytest.mark.parametrize(

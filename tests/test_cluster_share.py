@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cluster.kinds import Description, difference, grouped, most_common
-from tuner.cluster.share import Node, room, share_of, usable
 from tuner.commands.refine_ray import largest
 from tuner.commands.sweep_kinds import outputs_of
 from tuner.commands.sweep_kinds_setup import LABEL, of_worlds
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.prices import check_used, parse_prices, per_million_tokens, price_of
-from tuner.refine.knobs import Knob, Space
+from tuner.runs.cluster.kinds import Description, difference, grouped, most_common
+from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
+from tuner.runs.cluster.share import Node, room, share_of, usable
+from tuner.runs.refine.knobs import Knob, Space
 
 H100, A100 = (
     Description({"kind": "gpu", "name": name, "count": 8}, {"vllm": "0.32.0"}, "2.60.0", "c0de")

@@ -9,14 +9,14 @@ import psutil
 import pytest
 
 from tests.builders import settings
-from tuner import journal
 from tuner.engines.seam import ArgumentValue
-from tuner.evidence import Evidence
-from tuner.refine.bench import Build
-from tuner.refine.judge import SEARCH
-from tuner.refine.knobs import CAP, TOKENS
-from tuner.refine.starters import VllmVary
 from tuner.replay.measure import Measurement
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build
+from tuner.runs.refine.gains.judge import SEARCH
+from tuner.runs.refine.knobs import CAP, TOKENS
+from tuner.runs.refine.starters import VllmVary
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -68,7 +68,7 @@ def workers() -> list[psutil.Process]:
 def test_an_engine_serves_in_a_worker_and_dies_with_it_and_its_trial_is_made_again(
     tmp_path: Path,
 ) -> None:
-    from tuner.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
 
     work = Work(ENGINE, VllmVary(ENGINE), SETTINGS, 5.0, None, lambda _: None)
     book, listener = journal.create(tmp_path / "run", {}), Listener()

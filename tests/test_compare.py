@@ -20,9 +20,9 @@ import pytest
 from tests.traces import SAMPLES
 from tuner.commands.compare_run import run
 from tuner.commands.compare_setup import CompareOptions
-from tuner.compare.evidence import Comparing
 from tuner.errors import EngineError, GateError, RunError, TraceError, TunerError, UsageError
-from tuner.journal import read
+from tuner.runs.compare.evidence import Comparing
+from tuner.runs.journal import read
 from tuner.trace.trace import load
 
 ROOT = Path(__file__).parent.parent

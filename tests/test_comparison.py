@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from tests.builders import iterations, record, replay_of, request
-from tuner.compare.calibration import ReferenceEngine, as_json, from_json
-from tuner.compare.comparison import Busy, compared, numbers_of
-from tuner.compare.load_levels import (
+from tuner.engines.scheduler.state import StepLaw
+from tuner.errors import TraceError
+from tuner.runs.compare.calibration import ReferenceEngine, as_json, from_json
+from tuner.runs.compare.comparison import Busy, compared, numbers_of
+from tuner.runs.compare.load_levels import (
     Level,
     Reference,
     at_rate,
@@ -20,11 +22,9 @@ from tuner.compare.load_levels import (
     rate_of,
     uniform,
 )
-from tuner.compare.notes import note_against, notes_on
-from tuner.compare.ratios import Ratio, Sample, ratios
-from tuner.compare.windows import windows_of
-from tuner.engines.scheduler.state import StepLaw
-from tuner.errors import TraceError
+from tuner.runs.compare.notes import note_against, notes_on
+from tuner.runs.compare.ratios import Ratio, Sample, ratios
+from tuner.runs.compare.windows import windows_of
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
 from tuner.twin.simulation import EngineShape

@@ -10,7 +10,7 @@ import pytest
 
 from tests.engines.processes import cores, family, lives, wait_until
 from tests.traces import SAMPLES
-from tuner import journal
+from tuner.runs import journal
 
 pytestmark = pytest.mark.vllm
 

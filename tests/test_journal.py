@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders import iterations, record, replay_of
-from tuner import journal
 from tuner.errors import RunError
+from tuner.runs import journal
 
 EVENT = {
     "purpose": "ladder",

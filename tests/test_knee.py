@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.builders import block, flat, hopeless, measurement, request
-from tuner.ladder import FASTEST, cut_floor, doubling, littles_bound, next_trial
 from tuner.replay.iterations import BatchTime, KvCacheUsage
+from tuner.runs.ladder import FASTEST, cut_floor, doubling, littles_bound, next_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.knee import decide

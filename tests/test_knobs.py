@@ -6,9 +6,9 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.refine.knob_text import parse_search
-from tuner.refine.knobs import CAP, TOKENS, fails_like, frees, restart_key, smallest
-from tuner.refine.space import Demand, build_space
+from tuner.runs.refine.knob_text import parse_search
+from tuner.runs.refine.knobs import CAP, TOKENS, fails_like, frees, restart_key, smallest
+from tuner.runs.refine.space import Demand, build_space
 
 ENGINE: dict[str, ArgumentValue] = {
     CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m", "max_model_len": 4096,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tuner.errors import UsageError
-from tuner.refine.luck_share import TWIN_OFF
-from tuner.refine.objective import GOODPUT, OBJECTIVES, TAIL, front, gains, parse_objectives
-from tuner.refine.pair_mean import mean_without_luck
-from tuner.refine.proof import proof
-from tuner.refine.ratio import Ratio, ratio
-from tuner.refine.with_twin import ByTwin, with_twin
 from tuner.replay.measure import Spread
+from tuner.runs.refine.gains.luck_share import TWIN_OFF
+from tuner.runs.refine.gains.pair_mean import mean_without_luck
+from tuner.runs.refine.gains.proof import proof
+from tuner.runs.refine.gains.ratio import Ratio, ratio
+from tuner.runs.refine.gains.with_twin import ByTwin, with_twin
+from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, TAIL, front, gains, parse_objectives
 from tuner.twin.uncertainty import student_t_975
 
 

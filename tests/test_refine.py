@@ -13,12 +13,12 @@ import pytest
 from tests import postgres
 from tests.postgres import Server
 from tuner.errors import RunError
-from tuner.refine import patience, storage
-from tuner.refine.importance import FEWEST
-from tuner.refine.knobs import CAP, TOKENS, Knob, Space
-from tuner.refine.objective import Told
-from tuner.refine.optuna_study import claimed
-from tuner.refine.study import Study
+from tuner.runs.refine.knobs import CAP, TOKENS, Knob, Space
+from tuner.runs.refine.objective import Told
+from tuner.runs.refine.study import patience, storage
+from tuner.runs.refine.study.importance import FEWEST
+from tuner.runs.refine.study.optuna_study import claimed
+from tuner.runs.refine.study.study import Study
 
 SPACE = Space(
     knobs=(

@@ -9,11 +9,11 @@ import pytest
 
 from tests.builders import request
 from tuner.engines.scheduler.state import StepLaw
-from tuner.refine import balance
-from tuner.refine.balance import Windows, balanced
-from tuner.refine.knobs import CAP, TOKENS, Configuration
-from tuner.refine.objective import GOODPUT, OBJECTIVES, TAIL, Objective
-from tuner.refine.screen import Screen
+from tuner.runs.refine.gains import balance
+from tuner.runs.refine.gains.balance import Windows, balanced
+from tuner.runs.refine.gains.screen import Screen
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
+from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, TAIL, Objective
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import Workload, workload_of

@@ -7,10 +7,10 @@ import pytest
 
 from tests.builders import measurement, record, replay_of
 from tuner.engines.scheduler.state import StepLaw
-from tuner.refine import screen
-from tuner.refine.luck import luck
-from tuner.refine.objective import GOODPUT
-from tuner.refine.screen import Foreseen, busiest, combined
+from tuner.runs.refine.gains import screen
+from tuner.runs.refine.gains.luck import luck
+from tuner.runs.refine.gains.screen import Foreseen, busiest, combined
+from tuner.runs.refine.objective import GOODPUT
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 

@@ -10,7 +10,7 @@ from tests.builders import settings
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import UsageError
 from tuner.profile.stored_twin import StoredTwin
-from tuner.refine.planned import planned
+from tuner.runs.refine.gains.planned import planned
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import MIN_STEP_S, Workload

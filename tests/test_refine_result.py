@@ -13,24 +13,24 @@ from rich.console import Console
 
 from tests.builders import iterations, measurement, record, replay_of, settings
 from tests.profiles import profile
-from tuner import journal
 from tuner.commands.refine_view import trials_table
 from tuner.commands.sweep_view import Progress
-from tuner.evidence import Evidence
-from tuner.refine.bench import Build, Done, Floors, no_floors
-from tuner.refine.judge import SEARCH, Judge, Question
-from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT, Objective, parse_objectives
-from tuner.refine.paired import SIDES, compare, half_s
-from tuner.refine.proof import Paired
-from tuner.refine.ratio import Ratio
-from tuner.refine.reasons import changed_besides, reason_of, unlike
-from tuner.refine.screen import Screen
-from tuner.refine.starters import VllmVary
-from tuner.refine.tried import Tried, pareto, tried_by
 from tuner.replay.records import Replay
-from tuner.rig import Rig
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build, Done, Floors, no_floors
+from tuner.runs.refine.gains.judge import SEARCH, Judge, Question
+from tuner.runs.refine.gains.paired import SIDES, compare, half_s
+from tuner.runs.refine.gains.proof import Paired
+from tuner.runs.refine.gains.ratio import Ratio
+from tuner.runs.refine.gains.screen import Screen
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.objective import GOODPUT, Objective, parse_objectives
+from tuner.runs.refine.reasons import changed_besides, reason_of, unlike
+from tuner.runs.refine.starters import VllmVary
+from tuner.runs.refine.tried import Tried, pareto, tried_by
+from tuner.runs.rig import Rig
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window

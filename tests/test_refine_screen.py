@@ -8,8 +8,8 @@ import pytest
 
 from tests.test_refine_balance import KNEE, OTHER, SHAPE, screen_of
 from tuner.engines.scheduler.state import StepLaw
-from tuner.refine.knobs import CAP
-from tuner.refine.screen import Screen, paces_of
+from tuner.runs.refine.gains.screen import Screen, paces_of
+from tuner.runs.refine.knobs import CAP
 from tuner.twin.simulation import simulate
 
 TWOS = [(float(at_s), 10, 10) for at_s in np.arange(0.0, 600.0, 10.0).repeat(2)]

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.builders import record, replay_of, settings
-from tuner import journal
 from tuner.commands.sweep_view import Progress
-from tuner.evidence import Evidence
-from tuner.refine.bench import Build, Done
-from tuner.refine.judge import SEARCH, Question
-from tuner.refine.knobs import CAP, TOKENS, Configuration, Knob, Space, number
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT, OBJECTIVES, Told
-from tuner.refine.search import Search
-from tuner.refine.starters import VllmVary
-from tuner.refine.study import Study
-from tuner.rig import Rig
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build, Done
+from tuner.runs.refine.gains.judge import SEARCH, Question
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Knob, Space, number
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, Told
+from tuner.runs.refine.search import Search
+from tuner.runs.refine.starters import VllmVary
+from tuner.runs.refine.study.study import Study
+from tuner.runs.rig import Rig
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window

@@ -9,7 +9,6 @@ import pytest
 
 from tests.builders import request, settings
 from tests.test_refine_balance import screen_of
-from tuner import journal
 from tuner.commands.sweep_view import Progress
 from tuner.engines.seam import Starter
 from tuner.engines.sim import virtual_time
@@ -17,16 +16,17 @@ from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.errors import EngineError
-from tuner.evidence import Evidence
-from tuner.refine.bench import CLIMB, Build, Done
-from tuner.refine.judge import LOST, SEARCH, Question
-from tuner.refine.knobs import CAP, TOKENS, Configuration, Knob, Space
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.objective import GOODPUT
-from tuner.refine.screen import Screen
-from tuner.refine.search import Search
-from tuner.refine.study import Study
-from tuner.rig import Rig
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import CLIMB, Build, Done
+from tuner.runs.refine.gains.judge import LOST, SEARCH, Question
+from tuner.runs.refine.gains.screen import Screen
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Knob, Space
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.objective import GOODPUT
+from tuner.runs.refine.search import Search
+from tuner.runs.refine.study.study import Study
+from tuner.runs.rig import Rig
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import Workload, workload_of

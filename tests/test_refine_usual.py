@@ -10,7 +10,7 @@ import pytest
 from tests.test_twin_store import view
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.stored_twin import StoredTwin, restored, stored
-from tuner.refine.usual import speeds, usual_laws
+from tuner.runs.refine.gains.usual import speeds, usual_laws
 
 VIEW = view(200)
 BEFORE = restored(stored(VIEW, seed=0), source="p.yaml")

@@ -8,17 +8,17 @@ from pathlib import Path
 import pytest
 
 from tests.builders import settings
-from tuner import journal
 from tuner.commands.refine_setup import RefineOptions, engines_of, space_of
 from tuner.commands.sweep_view import Progress
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
-from tuner.evidence import Evidence
 from tuner.profile import profile
-from tuner.refine.bench import Build
-from tuner.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.refine.local_bench import LocalBench
-from tuner.rig import Rig
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.rig import Rig
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window

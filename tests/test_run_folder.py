@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tuner import journal
 from tuner.commands.run_folder import Where, check_command, kept, open_each, open_run
 from tuner.errors import EngineError, Interrupted, RunError, TunerError, UsageError
+from tuner.runs import journal
 
 
 def where(run_dir: Path, *, resume: bool = False) -> Where:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.sharing import Demand, Price, compromise, cost_of, loss, share
+from tuner.runs.sweep.sharing import Demand, Price, compromise, cost_of, loss, share
 from tuner.twin.choice import Values
 from tuner.twin.forecast import Change
 from tuner.twin.uncertainty import choose

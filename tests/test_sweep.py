@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 
 from tests.builders import request
-from tuner import journal
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.errors import RunError, TraceError, UsageError
-from tuner.evidence import Evidence
-from tuner.outcome import SweepOutcome
 from tuner.replay.measure import Measurement
-from tuner.settings import SweepSettings
-from tuner.sweep import sweep
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 

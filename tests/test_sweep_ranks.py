@@ -9,9 +9,6 @@ import pytest
 from tests.builders import request
 from tests.profiles import profile
 from tests.test_sweep import Notes
-from tuner import journal
-from tuner.cluster.kinds import Description
-from tuner.cluster.share import Share
 from tuner.commands.sweep_kinds import done_on, plans_of
 from tuner.commands.sweep_run import Done, keep_trace, rescored, sealed
 from tuner.commands.sweep_setup import (
@@ -31,7 +28,10 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.profile.profile import load
 from tuner.rollout import cautions
-from tuner.sweep import sweep
+from tuner.runs import journal
+from tuner.runs.cluster.kinds import Description
+from tuner.runs.cluster.share import Share
+from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceHeader
 
 # in turns, so that rank and replica get every other request
@@ -73,7 +73,7 @@ def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_judged_an
     tmp_path: Path,
 ) -> None:
     pytest.importorskip("ray")
-    from tuner.cluster.sweeps import Kind  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import Kind  # noqa: PLC0415 - imports ray
 
     starter = VllmStarter({"model": "tuner:tiny"}, ranks=2)
     description = Description({"name": "H100"}, {}, "2.60.0", "c0de")

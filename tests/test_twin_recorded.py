@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from tuner.engines.scheduler.state import Floats, StepLaw
-from tuner.ladder import doubling
+from tuner.runs.ladder import doubling
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of

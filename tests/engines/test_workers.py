@@ -14,18 +14,18 @@ import pytest
 
 from tests.engines.conftest import generate, request
 from tests.engines.processes import cores, family, lives, wait_until
-from tuner.approaches import chosen
-from tuner.compare.blocks import Blocks
-from tuner.compare.evidence import Comparing
-from tuner.compare.load_levels import Level
-from tuner.compare.run import Comparison, calibrate
-from tuner.compare.settings import CompareSettings
 from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
 from tuner.engines.workers.seam import Batching, Setup
 from tuner.engines.workers.vllm import VllmSite
 from tuner.errors import EngineError
-from tuner.journal import create
 from tuner.replay.measure import Measurement
+from tuner.runs.compare.approaches.registry import chosen
+from tuner.runs.compare.blocks import Blocks
+from tuner.runs.compare.evidence import Comparing
+from tuner.runs.compare.load_levels import Level
+from tuner.runs.compare.run import Comparison, calibrate
+from tuner.runs.compare.settings import CompareSettings
+from tuner.runs.journal import create
 from tuner.trace.trace import TraceRequest
 
 pytestmark = pytest.mark.vllm

@@ -5,18 +5,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from tuner import journal
 from tuner.commands.compare_setup import CompareOptions
 from tuner.commands.machine import Here, ThisMachine
-from tuner.compare.evidence import CALIBRATION, Comparing, session_of
-from tuner.compare.settings import CompareSettings
 from tuner.engines.base import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.workers.seam import Site
 from tuner.errors import UsageError
-from tuner.evidence import Evidence
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
+from tuner.runs import journal
+from tuner.runs.compare.evidence import CALIBRATION, Comparing, session_of
+from tuner.runs.compare.settings import CompareSettings
+from tuner.runs.evidence import Evidence
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from plotly import graph_objects
 from plotly.subplots import make_subplots
 
-from tuner.compare.comparison import Row, Table
-from tuner.compare.load_levels import LENGTHS
+from tuner.runs.compare.comparison import Row, Table
+from tuner.runs.compare.load_levels import LENGTHS
 
 COLOURS = dict(zip(LENGTHS, ("#1f77b4", "#bbbbbb"), strict=True))
 

@@ -20,17 +20,17 @@ from tuner.commands.compare_view import json_object, markdown, render
 from tuner.commands.machine import check_machine
 from tuner.commands.run_folder import Where, kept, open_run
 from tuner.commands.sweep_view import Progress
-from tuner.compare.blocks import Blocks
-from tuner.compare.comparison import Table
-from tuner.compare.evidence import Comparing, Tuned
-from tuner.compare.run import Comparison, calibrate
-from tuner.compare.windows import check_arrivals, windows_of
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.workers.seam import Setup
 from tuner.errors import EngineError, TargetError, TraceError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.replay.readings import Read
-from tuner.sweep import sweep
+from tuner.runs.compare.blocks import Blocks
+from tuner.runs.compare.comparison import Table
+from tuner.runs.compare.evidence import Comparing, Tuned
+from tuner.runs.compare.run import Comparison, calibrate
+from tuner.runs.compare.windows import check_arrivals, windows_of
+from tuner.runs.sweep.sweep import sweep
 from tuner.system import files
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.workload import keep_what_fits

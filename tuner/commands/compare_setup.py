@@ -5,14 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner import journal
-from tuner.approaches import chosen
-from tuner.compare.load_levels import parse_levels
-from tuner.compare.settings import CompareSettings
 from tuner.engines.workers.seam import Batching
 from tuner.errors import UsageError
 from tuner.profile.profile import load as load_profile
-from tuner.settings import SweepSettings
+from tuner.runs import journal
+from tuner.runs.compare.approaches.registry import chosen
+from tuner.runs.compare.load_levels import parse_levels
+from tuner.runs.compare.settings import CompareSettings
+from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import Trace
 from tuner.traffic.slo import parse_slo
 from tuner.traffic.window import parse_duration_s, parse_window

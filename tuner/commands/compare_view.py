@@ -11,12 +11,12 @@ from rich.markup import escape
 from rich.table import Table as RichTable
 
 from tuner.commands.console import console_for, shown_ms
-from tuner.compare.blocks import Blocks
-from tuner.compare.comparison import Row, Table
-from tuner.compare.evidence import Tuned
-from tuner.compare.notes import shown_number, shown_ratio
 from tuner.engines.seam import EngineFacts
 from tuner.replay.measure import Spread
+from tuner.runs.compare.blocks import Blocks
+from tuner.runs.compare.comparison import Row, Table
+from tuner.runs.compare.evidence import Tuned
+from tuner.runs.compare.notes import shown_number, shown_ratio
 
 HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
 """On two lines, so that 80 columns are enough."""

@@ -3,26 +3,26 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.cluster.share import EXECUTOR, RANKS
 from tuner.commands.machine import differs
 from tuner.commands.refine_setup import Engines, RefineOptions
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.profile.schema import ServingProfile
-from tuner.refine.knobs import Space
-from tuner.refine.refinement import Plan
-from tuner.refine.starters import SimVary, VllmVary
+from tuner.runs.cluster.share import EXECUTOR, RANKS
+from tuner.runs.refine.knobs import Space
+from tuner.runs.refine.refinement import Plan
+from tuner.runs.refine.starters import SimVary, VllmVary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from tuner.cluster.kinds import Description
-    from tuner.cluster.site import Site
+    from tuner.runs.cluster.kinds import Description
+    from tuner.runs.cluster.site import Site
 
 
 def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractContextManager[Site]":
     """Return the nodes that the trials are made on, joined for as long as it is entered."""
-    from tuner.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
 
     profile, vary = plan.profile, engines.vary
     assert options.ray is not None

@@ -30,23 +30,23 @@ from tuner.commands.verify_run import requests_of
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.models import shipped as models
-from tuner.evidence import Evidence
-from tuner.journal import Journal
 from tuner.profile.profile import check_output, save, seal
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
-from tuner.refine.local_bench import LocalBench
-from tuner.refine.refinement import Plan, Refinement
-from tuner.refine.run import refine
-from tuner.result import profile_of, second_thoughts
-from tuner.rig import Rig
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import Journal
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.run import refine
+from tuner.runs.result import profile_of, second_thoughts
+from tuner.runs.rig import Rig
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
 
 if TYPE_CHECKING:
-    from tuner.cluster.site import Site
     from tuner.commands.sweep_setup import Execute
-    from tuner.refine.bench import Bench
+    from tuner.runs.cluster.site import Site
+    from tuner.runs.refine.bench import Bench
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,16 +16,16 @@ from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
 from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile.schema import ServingProfile
-from tuner.refine.bench import Vary
-from tuner.refine.knob_text import parse_search
-from tuner.refine.knobs import CAP, LIVE, TOKENS, Space, number
-from tuner.refine.objective import parse_objectives
-from tuner.refine.outcome import curve_of
-from tuner.refine.refinement import Plan
-from tuner.refine.space import Demand, build_space
-from tuner.refine.starters import SimVary, VllmVary
-from tuner.refine.study import Study
-from tuner.settings import SweepSettings
+from tuner.runs.refine.bench import Vary
+from tuner.runs.refine.knob_text import parse_search
+from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Space, number
+from tuner.runs.refine.objective import parse_objectives
+from tuner.runs.refine.outcome import curve_of
+from tuner.runs.refine.refinement import Plan
+from tuner.runs.refine.space import Demand, build_space
+from tuner.runs.refine.starters import SimVary, VllmVary
+from tuner.runs.refine.study.study import Study
+from tuner.runs.settings import SweepSettings
 from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest

@@ -10,12 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.commands.console import console_for, shown_ms
-from tuner.refine.bench import told
-from tuner.refine.importance import FEWEST
-from tuner.refine.knobs import LIVE, Configuration, Space
-from tuner.refine.objective import Objective
-from tuner.refine.refinement import Refinement
-from tuner.refine.tried import Tried
+from tuner.runs.refine.bench import told
+from tuner.runs.refine.knobs import LIVE, Configuration, Space
+from tuner.runs.refine.objective import Objective
+from tuner.runs.refine.refinement import Refinement
+from tuner.runs.refine.study.importance import FEWEST
+from tuner.runs.refine.tried import Tried
 
 
 def said_of_space(space: Space) -> Iterator[str]:

@@ -13,7 +13,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tuner import journal
 from tuner.errors import (
     EngineError,
     GateError,
@@ -23,6 +22,7 @@ from tuner.errors import (
     TraceError,
     UsageError,
 )
+from tuner.runs import journal
 from tuner.system import interruption
 from tuner.system.passwords import without_passwords
 

@@ -24,20 +24,20 @@ from tuner.commands.sweep_several_view import Named
 from tuner.commands.sweep_view import Progress
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
-from tuner.outcome import SweepOutcome
-from tuner.prices import check_used, parse_prices, price_of
 from tuner.profile import profile
+from tuner.runs.cluster.prices import check_used, parse_prices, price_of
+from tuner.runs.outcome import SweepOutcome
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from tuner.cluster.session import Session
-    from tuner.cluster.sweeps import Kind
+    from tuner.runs.cluster.session import Session
+    from tuner.runs.cluster.sweeps import Kind
 
 
 def run(options: SweepOptions) -> None:
     """Sweep on every kind of node, and say what each costs. Raises TunerError."""
-    from tuner.cluster.session import joined  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.session import joined  # noqa: PLC0415 - imports ray
 
     assert options.ray is not None
     _check(options)
@@ -51,7 +51,7 @@ def run(options: SweepOptions) -> None:
 def _swept(
     session: "Session", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
 ) -> tuple[list[Found], Path]:
-    from tuner.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
 
     began_s = time.monotonic()
     path = options.traces[0]
@@ -137,7 +137,7 @@ def _resolved(
     session: "Session", kinds: "Mapping[str, Kind]", ceiling: int
 ) -> dict[str, Mapping[str, ArgumentValue]]:
     """Return each kind's engine arguments, as a node of it resolves them."""
-    from tuner.cluster.sweep_worker import resolved  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweep_worker import resolved  # noqa: PLC0415 - imports ray
 
     nodes = {node.id: node for node in session.nodes()}
     found: dict[str, Mapping[str, ArgumentValue]] = {}

@@ -5,16 +5,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cluster.kinds import Description
-from tuner.cluster.share import Node, Share, share_of, usable
 from tuner.commands.sweep_setup import SweepOptions, starter_of
 from tuner.engines.base import engine_arguments
 from tuner.engines.seam import Starter
 from tuner.errors import RunError, UsageError
+from tuner.runs.cluster.kinds import Description
+from tuner.runs.cluster.share import Node, Share, share_of, usable
 
 if TYPE_CHECKING:
-    from tuner.cluster.session import Session
-    from tuner.cluster.sweeps import Kind
+    from tuner.runs.cluster.session import Session
+    from tuner.runs.cluster.sweeps import Kind
 
 LABEL = "tuner/kind"
 """Label of a node: which of several worlds it simulates."""
@@ -25,8 +25,8 @@ def kinds_on(
 ) -> tuple["dict[str, Kind]", list[str]]:
     """Return the kinds of nodes that can serve, and why others cannot. Raises RunError when there
     is none."""
-    from tuner.cluster.site import described, lines_of  # noqa: PLC0415 - imports ray
-    from tuner.cluster.sweeps import Kind, named  # noqa: PLC0415
+    from tuner.runs.cluster.site import described, lines_of  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import Kind, named  # noqa: PLC0415
 
     nodes = {node.id: node for node in session.nodes()}
     said, left_out = described(session, list(nodes.values()))

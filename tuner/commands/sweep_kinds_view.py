@@ -12,9 +12,9 @@ from tuner.commands.console import console_for, shown_ms
 from tuner.commands.sweep_run import Done, warnings_of
 from tuner.commands.sweep_view import TABLE_WIDTH, plain_table, render_found
 from tuner.errors import TunerError
-from tuner.prices import per_million_tokens
 from tuner.replay.measure import Measurement, Spread
-from tuner.result import json_object
+from tuner.runs.cluster.prices import per_million_tokens
+from tuner.runs.result import json_object
 
 
 @dataclass(frozen=True, slots=True)

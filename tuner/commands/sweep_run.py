@@ -10,7 +10,6 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from tuner import journal
 from tuner.commands.options import check_given
 from tuner.commands.run_folder import Where, check_command, kept, open_run
 from tuner.commands.sweep_setup import (
@@ -32,15 +31,16 @@ from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import RunError, UndecidedError, UsageError
 from tuner.exporter import Exporter
-from tuner.outcome import SweepOutcome
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.replay.readings import Read
-from tuner.rescore import rescore
-from tuner.result import json_object, profile_of, second_thoughts
-from tuner.rig import Watcher
-from tuner.settings import SweepSettings, settings_in
-from tuner.sweep import sweep
+from tuner.runs import journal
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import json_object, profile_of, second_thoughts
+from tuner.runs.rig import Watcher
+from tuner.runs.settings import SweepSettings, settings_in
+from tuner.runs.sweep.rescore import rescore
+from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import load, write
 from tuner.traffic.slo import parse_slo
 

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner import journal
 from tuner.engines.base import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import TraceError, UsageError
-from tuner.evidence import Evidence
-from tuner.settings import SweepSettings
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.settings import SweepSettings
 from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest, load

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner import journal
 from tuner.commands.run_folder import Where, kept, open_each, open_run
 from tuner.commands.sweep_run import (
     Done,
@@ -32,11 +31,12 @@ from tuner.commands.sweep_setup import (
 from tuner.commands.sweep_several_view import Named, Report, json_of, render_all
 from tuner.commands.sweep_view import Progress
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
-from tuner.evidence import Evidence
 from tuner.exporter import Exporter
 from tuner.profile import profile
-from tuner.sharing import Together, at_cap, busiest, reason_of, shared_outcome
-from tuner.together import Member, sweep_together, together
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.sweep.sharing import Together, at_cap, busiest, reason_of, shared_outcome
+from tuner.runs.sweep.together import Member, sweep_together, together
 
 SHARED = "shared"
 """What the profile for all is called in a folder."""

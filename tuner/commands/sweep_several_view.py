@@ -13,8 +13,8 @@ from tuner.commands.console import console_for
 from tuner.commands.sweep_run import Done
 from tuner.commands.sweep_view import TABLE_WIDTH, Progress, plain_table, render_found
 from tuner.replay.measure import Measurement
-from tuner.result import json_object
-from tuner.sharing import Price, Together, overloaded, reason_of
+from tuner.runs.result import json_object
+from tuner.runs.sweep.sharing import Price, Together, overloaded, reason_of
 
 
 class Named:

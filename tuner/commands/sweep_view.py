@@ -14,9 +14,9 @@ from rich.table import Table
 
 from tuner.commands.console import LONG_MS, console_for, shown_ms
 from tuner.exporter import Exporter
-from tuner.outcome import SweepOutcome
 from tuner.replay.measure import Measurement, Spread
-from tuner.settings import SweepSettings
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.settings import SweepSettings
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""

@@ -7,7 +7,7 @@ from pathlib import Path
 from xml.etree import ElementTree as ET
 
 from tuner.errors import TargetError, TunerError
-from tuner.gates import Gate
+from tuner.runs.verify.gates import Gate
 from tuner.system import files
 
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")

@@ -20,16 +20,16 @@ from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, TraceError, UsageError
-from tuner.gates import Gate
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.replay.readings import Read
+from tuner.runs.verify.gates import Gate
+from tuner.runs.verify.verify import Verification, verify
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.workload import parse_step_s
-from tuner.verify import Verification, verify
 
 
 @dataclass(frozen=True, slots=True)

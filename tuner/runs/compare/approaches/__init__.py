@@ -1,0 +1,1 @@
+"""The ways of serving that are compared, named in ``registry``."""

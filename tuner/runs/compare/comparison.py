@@ -1,0 +1,277 @@
+"""Replays of several approaches → what each of them does, and how they compare. Pure.
+
+Definitions: docs/journey.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.engines.seam import IterationLog
+from tuner.replay.device_use import DeviceUse, device_use
+from tuner.replay.measure import Spread, spread
+from tuner.replay.records import Replay, RequestRecord
+from tuner.runs.compare.load_levels import Lengths, mean_in_flight
+from tuner.runs.compare.ratios import Ratio, Sample, ratios
+
+BIN_S = 0.1
+"""How finely it is asked whether the engine was busy: a request's gap between two is seen."""
+
+IDLE = 0.05
+
+NEVER_S = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """Share of time in which the engine had an iteration in hand, over stretches of 0.1 s."""
+
+    mean: float
+    sd: float
+    idle_share: float
+    """Share of the stretches in which it was less than 5 % busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """What one approach did with one traffic, its repeats together. Times in seconds.
+
+    Requests are counted from the first one due until the last was, the run-in too, so that what was
+    served is a part of what was offered. Latencies are those of the requests after the run-in.
+    """
+
+    blocks: int
+    requests: int
+    completed: int
+    """Sooner or later."""
+
+    unfinished: int
+    """Still waiting or running when the replay was ended."""
+
+    failed: int
+    failures: tuple[str, ...]
+    """What the failed ones were told, each text once."""
+
+    aborted: int
+    """Given up by their clients, as in the trace; neither offered nor served."""
+
+    offered_rps: float
+    requests_per_s: float
+    """Finished before the last one was due."""
+
+    output_tokens_per_s: float
+    """Of these."""
+
+    in_flight_mean: float
+    """After the run-in, over time."""
+
+    e2el_p95_s: float | None
+    e2el_at_least: bool
+    """Whether the truth is longer, because of requests that were unfinished or failed."""
+
+    e2el_mean_s: float | None
+    ttft_p95_s: float | None
+    ttft_at_least: bool
+    tpot_s: Spread | None
+    """Of the finished requests."""
+
+    busy: Busy | None
+    iteration_s: float | None
+    """Median iteration that only decoded."""
+
+    held_mean_s: float | None
+    queue_mean_s: float | None
+    transfer_s: Spread | None
+    """These three of the finished requests."""
+
+    device: DeviceUse | None
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    approach: str
+    title: str
+    max_num_seqs: int | None
+    """None where it never started."""
+
+    numbers: Numbers | None
+    """None where nothing was measured."""
+
+    ratios: Mapping[str, Ratio]
+    """Of throughput (``requests_per_s``), ``e2el_p95`` and ``tpot_p95`` against the first approach;
+    one that cannot be told is left out."""
+
+    notes: tuple[str, ...]
+    errors: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """All approaches with one traffic."""
+
+    load: str
+    in_flight: int | None
+    lengths: Lengths
+    rows: tuple[Row, ...]
+
+
+def numbers_of(replays: Sequence[Replay]) -> Numbers:
+    """Return what these replays of one traffic by one approach say together."""
+    records = [one for replay in replays for one in replay.records]
+    done = [one for one in records if one.outcome == "ok"]  # the run-in too: of the engine's speed
+    span_s = sum(map(span_of, replays))
+    served = [one for replay in replays for one in served_by(replay)]
+    outcomes = Counter(one.outcome for one in records)
+    e2el, e2el_at_least = _waits(replays, lambda one: one.e2el_s)
+    ttft, ttft_at_least = _waits(replays, lambda one: one.ttft_s)
+    return Numbers(
+        blocks=len(replays),
+        requests=len(records),
+        completed=outcomes["ok"],
+        unfinished=outcomes["cut"],
+        failed=outcomes["failed"],
+        failures=tuple(dict.fromkeys(one.error for one in records if one.error)),
+        aborted=outcomes["aborted"],
+        offered_rps=(len(records) - outcomes["aborted"]) / span_s,
+        requests_per_s=len(served) / span_s,
+        output_tokens_per_s=sum(one.output_tokens for one in served) / span_s,
+        in_flight_mean=_in_flight(replays),
+        e2el_p95_s=e2el.p95 if e2el else None,
+        e2el_at_least=e2el_at_least,
+        e2el_mean_s=e2el.mean if e2el else None,
+        ttft_p95_s=ttft.p95 if ttft else None,
+        ttft_at_least=ttft_at_least,
+        tpot_s=spread(one.tpot_s for one in done if one.tpot_s is not None),
+        busy=_busy(replays),
+        iteration_s=_decode_iteration_s([_scored(replay) for replay in replays]),
+        held_mean_s=_mean([one.held_s for one in done]),
+        queue_mean_s=_mean([one.queue_s for one in done]),
+        transfer_s=spread(one.transfer_s for one in done if one.transfer_s is not None),
+        device=device_use([replay.device for replay in replays]),
+    )
+
+
+def span_of(replay: Replay) -> float:
+    """Return how long a replay sends, in seconds: its run-in and its window."""
+    return replay.scored_from_s + replay.window_s
+
+
+def served_by(replay: Replay) -> list[RequestRecord]:
+    """Return the requests that were finished while it sent."""
+    span_s = span_of(replay)
+    return [one for one in replay.records if one.outcome == "ok" and one.end_s < span_s]
+
+
+def _waits(
+    replays: Sequence[Replay], waited_s: Callable[[RequestRecord], float | None]
+) -> tuple[Spread | None, bool]:
+    """Return the distribution of a wait after the run-in, and whether its p95 is a lower bound.
+
+    What was unfinished had waited at least until then, and what failed at least until the end.
+    """
+    known, unknown = list[float](), list[float]()
+    for replay in replays:
+        for one in replay.records:
+            if not one.scored or one.outcome == "aborted":
+                continue
+            end_s = replay.elapsed_s if one.outcome == "failed" else one.end_s
+            value = None if one.outcome == "failed" else waited_s(one)
+            if value is None:
+                unknown.append(max(0.0, end_s - one.planned_s))
+            else:
+                known.append(value)
+    found = spread([*known, *unknown])
+    if found is None:
+        return None, False
+    longer = spread([*known, *(NEVER_S for _ in unknown)])
+    return found, longer is not None and longer.p95 > found.p95 + 1e-9
+
+
+def _in_flight(replays: Sequence[Replay]) -> float:
+    """Return how many requests were in flight after the run-in, by Little's law."""
+    windows_s = sum(replay.window_s for replay in replays)
+    return (
+        sum(
+            mean_in_flight(
+                np.array([one.planned_s for one in replay.records]),
+                np.array([one.end_s for one in replay.records]),
+                from_s=replay.scored_from_s,
+                to_s=span_of(replay),
+            )
+            * replay.window_s
+            for replay in replays
+        )
+        / windows_s
+    )
+
+
+def compared(
+    blocks: Mapping[str, Mapping[int, Replay]], baseline: str
+) -> dict[str, dict[str, Ratio]]:
+    """Return approach → name of a number → its ratio to the baseline's.
+
+    A tail that is only known to be longer has no ratio.
+    """
+    rates, e2els, tpots = ({name: dict[int, Sample]() for name in blocks} for _ in range(3))
+    for name, replays in blocks.items():
+        for block, replay in replays.items():
+            one = numbers_of([replay])
+            ended = frozenset(each.row for each in served_by(replay))
+            rates[name][block] = Sample(one.requests_per_s, ended)
+            if one.e2el_p95_s is not None and not one.e2el_at_least:
+                e2els[name][block] = Sample(one.e2el_p95_s, ended)
+            if one.tpot_s is not None:
+                tpots[name][block] = Sample(one.tpot_s.p95, ended)
+    found: dict[str, dict[str, Ratio]] = {name: {} for name in blocks}
+    for what, samples in (("requests_per_s", rates), ("e2el_p95", e2els), ("tpot_p95", tpots)):
+        whole = {name: seen for name, seen in samples.items() if len(seen) == len(blocks[name])}
+        for name, ratio in ratios(whole, baseline, counted=what == "requests_per_s").items():
+            found[name][what] = ratio
+    return found
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _scored(replay: Replay) -> IterationLog:
+    starts = replay.iterations["start_s"]
+    end_s = replay.scored_from_s + replay.window_s
+    return replay.iterations[(starts >= replay.scored_from_s) & (starts < end_s)]
+
+
+def _decode_iteration_s(works: Sequence[IterationLog]) -> float | None:
+    log = np.concatenate(list(works))
+    durations = log["duration_s"][(log["prefill_tokens"] == 0) & (log["decode_seqs"] > 0)]
+    return float(np.median(durations)) if len(durations) else None
+
+
+def _busy(replays: Sequence[Replay]) -> Busy | None:
+    shares = np.concatenate([_busy_shares(replay) for replay in replays])
+    if not len(shares):
+        return None
+    return Busy(float(shares.mean()), float(shares.std()), float(np.mean(shares < IDLE)))
+
+
+def _busy_shares(replay: Replay) -> NDArray[np.float64]:
+    """Return the share of each stretch of the window in which some iteration ran; several engines'
+    iterations may overlap."""
+    begin_s = replay.iterations["start_s"]
+    order = np.argsort(begin_s, kind="stable")
+    begin_s = begin_s[order]
+    end_s = np.maximum.accumulate(begin_s + replay.iterations["duration_s"][order])
+    begin_s = np.maximum(begin_s, np.concatenate(([-np.inf], end_s[:-1])))
+    busy_s = np.concatenate(([0.0], np.cumsum(np.maximum(0.0, end_s - begin_s))))
+    edges = replay.scored_from_s + BIN_S * np.arange(int(replay.window_s / BIN_S + 1e-9) + 1)
+    if not len(begin_s):
+        return np.zeros(len(edges) - 1)
+    # time alternates between idle and busy: at begin_s[i] busy_s[i] have passed, at end_s[i] more
+    times = np.stack((begin_s, end_s), axis=1).ravel()
+    so_far = np.stack((busy_s[:-1], busy_s[1:]), axis=1).ravel()
+    return np.diff(np.interp(edges, times, so_far)) / BIN_S

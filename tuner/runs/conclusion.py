@@ -1,0 +1,281 @@
+"""What everything that a run has measured comes to: the twin asked, or the windows alone.
+
+Needs no engine: a stored run is concluded anew under another SLO in seconds.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+
+from tuner.replay.measure import Measurement, measure
+from tuner.runs.evidence import Evidence
+from tuner.runs.ladder import doubling
+from tuner.runs.outcome import Conclusion, Prediction, Step, SweepOutcome
+from tuner.runs.settings import SweepSettings
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.scaling import scale_load
+from tuner.traffic.slo import out_of_reach
+from tuner.traffic.workload import Workload
+from tuner.twin.agreement import Agreement, agreement
+from tuner.twin.check import check, median_error
+from tuner.twin.choice import value_of, weigh
+from tuner.twin.forecast import Change, Forecast, forecast
+from tuner.twin.knee import HOPELESS, decide, judge
+from tuner.twin.reasons import ADD_REPLICAS, Verdict
+from tuner.twin.simulation import simulate, traffic_of
+from tuner.twin.uncertainty import Block, choose, intervals, relative_changes
+
+
+def view_of(
+    evidence: Evidence, workload: Workload, settings: SweepSettings, *, everywhere: bool = False
+) -> Forecast | None:
+    """Return what the twin says so far; None before anything of the engine has been seen."""
+    segments = evidence.segments()
+    if not segments:
+        return None
+    return forecast(
+        segments,
+        evidence.observed(),
+        requests=workload.judged,
+        length_s=workload.judged_s,
+        hash_block_size=settings.trace_block_size,
+        facts=evidence.facts(),
+        unloaded=workload.unloaded,
+        slo=workload.slo,
+        caps=doubling(settings.ceiling),
+        hit_share=_hit_share(evidence, workload, settings.trace_block_size),
+        everywhere=everywhere,
+    )
+
+
+def conclude(
+    evidence: Evidence, workload: Workload, settings: SweepSettings, *, complete: bool
+) -> Conclusion:
+    """Return the verdict and the curve. ``complete`` is False when the budget ended the run."""
+    view = None
+    if not settings.closed_sessions:
+        view = view_of(evidence, workload, settings, everywhere=True)
+    measured = evidence.measured(workload.slo)
+    if view is None or not view.is_believed:
+        blocks = evidence.blocks(workload.slo)
+        curve = _measured_curve(measured, blocks)
+        verdict = decide(blocks, ceiling=settings.ceiling, complete=complete)
+        verdict = _reachable(verdict, workload, curve)
+        if view is not None:
+            verdict = _doubted(verdict, view)
+        return Conclusion(verdict, curve, view, by_twin=False)
+    numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
+    verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
+    changes: dict[int, Mapping[str, Change]] = {
+        cap: view.changes(below, cap) for below, cap in pairwise(numbers)
+    }
+    curve = tuple(
+        Step(
+            numbers=one,
+            measured=measured.get(cap),
+            source="both" if cap in measured else "twin",
+            intervals=view.intervals(cap),
+            changes=changes.get(cap, {}),
+        )
+        for cap, one in numbers.items()
+    )
+    if len(workload.judged) < FEW:
+        few = (
+            f"a tuning of {len(workload.judged)} requests says little: what is sure of them is not "
+            "sure of the next ones"
+        )
+        verdict = replace(verdict, warnings=(*verdict.warnings, few))
+    return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
+
+
+def predictions(
+    conclusion: Conclusion, workload: Workload, settings: SweepSettings
+) -> tuple[Prediction, ...]:
+    """Return what the twin promises of the choice, as captured and with headroom."""
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    if view is None or not conclusion.by_twin:
+        return ()
+    found = []
+    for load in sorted({1.0, settings.headroom}):
+        loaded = view if load == 1.0 else at_load(view, workload.judged, settings, load, cap)
+        found.append(Prediction(load, loaded.measurement(cap), loaded.intervals(cap)))
+    return tuple(found)
+
+
+def at_load(
+    view: Forecast,
+    requests: Sequence[TraceRequest],
+    settings: SweepSettings,
+    load: float,
+    cap: int,
+) -> Forecast:
+    """Return what the twin says of ``load`` times these requests at one cap."""
+    raised = scale_load(requests, load, seed=settings.seed)
+    traffic = traffic_of(
+        raised, hash_block_size=settings.trace_block_size, hit_share=view.hit_share
+    )
+    weighed = weigh(traffic, view.fitted, view.shape, view.slo, (cap,), everywhere=True)
+    return replace(view, traffic=traffic, weighed=weighed)
+
+
+UNIFORM_SPREAD = 0.02
+VARIED_SHAPE = 2.0
+"""Of the gamma distribution of outputs that vary, with a standard deviation of 0.7 of their mean:
+between the article's lengths (0.5) and those of public conversation traces (0.8)."""
+
+FEW = 100
+
+
+def misled(conclusion: Conclusion, settings: SweepSettings) -> str | None:
+    """Say what outputs of one length hide: the same traffic with outputs that vary around it, at
+    every cap, by the twin. None where lengths vary, or are too few to tell."""
+    view = conclusion.view
+    if view is None or not conclusion.by_twin:
+        return None
+    lengths = view.traffic.output_length
+    if len(lengths) < FEW or lengths.std() > UNIFORM_SPREAD * lengths.mean():
+        return None
+    rng = np.random.default_rng(settings.seed)
+    drawn = rng.gamma(VARIED_SHAPE, lengths.mean() / VARIED_SHAPE, len(lengths))
+    room = view.shape.max_model_len - view.traffic.input_length
+    varied = np.clip(np.rint(drawn), 1, np.maximum(1, room)).astype(np.int64)
+    traffic = replace(view.traffic, output_length=varied)
+    values = {
+        cap: value_of(
+            traffic,
+            simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap),
+            view.slo,
+        )
+        for cap in doubling(settings.ceiling)
+    }
+    cap, other = conclusion.verdict.max_num_seqs, choose(values)
+    here, there = view.weighed.values[cap], values[cap]
+    return (
+        f"every output is about {lengths.mean():,.0f} tokens long, and that misleads: {cap} serves "
+        f"{here[0]:.1%} within the SLO with a p99 E2EL of {math.exp(here[1]):,.2f}s; if outputs of "
+        f"the same mean varied as production's do, {there[0]:.1%} and {math.exp(there[1]):,.2f}s, "
+        f"and {other} would be chosen: capture real lengths"
+    )
+
+
+def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
+    """Return the conclusion after the confirming engine: a choice that rests on the twin alone is
+    not defended when the twin is wrong of the one replay that verifies it."""
+    view = conclusion.view
+    windows = evidence.observed(confirming=True)
+    if view is None or view.errors or not windows:
+        return conclusion
+    errors = check(windows, view.fitted.law, view.shape)
+    view = replace(view, errors=errors)
+    verdict = conclusion.verdict
+    if not view.is_believed:
+        verdict = replace(
+            verdict,
+            kind="inconclusive",
+            reason=(
+                f"inconclusive, {verdict.max_num_seqs} is the twin's choice: it was wrong by "
+                f"{median_error(errors):.0%} of the replay that verifies it; sweep without --fast"
+            ),
+        )
+    return replace(conclusion, view=view, verdict=verdict)
+
+
+def agreed(conclusion: Conclusion, evidence: Evidence) -> Agreement | None:
+    """Return how the confirming engine agrees with the ladder's; None where there is no telling."""
+    view = conclusion.view
+    if view is None:
+        return None
+    return agreement(
+        view,
+        evidence.observed(),
+        evidence.observed(confirming=True),
+        cap=conclusion.verdict.max_num_seqs,
+    )
+
+
+def _measured_curve(
+    measured: Mapping[int, Measurement], blocks: Sequence[Block]
+) -> tuple[Step, ...]:
+    def changes(below: int | None, cap: int) -> dict[str, Change]:
+        if below is None:
+            return {}
+        found = relative_changes(blocks, below, cap)
+        return {name: Change(*values) for name, values in found.items()}
+
+    return tuple(
+        Step(
+            numbers=one,
+            measured=one,
+            source="measured",
+            intervals=(
+                {"attainment": (one.attainment, one.attainment_bound)}
+                if one.cut
+                else intervals(blocks, cap)
+            ),
+            changes=changes(below, cap),
+        )
+        for below, (cap, one) in zip([None, *measured], measured.items(), strict=False)
+    )
+
+
+def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[Step]) -> Verdict:
+    """Blame neither the load nor the ceiling for an SLO that an idle engine breaks."""
+    why = out_of_reach(workload.slo, workload.unloaded)
+    if why is None or any(step.numbers.attainment >= HOPELESS for step in curve):
+        return verdict
+    warnings = tuple(one for one in verdict.warnings if one != ADD_REPLICAS)
+    return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)
+
+
+def _doubted(verdict: Verdict, view: Forecast) -> Verdict:
+    warning = (
+        f"the twin was wrong by {view.error:.0%} in the median, so the windows that were replayed "
+        "decide alone: they say less of the rest of the trace"
+    )
+    return replace(verdict, warnings=(*verdict.warnings, warning))
+
+
+def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> float:
+    """Return what the prefix cache gave of what an endless one would have given, in the windows
+    that were replayed whole."""
+    had = could = 0
+    for number, replay in evidence.whole_windows():
+        sent = workload.sent_in(workload.windows[number])
+        endless = traffic_of(sent, hash_block_size=hash_block_size, hit_share=1.0)
+        could += int(endless.cached_length.sum())
+        had += sum(record.cached_tokens for record in replay.records)
+    return min(1.0, had / could) if could else 0.0
+
+
+def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
+    evidence: Evidence,
+    workload: Workload,
+    settings: SweepSettings,
+    conclusion: Conclusion,
+    *,
+    dropped: dict[str, int],
+    warnings: Sequence[str],
+) -> SweepOutcome:
+    """Return all that was found, the confirming replays included."""
+    cap = conclusion.verdict.max_num_seqs
+    uniform = misled(conclusion, settings)
+    confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
+    return SweepOutcome(
+        conclusion=verified(conclusion, evidence),
+        slo=workload.slo,
+        part=workload.part,
+        windows=workload.windows,
+        arrival_rate_rps=len(workload.judged) / workload.judged_s,
+        confirmed=measure(confirm, workload.slo) if confirm else None,
+        with_headroom=measure(headroom, workload.slo) if headroom else None,
+        agreement=agreed(conclusion, evidence),
+        predictions=predictions(conclusion, workload, settings),
+        facts=evidence.facts(),
+        starts_s=evidence.starts_s(),
+        replay_s=evidence.replay_s(),
+        dropped=dropped,
+        warnings=(*warnings, *([uniform] if uniform else [])),
+    )

@@ -1,0 +1,298 @@
+"""What a run has measured so far, as its journal holds it."""
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tuner.engines.seam import EngineFacts
+from tuner.errors import RunError
+from tuner.replay.device_use import device_use, disturbance
+from tuner.replay.measure import Measurement, measure
+from tuner.replay.probe import ProbeResult
+from tuner.replay.records import Replay
+from tuner.runs.journal import Event, Journal
+from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
+from tuner.traffic.window import Part, Window
+from tuner.twin.check import Observed, observed
+from tuner.twin.law import Segment
+from tuner.twin.uncertainty import Block, Purpose, Trial
+
+CONFIRMING = ("confirm", "headroom")
+"""Purposes of replays that are no part of the curve."""
+
+RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "bracket", "again")
+"""Purposes of trials whose windows were replayed whole, or cut because they had lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What was chosen to be replayed, as the journal keeps it."""
+
+    part: Part
+    windows: tuple[Window, ...]
+    step_s: float
+
+
+@dataclass(slots=True)
+class Evidence:
+    """The journal, read as measurements. Everything put in is on disk when the call returns."""
+
+    journal: Journal
+    _replays: dict[str, Replay] = field(default_factory=dict)
+
+    def check(self, *more: Callable[[], object]) -> None:
+        """Read all that stands in the journal once, with ``more`` that reads it. Raises RunError
+        when it makes no sense."""
+        try:
+            for each in more:
+                each()
+            self.unloaded(), self.choice(), self.starts_s(), self.replay_s(), self.spent_s()
+            self.under_way()
+            if self.starts_s():
+                self.facts()
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise RunError(
+                f"{self.journal.run_dir}/journal.jsonl: an event makes no sense ({error!r})",
+                hint="Start again in another --run-dir.",
+            ) from error
+
+    def check_machine(self, facts: EngineFacts) -> None:
+        """Raise RunError when an engine is not of the machine and versions of this run's others."""
+        for event in self.journal.of("start"):
+            before = event["facts"]
+            for what, now in (("device", facts.device), ("versions", facts.versions)):
+                for key in sorted(before[what].keys() | now.keys()):
+                    was, is_ = before[what].get(key), now.get(key)
+                    if json.loads(json.dumps(is_)) != was:
+                        raise RunError(
+                            f"{self.journal.run_dir}: was measured with {what} {key}={was}, "
+                            f"here it is {is_}",
+                            hint="Numbers of two machines make no curve: start another --run-dir.",
+                        )
+
+    def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
+        self._append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=asdict(facts))
+
+    def add_probes(self, results: list[ProbeResult]) -> None:
+        self._append("probe", results=[asdict(one) for one in results])
+
+    def add_choice(self, choice: Choice) -> None:
+        self._append("choice", **asdict(choice))
+
+    def add_late(self, what: str, why: str, elapsed_s: float) -> None:
+        """Note a replay that was thrown away because our own sending was late."""
+        self._append("late", what=what, why=why, elapsed_s=elapsed_s)
+
+    def add_replay(self, result: Replay, purpose: str, *, window: int = 0) -> None:
+        """Keep a replay, or a climb, of the trial under way."""
+        event = self.journal.append_replay(
+            result,
+            purpose=purpose,
+            max_num_seqs=result.max_num_seqs,
+            elapsed_s=result.elapsed_s,
+            window=window,
+            trial=len(self.trials()),
+            at_s=_now_s(),
+        )
+        self._replays[event["file"]] = result
+
+    def begin(self, trial: Trial) -> None:
+        """Note what is measured from here on, so that an interrupted run goes on with it."""
+        self._append("trial", purpose=trial.purpose, max_num_seqs=trial.max_num_seqs)
+
+    def end(self) -> None:
+        """Note that everything of the trial under way has been measured."""
+        self._append("measured")
+
+    def add_gathered(self, *, complete: bool) -> None:
+        """Note that nothing more is measured before the confirming engine."""
+        if not self.has_gathered():
+            self._append("gathered", complete=complete)
+
+    def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
+        self.journal.append(event, **content, at_s=_now_s())
+
+    def facts(self) -> EngineFacts:
+        """Return what the newest engine said of itself."""
+        return EngineFacts(**list(self.journal.of("start"))[-1]["facts"])
+
+    def unloaded(self) -> Unloaded | None:
+        """Return what an idle engine does, None before it was probed."""
+        for event in self.journal.of("probe"):
+            results = event["results"]
+            return fit_unloaded(
+                [one["input_length"] for one in results],
+                [one["ttft_s"] for one in results],
+                [one["tpot_s"] for one in results if one["tpot_s"] is not None],
+            )
+        return None
+
+    def choice(self) -> Choice | None:
+        """Return what this run replays, None before it was chosen."""
+        for event in self.journal.of("choice"):
+            return Choice(
+                Part(**event["part"]),
+                tuple(Window(**window) for window in event["windows"]),
+                event["step_s"],
+            )
+        return None
+
+    def is_complete(self) -> bool:
+        """Whether everything that the decision asks for was measured."""
+        return any(event["complete"] for event in self.journal.of("gathered"))
+
+    def has_gathered(self) -> bool:
+        return any(True for _ in self.journal.of("gathered"))
+
+    def trials(self) -> list[Trial]:
+        """Return what has been measured whole, in order."""
+        return self._begun()[: sum(1 for _ in self.journal.of("measured"))]
+
+    def under_way(self) -> Trial | None:
+        """Return the trial that was begun and not ended: this run's or an interrupted one's."""
+        return next(iter(self._begun()[len(self.trials()) :]), None)
+
+    def _begun(self) -> list[Trial]:
+        return [Trial(one["max_num_seqs"], one["purpose"]) for one in self.journal.of("trial")]
+
+    def replayed(self) -> dict[int, Replay]:
+        """Return number of window → its replay, of the trial under way."""
+        events = self._of_trial(len(self.trials()))
+        return {event["window"]: self.load(event) for event in events}
+
+    def blocks(self, slo: Slo) -> list[Block]:
+        """Return the rungs of the ladder and their repeats as measured, in order."""
+        return [
+            Block(trial, measure([self.load(event) for event in self._of_trial(number)], slo))
+            for number, trial in enumerate(self.trials())
+            if trial.purpose in RUNGS
+        ]
+
+    def measured(self, slo: Slo) -> dict[int, Measurement]:
+        """Return cap → its whole replays pooled, or its cut ones."""
+        by_cap: dict[int, list[Replay]] = {}
+        for number, trial in enumerate(self.trials()):
+            if trial.purpose in RUNGS:
+                replays = [self.load(event) for event in self._of_trial(number)]
+                by_cap.setdefault(trial.max_num_seqs, []).extend(replays)
+        return {
+            cap: measure([one for one in replays if not one.cut] or replays, slo)
+            for cap, replays in sorted(by_cap.items())
+        }
+
+    def segments(self) -> list[Segment]:
+        """Return the iterations of everything but the confirming engine, on one clock."""
+        found, free_s = list[Segment](), 0.0
+        engine, engines = 0, dict[object, int]()
+        for number, event in enumerate(self.journal.events):
+            if event["event"] == "start":
+                # a simulated engine that an interruption made start again is the same one
+                simulated = event["facts"]["engine"] == "sim"
+                which = (event["purpose"], event["max_num_seqs"]) if simulated else number
+                engine = engines.setdefault(which, len(engines))
+            if event["event"] != "replay" or event["purpose"] in CONFIRMING:
+                continue
+            replay = self.load(event)
+            start_s = max(free_s, replay.start_s)  # another boot's clock may stand lower
+            free_s = start_s + replay.elapsed_s
+            if len(replay.iterations):
+                found.append(Segment(replay.iterations, start_s, engine))
+        return found
+
+    def observed(self, *, confirming: bool = False) -> list[Observed]:
+        """Return the windows that were replayed, those that arithmetic had ruled out left out; with
+        ``confirming`` only that of the confirming engine."""
+        purposes = ("confirm",) if confirming else RUNGS
+        replays = (
+            self.load(event) for event in self.journal.of("replay") if event["purpose"] in purposes
+        )
+        return [observed(one) for one in replays if not one.ruled_out]
+
+    def whole_windows(self) -> Iterator[tuple[int, Replay]]:
+        """Yield (number of its window, replay) of every rung that was not cut."""
+        for event in self.journal.of("replay"):
+            if event["purpose"] in RUNGS and (replay := self.load(event)).cut is None:
+                yield event["window"], replay
+
+    def confirming(self, purpose: str, max_num_seqs: int) -> list[Replay]:
+        """Return the replays on the confirming engine, in the order of their windows."""
+        return [
+            self.load(event)
+            for event in self.journal.of("replay")
+            if (event["purpose"], event["max_num_seqs"]) == (purpose, max_num_seqs)
+        ]
+
+    def engines(self) -> list[int]:
+        """Return the sizes of the engines that were started, in order; one that was started again
+        because its run was interrupted counts once."""
+        starts = {(one["purpose"], one["max_num_seqs"]): None for one in self.journal.of("start")}
+        return [size for _, size in starts]
+
+    def starts_s(self) -> tuple[float, ...]:
+        return tuple(event["facts"]["start_s"] for event in self.journal.of("start"))
+
+    def replay_s(self) -> float:
+        return float(sum(one["elapsed_s"] for one in self.journal.events if "elapsed_s" in one))
+
+    def disturbed(self) -> dict[int, str]:
+        """Return cap → what else was at work while its windows were replayed last."""
+        found: dict[int, str] = {}
+        for number, trial in enumerate(self.trials()):
+            if trial.purpose in RUNGS:
+                found.pop(trial.max_num_seqs, None)
+                logs = [self.load(event).device for event in self._of_trial(number)]
+                if logs and (why := disturbance(device_use(logs))):
+                    found[trial.max_num_seqs] = why
+        return found
+
+    def rung_s(self) -> float | None:
+        """Return how long a rung takes that is not cut short; None before there was one."""
+        found = []
+        for number, trial in enumerate(self.trials()):
+            replays = [self.load(event) for event in self._of_trial(number)]
+            if trial.purpose in RUNGS and not any(one.cut for one in replays):
+                found.append(sum(one.elapsed_s for one in replays))
+        return max(found, default=None)
+
+    def spent_s(self) -> float:
+        """Return what counts against the budget: a start that only an interruption made necessary
+        does not, so that a resumed run ends like one that was not interrupted."""
+        starts: dict[tuple[str, int], float] = {
+            (one["purpose"], one["max_num_seqs"]): one["facts"]["start_s"]
+            for one in self.journal.of("start")
+        }
+        return self.replay_s() + sum(starts.values())
+
+    def best_attainments(self, slo: Slo) -> dict[int, float]:
+        """Return number of a window → the most that a rung attained in it."""
+        best: dict[int, float] = {}
+        for number, replay in self.whole_windows():
+            attained = measure([replay], slo).attainment
+            best[number] = max(attained, best.get(number, 0.0))
+        return best
+
+    def _of_trial(self, number: int) -> Sequence[Event]:
+        return [
+            one
+            for one in self.journal.of("replay")
+            if one["trial"] == number and one["purpose"] not in CONFIRMING
+        ]
+
+    def store(self, result: Replay, *, ahead: int) -> str:
+        """Write the data of a replay whose event comes later, see Journal.store; it need not be
+        read back."""
+        file = self.journal.store(result, ahead=ahead)
+        self._replays[file] = result
+        return file
+
+    def load(self, event: Event) -> Replay:
+        """Return the replay that an event names."""
+        if event["file"] not in self._replays:
+            self._replays[event["file"]] = self.journal.replay(event)
+        return self._replays[event["file"]]
+
+
+def _now_s() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,211 @@
+"""What a refinement's trials gained over the knee, and which of them is the best so far.
+
+A trial is held against the knee as it was replayed in the same place, by the replays and the twin
+together.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.replay.measure import Measurement, measure
+from tuner.runs.refine.bench import Bench, Build, Done, Floors
+from tuner.runs.refine.gains.screen import ALIKE, Screen, combined
+from tuner.runs.refine.knobs import Configuration, Space, frees, smallest
+from tuner.runs.refine.objective import GOODPUT, Objective, Told, deficit, gains
+from tuner.traffic.workload import Workload
+
+LOST = 0.10
+"""Attainment of one window below what is expected in it, from which on a replay is not worth going
+on with: two replays of the same at one speed hardly ever differ by so much."""
+
+WORTH = 0.005
+"""A gain that nobody would restart a server for."""
+
+AT_LIMIT = 0.9
+"""KV-cache usage from which on the next longer conversation does not fit: less memory is meant to
+come to FULL of the space."""
+
+SEARCH = "search"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is searched, and what it is compared with."""
+
+    space: Space
+    objectives: Sequence[Objective]
+    workload: Workload
+    knee: Done
+    """The run's first replay of it."""
+
+    screen: Screen | None
+    """None where the twin is not believed."""
+
+    budget_s: float
+    """What the search may spend, of the whole run's engine time."""
+
+    start_s: float
+    step_s: float
+    """How long one trial takes: on an engine with a backlog longer than its windows were meant."""
+
+    build: Build
+    """The engine that trials share."""
+
+    hash_block_size: int
+    """Tokens that one of the trace's hash ids stands for."""
+
+    @property
+    def aims(self) -> tuple[Objective, ...]:
+        """The objectives, and goodput for the constraint."""
+        return (*self.objectives, GOODPUT)
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What became of one configuration; gains over the knee per aim."""
+
+    gains: tuple[float, ...]
+    """By the replays and the twin together, the luck of that moment taken out."""
+
+    deficit: float
+    replayed: tuple[float, ...]
+    """As the replays alone showed it; the gains where the twin cannot tell."""
+
+    foreseen: tuple[float, ...] | None
+    """By the twin alone; None where it is not asked or cannot tell."""
+
+    has_room: bool
+    """Whether the KV cache was off its limit; see ``has_room``."""
+
+
+class Judge:
+    """What the bench measured so far, judged."""
+
+    def __init__(self, bench: Bench, question: Question) -> None:
+        self.bench, self.question = bench, question
+        self._judged: dict[int, Judged | None] = {}
+        """By the place of the trial in the run."""
+
+    def best(self, others: Sequence[Told] = ()) -> Configuration:
+        """Return the best of what was replayed, by this run and by ``others`` who share the study:
+        the knee unless another is worth a restart; of equal ones the one with the least memory
+        that keeps the KV cache off its limit, then the fewest slots."""
+        knee = self.question.space.knee
+        known = [
+            (one, each.gains[0])
+            for one, each in self.judged()
+            if each.deficit <= 0 and (each.has_room or not frees(one, knee))
+        ]
+        known += [
+            (one.configuration, one.gains[0])
+            for one in others
+            if one.deficit <= 0 and (one.has_room or not frees(one.configuration, knee))
+        ]
+        top = max((gain for _, gain in known), default=0.0)
+        if top < WORTH:  # only less memory is worth a restart
+            freed = [one for one, gain in known if gain > -WORTH and frees(one, knee)]
+            return min(freed, key=smallest, default=knee)
+        return min((one for one, gain in known if gain > top - ALIKE), key=smallest)
+
+    def judged(self) -> list[tuple[Configuration, Judged]]:
+        """Return every configuration of this run that was measured whole, with its gains."""
+        return [(done.configuration, values) for done, values in self.each() if values is not None]
+
+    def each(self) -> list[tuple[Done, Judged | None]]:
+        """Return every trial of the search that served, with its gains as ``judge`` has them."""
+        found: list[tuple[Done, Judged | None]] = []
+        for place, done in enumerate(self.bench.done()):
+            if done.purpose == SEARCH and done.failed is None:
+                if place not in self._judged:
+                    self._judged[place] = self.judge(done)
+                found.append((done, self._judged[place]))
+        return found
+
+    def judge(self, done: Done) -> Judged | None:
+        """Return the gains over the knee, by replay and twin together, and the SLO's deficit; None
+        of a trial that failed or was cut."""
+        if done.failed is not None or any(replay.cut for replay in done.replays):
+            return None
+        question = self.question
+        knee_done = self.knee_of(done.worker)
+        measured, knee = (each.measured(question.workload) for each in (done, knee_done))
+        values = gains(question.objectives, measured, knee)
+        if values is None:
+            return None
+        screen, one, room = question.screen, done.configuration, has_room(measured)
+        if screen is None or not screen.tells(one):  # then luck is left in both
+            lacking = deficit(measured.attainment, knee.attainment)
+            return Judged(values, lacking, values, None, room)
+        *ours, of_goodput = screen.luck(one, done.replays, question.aims)
+        *theirs, of_knees = screen.luck(knee_done.configuration, knee_done.replays, question.aims)
+        lucks = list(zip(theirs, ours, strict=True))
+        usual = gains(question.objectives, measured, knee, lucks)
+        assert usual is not None
+        attained_by_knee = min(1.0, knee.attainment - of_knees)
+        foreseen = screen.foresee(one)
+        return Judged(
+            combined(question.objectives, foreseen, usual, attainment=attained_by_knee),
+            deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee),
+            values,
+            None if foreseen is None else foreseen.gains,
+            room,
+        )
+
+    def knee_of(self, worker: str) -> Done:
+        """Return the knee as that worker replayed it; the run's first where it did not."""
+        for done in self.bench.done():
+            if is_knee(done, self.question.space.knee) and done.worker == worker:
+                return done
+        return self.question.knee
+
+    def floors(self, one: Configuration) -> Floors:
+        """Return what says, per window, the attainment below which a trial has lost for certain:
+        to what was measured there, and to what the twin says of it even in a slow time. Where the
+        machine was fast before, or the window is not like the traffic, the first alone would cut
+        what is better."""
+        worst = self._worst(one)
+        return lambda worker: [
+            min(attained, least) - LOST
+            for attained, least in zip(self._attained(worker), worst, strict=True)
+        ]
+
+    def _worst(self, one: Configuration) -> list[float]:
+        """Return per window the least attainment that the twin expects; 1 where it cannot tell."""
+        screen, workload = self.question.screen, self.question.workload
+        if screen is None or not screen.tells(one):
+            return [1.0] * len(workload.windows)
+        size = self.question.hash_block_size
+        return [
+            screen.worst(one, screen.sent_in(workload, window, hash_block_size=size), window)
+            for window in workload.windows
+        ]
+
+    def _attained(self, worker: str) -> list[float]:
+        """Return per window the most that was attained there: of all where goodput counts, else by
+        the knee."""
+        space, slo = self.question.space, self.question.workload.slo
+        of_best = self.question.objectives[0] is GOODPUT and len(self.question.objectives) == 1
+        found = []
+        for place in range(len(self.question.workload.windows)):
+            attained = [
+                measure([done.replays[place]], slo).attainment
+                for done in self.bench.done()
+                if done.purpose == SEARCH
+                and done.worker == worker
+                and len(done.replays) > place
+                and done.replays[place].cut is None
+                and (of_best or done.configuration == dict(space.knee))
+            ]
+            found.append(max(attained, default=0.0))
+        return found
+
+
+def has_room(measured: Measurement) -> bool:
+    """Whether the KV cache was off its limit: never so full, and nobody preempted."""
+    usage = measured.kv_cache_usage
+    return measured.preemptions == 0 and (usage is None or usage.peak < AT_LIMIT)
+
+
+def is_knee(done: Done, knee: Configuration) -> bool:
+    """Whether this is a replay of the knee."""
+    return done.purpose == SEARCH and done.failed is None and done.configuration == dict(knee)

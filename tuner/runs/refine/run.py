@@ -1,0 +1,300 @@
+"""The run of `tuner refine`: climb → knee → search → compare in turns → profile.
+
+One engine is built for the most that any live trial asks, so that cap and token budget change
+without a restart. Everything measured is in the journal before the next step begins.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tuner.profile.stored_twin import restored
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.refine.bench import CLIMB, Bench, Build, Chosen, Done
+from tuner.runs.refine.gains.balance import Windows, balanced
+from tuner.runs.refine.gains.judge import SEARCH, Question, has_room, is_knee
+from tuner.runs.refine.gains.paired import COMPARING, PAIRS, affordable, compare, half_s, is_live
+from tuner.runs.refine.gains.planned import planned
+from tuner.runs.refine.gains.proof import Paired
+from tuner.runs.refine.gains.screen import Screen, screen_of
+from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number
+from tuner.runs.refine.outcome import unloaded_of
+from tuner.runs.refine.reasons import NO_ROOM, changed_besides, reason_of, unlike
+from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.search import Search
+from tuner.runs.refine.study.study import Study
+from tuner.runs.refine.tried import pareto, tried_by
+from tuner.runs.refine.validation import twin_of, validate
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Unloaded
+from tuner.traffic.workload import Workload, keep_what_fits, workload_of
+from tuner.twin.forecast import Forecast
+
+TRIALS = 4
+STEPS = 2 + TRIALS + 2 * PAIRS + 2
+"""Steps of replay that a refinement plans for: the climb and the knee, some trials, the pairs, the
+refined engine by itself and with headroom."""
+
+ENDING = 2 * PAIRS + 1
+"""Of these, what the search leaves at least, beside the one with headroom: that takes longer."""
+
+SEARCHING = (CLIMB, SEARCH)
+"""Purposes of what is replayed before the pairs."""
+
+
+async def refine(
+    requests: Sequence[TraceRequest], plan: Plan, bench: Bench, study: Study
+) -> Refinement:
+    """Search around the profile's knee and compare what was found with it.
+
+    Raises EngineError when engines keep failing, TraceError when nothing can be replayed, RunError
+    when the storage fails, UsageError when the budget is too small.
+    """
+    run = _Run(plan, bench)
+    try:
+        return await run.go(requests, study)
+    finally:
+        await bench.stop()
+
+
+class _Run:
+    def __init__(self, plan: Plan, bench: Bench) -> None:
+        self.plan, self.bench = plan, bench
+        self.settings, self.space = plan.settings, plan.space
+        self.warnings = list(plan.warnings)
+        self.dropped = 0
+        self._doubted = False
+        section = plan.profile.twin
+        self.before = None if section is None else restored(section, source="the profile")
+        self.workload: Workload
+
+    async def go(self, requests: Sequence[TraceRequest], study: Study) -> Refinement:
+        self.workload = self._workload(requests)
+        question = await self._question()
+        search = Search(self.bench, study, question)
+        chosen = await self._searched(search)
+        one = chosen.configuration
+        paired = await self._paired(chosen, question)
+        aim = self.plan.objectives[0]
+        reason = reason_of(self.plan.profile, one, self.space.knee, paired, aim)
+        outcome = await self._validated(chosen, paired, reason)
+        if outcome is not None:
+            said = changed_besides(self.plan.profile, one, outcome.facts.arguments)
+            self.warnings += [said] if said else []
+            if frees(one, self.space.knee) and (raised := outcome.with_headroom) is not None:
+                self.warnings += [] if has_room(raised) else [NO_ROOM]
+        tried = tried_by(search.judge)
+        return Refinement(
+            chosen=one,
+            paired=paired,
+            pairs=() if paired is None else chosen.pairs[: paired.pairs],
+            outcome=outcome,
+            reason=reason,
+            tried=tuple(tried),
+            front=tuple(pareto(tried, self.plan.objectives)),
+            importances=tuple(
+                (aim.name, tuple(study.importances(place)))
+                for place, aim in enumerate(self.plan.objectives)
+            ),
+            workload=self.workload,
+            complete=chosen.complete,
+            starts_s=self.bench.evidence.starts_s(),
+            replay_s=self.bench.evidence.replay_s(),
+            pruned=study.pruned,
+            of_others=len(study.others()),
+            failed=tuple(done.failed for done in self.bench.done() if done.failed),
+            warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
+        )
+
+    async def _searched(self, search: Search) -> Chosen:
+        """Return how the search ended; what the journal says where it knows."""
+        chosen = self.bench.chosen()
+        if chosen is None:
+            complete = await search.gather(self.plan.curve)
+            search.rejudge(self._with_all(search.question))
+            one = dict(search.answer())
+            chosen = Chosen(one, complete, self._pairs_of(one, search.question))
+            self.bench.choose(chosen)
+        else:
+            search.rejudge(self._with_all(search.question))
+            search.catch_up(self.plan.curve)
+        if not chosen.complete:
+            what = "not all that seemed worth it was tried"
+            if untried := search.untried():
+                what = f"nothing else of {', '.join(untried)} was tried"
+            self.warnings.append(f"the budget ended the search: {what}")
+        return chosen
+
+    def _pairs_of(self, one: Configuration, question: Question) -> tuple[Windows, ...]:
+        """Return the windows of as many pairs as the rest of the budget has time for."""
+        if one == dict(self.space.knee):
+            return ()
+        live, start_s = is_live(one, self.space.knee), self.plan.start_s
+        step_s = max(question.step_s, half_s(self.bench.served(SEARCH), (self.space.knee, one)))
+        after_s = (1 + self.settings.headroom) * step_s + start_s * (2 if live else 3)
+        left_s = self.settings.budget_s - self.bench.spent_s() - after_s
+        return balanced(
+            self.workload,
+            _steady(question.screen),
+            one,
+            self.plan.objectives[0],
+            pairs=affordable(left_s, step_s=step_s, start_s=0.0 if live else start_s),
+            hash_block_size=self.settings.trace_block_size,
+        )
+
+    async def _paired(self, chosen: Chosen, question: Question) -> Paired | None:
+        """Compare with the knee in turns; None where the knee itself seemed best."""
+        if chosen.configuration == dict(self.space.knee):
+            return None
+        return await compare(
+            self.bench,
+            chosen.configuration,
+            self.space.knee,
+            workloads=[self.workload.within(windows) for windows in chosen.pairs],
+            objective=self.plan.objectives[0],
+            screens=lambda: _steady(self._screen(question.knee, *SEARCHING, *COMPARING)),
+        )
+
+    async def _validated(
+        self, chosen: Chosen, paired: Paired | None, reason: str
+    ) -> SweepOutcome | None:
+        """Measure what a profile of the refined engine needs; None where the knee is kept."""
+        if paired is None or paired.proven is None:
+            return None
+        return await validate(
+            self.bench,
+            chosen.configuration,
+            self.plan.profile,
+            knee=self.space.knee,
+            pairs=len(chosen.pairs),
+            workload=self.workload,
+            settings=self.settings,
+            searched=self._build(),
+            reason=reason,
+            confidence=paired.proven.sureness,
+            dropped=self.dropped,
+        )
+
+    def _workload(self, requests: Sequence[TraceRequest]) -> Workload:
+        """Choose what a trial replays, or read back what was chosen."""
+        plan, settings = self.plan, self.settings
+        assert settings.slo is not None
+        kept, self.dropped = keep_what_fits(requests, max_model_len=plan.max_model_len)
+        if self.dropped:
+            self.warnings.append(
+                f"{self.dropped} of {len(requests)} requests are longer than max_model_len="
+                f"{plan.max_model_len} and were left out"
+            )
+        unloaded = unloaded_of(plan.profile)
+        chosen = self.bench.evidence.choice()
+        if chosen is None:
+            workload = self._planned(kept, unloaded)
+        else:
+            workload = workload_of(
+                kept, settings.slo, unloaded, chosen.part, chosen.windows, chosen.step_s
+            )
+        if plan.is_same_trace and (said := unlike(plan.profile, workload)) is not None:
+            self.warnings.append(said)
+            self.bench.watcher.warn(said)
+        return workload
+
+    def _planned(self, kept: Sequence[TraceRequest], unloaded: Unloaded) -> Workload:
+        plan, settings = self.plan, self.settings
+        steps, starts_s = STEPS + self.bench.width - 1, self._starts() * plan.start_s
+        section = plan.profile.twin
+        workload, took_s = planned(
+            kept,
+            settings,
+            unloaded,
+            self.before,
+            cap=number(self.space.knee[CAP]),
+            hit_share=0.0 if section is None else section.hit_share,
+            steps=steps,
+            least_steps=steps - TRIALS,
+            starts_s=starts_s,
+        )
+        most_s = min(steps * took_s, settings.budget_s - starts_s)
+        self.bench.keep_workload(workload)
+        self.bench.watcher.stage(
+            f"a trial replays {', '.join(map(str, workload.windows))} of the trace; expect up to "
+            f"{most_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+        )
+        return workload
+
+    def _starts(self) -> int:
+        """Return how many engine starts are planned for: of a space that needs restarts two more
+        for the search."""
+        return self.bench.width + (0 if self._is_live() else 2) + self._ending_starts()
+
+    def _ending_starts(self) -> int:
+        """Return how many of them the search leaves: of the pairs, and of the refined engine."""
+        return (1 if self._is_live() else 2 * PAIRS) + 1
+
+    def _is_live(self) -> bool:
+        return all(knob.name in LIVE for knob in self.space.knobs)
+
+    def _build(self) -> Build:
+        """Return the engine that trials of the search share."""
+        return Build(max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS))
+
+    async def _question(self) -> Question:
+        """Time every batch size and replay the knee: what all else is compared with."""
+        bench, knee = self.bench, self.space.knee
+        bench.begin(knee, self.workload, self._build())
+        while (first := self._first_looks()) is None:
+            if any(map(bench.is_here, bench.served(CLIMB))):
+                await bench.trial(SEARCH, knee, self.workload, self._build())
+            else:
+                await bench.climb(knee, self.workload, self._build())
+        starts_s = self._ending_starts() * self.plan.start_s
+        step_s = max(self.workload.step_s, half_s(first[-1:], (knee,)))
+        return Question(
+            space=self.space,
+            objectives=self.plan.objectives,
+            workload=self.workload,
+            knee=first[-1],
+            screen=self._screened(twin_of(bench, knee, first, self.workload, self.settings)),
+            budget_s=self.settings.budget_s - (ENDING + self.settings.headroom) * step_s - starts_s,
+            start_s=self.plan.start_s,
+            step_s=step_s,
+            build=self._build(),
+            hash_block_size=self.settings.trace_block_size,
+        )
+
+    def _with_all(self, question: Question) -> Question:
+        """Return the question with a screen of all that the search replayed: what the first looks
+        saw too little of would pass for luck."""
+        return replace(question, screen=self._screen(question.knee, *SEARCHING))
+
+    def _screen(self, knee: Done, *purposes: str) -> Screen | None:
+        """Return the screen of what was replayed so far where that knee was."""
+        done = [one for one in self.bench.served(*purposes) if one.worker == knee.worker]
+        view = twin_of(self.bench, self.space.knee, done, self.workload, self.settings)
+        return self._screened(view)
+
+    def _screened(self, view: Forecast | None) -> Screen | None:
+        """Return the screen of a twin; None, and a warning the first time, where it is not
+        believed."""
+        if view is None:
+            return None
+        if view.is_believed:
+            return screen_of(view, self.before, self.plan.objectives, self.space.knee)
+        if not self._doubted:
+            self._doubted = True
+            self.warnings.append(
+                f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
+            )
+        return None
+
+    def _first_looks(self) -> list[Done] | None:
+        """Return the climb and the knee in one place: what the screen is made of, then as after a
+        resume. None while there are none."""
+        climbs = {one.worker: one for one in reversed(self.bench.served(CLIMB))}
+        for one in self.bench.served(SEARCH):
+            if is_knee(one, self.space.knee) and one.worker in climbs:
+                return [climbs[one.worker], one]
+        return None
+
+
+def _steady(screen: Screen | None) -> Screen | None:
+    """Return the screen of the usual speed: what a comparison states is of that."""
+    return None if screen is None else screen.at_usual_speed()

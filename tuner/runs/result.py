@@ -1,0 +1,269 @@
+"""What a sweep found, as the sections of a profile and as the object of ``sweep --json``. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, astuple
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from tuner.engines.seam import EngineFacts
+from tuner.profile import admission
+from tuner.profile.numbers import Agreement as AgreementSection
+from tuner.profile.numbers import Change as ChangeSection
+from tuner.profile.numbers import CurveStep, Measured, Predicted, Promise
+from tuner.profile.numbers import DeviceUse as DeviceSection
+from tuner.profile.numbers import KvCacheUsage as KvSection
+from tuner.profile.numbers import Spread as SpreadSection
+from tuner.profile.profile import seal
+from tuner.profile.schema import (
+    Decision,
+    EngineSeconds,
+    Provenance,
+    ServingProfile,
+    SloSection,
+    Validity,
+)
+from tuner.profile.stored_twin import stored
+from tuner.replay.device_use import disturbance
+from tuner.replay.iterations import KvCacheUsage
+from tuner.replay.measure import Measurement, Spread
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.settings import SweepSettings
+from tuner.traffic.slo import Slo
+from tuner.twin.knee import OBJECTIVE
+
+if TYPE_CHECKING:
+    from pydantic import JsonValue
+
+RETUNE_WHEN = [
+    "the GPU, the model, its revision or its quantisation changes",
+    "the vLLM version changes",
+    "peak concurrency exceeds what was validated",
+    "prompt or output lengths shift",
+]
+
+
+def curve_steps(outcome: SweepOutcome) -> list[CurveStep]:
+    """Return the curve, one step a cap, ascending."""
+    return [
+        CurveStep(
+            max_num_seqs=step.numbers.max_num_seqs,
+            **_numbers(step.numbers),
+            cut=step.measured is not None and step.measured.cut is not None,
+            source=step.source,
+            intervals=dict(step.intervals),
+            changes={
+                name: ChangeSection(value=one.value, low=one.low, high=one.high)
+                for name, one in step.changes.items()
+            },
+            measured=None if step.measured is None else _measured(step.measured),
+        )
+        for step in outcome.curve
+    ]
+
+
+def _numbers(one: Measurement) -> dict[str, Any]:
+    """Return what every section that tells of one cap holds."""
+    return {
+        "attainment": one.attainment,
+        "goodput_rps": one.goodput_rps,
+        "requests_per_s": one.requests_per_s,
+        "output_tokens_per_s": one.output_tokens_per_s,
+        "ttft_ms": _ms(one.ttft_s),
+        "tpot_ms": _ms(one.tpot_s),
+        "itl_ms": _ms(one.itl_s),
+        "e2el_ms": _ms(one.e2el_s),
+        "queue_ms": _ms(one.queue_s),
+        "kv_cache_usage": _kv(one.kv_cache_usage),
+        "preemptions": one.preemptions,
+        "recomputed_tokens": one.recomputed_tokens,
+        "running_peak": one.running_peak,
+    }
+
+
+def _measured(one: Measurement) -> Measured:
+    return Measured(
+        **_numbers(one),
+        cut=one.cut is not None,
+        blocks=one.blocks,
+        device=None if one.device is None else DeviceSection(**asdict(one.device)),
+    )
+
+
+def slo_section(slo: Slo) -> SloSection:
+    """Return the SLO in milliseconds."""
+    per_token = slo.ttft_s_per_input_token
+    return SloSection(
+        ttft_ms=None if slo.ttft_s is None else slo.ttft_s * 1e3,
+        ttft_ms_per_input_token=per_token * 1e3 if per_token > 0 else None,
+        tpot_ms=None if slo.tpot_s is None else slo.tpot_s * 1e3,
+        e2el_ms=None if slo.e2el_s is None else slo.e2el_s * 1e3,
+        derived=slo.derived,
+    )
+
+
+def profile_of(
+    outcome: SweepOutcome, *, headroom: float, trace_digest: str, origin: Mapping[str, Any]
+) -> ServingProfile:
+    """Seal everything into a serving profile.
+
+    ``origin`` holds what only the command knows: tuner's version, seed, time and wall seconds.
+    """
+    verdict = outcome.verdict
+    chosen = outcome.chosen.numbers
+    facts = outcome.facts
+    view = outcome.conclusion.view
+    decision = Decision(
+        verdict=verdict.kind,
+        max_num_seqs=verdict.max_num_seqs,
+        interval=verdict.interval,
+        confidence=verdict.confidence,
+        reason=verdict.reason,
+        objective=OBJECTIVE,
+        slo=slo_section(outcome.slo),
+    )
+    promise = _promise(outcome)
+    twin = (
+        stored(view, seed=origin["seed"])
+        if view is not None and outcome.conclusion.by_twin
+        else None
+    )
+    return seal(
+        engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
+        decision=decision,
+        curve=curve_steps(outcome),
+        promise=promise,
+        admission=admission.limits(decision, promise, twin),
+        validity=Validity(
+            peak_concurrency=max(
+                one.in_flight_peak for one in (chosen, outcome.with_headroom) if one is not None
+            ),
+            validated_load=headroom if holds_with_headroom(outcome) else 1.0,
+            trace_digest=trace_digest,
+            window=str(outcome.part),
+            windows=[str(window) for window in outcome.windows],
+            arrival_rate_rps=outcome.arrival_rate_rps,
+            retune_when=RETUNE_WHEN,
+        ),
+        provenance=_provenance(outcome, facts, origin),
+        twin=twin,
+    )
+
+
+def json_object(
+    outcome: SweepOutcome, *, run_dir: str, profile: str, warnings: Sequence[str]
+) -> dict[str, Any]:
+    """Return the object that ``tuner sweep --json`` prints."""
+    verdict = outcome.verdict
+    return {
+        "verdict": verdict.kind,
+        "max_num_seqs": verdict.max_num_seqs,
+        "interval": list(verdict.interval),
+        "confidence": verdict.confidence,
+        "reason": verdict.reason,
+        "slo": slo_section(outcome.slo).model_dump(mode="json"),
+        "curve": [step.model_dump(mode="json") for step in curve_steps(outcome)],
+        "twin_error": _twin_error(outcome),
+        "engine_starts": len(outcome.starts_s),
+        "engine_seconds": {"starts": sum(outcome.starts_s), "replay": outcome.replay_s},
+        "run_dir": run_dir,
+        "profile": profile,
+        "warnings": list(warnings),
+    }
+
+
+def holds_with_headroom(outcome: SweepOutcome) -> bool:
+    """Whether the chosen cap still served half of the requests in time, and nearly as many as at
+    the captured load, when it was replayed with the load raised."""
+    raised, base = outcome.with_headroom, outcome.confirmed or outcome.chosen.measured
+    if raised is None or base is None:
+        return False
+    return raised.attainment >= max(0.5, base.attainment - HEADROOM_LOSS)
+
+
+HEADROOM_LOSS = 0.05
+"""Attainment that a raised load may cost and still count as validated."""
+
+
+def _twin_error(outcome: SweepOutcome) -> float | None:
+    view = outcome.conclusion.view
+    return view.error if view is not None and math.isfinite(view.error) else None
+
+
+def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]:
+    """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
+    said = []
+    one = outcome.confirmed
+    if one is None:
+        if not settings.fresh and outcome.verdict.kind != "overloaded":
+            said.append("no fresh engine confirmed the choice")
+        return said
+    found = outcome.agreement
+    if found is not None and found.speed_differs:
+        said.append(
+            f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
+            f"says, beyond the {found.slower_limit:.0%} that the machine wanders by: its KV pool "
+            "or its graph sizes change its speed, or the machine did"
+        )
+    if found is not None and found.attainment_differs:
+        said.append(
+            f"the confirming engine served {found.attainment:+.1%} of requests within the SLO "
+            "against the ladder's at equal speed: measure again"
+        )
+    for step in outcome.curve:
+        seen = disturbance(step.measured.device) if step.measured is not None else None
+        if seen is not None:
+            cap = step.numbers.max_num_seqs
+            said.append(f"{seen} while {cap} was replayed: its numbers are theirs too")
+    headroom = settings.headroom
+    if headroom > 1 and outcome.with_headroom is None:
+        said.append(f"{headroom:g} times the load was not replayed: only the twin speaks of it")
+    elif headroom > 1 and not holds_with_headroom(outcome):
+        said.append(
+            f"in the windows that were replayed the choice does not hold at {headroom:g} times the "
+            "load"
+        )
+    return said
+
+
+def _promise(outcome: SweepOutcome) -> Promise:
+    source: Literal["confirming run", "ladder", "twin"] = "confirming run"
+    if outcome.confirmed is None:
+        source = "twin" if outcome.conclusion.by_twin else "ladder"
+    return Promise(
+        load=1.0,
+        **_numbers(outcome.confirmed or outcome.chosen.numbers),
+        source=source,
+        agreement=(
+            AgreementSection(**asdict(outcome.agreement)) if outcome.agreement is not None else None
+        ),
+        predicted=[
+            Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))
+            for one in outcome.predictions
+        ],
+    )
+
+
+def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, Any]) -> Provenance:
+    return Provenance(
+        engine="sim" if facts.engine == "sim" else "vllm",
+        device=cast("dict[str, JsonValue]", dict(facts.device)),
+        versions=dict(facts.versions),
+        model=str(facts.arguments["model"]),
+        engine_starts=len(outcome.starts_s),
+        engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
+        twin_error=_twin_error(outcome),
+        **origin,
+    )
+
+
+def _ms(spread: Spread | None) -> SpreadSection | None:
+    if spread is None:
+        return None
+    mean, p50, p90, p95, p99 = (1e3 * seconds for seconds in astuple(spread))
+    return SpreadSection(mean=mean, p50=p50, p90=p90, p95=p95, p99=p99)
+
+
+def _kv(usage: KvCacheUsage | None) -> KvSection | None:
+    if usage is None:
+        return None
+    return KvSection(mean=usage.mean, p99=usage.p99, peak=usage.peak)

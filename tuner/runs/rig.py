@@ -1,0 +1,164 @@
+"""The engine under test: started when it is needed, replayed on, climbed on.
+
+Everything measured is in the journal when a call returns.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import count
+from typing import Protocol
+
+from tuner.engines.seam import Engine, EngineFacts, Starter
+from tuner.errors import EngineError, GeneratorLateError
+from tuner.replay.attempts import replay_in_time
+from tuner.replay.climb import climb
+from tuner.replay.measure import Measurement
+from tuner.replay.readings import Read
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule
+from tuner.runs.evidence import Evidence
+from tuner.runs.settings import SweepSettings
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.sessions import turns_of
+from tuner.traffic.window import Window, plan_requests
+from tuner.traffic.workload import Workload
+
+FRESH_PROMPTS = 10**9
+"""Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""
+
+
+class Watcher(Protocol):
+    """Who is told how the run goes."""
+
+    def stage(self, text: str) -> None: ...
+    def trial(self, what: str, length_s: float) -> None: ...
+    def live(self, elapsed_s: float, done: int, in_flight: int) -> None: ...
+    def measured(self, what: str, measurement: Measurement) -> None: ...
+    def warn(self, text: str) -> None: ...
+
+
+class Rig:
+    """The engine that is up, if one is, and where what it shows is kept."""
+
+    def __init__(
+        self,
+        starter: Starter,
+        settings: SweepSettings,
+        evidence: Evidence,
+        watcher: Watcher,
+        read_device: Read | None,
+    ) -> None:
+        self.starter, self.settings = starter, settings
+        self.evidence, self.watcher = evidence, watcher
+        self.read_device = read_device
+        self.engine: Engine | None = None
+        self.built_for = ""
+
+    async def engine_for(self, max_num_seqs: int, purpose: str) -> Engine:
+        """Return the engine for this purpose with the cap set; started only when it is needed, so
+        that a resumed run with nothing left to measure starts none."""
+        live = purpose == "ladder" and not self.settings.fresh
+        built_for = "ladder" if live else f"{purpose} {max_num_seqs}"
+        if self.engine is None or self.built_for != built_for:
+            await self.stop()
+            size = self.settings.ceiling if live else max_num_seqs
+            self.watcher.stage(f"starting the engine with max_num_seqs={size}")
+            self.engine = await self.starter.start(max_num_seqs=size)
+            self.built_for = built_for
+            self.evidence.check_machine(self.engine.facts)
+            self.evidence.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
+        tokens = self.engine.facts.arguments["max_num_batched_tokens"]
+        assert isinstance(tokens, int)
+        await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
+        return self.engine
+
+    async def stop(self) -> None:
+        if self.engine is not None:
+            engine, self.engine = self.engine, None
+            await engine.stop()
+
+    async def climb(
+        self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
+    ) -> None:
+        """Time every batch size and keep the iterations; see ``climb``."""
+        what = f"{purpose} to {ceiling}"
+        self.watcher.trial(what, length_s)
+        await engine.reset_prefix_cache()
+        number = len(self.evidence.trials())
+        rows = count(FRESH_PROMPTS * (1 + number))
+        prompt = self.prompts(engine.facts)
+        log, begin_s = await climb(
+            workload.judged,
+            engine,
+            ceiling=ceiling,
+            length_s=length_s,
+            tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
+            prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
+            seed=self.settings.seed + number,
+        )
+        if not len(log):
+            raise EngineError(
+                f"no iteration ended within {length_s:.0f}s of {ceiling} requests at a time",
+                hint="Give a longer --step and a larger --budget, or a lower --ceiling.",
+            )
+        result = Replay(
+            max_num_seqs=ceiling,
+            scored_from_s=0.0,
+            window_s=length_s,
+            elapsed_s=max(length_s, float((log["start_s"] + log["duration_s"]).max())),
+            records=(),
+            iterations=log,
+            kv_blocks=engine.facts.kv_blocks,
+            start_s=begin_s,
+        )
+        self.evidence.add_replay(result, purpose)
+        self.watcher.stage(f"{what}: {len(log):,} iterations")
+
+    async def replay(  # noqa: PLR0913, PLR0917 - what is sent where, and when it is cut
+        self,
+        engine: Engine,
+        purpose: str,
+        cap: int,
+        requests: Sequence[TraceRequest],
+        window: Window,
+        rule: CutRule,
+    ) -> Replay:
+        """Replay these requests of a window; again when our own sending was late.
+
+        Raises GeneratorLateError when it stays late.
+        """
+        what = f"{purpose} {cap}"
+        plan = plan_requests(
+            requests,
+            window,
+            max_model_len=engine.facts.max_model_len,
+            prompt=self.prompts(engine.facts),
+            turns=turns_of(requests) if self.settings.closed_sessions else None,
+        )
+
+        def late(error: GeneratorLateError, elapsed_s: float) -> None:
+            self.evidence.add_late(what, str(error), elapsed_s)
+            self.watcher.warn(f"{error}; thrown away")
+
+        return await replay_in_time(
+            plan,
+            engine,
+            window,
+            max_num_seqs=cap,
+            rule=rule,
+            read=self.read_device,
+            begun=lambda: self.watcher.trial(what, window.replay_s),
+            late=late,
+            name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
+            progress=self.watcher.live,
+        )
+
+    def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
+        return partial(
+            prompt_token_ids,
+            seed=self.settings.seed,
+            vocab_size=facts.vocab_size,
+            block_size=self.settings.trace_block_size,
+        )

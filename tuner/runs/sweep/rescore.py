@@ -1,0 +1,41 @@
+"""A stored run judged anew, under another SLO, without an engine."""
+
+from collections.abc import Sequence
+
+from tuner.errors import RunError
+from tuner.runs.conclusion import conclude, outcome_of
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import Journal
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.settings import SweepSettings
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
+
+
+def rescore(
+    requests: Sequence[TraceRequest], settings: SweepSettings, journal: Journal
+) -> SweepOutcome:
+    """Return what the measurements of a run say under ``settings.slo``, or the derived one.
+
+    Raises RunError when the run had not come far enough.
+    """
+    evidence = Evidence(journal)
+    evidence.check()
+    unloaded, choice = evidence.unloaded(), evidence.choice()
+    if unloaded is None or choice is None or not evidence.trials():
+        raise RunError(
+            f"{journal.run_dir}: nothing was measured that could be judged",
+            hint="Go on with it first: tuner sweep --resume --run-dir ...",
+        )
+    kept, dropped = keep_what_fits(requests, max_model_len=evidence.facts().max_model_len)
+    slo = settings.slo or slo_for(kept, unloaded)
+    workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
+    conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
+    if not conclusion.curve:
+        raise RunError(
+            f"{journal.run_dir}: no step of the ladder was measured",
+            hint="Go on with it first: tuner sweep --resume --run-dir ...",
+        )
+    counts = {"over_max_model_len": dropped} if dropped else {}
+    warnings = [f"{dropped} requests are longer than max_model_len: left out"] if dropped else []
+    return outcome_of(evidence, workload, settings, conclusion, dropped=counts, warnings=warnings)

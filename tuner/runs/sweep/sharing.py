@@ -1,0 +1,275 @@
+"""One cap for several kinds of traffic: which loses least, and what it costs each. Pure.
+
+A loss is counted in tolerances of the decision: 1 is where a cap stops being as good as the best
+for every practical purpose (GOOD_ATTAINMENT, GOOD_TAIL), and 0 is no worse than the trace's own.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from tuner.runs.outcome import Conclusion, Prediction, SweepOutcome
+from tuner.twin.choice import Values
+from tuner.twin.forecast import Change
+from tuner.twin.uncertainty import (
+    GOOD_ATTAINMENT,
+    GOOD_TAIL,
+    Block,
+    choose,
+    drawn_values,
+    points,
+    relative_changes,
+)
+
+DEFENDED = 0.5
+"""Below this share of draws that agree, sharing and not sharing are a toss-up."""
+
+PRICED = {"goodput_rps": "goodput", "e2el_p99_ms": "p99 E2EL", "tpot_p95_ms": "p95 TPOT"}
+"""What a price is told in."""
+
+SharingKind = Literal["shared", "separate", "inconclusive"]
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What one trace says of every cap."""
+
+    trace: str
+    own: int
+    """The cap of its own profile."""
+
+    values: Values
+    """By the twin where it decided, else as measured; the tail of a cap that was cut is endless."""
+
+    draws: tuple[Values, ...]
+    """The same under laws, or noise, as likely."""
+
+    is_decided: bool
+    """Whether its own verdict is one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What a trace pays for a cap that is not its own."""
+
+    trace: str
+    own: int
+    loss: float
+    """In tolerances; infinite where the cap was cut."""
+
+    attainment: float
+    """At the cap that is shared; at most that where it was cut."""
+
+    changes: Mapping[str, Change]
+    """Shares of goodput, p95 TPOT and p99 E2EL against its own cap; empty where that is shared or
+    the cap was cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """Whether one cap serves every trace, and which."""
+
+    kind: SharingKind
+    max_num_seqs: int
+    """Where ``kind`` is ``separate``, the best compromise: not good enough for all."""
+
+    interval: tuple[int, int]
+    """The caps that 95 % of draws would share."""
+
+    confidence: float
+    """The share of draws that agree: that this cap serves all, or that none does."""
+
+    losses: Mapping[str, Mapping[int, float]]
+    """Trace → cap → loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Together:
+    """What several traces come to."""
+
+    outcomes: Mapping[str, SweepOutcome]
+    """Trace → what it would have by itself."""
+
+    sharing: Sharing
+    prices: tuple[Price, ...]
+    """What each pays for the cap of ``sharing``."""
+
+
+def loss(values: Values, own: int, cap: int) -> float:
+    """Return what ``cap`` loses against ``own``, in tolerances; 0 where it loses nothing.
+
+    >>> loss({8: (0.99, 0.0), 16: (0.98, 0.0)}, 8, 16)
+    0.5
+    """
+    if cap == own:
+        return 0.0
+    (best, shortest), (share, tail) = values[own], values[cap]
+    longer = 0.0 if tail == shortest else tail - shortest  # both may be endless
+    return max(0.0, round((best - share) / GOOD_ATTAINMENT, 9), longer / math.log(GOOD_TAIL))
+
+
+def compromise(losses: Mapping[str, Mapping[int, float]]) -> int:
+    """Return the cap whose worst loss is least; the smallest of equals.
+
+    >>> compromise({"day": {8: 3.0, 16: 0.0, 32: 0.2}, "night": {8: 0.0, 16: 0.6, 32: 0.6}})
+    16
+    """
+    caps = set.intersection(*(set(of_cap) for of_cap in losses.values()))
+    return min(caps, key=lambda cap: (max(of_cap[cap] for of_cap in losses.values()), cap))
+
+
+def share(demands: Sequence[Demand]) -> Sharing:
+    """Return the cap that all of these share. Draws of different traces are independent."""
+    losses = {one.trace: _losses(one.values, one.own) for one in demands}
+    cap = compromise(losses)
+    serves = _worst(losses, cap) <= 1
+    count = max(len(one.draws) for one in demands)
+    agree, picks = 0, []
+    for number in range(count):
+        drawn = {one.trace: one.draws[number % len(one.draws)] for one in demands}
+        lost = {name: _losses(values, choose(values)) for name, values in drawn.items()}
+        picks.append(compromise(lost))
+        agree += (_worst(lost, cap) <= 1) if serves else (_worst(lost, picks[-1]) > 1)
+    low, high = np.percentile(picks, (2.5, 97.5), method="nearest").tolist()
+    confidence = agree / count
+    decided = confidence >= DEFENDED and all(one.is_decided for one in demands)
+    kind: SharingKind = ("shared" if serves else "separate") if decided else "inconclusive"
+    return Sharing(kind, cap, (min(low, cap), max(high, cap)), confidence, losses)
+
+
+def _losses(values: Values, own: int) -> dict[int, float]:
+    return {cap: loss(values, own, cap) for cap in values}
+
+
+def _worst(losses: Mapping[str, Mapping[int, float]], cap: int) -> float:
+    return max(of_cap[cap] for of_cap in losses.values())
+
+
+def demand_of(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) -> Demand:
+    """Return what a run's conclusion, or its measured blocks where the twin did not decide, says
+    of every cap."""
+    view, verdict = conclusion.view, conclusion.verdict
+    values: Values
+    draws: tuple[Values, ...]
+    if view is not None and conclusion.by_twin:
+        values, samples = view.weighed.values, view.weighed.samples
+        draws = tuple(
+            {cap: (one.attainment, one.log_tail) for cap, one in zip(samples, law, strict=True)}
+            for law in zip(*samples.values(), strict=True)
+        )
+    else:
+        curve = [
+            replace(one, attainment=one.last.attainment_bound, blocks=1) if one.cut else one
+            for one in points(blocks)
+        ]
+        values = {one.cap: (one.attainment, one.log_tail) for one in curve}
+        draws = tuple(drawn_values(blocks, curve))
+    is_decided = verdict.kind != "inconclusive"
+    return Demand(trace, verdict.max_num_seqs, values, draws, is_decided)
+
+
+def price_of(demand: Demand, conclusion: Conclusion, blocks: Sequence[Block], cap: int) -> Price:
+    """Return what a trace pays for a cap, with 95 % intervals."""
+    changes: Mapping[str, Change] = {}
+    if cap != demand.own:
+        if conclusion.view is not None and conclusion.by_twin:
+            changes = conclusion.view.changes(demand.own, cap)
+        else:
+            found = relative_changes(blocks, demand.own, cap)
+            changes = {name: Change(*values) for name, values in found.items()}
+    lost = loss(demand.values, demand.own, cap)
+    return Price(demand.trace, demand.own, lost, demand.values[cap][0], changes)
+
+
+def at_cap(outcome: SweepOutcome, cap: int) -> SweepOutcome:
+    """Return what a run found, as of another cap than its own: what confirmed that is left out."""
+    conclusion = outcome.conclusion
+    if cap == outcome.verdict.max_num_seqs:
+        return outcome
+    view = conclusion.view
+    predictions = (
+        (Prediction(1.0, view.measurement(cap), view.intervals(cap)),)
+        if view is not None and conclusion.by_twin
+        else ()
+    )
+    verdict = replace(outcome.verdict, max_num_seqs=cap)
+    return replace(
+        outcome,
+        conclusion=replace(conclusion, verdict=verdict),
+        confirmed=None,
+        with_headroom=None,
+        agreement=None,
+        predictions=predictions,
+    )
+
+
+def shared_outcome(found: Together) -> SweepOutcome:
+    """Return what the profile for all is made of: the busiest trace's numbers at the shared cap."""
+    sharing = found.sharing
+    cap = sharing.max_num_seqs
+    one = at_cap(found.outcomes[busiest(found.outcomes, cap)], cap)
+    kind = "inconclusive" if sharing.kind == "inconclusive" else one.verdict.kind
+    verdict = replace(
+        one.verdict,
+        kind=kind,
+        interval=sharing.interval,
+        confidence=sharing.confidence,
+        reason=reason_of(found),
+    )
+    return replace(one, conclusion=replace(one.conclusion, verdict=verdict))
+
+
+def busiest(outcomes: Mapping[str, SweepOutcome], cap: int) -> str:
+    """Return the trace with the most requests running at a cap."""
+    return max(outcomes, key=lambda name: outcomes[name].conclusion.step(cap).numbers.running_mean)
+
+
+def reason_of(found: Together) -> str:
+    """Say which cap serves all of them, or that none does, and what it costs each."""
+    sharing, cap = found.sharing, found.sharing.max_num_seqs
+    names = ", ".join(found.outcomes)
+    costs = "; ".join(cost_of(price, cap) for price in found.prices)
+    undecided = [name for name, one in found.outcomes.items() if one.verdict.kind == "inconclusive"]
+    if sharing.kind == "shared":
+        lost = ", ".join(overloaded(found))
+        but = f", but no cap serves half of {lost} in time" if lost else ""
+        return f"{cap} serves {names}, each within tolerance of its own best{but}: {costs}"
+    if sharing.kind == "separate":
+        return (
+            f"no one cap serves {names} within tolerance of each one's own best; the best "
+            f"compromise is {cap}: {costs}"
+        )
+    if undecided:
+        why = f"{', '.join(undecided)} by itself is inconclusive"
+    else:
+        why = f"only {sharing.confidence:.0%} of what is as likely agrees"
+    return f"inconclusive, {cap} is the best compromise so far, but {why}: {costs}"
+
+
+def overloaded(found: Together) -> list[str]:
+    """Return the traces that no cap serves within the SLO: there is nothing to put into rollout."""
+    return [name for name, one in found.outcomes.items() if one.verdict.kind == "overloaded"]
+
+
+def cost_of(price: Price, cap: int) -> str:
+    """Say what one trace pays.
+
+    >>> cost_of(Price("night", 8, 0.6, 0.97, {"goodput_rps": Change(-0.012, -0.02, -0.004)}), 16)
+    'night (own 8): goodput -1.2% (-2.0% to -0.4%)'
+    """
+    if cap == price.own:
+        return f"{price.trace} loses nothing, it is its own"
+    if math.isinf(price.loss):
+        return (
+            f"{price.trace} (own {price.own}) is served at most {price.attainment:.1%} within its "
+            "SLO, so its replay was cut short"
+        )
+    told = [
+        f"{words} {one.value:+.1%} ({one.low:+.1%} to {one.high:+.1%})"
+        for name, words in PRICED.items()
+        if (one := price.changes.get(name)) is not None
+    ]
+    return f"{price.trace} (own {price.own}): {', '.join(told)}"

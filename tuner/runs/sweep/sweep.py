@@ -1,0 +1,295 @@
+"""The run: engine → climb → ladder → journal → knee, then the confirming engine.
+
+One engine is started at the ceiling and its cap changes live; one fresh engine at the chosen value
+confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything measured is in the
+journal before the next step begins, so that a resumed run measures only the rest.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tuner.engines.seam import Engine, EngineFacts, Starter
+from tuner.replay.measure import measure
+from tuner.replay.probe import probe
+from tuner.replay.readings import Read
+from tuner.replay.replay import CutRule
+from tuner.runs.conclusion import conclude, outcome_of, view_of
+from tuner.runs.evidence import RUNGS, Choice, Evidence
+from tuner.runs.journal import Journal
+from tuner.runs.ladder import (
+    CONTROL_SHARE,
+    FAST_STEPS,
+    STEPS,
+    cut_floor,
+    doubling,
+    next_for_twin,
+    next_trial,
+    short_s,
+)
+from tuner.runs.outcome import Conclusion, SweepOutcome
+from tuner.runs.rig import Rig, Watcher
+from tuner.runs.settings import SweepSettings
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.scaling import scale_load
+from tuner.traffic.workload import (
+    Workload,
+    affordable_step_s,
+    choose_workload,
+    keep_what_fits,
+    slo_for,
+    workload_of,
+)
+from tuner.twin.knee import HOPELESS
+from tuner.twin.uncertainty import Trial
+
+SHORTENED = 0.9
+OVERDRAWN = 1.1
+"""Steps that the confirming replays may be short of what was planned for them."""
+
+
+async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
+    requests: Sequence[TraceRequest],
+    starter: Starter,
+    settings: SweepSettings,
+    journal: Journal,
+    watcher: Watcher,
+    *,
+    read_device: Read | None = None,
+) -> SweepOutcome:
+    """Tune ``max_num_seqs`` for these requests (in order of arrival) on the starter's engine.
+
+    Raises EngineError, GeneratorLateError, RunError; TraceError when nothing can be replayed;
+    UsageError when the budget is too small.
+    """
+    rig = Rig(starter, settings, Evidence(journal), watcher, read_device)
+    run = SweepRun(rig)
+    try:
+        await run.conclude(requests)
+        await run.confirm()
+    finally:
+        await rig.stop()
+    return run.outcome()
+
+
+class SweepRun:
+    """A run under way: first concluded, then confirmed. Whoever has made the rig stops it."""
+
+    conclusion: Conclusion
+    workload: Workload
+
+    def __init__(self, rig: Rig) -> None:
+        self.rig = rig
+        self.settings, self.evidence, self.watcher = rig.settings, rig.evidence, rig.watcher
+        self.dropped: dict[str, int] = {}
+        self.warnings: list[str] = []
+
+    async def conclude(self, requests: Sequence[TraceRequest]) -> None:
+        """Measure all that the decision asks for, and decide."""
+        self.workload = await self.prepare(requests)
+        complete = await self.gather(self.workload)
+        self.evidence.add_gathered(complete=complete)
+        self.conclusion = conclude(self.evidence, self.workload, self.settings, complete=complete)
+
+    def outcome(self) -> SweepOutcome:
+        """Return all that was found, once it is confirmed."""
+        return outcome_of(
+            self.evidence,
+            self.workload,
+            self.settings,
+            self.conclusion,
+            dropped=self.dropped,
+            warnings=self.warnings,
+        )
+
+    async def prepare(self, all_requests: Sequence[TraceRequest]) -> Workload:
+        """Probe the idle engine and choose what to replay; or read both back."""
+        self.evidence.check()
+        unloaded = self.evidence.unloaded()
+        if unloaded is None:
+            engine = await self.rig.engine_for(self.settings.ceiling, "ladder")
+            requests = self.fitting(all_requests, engine.facts)
+            self.watcher.stage("measuring requests one at a time, for what an idle engine does")
+            self.evidence.add_probes(
+                await probe(requests, engine, prompt=self.rig.prompts(engine.facts))
+            )
+            unloaded = self.evidence.unloaded()
+            assert unloaded is not None
+        else:
+            requests = self.fitting(all_requests, self.evidence.facts())
+        slo = self.settings.slo or slo_for(requests, unloaded)
+        chosen = self.evidence.choice()
+        if chosen is not None:
+            self.warn_of(chosen.step_s)
+            return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
+        starts_s = self.starts() * self.evidence.facts().start_s
+        step_s = affordable_step_s(
+            self.settings.step_s,
+            steps=self.steps(),
+            budget_s=self.settings.budget_s,
+            starts_s=starts_s,
+        )
+        workload = choose_workload(
+            requests, slo, unloaded, asked=self.settings.window, step_s=step_s
+        )
+        self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
+        self.warn_of(workload.step_s)
+        windows = ", ".join(map(str, workload.windows))
+        self.watcher.stage(
+            f"a step replays {windows} of the trace; expect up to "
+            f"{self.steps() * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+        )
+        return workload
+
+    def warn_of(self, step_s: float) -> None:
+        if step_s < SHORTENED * self.settings.step_s:
+            self.warnings.append(
+                f"the budget shortened the steps from {self.settings.step_s:.0f}s to "
+                f"{step_s:.0f}s: less was seen than a larger --budget would show"
+            )
+
+    def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
+        """Return the requests that this engine can take; count and tell the others."""
+        kept, dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
+        if dropped:
+            self.dropped = {"over_max_model_len": dropped}
+            self.warnings.append(
+                f"{dropped} of {len(requests)} requests are longer than "
+                f"max_model_len={facts.max_model_len} and were left out"
+            )
+        return kept
+
+    def starts(self) -> int:
+        """Return how many engine starts the run takes if nothing interrupts it."""
+        return 1 + len(doubling(self.settings.ceiling)) if self.settings.fresh else 2
+
+    def steps(self) -> float:
+        """Return how many steps of replay the run may take."""
+        return FAST_STEPS if self.settings.fast else STEPS
+
+    def paid_s(self) -> float:
+        """Return what the budget leaves for replays before the confirming engine starts."""
+        start_s = 0.0 if self.settings.fresh else self.evidence.facts().start_s
+        return self.settings.budget_s - self.evidence.spent_s() - start_s
+
+    def steps_left(self, workload: Workload) -> float:
+        """Return how many steps may still be replayed before the confirming ones."""
+        settings, step_s = self.settings, self.evidence.rung_s() or workload.step_s
+        confirming = (settings.headroom > 1.0 and not settings.fast) + (not settings.fresh)
+        planned_s = self.steps() * workload.step_s - self.evidence.replay_s()
+        return min(planned_s, self.paid_s()) / step_s - confirming
+
+    async def gather(self, workload: Workload) -> bool:
+        """Measure what the decision asks for; return False when the budget ended it early."""
+        if (trial := self.evidence.under_way()) is not None:
+            await self.make(trial, workload)
+        if self.settings.closed_sessions:
+            return await self.gather_windows(workload)
+        while True:
+            view = view_of(self.evidence, workload, self.settings)
+            if view is not None and not view.is_believed:
+                self.watcher.warn(f"the twin is wrong by {view.error:.0%}: the windows must decide")
+                return await self.gather_windows(workload)
+            trial = next_for_twin(
+                self.evidence.trials(),
+                view,
+                ceiling=self.settings.ceiling,
+                fast=self.settings.fast,
+                steps_left=self.steps_left(workload),
+                disturbed=self.evidence.disturbed(),
+            )
+            if trial is None:
+                return True
+            if view is not None and self.paid_s() < workload.step_s:
+                return False
+            self.evidence.begin(trial)
+            await self.make(trial, workload)
+
+    async def gather_windows(self, workload: Workload) -> bool:
+        """Measure what the windows need to decide alone."""
+        ceiling = self.settings.ceiling
+        blocks = self.evidence.blocks(workload.slo)
+        while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
+            confirming_s = (
+                0.0 if self.settings.fresh else self.evidence.facts().start_s + workload.step_s
+            )
+            needed_s = self.evidence.spent_s() + workload.step_s + confirming_s
+            if blocks and needed_s > self.settings.budget_s:
+                if trial.purpose != "again":
+                    self.warnings.append(
+                        f"the budget left no room for {trial.purpose} {trial.max_num_seqs}"
+                    )
+                return trial.purpose != "ladder"
+            self.evidence.begin(trial)
+            await self.make(trial, workload)
+            blocks = self.evidence.blocks(workload.slo)
+        return True
+
+    async def make(self, trial: Trial, workload: Workload) -> None:
+        """Measure one trial, or what an interruption left of it."""
+        cap, purpose = trial.max_num_seqs, trial.purpose
+        engine = await self.rig.engine_for(cap, "ladder")
+        if purpose in RUNGS:
+            await self.rung(trial, engine, workload)
+        elif self.evidence.replayed():
+            pass  # all but its end was written down
+        elif purpose == "climb":
+            await self.rig.climb(engine, purpose, cap, workload, workload.step_s)
+        elif purpose == "control":
+            await self.rig.climb(engine, purpose, cap, workload, CONTROL_SHARE * workload.step_s)
+        else:
+            window, rule = workload.windows[0], CutRule(workload.slo, 0.0, short_s(workload.step_s))
+            sent = workload.sent_in(window)
+            result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+            self.evidence.add_replay(result, purpose)
+        self.evidence.end()
+
+    async def rung(self, trial: Trial, engine: Engine, workload: Workload) -> None:
+        """Replay every window of the step that was not replayed before an interruption."""
+        cap, purpose = trial.max_num_seqs, trial.purpose
+        done = self.evidence.replayed()
+        best = self.evidence.best_attainments(workload.slo)
+        for number, window in enumerate(workload.windows):
+            floor = cut_floor(best.get(number, 0.0))
+            bound = workload.bound(window, cap)
+            # the ceiling is always tried: that nothing helps must be seen and not only computed
+            ruled_out = bound < floor and cap != self.settings.ceiling
+            if number in done or (ruled_out and number):
+                continue
+            rule = CutRule(workload.slo, floor, short_s(workload.step_s) if ruled_out else None)
+            sent = workload.sent_in(window)
+            result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+            if ruled_out:
+                bound = min(bound, result.attainment_bound)
+                result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
+            self.evidence.add_replay(result, purpose, window=number)
+        replays = list(self.evidence.replayed().values())
+        self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))
+
+    async def confirm(self) -> None:
+        """Measure the choice on an engine of its own, at the captured load (unless the ladder's
+        engines were its own already) and with headroom."""
+        workload, verdict = self.workload, self.conclusion.verdict
+        settings, cap = self.settings, verdict.max_num_seqs
+        if verdict.kind == "overloaded":
+            return
+        loads = {"confirm": 1.0, "headroom": settings.headroom}
+        if settings.fresh:
+            del loads["confirm"]
+        if settings.fast or settings.headroom <= 1.0:
+            del loads["headroom"]
+        rule = CutRule(workload.slo, HOPELESS)
+        for purpose, load in loads.items():
+            done = len(self.evidence.confirming(purpose, cap))
+            if purpose == "headroom" and not done and self.steps_left(workload) < -OVERDRAWN:
+                return  # the twin says what it would be
+            for number, window in enumerate(workload.windows[done:], done):
+                left_s = settings.budget_s - self.evidence.spent_s()
+                if left_s < (window.replay_s if purpose == "headroom" else 0.0):
+                    return
+                raised = scale_load(workload.sent_in(window), load, seed=settings.seed)
+                engine = await self.rig.engine_for(cap, "confirm")
+                result = await self.rig.replay(engine, purpose, cap, raised, window, rule)
+                self.evidence.add_replay(result, purpose, window=number)
+            replays = self.evidence.confirming(purpose, cap)
+            if len(replays) > done:
+                self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))
