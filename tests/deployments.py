@@ -11,10 +11,10 @@ from typing import Any
 import yaml
 
 from tests.profiles import profile
-from tuner import rollout
 from tuner.engines.seam import ArgumentValue
 from tuner.profile.profile import ServingProfile
-from tuner.targets import named
+from tuner.rollout import rollout
+from tuner.rollout.targets.kinds.registry import named
 
 FOLDER = Path(__file__).parent.parent / "examples" / "deploy"
 

@@ -13,9 +13,9 @@ import yaml
 
 from tests.profiles import profile
 from tests.scraped import open_metrics, write_blocks
-from tuner import monitoring
-from tuner.monitoring.promql import BOUNDS_S
 from tuner.profile.profile import ServingProfile
+from tuner.rollout.monitoring import prometheus_rules
+from tuner.rollout.monitoring.promql import BOUNDS_S
 
 STEP_S = 60
 MINUTES = 90
@@ -161,4 +161,4 @@ def get(url: str, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
 
 
 def rules(chosen: ServingProfile | None = None, *, matchers: str = "") -> str:
-    return monitoring.prometheus_rules.render(chosen or profile(), matchers=matchers)
+    return prometheus_rules.render(chosen or profile(), matchers=matchers)

@@ -17,7 +17,7 @@ from tests.test_admission import with_twin
 from tuner import cli
 from tuner.engines.models import shipped as models
 from tuner.profile.profile import save
-from tuner.targets import TARGETS
+from tuner.rollout.targets.kinds.registry import TARGETS
 
 EXAMPLE = Path(__file__).parent.parent / "examples" / "serve.yaml"
 PRODUCTION = "# prod\nmodel: m\nmax_num_seqs: 256  # why\nhost: 0.0.0.0\n"

@@ -8,8 +8,8 @@ import yaml
 
 from tests.profiles import profile
 from tests.test_apply import Tuner, names, refused, tuner  # noqa: F401 - a fixture
-from tuner import monitoring
 from tuner.profile.profile import save
+from tuner.rollout.monitoring import registry as monitoring
 
 FILES = {kind.NAME: kind.DEFAULT_FILE for kind in monitoring.KINDS}
 

@@ -36,7 +36,7 @@ PURE_AT_LEAST = {
         "replay.records",
         "runs.result",
         "engines.seam",
-        "targets.seam",
+        "rollout.targets.seam",
     ),
 }
 """Those that decide. Any other module joins them by calling itself pure."""

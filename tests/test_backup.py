@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tuner import backup
 from tuner.errors import TargetError
+from tuner.rollout import backup
 from tuner.system import files
 
 
@@ -142,7 +142,7 @@ def test_of_many_writes_at_once_every_one_that_was_made_can_be_taken_back(path: 
     code = """
         import os, sys
         from pathlib import Path
-        from tuner import backup
+        from tuner.rollout import backup
         from tuner.system import files
         from tuner.errors import TargetError
 
@@ -172,7 +172,7 @@ def test_of_many_writes_at_once_every_one_that_was_made_can_be_taken_back(path: 
 KILLED = """
     import os, shutil, signal, sys
     from pathlib import Path
-    from tuner import backup
+    from tuner.rollout import backup
     from tuner.system import files
 
     def killed_at(count, act):

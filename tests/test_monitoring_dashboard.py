@@ -13,15 +13,14 @@ from hypothesis import given, settings
 from tests.monitored import at_knee, get, remembered
 from tests.profiles import any_profile, profile
 from tests.scraped import prometheus
-from tuner import monitoring
-from tuner.monitoring import lines, seal
 from tuner.profile.profile import ServingProfile, load
+from tuner.rollout.monitoring import grafana_dashboard, lines, seal
 
 SHIPPED = load(Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml")
 
 
 def dashboard(chosen: ServingProfile, *, matchers: str = "") -> dict[str, Any]:
-    text = monitoring.grafana_dashboard.render(chosen, matchers=matchers)
+    text = grafana_dashboard.render(chosen, matchers=matchers)
     parsed: dict[str, Any] = json.loads(text)
     return parsed
 
@@ -114,6 +113,6 @@ def test_the_datasource_is_asked_for_and_the_server_chosen() -> None:
 @settings(max_examples=50)
 @given(chosen=any_profile())
 def test_any_profile_makes_a_dashboard_that_is_known_again(chosen: ServingProfile) -> None:
-    text = monitoring.grafana_dashboard.render(chosen, matchers="")
+    text = grafana_dashboard.render(chosen, matchers="")
     assert json.loads(text)["uid"].startswith("tuner-")
     seal.check_replaceable(text, "grafana-dashboard", source="f", force=False)

@@ -11,11 +11,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from tests.monitored import LABELS, Case, at_knee, case, get, remembered, rules, unit_tests
 from tests.profiles import any_profile, profile
 from tests.scraped import binary, prometheus
-from tuner import monitoring
 from tuner.errors import TargetError, UsageError
-from tuner.monitoring import alerts, lines, prometheus_rules, seal
-from tuner.monitoring.promql import BOUNDS_S, Servers, bound_s, selector
 from tuner.profile.profile import ServingProfile, load
+from tuner.rollout.monitoring import alerts, lines, prometheus_rule_crd, prometheus_rules, seal
+from tuner.rollout.monitoring.promql import BOUNDS_S, Servers, bound_s, selector
 
 SHIPPED = load(Path(__file__).parent.parent / "profiles" / "translation-tiny-cpu.yaml")
 BURN = "TunerSloBudgetBurn"
@@ -46,7 +45,7 @@ def fires(folder: Path, *cases: Case, text: str | None = None) -> None:
 def test_promtool_takes_the_rules(tmp_path: Path) -> None:
     assert check(rules(), tmp_path) == 2 * 7 + 4 + 16
     assert check(rules(SHIPPED), tmp_path) == 7 + 4 + 16
-    crd = yaml.safe_load(monitoring.prometheus_rule_crd.render(SHIPPED, matchers=""))
+    crd = yaml.safe_load(prometheus_rule_crd.render(SHIPPED, matchers=""))
     assert (crd["kind"], crd["metadata"]["name"]) == ("PrometheusRule", "tuner-tuner-tiny")
     assert yaml.safe_dump(crd["spec"]) == yaml.safe_dump(yaml.safe_load(rules(SHIPPED)))
 

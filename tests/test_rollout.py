@@ -3,12 +3,12 @@
 import pytest
 
 from tests.profiles import ENGINE, profile, step
-from tuner import rollout
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, InputError, ProfileError, TargetError
-from tuner.rollout import Deployment, Machine
-from tuner.targets.seam import Platform, Stated
+from tuner.rollout import rollout
+from tuner.rollout.rollout import Deployment, Machine
+from tuner.rollout.targets.seam import Platform, Stated
 
 NOTHING = Machine(vllm=None, gpu=None)
 MEASURED = profile(versions={"vllm": "0.32.0"}, device={"kind": "gpu", "name": "NVIDIA H200"})

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import SWITCHES
 from tuner.errors import TargetError
-from tuner.targets import (
+from tuner.rollout.targets.kinds import (
     compose,
     env,
     helm_llm_d,
@@ -25,7 +25,7 @@ from tuner.targets import (
     kustomize,
     systemd,
 )
-from tuner.targets.seam import Target
+from tuner.rollout.targets.seam import Target
 
 # How a server's flags may be spelt before the profile is applied.
 

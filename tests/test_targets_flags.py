@@ -4,7 +4,7 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.targets import kubernetes
+from tuner.rollout.targets.kinds import kubernetes
 
 POD = "kind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai\n    args: [%s]\n"
 

@@ -7,8 +7,8 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError, TunerError, UsageError
-from tuner.targets import named
-from tuner.targets.detect import detect
+from tuner.rollout.targets.kinds.detect import detect
+from tuner.rollout.targets.kinds.registry import named
 
 SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError, UsageError
-from tuner.targets.detect import detect
+from tuner.rollout.targets.kinds.detect import detect
 
 SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
 POD = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n"

@@ -62,7 +62,7 @@ def test_docker_compose_reads_the_service(tmp_path: Path, program: str) -> None:
 def test_docker_compose_undoubles_what_was_doubled(tmp_path: Path, program: str) -> None:
     compose = found(program)
     text = "services:\n  vllm:\n    image: vllm/vllm-openai\n    command: [acme/m]\n"
-    from tuner.targets import compose as target  # noqa: PLC0415 - the name is taken above
+    from tuner.rollout.targets.kinds import compose as target  # noqa: PLC0415 - the name is taken above
 
     odd = "a$B ${C} $$ 'd' \"e\" %f"
     (tmp_path / "compose.yaml").write_text(target.write(text, {"tokenizer": odd}, source="f"))
@@ -102,7 +102,7 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 def test_systemd_takes_the_unit_with_a_drop_in(tmp_path: Path) -> None:
-    from tuner.targets import systemd  # noqa: PLC0415 - only here
+    from tuner.rollout.targets.kinds import systemd  # noqa: PLC0415 - only here
 
     unit = runnable(BY_FILE["vllm.service"].text, tmp_path)
     begin = systemd.drop_in(unit, source="vllm.service")

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.targets import vllm_config
+from tuner.rollout.targets.kinds import vllm_config
 
 LIMITS: dict[str, ArgumentValue] = {"max_num_seqs": 16, "max_num_batched_tokens": 8192}
 

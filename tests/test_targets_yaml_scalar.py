@@ -6,8 +6,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import TargetError
-from tuner.targets.yaml_file import YamlFile, parse
-from tuner.targets.yaml_nodes import get
+from tuner.rollout.targets.yaml.file import YamlFile, parse
+from tuner.rollout.targets.yaml.nodes import get
 
 _TEXT = st.text(alphabet="ab :#'\"\\%\n\té\x07\u2028😀", max_size=25)
 

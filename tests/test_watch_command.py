@@ -15,7 +15,6 @@ import pytest
 from tests.live_sim import OLD_NAMES, SimulatedServer, exposition, poisson, profile_of, simulated
 from tests.served_metrics import FreeClock, Page, page_of, serving
 from tests.test_watch import CAP, CAPS, RATE, STORED, WORLD
-from tuner import backup
 from tuner.commands.watch_run import run
 from tuner.commands.watch_setup import WatchOptions
 from tuner.errors import (
@@ -30,6 +29,7 @@ from tuner.errors import (
 )
 from tuner.profile import profile as profiles
 from tuner.prometheus import ServerMetrics
+from tuner.rollout import backup
 from tuner.watch.scraper import GONE_S, Absence, Scrape, Stall
 
 TUNER = str(Path(sys.executable).with_name("tuner"))

@@ -18,7 +18,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, UsageError
 from tuner.profile import served_models
 from tuner.profile.served_models import ServedModel
-from tuner.targets.flags import typed
+from tuner.rollout.targets.command_line.flags import typed
 
 TIMEOUT_S = 10.0
 MAX_ANSWER_BYTES = 8 * 2**20

@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from tuner.backup import Override
 from tuner.commands.apply_options import ApplyOptions, read_text
 from tuner.commands.apply_view import Edit
 from tuner.errors import TargetError, UsageError
-from tuner.monitoring import seal
-from tuner.monitoring.promql import selector
-from tuner.monitoring.seam import Generated
 from tuner.profile.schema import ServingProfile
+from tuner.rollout.backup import Override
+from tuner.rollout.monitoring import seal
+from tuner.rollout.monitoring.promql import selector
+from tuner.rollout.monitoring.seam import Generated
 
 
 def plan(

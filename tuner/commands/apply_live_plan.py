@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner import difference, live_server, rollout
+from tuner import live_server
 from tuner.engines.server.cap_schedule import CapAt, CapSchedule
 from tuner.engines.server.protocol import (
     VERSION,
@@ -20,7 +20,8 @@ from tuner.engines.server.protocol import (
 from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.targets.seam import Platform, Stated
+from tuner.rollout import difference, rollout
+from tuner.rollout.targets.seam import Platform, Stated
 
 LONGEST_REASON = 500
 MOST_OVERRIDES = 20

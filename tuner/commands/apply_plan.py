@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from tuner import monitoring, rollout, targets
-from tuner.backup import Override
 from tuner.commands import apply_generated
 from tuner.commands.apply_options import ApplyOptions, read_text
 from tuner.commands.apply_view import Edit
@@ -17,10 +15,14 @@ from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.numbers import Admission
 from tuner.profile.schema import ServingProfile
+from tuner.rollout import rollout
+from tuner.rollout.backup import Override
+from tuner.rollout.monitoring import registry as monitoring
+from tuner.rollout.targets.kinds import kserve, systemd
+from tuner.rollout.targets.kinds import registry as targets
+from tuner.rollout.targets.kinds.detect import detect
+from tuner.rollout.targets.seam import Target
 from tuner.system import files
-from tuner.targets import kserve, systemd
-from tuner.targets.detect import detect
-from tuner.targets.seam import Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
-from tuner import backup
 from tuner.commands import apply_view
 from tuner.commands.apply_options import ApplyOptions
 from tuner.commands.apply_plan import plan
 from tuner.commands.apply_view import Edit
 from tuner.errors import EngineError, TunerError, UsageError
+from tuner.rollout import backup
+from tuner.rollout.targets.kinds.registry import TARGETS
 from tuner.system import files
-from tuner.targets import TARGETS
 
 
 def run(options: ApplyOptions) -> None:

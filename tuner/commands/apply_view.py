@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tuner import backup
-from tuner.backup import Override, RolledBack
 from tuner.engines.seam import ArgumentValue
+from tuner.rollout import backup
+from tuner.rollout.backup import Override, RolledBack
 from tuner.system import files
 
 _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")

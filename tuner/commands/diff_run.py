@@ -7,16 +7,17 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from tuner import difference, live_server
+from tuner import live_server
 from tuner.commands.apply_options import read_text
 from tuner.commands.apply_plan import deployment, target_of
-from tuner.difference import Difference
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, TargetError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.targets import yaml_nodes
-from tuner.targets.yaml_file import parse
+from tuner.rollout import difference
+from tuner.rollout.difference import Difference
+from tuner.rollout.targets.yaml import nodes as yaml_nodes
+from tuner.rollout.targets.yaml.file import parse
 
 _LONGEST = 60
 

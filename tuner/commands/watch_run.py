@@ -2,7 +2,6 @@
 
 from contextlib import ExitStack, closing
 
-from tuner import backup
 from tuner.commands.watch_session import Session, side_of
 from tuner.commands.watch_setup import (
     Times,
@@ -23,6 +22,7 @@ from tuner.errors import (
 )
 from tuner.exporter import WatchExporter
 from tuner.profile.profile import load as load_profile
+from tuner.rollout import backup
 from tuner.watch.canary import CanaryGate
 from tuner.watch.journal import WindowJournal
 from tuner.watch.reasons import server_is_why

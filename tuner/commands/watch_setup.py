@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tuner import difference, live_server
+from tuner import live_server
 from tuner.errors import InputError, ProfileError, UsageError
 from tuner.live_server import LiveServer
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
 from tuner.profile.stored_twin import restored
+from tuner.rollout import difference
 from tuner.traffic.window import parse_duration_s
 from tuner.watch.drift import reference
 from tuner.watch.promised import Promised, wander_of

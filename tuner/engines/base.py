@@ -11,8 +11,8 @@ from pathlib import Path
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
 from tuner.errors import InputError, UsageError
+from tuner.rollout.targets.kinds.vllm_config import ALIASES
 from tuner.system import yaml_strict
-from tuner.targets.vllm_config import ALIASES
 
 _OURS = {"model": "--model", "max_num_seqs": "--ceiling"}
 """What has an option of its own."""

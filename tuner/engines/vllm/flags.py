@@ -3,7 +3,7 @@
 A test holds each table against vLLM's own parser.
 """
 
-from tuner.targets.vllm_config import ALIASES, WITHOUT_NEGATIVE
+from tuner.rollout.targets.kinds.vllm_config import ALIASES, WITHOUT_NEGATIVE
 
 SHORT = {
     "-ac": "attention_config",

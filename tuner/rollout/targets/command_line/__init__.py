@@ -1,0 +1,1 @@
+"""Command lines as a shell, Compose, systemd or a variable spells them, and vLLM's flags there."""

@@ -1,0 +1,215 @@
+"""Values of the vLLM production stack's Helm chart. Pure.
+
+The chart knows some arguments by keys of ``vllmConfig`` and takes the rest from ``extraArgs``,
+which come last. Where ``vllmConfig`` has no ``enablePrefixCaching`` it turns prefix caching off.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import yaml
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import TargetError
+from tuner.rollout.targets.command_line import flags
+from tuner.rollout.targets.command_line.command_line import CommandLine
+from tuner.rollout.targets.kinds import container_target
+from tuner.rollout.targets.kinds.container_command import command_line
+from tuner.rollout.targets.kinds.containers import KUBERNETES, Container, choose
+from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
+from tuner.rollout.targets.yaml.nodes import entries, get, items, refuse_filled_in, text_at
+from tuner.system import yaml_strict
+
+NAME = "helm-production-stack"
+DEFAULT_FILE = ""
+SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
+START = "helm upgrade RELEASE vllm/vllm-stack -f {file}"
+ON_THIS_MACHINE = False
+
+KEYS = {
+    "dtype": "dtype",
+    "enable_chunked_prefill": "enableChunkedPrefill",
+    "enable_prefix_caching": "enablePrefixCaching",
+    "gpu_memory_utilization": "gpuMemoryUtilization",
+    "max_loras": "maxLoras",
+    "max_model_len": "maxModelLen",
+    "max_num_seqs": "maxNumSeqs",
+    "tensor_parallel_size": "tensorParallelSize",
+}
+_ONLY_IF_THERE = frozenset({"tensor_parallel_size"})
+"""The chart also mounts shared memory where this key is."""
+
+_MOST = 1_000_000
+"""Helm writes greater numbers with an exponent, which vLLM does not read."""
+
+_SPELLING = KUBERNETES.with_keys(command="", args="extraArgs", environment="")
+
+
+@dataclass(slots=True)
+class _Values:
+    file: YamlFile
+    spec: yaml.MappingNode
+    """An item of ``modelSpec``."""
+
+    config: yaml.MappingNode | None
+    line: CommandLine | None
+
+    def stated(self) -> dict[str, Stated]:
+        found = {} if self.line is None else self.line.stated()
+        if self.config is not None:
+            off = Stated(value=False, line=self.config.start_mark.line + 1)
+            found.setdefault("enable_prefix_caching", off)
+        for argument, key in KEYS.items():
+            node = get(self.config, key)
+            if node is not None and (argument not in found or found[argument].value is False):
+                value = yaml_strict.construct(node, source=self.file.source, error=TargetError)
+                found[argument] = Stated(_plain(value), node.start_mark.line + 1)
+        url = get(self.spec, "modelURL")
+        if isinstance(url, yaml.ScalarNode):
+            found["model"] = Stated(url.value, url.start_mark.line + 1)
+        return found
+
+
+def containers(file: YamlFile) -> Iterator[Container]:
+    """Yield the models; the node is what ``modelSpec`` holds."""
+    for document in file.roots:
+        for values in (document, *entries(document).values()):  # of the chart, or of one around it
+            specs = get(values, "servingEngineSpec", "modelSpec")
+            for number, spec in enumerate(items(specs), start=1):
+                if isinstance(spec, yaml.MappingNode):
+                    name = text_at(spec, "name") or str(number)
+                    yield Container("", name, spec, spec, spelling=_SPELLING, is_vllm=True)
+
+
+def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
+    return _open(text, source=source, container=container).stated()
+
+
+def platform(text: str, *, source: str, container: str | None = None) -> Platform:
+    spec = _open(text, source=source, container=container).spec
+    tag = get(spec, "tag")
+    image = f"{text_at(spec, 'repository') or ''}:{text_at(tag) or ''}".strip(":")
+    at = 0 if tag is None else tag.start_mark.line + 1
+    return container_target.platform_of(image, at)
+
+
+def write(
+    text: str,
+    arguments: Mapping[str, ArgumentValue],
+    *,
+    source: str,
+    container: str | None = None,
+) -> str:
+    values = _open(text, source=source, container=container)
+    before = values.stated()
+    wanted = {name: value for name, value in arguments.items() if name != "model"}
+    if values.config is None:
+        keys: dict[str, object] = {
+            KEYS[name]: value for name, value in wanted.items() if _fits(name, value)
+        }
+        extra = {name: value for name, value in wanted.items() if not _fits(name, value)}
+        words = [word for group in flags.added((), extra, source=source) for word in group]
+        keys |= {"extraArgs": words} if words else {}
+        values.file.add_key(values.spec, "vllmConfig", keys)
+    else:
+        _write(values, values.config, wanted)
+    result = values.file.edits.result()
+    if result != text:
+        _verify(values, before, wanted, result, container=container)
+    return result
+
+
+def _write(
+    values: _Values, config: yaml.MappingNode, arguments: Mapping[str, ArgumentValue]
+) -> None:
+    in_args = {} if values.line is None else values.line.stated()
+    rest: dict[str, ArgumentValue] = {}
+    keys: dict[str, ArgumentValue] = {}
+    for name, value in arguments.items():
+        key = KEYS.get(name, "")
+        node = get(config, key)
+        if node is not None and name in in_args:
+            raise values.file.refuse(
+                node, f"{key} is also among extraArgs, which win", hint="Remove one of the two."
+            )
+        if node is not None and value is None:
+            values.file.remove_key(config, key)
+        elif node is not None:
+            _set(values.file, node, name, value)
+        elif name not in in_args and _fits(name, value):
+            keys[key] = value
+        else:
+            rest[name] = value
+    if arguments.get("enable_prefix_caching", True) is None:
+        raise values.file.refuse(
+            config, "the chart turns prefix caching on or off", hint="Set it in the profile."
+        )
+    if rest and values.line is not None:
+        values.line.write(rest)
+    for key, value in keys.items():  # behind the list, which may be what the mapping ends in
+        values.file.add_key(config, key, value)
+
+
+def _fits(name: str, value: ArgumentValue) -> bool:
+    """Whether a key that is not there yet is the place for it."""
+    is_big = isinstance(value, int) and value >= _MOST
+    return name in KEYS and name not in _ONLY_IF_THERE and value is not None and not is_big
+
+
+def _set(file: YamlFile, node: yaml.Node, argument: str, value: ArgumentValue) -> None:
+    found = yaml_strict.construct(node, source=file.source, error=TargetError)
+    if str(found) != str(value):
+        refuse_filled_in(node, argument, source=file.source)
+        file.set_scalar(node, value)
+
+
+def _open(text: str, *, source: str, container: str | None) -> _Values:
+    container_target.check_there(text, source=source)
+    file = parse(text, source=source)
+    spec = choose(file, containers, container).node
+    config = get(spec, "vllmConfig")
+    if config is not None and not isinstance(config, yaml.MappingNode):
+        raise file.refuse(config, "vllmConfig is no mapping", hint="Write its keys below it.")
+    line = None
+    if config is not None:
+        model = Container("", text_at(spec, "name") or "", config, spelling=_SPELLING)
+        line = command_line(file, model, is_chosen=True)
+    return _Values(file, spec, config, line)
+
+
+def _verify(
+    values: _Values,
+    before: Mapping[str, Stated],
+    arguments: Mapping[str, ArgumentValue],
+    result: str,
+    *,
+    container: str | None,
+) -> None:
+    source = values.file.source
+    try:
+        after = _open(result, source=source, container=container)
+        faults = container_target.differences(before, after.stated(), arguments)
+    except TargetError as problem:
+        raise container_target.unsafe(source, str(problem)) from None
+    is_new = values.config is None
+    if not faults and _rest(values, is_new=is_new) != _rest(after, is_new=is_new):
+        faults = ["something else would change"]
+    # Where vllmConfig is new, the chart begins to say whether prefixes are cached.
+    if set(faults) - ({"enable_prefix_caching"} if is_new else set()):
+        raise container_target.unsafe(source, ", ".join(faults))
+
+
+def _rest(values: _Values, *, is_new: bool) -> list[object]:
+    touched = {id(values.spec): {"vllmConfig"} if is_new else set[str]()}
+    if values.config is not None:
+        touched[id(values.config)] = {*KEYS.values(), "extraArgs"}
+    return outline(values.file, touched)
+
+
+def _plain(value: object) -> ArgumentValue:
+    if isinstance(value, str):
+        return flags.typed(value)  # quoted numbers are numbers to the chart
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    return str(value)

@@ -1,0 +1,44 @@
+"""Rollout targets: one module each, and this registry.
+
+A target is a module that offers what ``seam.Target`` asks for. To add one, write its file and name
+it in TARGETS; the first is the default.
+"""
+
+from collections.abc import Sequence
+
+from tuner.errors import UsageError
+from tuner.rollout.targets.kinds import (
+    compose,
+    env,
+    helm_llm_d,
+    helm_production_stack,
+    kserve,
+    kubernetes,
+    kustomize,
+    systemd,
+    vllm_config,
+)
+from tuner.rollout.targets.seam import Target
+
+TARGETS: tuple[Target, ...] = (
+    vllm_config,
+    compose,
+    kubernetes,
+    kustomize,
+    kserve,
+    helm_production_stack,
+    helm_llm_d,
+    systemd,
+    env,
+)
+
+
+def named(name: str, *, also: Sequence[str] = ()) -> Target:
+    """Return the target of this name. Raises UsageError with all names, and those of ``also``."""
+    for target in TARGETS:
+        if name == target.NAME:
+            return target
+    raise UsageError(
+        f"no rollout target {name!r}",
+        hint=f"Known: {', '.join([*(target.NAME for target in TARGETS), *also])}.",
+    )

@@ -1,0 +1,300 @@
+"""A YAML file of any depth and several documents, edited a few characters at a time. Pure."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import yaml
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import TargetError
+from tuner.rollout.targets.command_line.flags import Token
+from tuner.rollout.targets.view import Edits, View
+from tuner.rollout.targets.yaml import scalar as yaml_scalar
+from tuner.rollout.targets.yaml.nodes import shared_ids
+from tuner.system import yaml_strict
+from tuner.system.yaml_strict import dump_flow
+
+_INDIRECT = frozenset("&*!")
+
+
+@dataclass(slots=True)
+class YamlFile:
+    """The documents of a text, and the edits asked for so far."""
+
+    edits: Edits
+    roots: Sequence[yaml.Node]
+    shared: frozenset[int] = frozenset()
+    """Ids of the nodes that stand in two places, and of all below them."""
+
+    filled: set[int] = field(default_factory=set)
+    """Ids of the empty braces that keys were put into."""
+
+    @property
+    def source(self) -> str:
+        return self.edits.source
+
+    def place(self, node: yaml.Node) -> str:
+        return f"{self.source}:{node.start_mark.line + 1}"
+
+    def refuse(self, node: yaml.Node, why: str, *, hint: str) -> TargetError:
+        return TargetError(f"{self.place(node)}: {why}", hint=hint)
+
+    def check_own(self, node: yaml.Node) -> None:
+        """Refuse to edit what an alias would change elsewhere too."""
+        if id(node) in self.shared:
+            raise self.refuse(
+                node,
+                "stands behind an anchor that is used in several places",
+                hint="Write the value out where it should differ.",
+            )
+        begin = self.edits.text[node.start_mark.index : node.start_mark.index + 1]
+        if isinstance(node, yaml.ScalarNode) and begin in _INDIRECT:
+            raise self.refuse(node, "has an anchor or a tag", hint="Write it plainly.")
+
+    def view(self, node: yaml.ScalarNode) -> View:
+        """Return a text for editing. Raises TargetError."""
+        self.check_own(node)
+        found = yaml_scalar.view(self.edits.text, node)
+        if found is None:
+            raise self.refuse(
+                node, "cannot be edited safely", hint="Write the text on one line, in quotes."
+            )
+        return found
+
+    def set_scalar(self, node: yaml.Node, value: ArgumentValue) -> None:
+        self.check_own(node)
+        if not isinstance(node, yaml.ScalarNode):
+            raise self.refuse(node, "is not a single value", hint="Write one value there.")
+        start, end = node.start_mark.index, node.end_mark.index
+        written = dump_flow(value, quotes=_quotes(node.style, value))
+        tail = ""
+        if node.style in ("|", ">"):
+            tail = self.edits.newline
+        self.edits.replace(start, end, f" {written}" if start == end else written + tail)
+
+    def add_key(self, mapping: yaml.MappingNode, name: str, value: object) -> None:
+        """Add a key behind the last one of a mapping, in its style."""
+        self.check_own(mapping)
+        if mapping.flow_style:
+            self._add_in_braces(mapping, name, value)
+            return
+        indent = " " * mapping.value[0][0].start_mark.column
+        self.insert_lines(_end(mapping), [indent + line for line in _block({name: value})])
+
+    def _add_in_braces(self, mapping: yaml.MappingNode, name: str, value: object) -> None:
+        begin, end = mapping.start_mark.index, mapping.end_mark.index
+        last = mapping.value[-1][1].end_mark.index if mapping.value else begin + 1
+        if not begin < last < end or self.edits.text[begin] != "{":
+            raise self.refuse(
+                mapping, f"{name} cannot be added in these braces", hint="Write one key a line."
+            )
+        comma = ", " if mapping.value or id(mapping) in self.filled else ""
+        self.filled.add(id(mapping))
+        is_json = bool(mapping.value) and mapping.value[0][0].style == '"'
+        key, new = (json.dumps(name), json.dumps(value)) if is_json else (name, dump_flow(value))
+        self.edits.replace(last, last, f"{comma}{key}: {new}")
+
+    def remove_key(self, mapping: yaml.MappingNode, name: str) -> None:
+        """Remove a key with the lines it stands on."""
+        key, value = next(pair for pair in mapping.value if pair[0].value == name)
+        self.check_own(mapping)
+        self.check_own(value)
+        start, end = self.edits.line_bounds(key.start_mark.index, _end(value))
+        if mapping.flow_style or self.edits.text[start : key.start_mark.index].strip():
+            raise self.refuse(key, f"{name} shares its line", hint="Write one key a line.")
+        self.edits.replace(start, end, "")
+
+    def append_mapping(self, node: yaml.SequenceNode, value: Mapping[str, str]) -> None:
+        """Add a mapping behind the last item of a list."""
+        self.check_own(node)
+        if node.flow_style or not node.value:
+            raise self.refuse(node, "is a list in brackets", hint="Write one item a line.")
+        indent = " " * node.start_mark.column
+        first, *more = _block(value)
+        lines = [f"{indent}- {first}", *(f"{indent}  {line}" for line in more)]
+        self.insert_lines(_end(node), lines)
+
+    def insert_lines(self, at: int, lines: Sequence[str]) -> None:
+        newline = self.edits.newline
+        _, after = self.edits.line_bounds(at - 1 if at else 0, at)
+        text = newline.join(lines)
+        if after and self.edits.text[after - 1] not in "\r\n":
+            self.edits.replace(after, after, newline + text)
+        else:
+            self.edits.replace(after, after, text + newline)
+
+    def part(self, node: yaml.SequenceNode, escape: "Escape") -> "ListPart":
+        return ListPart(self, node, escape)
+
+
+@dataclass(frozen=True, slots=True)
+class Escape:
+    """What is special in the words of a list."""
+
+    read: Callable[[str], tuple[str, bool]]
+    """A word → what the program gets, and whether that is known."""
+
+    write: Callable[[str], str]
+
+
+@dataclass(slots=True)
+class ListPart:
+    """Words that are the items of a list."""
+
+    file: YamlFile
+    node: yaml.SequenceNode
+    escape: Escape
+    removed: set[int] = field(default_factory=set)
+    pending: list[tuple[int, int, str]] = field(default_factory=list)
+    """The changes for these, in a list in brackets."""
+
+    @property
+    def tokens(self) -> list[Token]:
+        return [self._token(item) for item in self.node.value]
+
+    def _token(self, item: yaml.Node) -> Token:
+        place = self.file.place(item)
+        if not isinstance(item, yaml.ScalarNode):
+            raise TargetError(f"{place}: is no word", hint="Write each argument as one text.")
+        text, known = self.escape.read(item.value)
+        if text.startswith("--") and " " in text.partition("=")[0]:
+            raise TargetError(
+                f"{place}: {text!r} is one argument with a blank in it",
+                hint="Write flag and value as two items, or join them with =.",
+            )
+        return Token(text, place, item.start_mark.line + 1, known)
+
+    def replace(self, index: int, text: str) -> None:
+        self.file.check_own(self.node)
+        self.file.set_scalar(self.node.value[index], self.escape.write(text))
+
+    def remove(self, index: int) -> None:
+        self.file.check_own(self.node)
+        item, edits = self.node.value[index], self.file.edits
+        self.file.check_own(item)
+        if not self.node.flow_style:
+            start, end = edits.line_bounds(_dash(edits.text, item), _end(item))
+            if edits.text[start : _dash(edits.text, item)].strip():
+                raise self.file.refuse(item, "shares its line", hint="Write one item a line.")
+            edits.replace(start, end, "")
+        else:
+            self.removed.add(index)
+            for change in self.pending:
+                edits.changes.remove(change)
+            self.pending = list(self._removals())
+            edits.changes += self.pending
+
+    def _removals(self) -> Iterator[tuple[int, int, str]]:
+        """Yield the changes that take items and commas out of a list in brackets."""
+        nodes = self.node.value
+        for first in sorted(self.removed):
+            if first - 1 in self.removed:
+                continue
+            last = next(n for n in range(first, len(nodes)) if n + 1 not in self.removed)
+            if first:
+                yield nodes[first - 1].end_mark.index, nodes[last].end_mark.index, ""
+            elif last + 1 < len(nodes):
+                yield nodes[0].start_mark.index, nodes[last + 1].start_mark.index, ""
+            else:
+                yield nodes[0].start_mark.index, nodes[last].end_mark.index, ""
+
+    def append(self, groups: Sequence[Sequence[str]]) -> None:
+        self.file.check_own(self.node)
+        words = [self.escape.write(text) for group in groups for text in group]
+        dumped = [dump_flow(word, quotes=self._quotes(word)) for word in words]
+        if self.node.flow_style or not self.node.value:
+            nodes = self.node.value
+            at = nodes[-1].end_mark.index if nodes else self.node.end_mark.index - 1
+            self.file.edits.replace(
+                at, at, ", ".join([*([""] if len(nodes) > len(self.removed) else []), *dumped])
+            )
+            return
+        last, text = self.node.value[-1], self.file.edits.text
+        dash = _dash(text, last)
+        lead = text[self.file.edits.line_bounds(dash, dash)[0] : last.start_mark.index]
+        if lead.strip() != "-" or "\n" in lead:
+            lead = " " * (len(lead) - len(lead.lstrip(" "))) + "- "
+        self.file.insert_lines(_end(last), [lead + one for one in dumped])
+
+    def _quotes(self, word: str) -> str | None:
+        """Return the quotes that most words of its kind stand in: flags, or values."""
+        is_flag = word.startswith("-")
+        texts = [item for item in self.node.value if isinstance(item, yaml.ScalarNode)]
+        alike = [item.style for item in texts if item.value.startswith("-") == is_flag]
+        usual = max([*alike, None], key=alike.count)
+        return _quotes(usual, word)
+
+
+def parse(text: str, *, source: str) -> YamlFile:
+    """Read the documents. Raises TargetError."""
+    return YamlFile(Edits(text, source), *_documents(text, source))
+
+
+@lru_cache(maxsize=2)
+def _documents(text: str, source: str) -> tuple[Sequence[yaml.Node], frozenset[int]]:
+    """Return the documents and the nodes that are shared; every step of one edit asks for those of
+    the text before it or after it, and reading takes seconds where the text is large."""
+    try:
+        roots = yaml_strict.compose_all(text, source=source, error=TargetError)
+    except TargetError as problem:
+        if "{{" not in text:
+            raise
+        raise TargetError(
+            f"{problem}: it looks like a template",
+            hint="Apply the profile to the values that the template is filled with.",
+        ) from None
+    return roots, shared_ids(roots)
+
+
+def _block(mapping: Mapping[str, object]) -> Iterator[str]:
+    """Yield the lines of a mapping in block style."""
+    for name, value in mapping.items():
+        if isinstance(value, Mapping):
+            yield f"{name}:"
+            yield from (f"  {line}" for line in _block(value))
+        elif isinstance(value, list):
+            yield f"{name}:"
+            for item in value:
+                lines = [*_block(item)] if isinstance(item, Mapping) else [dump_flow(item)]
+                yield from (f"{'  ' if n else '- '}{line}" for n, line in enumerate(lines))
+        else:
+            yield f"{name}: {dump_flow(value)}"
+
+
+def outline(file: YamlFile, touched: Mapping[int, set[str]]) -> list[object]:
+    """Return all that the documents say, but for some keys of some mappings (by their ids)."""
+    return [_outline(root, touched) for root in file.roots]
+
+
+def _outline(node: yaml.Node, touched: Mapping[int, set[str]]) -> object:
+    if isinstance(node, yaml.MappingNode):
+        without = touched.get(id(node), set())
+        return [
+            (_outline(key, touched), _outline(value, touched))
+            for key, value in node.value
+            if key.value not in without
+        ]
+    if isinstance(node, yaml.SequenceNode):
+        return [_outline(item, touched) for item in node.value]
+    return (node.tag, node.value)
+
+
+def _quotes(style: str | None, value: object) -> str | None:
+    """Keep the quotes around a text, unless it is easier to read in others."""
+    keeps = style in ("'", '"') and isinstance(value, str) and style not in value
+    return style if keeps else None
+
+
+def _end(node: yaml.Node) -> int:
+    """Where a node's own text ends; a block's mark would be at the next key, past all comments."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
+        last = node.value[-1]
+        return _end(last[1] if isinstance(node, yaml.MappingNode) else last)
+    return int(node.end_mark.index)
+
+
+def _dash(text: str, item: yaml.Node) -> int:
+    """Where the ``-`` of a block list's item stands."""
+    return text.rfind("-", 0, item.start_mark.index)
