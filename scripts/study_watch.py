@@ -32,13 +32,13 @@ from study_sweeps import parsed, swept, workers
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.live_sim import SimulatedServer, simulated
+from tuner.live.watch.drift import reference
+from tuner.live.watch.promised import Promised, wander_of
+from tuner.live.watch.verdict import Verdict, Watch
+from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored, stored
 from tuner.runs.settings import SweepSettings
 from tuner.twin.simulation import Traffic
-from tuner.watch.drift import reference
-from tuner.watch.promised import Promised, wander_of
-from tuner.watch.verdict import Verdict, Watch
-from tuner.watch.windows import WindowMaker
 
 TUNED_S = 1200.0
 WINDOW_S, EVERY_S, RUN_IN_S = 10.0, 2.0, 60.0

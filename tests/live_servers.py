@@ -12,9 +12,9 @@ from typing import Any
 
 from tuner.engines.server import control_client
 from tuner.engines.server.protocol import About, Limits, Refused, State
-from tuner.live import socket_files
-from tuner.live.control import LiveControl
-from tuner.live.listener import Listener
+from tuner.live.control import socket_files
+from tuner.live.control.control import LiveControl
+from tuner.live.control.listener import Listener
 
 DIGEST = "sha256:" + "0" * 64
 BUILT = Limits(max_num_seqs=32, max_num_batched_tokens=8192)

@@ -21,10 +21,10 @@ from tuner.engines.scheduler.state import (
 )
 from tuner.engines.sim.weather import EngineWeather, Machine
 from tuner.engines.sim.world import World, step_law
+from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
 from tuner.profile.profile import seal
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import stored
-from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast

@@ -61,7 +61,7 @@ HOMES = {
         "runs.refine.study.study",
     },
     "plotly": {"commands.compare_plot", "report"},
-    "prometheus_client": {"exporter", "prometheus"},
+    "prometheus_client": {"live.exporter", "live.prometheus"},
     "pynvml": {"engines.devices"},
     "ray": {"runs.cluster.session"},
     "rich": {"commands"},

@@ -7,11 +7,11 @@ import pytest
 from tests.live_sim import SimulatedServer, poisson, simulated
 from tests.test_watch import CAP, RATE, WORLD
 from tests.test_watch import promised as promised  # noqa: PLC0414 - a fixture
-from tuner.watch.canary import CanaryGate
-from tuner.watch.pair import kv_blocks_said, paired
-from tuner.watch.promised import Promised
-from tuner.watch.verdict import Watch
-from tuner.watch.windows import WindowMaker
+from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.pair import kv_blocks_said, paired
+from tuner.live.watch.promised import Promised
+from tuner.live.watch.verdict import Watch
+from tuner.live.watch.windows import WindowMaker
 
 LENGTH_S = 600.0
 

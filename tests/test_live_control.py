@@ -25,8 +25,8 @@ from tuner.engines.server.protocol import (
     SetSchedule,
 )
 from tuner.errors import EngineError, GateError, InputError, TargetError
-from tuner.live import socket_files
-from tuner.live.listener import Peer
+from tuner.live.control import socket_files
+from tuner.live.control.listener import Peer
 
 
 @pytest.fixture
@@ -400,7 +400,7 @@ def test_what_is_asked_of_a_server_that_is_gone_fails_in_one_line(tmp_path: Path
 
 
 def test_a_server_loads_nothing_heavy_with_the_control() -> None:
-    code = "import sys, tuner.live.thread; print(*sys.modules)"
+    code = "import sys, tuner.live.control.thread; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert "pydantic" in loaded  # which vLLM brings

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner import live_server
 from tuner.errors import InputError, UsageError
+from tuner.live import server as live_server
 
 OK = b"HTTP/1.1 200 OK\r\n"
 Behaviour = Callable[[socket.socket, threading.Event], object]

@@ -15,8 +15,9 @@ import pytest
 from tests.live_servers import audit
 from tests.profiles import profile
 from tests.vllm_server import CAP, gauges, post, vllm_serve
-from tuner import cli, live_server
+from tuner import cli
 from tuner.engines.models import shipped as models
+from tuner.live import server as live_server
 from tuner.profile.profile import save
 from tuner.profile.served_models import model_mismatch
 from tuner.rollout import difference

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tuner.prometheus import Histogram, ServerMetrics
-from tuner.watch.windows import WindowMaker, quantile_range, step, total
+from tuner.live.prometheus import Histogram, ServerMetrics
+from tuner.live.watch.windows import WindowMaker, quantile_range, step, total
 
 
 def metrics(done: float, *, waiting: float = 0.0, started_s: float | None = None) -> ServerMetrics:

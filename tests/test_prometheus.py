@@ -6,7 +6,7 @@ from collections.abc import Callable
 import pytest
 
 from tuner.errors import InputError
-from tuner.prometheus import Histogram, parse, parse_engines
+from tuner.live.prometheus import Histogram, parse, parse_engines
 
 TODAY = """\
 # HELP vllm:num_requests_running Number of requests in model execution batches.

@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from tuner.watch.sequential import ARL, Limits, Monitor, interval, long_run_variance
-from tuner.watch.verdict import SPEED_REACH
+from tuner.live.watch.sequential import ARL, Limits, Monitor, interval, long_run_variance
+from tuner.live.watch.verdict import SPEED_REACH
 
 BAND = Limits(0.75, 1.25, reach=0.75)
 ONE_SIDED = Limits(-math.inf, 0.1, reach=0.4)

@@ -21,10 +21,10 @@ import yaml
 from tests.deployments import ENGINE as ENGINE_OF_EXAMPLES
 from tests.deployments import EXAMPLES, MODEL, WORDS, Example, applied
 from tests.profiles import ENGINE, profile
-from tuner import prometheus
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import flags as vllm_flags
+from tuner.live import prometheus
 from tuner.rollout import rollout
 from tuner.rollout.monitoring import prometheus_rules
 from tuner.rollout.targets.kinds import vllm_config

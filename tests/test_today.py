@@ -7,10 +7,10 @@ import pytest
 
 from tests.live_sim import LENGTHS, poisson, simulated
 from tuner.engines.sim.world import World, WorldStep
-from tuner.prometheus import Histogram
+from tuner.live.prometheus import Histogram
+from tuner.live.watch.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like
+from tuner.live.watch.windows import Step, WindowMaker, total
 from tuner.twin.simulation import Traffic
-from tuner.watch.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like
-from tuner.watch.windows import Step, WindowMaker, total
 
 WORLD = World(step=WorldStep(a=0.02, b=0.0005, c=1e-5))
 STORED = poisson(2.0, 600.0, seed=1)

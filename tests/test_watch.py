@@ -8,15 +8,15 @@ import pytest
 
 from tests.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
+from tuner.live.prometheus import Histogram, ServerMetrics
+from tuner.live.watch.drift import reference
+from tuner.live.watch.promised import Promised, wander_of
+from tuner.live.watch.reasons import reason, server_is_why
+from tuner.live.watch.sequential import ARL
+from tuner.live.watch.verdict import Watch
+from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored
-from tuner.prometheus import Histogram, ServerMetrics
 from tuner.twin.simulation import Traffic
-from tuner.watch.drift import reference
-from tuner.watch.promised import Promised, wander_of
-from tuner.watch.reasons import reason, server_is_why
-from tuner.watch.sequential import ARL
-from tuner.watch.verdict import Watch
-from tuner.watch.windows import WindowMaker
 
 WORLD = World(
     step=WorldStep(a=0.02, b=0.0006, n0=16, h=0.0025, c=1e-4),

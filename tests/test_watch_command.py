@@ -27,10 +27,10 @@ from tuner.errors import (
     UndecidedError,
     UsageError,
 )
+from tuner.live.prometheus import ServerMetrics
+from tuner.live.watch.scraper import GONE_S, Absence, Scrape, Stall
 from tuner.profile import profile as profiles
-from tuner.prometheus import ServerMetrics
 from tuner.rollout import backup
-from tuner.watch.scraper import GONE_S, Absence, Scrape, Stall
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 LENGTH_S = 400.0

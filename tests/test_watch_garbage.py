@@ -13,12 +13,12 @@ from tests.live_sim import exposition, poisson, simulated
 from tests.test_watch import CAP, RATE, WORLD
 from tests.test_watch import promised as promised  # noqa: PLC0414 - a fixture
 from tuner.errors import InputError
-from tuner.prometheus import parse_engines
-from tuner.watch.journal import plain
-from tuner.watch.promised import Promised
-from tuner.watch.reasons import reason
-from tuner.watch.verdict import Watch
-from tuner.watch.windows import WindowMaker
+from tuner.live.prometheus import parse_engines
+from tuner.live.watch.journal import plain
+from tuner.live.watch.promised import Promised
+from tuner.live.watch.reasons import reason
+from tuner.live.watch.verdict import Watch
+from tuner.live.watch.windows import WindowMaker
 
 SERVER = simulated(WORLD, poisson(RATE, 60.0, seed=2), cap=CAP, until_s=60.0)
 PAGES = [exposition({"0": SERVER.scrape(2.0 * place)}) for place in range(31)]

@@ -15,8 +15,8 @@ import pytest
 from tests.live_sim import poisson, profile_of
 from tests.vllm_server import CAP, Planned, post, send, vllm_serve
 from tuner.engines.sim.world import World, WorldKv, WorldStep
+from tuner.live.watch.scraper import Server
 from tuner.profile import profile as profiles
-from tuner.watch.scraper import Server
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
 RATE_RPS, LENGTH_S, OUTPUT = 4.0, 17.0, 24

@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from tuner import prometheus as metrics_text
 from tuner.engines.models import shipped as models
+from tuner.live import prometheus as metrics_text
 
 BIN = Path(sys.executable).parent
 CAP = 8

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from tuner import live_server
 from tuner.engines.server.cap_schedule import CapAt, CapSchedule
 from tuner.engines.server.protocol import (
     VERSION,
@@ -18,6 +17,7 @@ from tuner.engines.server.protocol import (
     State,
 )
 from tuner.errors import GateError, UndecidedError, UsageError
+from tuner.live import server as live_server
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference, rollout

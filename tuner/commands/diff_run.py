@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from itertools import groupby
 from pathlib import Path
 
-from tuner import live_server
 from tuner.commands.apply_options import read_text
 from tuner.commands.apply_plan import deployment, target_of
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, TargetError, UsageError
+from tuner.live import server as live_server
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import difference

@@ -30,7 +30,7 @@ from tuner.engines.models import shipped as models
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import RunError, UndecidedError, UsageError
-from tuner.exporter import Exporter
+from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 from tuner.replay.readings import Read

@@ -31,7 +31,7 @@ from tuner.commands.sweep_setup import (
 from tuner.commands.sweep_several_view import Named, Report, json_of, render_all
 from tuner.commands.sweep_view import Progress
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
-from tuner.exporter import Exporter
+from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence

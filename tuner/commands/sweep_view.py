@@ -13,7 +13,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.commands.console import LONG_MS, console_for, shown_ms
-from tuner.exporter import Exporter
+from tuner.live.exporter import Exporter
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings

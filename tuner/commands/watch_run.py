@@ -20,13 +20,13 @@ from tuner.errors import (
     TunerError,
     UndecidedError,
 )
-from tuner.exporter import WatchExporter
+from tuner.live.exporter import WatchExporter
+from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.journal import WindowJournal
+from tuner.live.watch.reasons import server_is_why
+from tuner.live.watch.scraper import Clock, MachineClock, Server, moments
 from tuner.profile.profile import load as load_profile
 from tuner.rollout import backup
-from tuner.watch.canary import CanaryGate
-from tuner.watch.journal import WindowJournal
-from tuner.watch.reasons import server_is_why
-from tuner.watch.scraper import Clock, MachineClock, Server, moments
 
 VERDICTS = ("still valid", "drifting", "re-tune now", "not enough evidence")
 DECISIONS = ("promote", "roll back", "undecided")

@@ -6,16 +6,16 @@ from dataclasses import asdict, dataclass, field
 from tuner.commands.watch_setup import Times
 from tuner.commands.watch_view import Progress
 from tuner.errors import EngineError, InputError
-from tuner.exporter import WatchExporter
-from tuner.prometheus import ServerMetrics
-from tuner.watch.canary import CanaryGate
-from tuner.watch.journal import WindowJournal
-from tuner.watch.pair import kv_blocks_said, paired
-from tuner.watch.promised import Promised
-from tuner.watch.reasons import reason, server_is_why
-from tuner.watch.scraper import Absence, Moment, Server, Stall
-from tuner.watch.verdict import Watch
-from tuner.watch.windows import Window, WindowMaker
+from tuner.live.exporter import WatchExporter
+from tuner.live.prometheus import ServerMetrics
+from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.journal import WindowJournal
+from tuner.live.watch.pair import kv_blocks_said, paired
+from tuner.live.watch.promised import Promised
+from tuner.live.watch.reasons import reason, server_is_why
+from tuner.live.watch.scraper import Absence, Moment, Server, Stall
+from tuner.live.watch.verdict import Watch
+from tuner.live.watch.windows import Window, WindowMaker
 
 
 @dataclass(slots=True)

@@ -6,18 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from tuner import live_server
 from tuner.errors import InputError, ProfileError, UsageError
-from tuner.live_server import LiveServer
+from tuner.live import server as live_server
+from tuner.live.server import LiveServer
+from tuner.live.watch.drift import reference
+from tuner.live.watch.promised import Promised, wander_of
+from tuner.live.watch.scraper import Server
+from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
 from tuner.profile.stored_twin import restored
 from tuner.rollout import difference
 from tuner.traffic.window import parse_duration_s
-from tuner.watch.drift import reference
-from tuner.watch.promised import Promised, wander_of
-from tuner.watch.scraper import Server
-from tuner.watch.windows import KEPT_STEPS
 
 FOREVER = "forever"
 LEAST_STEPS = 2

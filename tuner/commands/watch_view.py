@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.commands.console import console_for, shown_ms
-from tuner.watch.canary import LOGARITHMIC, CanaryGate
-from tuner.watch.journal import plain
-from tuner.watch.verdict import Measured, Watch
-from tuner.watch.watched import Seen
+from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
+from tuner.live.watch.journal import plain
+from tuner.live.watch.verdict import Measured, Watch
+from tuner.live.watch.watched import Seen
 
 COLOURS = {
     "still valid": "green",

@@ -20,7 +20,7 @@ from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines.server.protocol import Limits, Refused
-from tuner.live.thread import LiveThread, switched_off
+from tuner.live.control.thread import LiveThread, switched_off
 from tuner.system.guard import guarded
 
 SOCKET = "TUNER_LIVE_SOCKET"

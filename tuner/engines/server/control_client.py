@@ -27,7 +27,7 @@ from tuner.engines.server.protocol import (
     strict_json,
 )
 from tuner.errors import EngineError, GateError, InputError, TunerError
-from tuner.live.listener import peer_of
+from tuner.live.control.listener import peer_of
 from tuner.system import folders, interruption
 
 ANSWER_S = 30.0

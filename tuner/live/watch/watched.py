@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats
-from tuner.prometheus import Distribution, Histogram
-from tuner.watch.expected import Compared
-from tuner.watch.windows import Window, added, quantile_range, total
+from tuner.live.prometheus import Distribution, Histogram
+from tuner.live.watch.expected import Compared
+from tuner.live.watch.windows import Window, added, quantile_range, total
 
 TIMES: tuple[Distribution, ...] = ("ttft_s", "itl_s", "tpot_s", "e2el_s", "queue_s")
 

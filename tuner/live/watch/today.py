@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import Floats, Ints
-from tuner.prometheus import Histogram
+from tuner.live.prometheus import Histogram
+from tuner.live.watch.windows import Step, total
 from tuner.twin.simulation import Traffic
-from tuner.watch.windows import Step, total
 
 RAKES = 30
 HALVINGS = 40

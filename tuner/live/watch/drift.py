@@ -12,11 +12,11 @@ from typing import Literal, get_args
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, Ints
+from tuner.live.prometheus import Distribution, Histogram
+from tuner.live.watch.sequential import LEVEL, Interval, Limits, Monitor
+from tuner.live.watch.today import arrivals
+from tuner.live.watch.windows import Step, Window, added, total
 from tuner.profile.stored_twin import StoredTwin
-from tuner.prometheus import Distribution, Histogram
-from tuner.watch.sequential import LEVEL, Interval, Limits, Monitor
-from tuner.watch.today import arrivals
-from tuner.watch.windows import Step, Window, added, total
 
 Measure = Literal["rate", "input_length", "output_length", "prefix_share"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import reduce
 from typing import Literal
 
-from tuner.prometheus import Counter, Distribution, Histogram, ServerMetrics
+from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
 
 LATE = 5
 """A step that lasts so many times the interval between scrapes says too little of when things

@@ -13,9 +13,9 @@ import urllib.parse
 import urllib.request
 from dataclasses import dataclass, field
 
-from tuner import prometheus
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, UsageError
+from tuner.live import prometheus
 from tuner.profile import served_models
 from tuner.profile.served_models import ServedModel
 from tuner.rollout.targets.command_line.flags import typed

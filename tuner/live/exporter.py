@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from tuner.errors import UsageError
+from tuner.live.watch.choice import Choice
+from tuner.live.watch.verdict import Measured
 from tuner.replay.measure import Measurement
-from tuner.watch.choice import Choice
-from tuner.watch.verdict import Measured
 
 
 class _Endpoint:

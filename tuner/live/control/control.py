@@ -32,11 +32,11 @@ from tuner.engines.server.protocol import (
     strict_json,
 )
 from tuner.errors import TunerError
-from tuner.live import socket_files
-from tuner.live.limits import Knobs, check_schedule, checked
-from tuner.live.listener import Peer
-from tuner.live.record import LiveRecord, log
-from tuner.live.socket_files import Place
+from tuner.live.control import socket_files
+from tuner.live.control.limits import Knobs, check_schedule, checked
+from tuner.live.control.listener import Peer
+from tuner.live.control.record import LiveRecord, log
+from tuner.live.control.socket_files import Place
 
 MOST_UNDONE = 100
 """Changes that can be rolled back."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 
 from tuner.engines.server.protocol import About, Answer, Refused, line_of
 from tuner.errors import TunerError
-from tuner.live import socket_files
-from tuner.live.control import LOOK_S, LiveControl
-from tuner.live.limits import Knobs
-from tuner.live.listener import Listener, Peer
-from tuner.live.record import log
+from tuner.live.control import socket_files
+from tuner.live.control.control import LOOK_S, LiveControl
+from tuner.live.control.limits import Knobs
+from tuner.live.control.listener import Listener, Peer
+from tuner.live.control.record import log
 from tuner.system.guard import guarded
 
 STOP_S = 2.0

@@ -7,9 +7,9 @@ its KV cache, and shows its cap where requests wait; ``max_num_batched_tokens`` 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.watch.canary import Pair
-from tuner.watch.verdict import Watch
-from tuner.watch.windows import Window
+from tuner.live.watch.canary import Pair
+from tuner.live.watch.verdict import Watch
+from tuner.live.watch.windows import Window
 
 MOST_BLOCKS = 10_000_000
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.live.watch.drift import Reference
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.agreement import CLAIM_SPEED, PRIOR_WANDER
 from tuner.twin.law import START_SHARE
-from tuner.watch.drift import Reference
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from tuner.watch.expected import Compared
-from tuner.watch.promised import Promised
-from tuner.watch.sequential import Limits, Monitor
-from tuner.watch.verdict import (
+from tuner.live.watch.expected import Compared
+from tuner.live.watch.promised import Promised
+from tuner.live.watch.sequential import Limits, Monitor
+from tuner.live.watch.verdict import (
     LEAST_REQUESTS,
     LEAST_WINDOWS,
     SPEED_REACH,
@@ -27,8 +27,8 @@ from tuner.watch.verdict import (
     server_monitors,
     server_values,
 )
-from tuner.watch.watched import failed_share, preempted_share
-from tuner.watch.windows import Window
+from tuner.live.watch.watched import failed_share, preempted_share
+from tuner.live.watch.windows import Window
 
 Decision = Literal["promote", "roll back", "undecided"]
 Effect = Literal["tpot", "ttft", "e2el_tail", "failed", "preemptions", "slowness", "ttft_excess"]

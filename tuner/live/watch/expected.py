@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
+from tuner.live.prometheus import Distribution, Histogram
+from tuner.live.watch.today import traffic_like
+from tuner.live.watch.windows import Window, share_above, total
 from tuner.profile.stored_twin import StoredTwin
-from tuner.prometheus import Distribution, Histogram
 from tuner.twin.simulation import EngineShape, Traffic, simulate
-from tuner.watch.today import traffic_like
-from tuner.watch.windows import Window, share_above, total
 
 LEAST_GAPS = 20
 """Fewer gaps between tokens in a window say nothing of its speed."""

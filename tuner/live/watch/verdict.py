@@ -12,15 +12,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from tuner.prometheus import Distribution
+from tuner.live.prometheus import Distribution
+from tuner.live.watch.choice import Choice, choice_for, is_answerable, joined
+from tuner.live.watch.drift import DISTANCE, TrafficWatch
+from tuner.live.watch.expected import Compared, compared, has_bounds, tail_bounds
+from tuner.live.watch.promised import Promised
+from tuner.live.watch.sequential import Interval, Limits, Monitor, State
+from tuner.live.watch.watched import RunningSeen, Seen, Totals, seen
+from tuner.live.watch.windows import Window
 from tuner.twin.simulation import Traffic
-from tuner.watch.choice import Choice, choice_for, is_answerable, joined
-from tuner.watch.drift import DISTANCE, TrafficWatch
-from tuner.watch.expected import Compared, compared, has_bounds, tail_bounds
-from tuner.watch.promised import Promised
-from tuner.watch.sequential import Interval, Limits, Monitor, State
-from tuner.watch.watched import RunningSeen, Seen, Totals, seen
-from tuner.watch.windows import Window
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
 

@@ -6,9 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from tuner import live_server, prometheus
 from tuner.errors import InputError
-from tuner.prometheus import ServerMetrics
+from tuner.live import prometheus
+from tuner.live import server as live_server
+from tuner.live.prometheus import ServerMetrics
 
 GONE_S = 60.0
 """A server that has not answered for so long is gone; so is one that missed GONE_SCRAPES."""

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.live.watch.expected import slower
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import good_caps, value_of
 from tuner.twin.simulation import Traffic, simulate
 from tuner.twin.uncertainty import choose
-from tuner.watch.expected import slower
 
 SURE = 0.95
 

@@ -2,8 +2,8 @@
 
 import math
 
-from tuner.watch.drift import DISTANCE
-from tuner.watch.verdict import LEAST_REQUESTS, LEAST_WINDOWS, Measured, Watch
+from tuner.live.watch.drift import DISTANCE
+from tuner.live.watch.verdict import LEAST_REQUESTS, LEAST_WINDOWS, Measured, Watch
 
 NAMES = {
     "rate": "the rate",
