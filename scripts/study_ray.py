@@ -27,8 +27,8 @@ from time import monotonic
 
 from study_sweeps import Silent, parsed
 
-from tuner.commands.refine_ray import site_of
-from tuner.commands.refine_setup import Engines, RefineOptions, engines_of, plan_of, space_of
+from tuner.commands.refine.ray import site_of
+from tuner.commands.refine.setup import Engines, RefineOptions, engines_of, plan_of, space_of
 from tuner.engines import devices
 from tuner.engines.sim import virtual_time
 from tuner.profile import profile

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from study_sweeps import Silent, parsed
 
-from tuner.commands.refine_setup import RefineOptions, engines_of, plan_of, space_of
+from tuner.commands.refine.setup import RefineOptions, engines_of, plan_of, space_of
 from tuner.errors import UndecidedError
 from tuner.profile import profile
 from tuner.replay.measure import Measurement

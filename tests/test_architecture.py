@@ -60,7 +60,7 @@ HOMES = {
         "runs.refine.study.storage",
         "runs.refine.study.study",
     },
-    "plotly": {"commands.compare_plot", "report"},
+    "plotly": {"commands.compare.plot", "report"},
     "prometheus_client": {"live.exporter", "live.prometheus"},
     "pynvml": {"engines.devices"},
     "ray": {"runs.cluster.session"},
@@ -192,7 +192,7 @@ def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:
 
 @pytest.mark.parametrize("command", ["apply", "diff", "trace"])
 def test_commands_that_serve_nothing_need_no_engine(command: str) -> None:
-    assert reaches(f"commands.{command}") & {"torch", "vllm"} == set()
+    assert reaches(f"commands.{command}.options") & {"torch", "vllm"} == set()
 
 
 def test_what_is_imported_is_declared() -> None:

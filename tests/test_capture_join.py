@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.traces import HEADER, row, write_lines
-from tuner.commands import capture_run
+from tuner.commands.capture import run as capture_run
 from tuner.errors import TargetError, TraceError, UsageError
 from tuner.trace import trace
 

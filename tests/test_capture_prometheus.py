@@ -29,7 +29,7 @@ from tests.scraped import (
 from tests.toy_server import application, served
 from tuner.capture import history, prometheus_api
 from tuner.capture.synthetic import trace_of
-from tuner.commands import capture_run
+from tuner.commands.capture import run as capture_run
 from tuner.engines.seam import EngineRequest, Reply
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run

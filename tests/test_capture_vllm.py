@@ -22,7 +22,7 @@ from tests import paced
 from tests.scraped import can_scrape, prometheus
 from tests.vllm_server import CAP, Gauges, Planned, hang_up, now_s, post, send, vllm_serve
 from tuner.capture import history, prometheus_api
-from tuner.commands import capture_run
+from tuner.commands.capture import run as capture_run
 from tuner.trace import trace
 from tuner.trace.trace import Trace, TraceRequest
 

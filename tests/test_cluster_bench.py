@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.builders import request, settings
-from tuner.commands.sweep_view import Progress
+from tuner.commands.sweep.view import Progress
 from tuner.engines.seam import Starter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world

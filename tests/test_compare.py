@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 from tests.traces import SAMPLES
-from tuner.commands.compare_run import run
-from tuner.commands.compare_setup import CompareOptions
+from tuner.commands.compare.run import run
+from tuner.commands.compare.setup import CompareOptions
 from tuner.errors import EngineError, GateError, RunError, TraceError, TunerError, UsageError
 from tuner.runs.compare.evidence import Comparing
 from tuner.runs.journal import read

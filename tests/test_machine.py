@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.profiles import profile
-from tuner.commands.machine import check_machine
+from tuner.commands.shared.machine import check_machine
 from tuner.errors import GateError
 
 GPU = {"name": "NVIDIA H200", "digest": None}

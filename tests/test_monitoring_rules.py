@@ -191,7 +191,7 @@ def test_a_real_prometheus_loads_the_rules_and_their_expressions_return_data(
 
 
 def test_the_tolerances_are_those_of_verify() -> None:
-    from tuner.commands import verify  # noqa: PLC0415
+    from tuner.commands.verify import options as verify  # noqa: PLC0415
     from tuner.runs.verify import gates  # noqa: PLC0415 - only here, it is slow to import
 
     assert lines.ATTAINMENT_TOLERANCE == gates.ATTAINMENT_TOLERANCE

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from tests.builders import iterations, measurement, record, replay_of, settings
 from tests.profiles import profile
-from tuner.commands.refine_view import trials_table
-from tuner.commands.sweep_view import Progress
+from tuner.commands.refine.view import trials_table
+from tuner.commands.sweep.view import Progress
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.builders import record, replay_of, settings
-from tuner.commands.sweep_view import Progress
+from tuner.commands.sweep.view import Progress
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build, Done

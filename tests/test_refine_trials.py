@@ -9,7 +9,7 @@ import pytest
 
 from tests.builders import request, settings
 from tests.test_refine_balance import screen_of
-from tuner.commands.sweep_view import Progress
+from tuner.commands.sweep.view import Progress
 from tuner.engines.seam import Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.engine import SimEngine

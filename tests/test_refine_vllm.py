@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.builders import settings
-from tuner.commands.refine_setup import RefineOptions, engines_of, space_of
-from tuner.commands.sweep_view import Progress
+from tuner.commands.refine.setup import RefineOptions, engines_of, space_of
+from tuner.commands.sweep.view import Progress
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
 from tuner.profile import profile

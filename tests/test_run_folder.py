@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.commands.run_folder import Where, check_command, kept, open_each, open_run
+from tuner.commands.shared.run_folder import Where, check_command, kept, open_each, open_run
 from tuner.errors import EngineError, Interrupted, RunError, TunerError, UsageError
 from tuner.runs import journal
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.test_sweep_command import TRACE, WORLD, refused, wait_for
-from tuner.commands.sweep_several import named_warnings, names_of, outputs_of
+from tuner.commands.sweep.several import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
 from tuner.profile import profile
 

@@ -391,7 +391,7 @@ def test_reading_takes_the_memory_of_a_part_and_not_of_the_file(tmp_path: Path) 
 
 def test_help_needs_no_numbers() -> None:
     code = (
-        "import sys, tuner.commands.trace; "
+        "import sys, tuner.commands.trace.options; "
         "print({'numpy', 'msgspec', 'rich.table'} & {*sys.modules})"
     )
     result = subprocess.run(

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.commands.trace_plot import axis, bars, columns_for, underline
+from tuner.commands.trace.plot import axis, bars, columns_for, underline
 
 
 def test_bars_stand_on_the_ground_and_the_highest_fills_all_rows() -> None:

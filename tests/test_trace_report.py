@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.test_trace_commands import Run
 from tests.traces import HEADER, SLICES, needs_slices, request, row, write_lines
-from tuner.commands import trace_report
+from tuner.commands.trace import report as trace_report
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.trace import load
 from tuner.traffic.arrivals import dispersion, same_time_share

@@ -9,7 +9,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from tuner.commands.verify_junit import junit
+from tuner.commands.verify.junit import junit
 from tuner.errors import GateError
 
 ROOT = Path(__file__).parent.parent

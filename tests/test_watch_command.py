@@ -15,8 +15,8 @@ import pytest
 from tests.live_sim import OLD_NAMES, SimulatedServer, exposition, poisson, profile_of, simulated
 from tests.served_metrics import FreeClock, Page, page_of, serving
 from tests.test_watch import CAP, CAPS, RATE, STORED, WORLD
-from tuner.commands.watch_run import run
-from tuner.commands.watch_setup import WatchOptions
+from tuner.commands.watch.run import run
+from tuner.commands.watch.setup import WatchOptions
 from tuner.errors import (
     EngineError,
     GateError,

@@ -4,7 +4,16 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands import apply, capture, compare, diff, plan, refine, sweep, trace, verify, watch
+from tuner.commands.apply import options as apply
+from tuner.commands.capture import options as capture
+from tuner.commands.compare import options as compare
+from tuner.commands.diff import options as diff
+from tuner.commands.plan import options as plan
+from tuner.commands.refine import options as refine
+from tuner.commands.sweep import options as sweep
+from tuner.commands.trace import options as trace
+from tuner.commands.verify import options as verify
+from tuner.commands.watch import options as watch
 
 app = typer.Typer(
     name="tuner",

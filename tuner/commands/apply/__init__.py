@@ -1,0 +1,1 @@
+"""``tuner apply``: write a profile into what is deployed."""

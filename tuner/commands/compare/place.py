@@ -1,0 +1,185 @@
+"""Where ``tuner compare`` runs: a machine with vLLM, or a simulated one."""
+
+from collections.abc import Callable, Coroutine
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar, cast
+
+from tuner.commands.compare.setup import CompareOptions
+from tuner.commands.shared.machine import Here, ThisMachine
+from tuner.engines.base import engine_arguments
+from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.workers.seam import Site
+from tuner.errors import UsageError
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
+from tuner.runs import journal
+from tuner.runs.compare.evidence import CALIBRATION, Comparing, session_of
+from tuner.runs.compare.settings import CompareSettings
+from tuner.runs.evidence import Evidence
+from tuner.system import interruption
+from tuner.trace.trace import Trace
+
+Result = TypeVar("Result")
+
+
+class Place(Protocol):
+    """Where a comparison runs: a machine with vLLM, or a simulated one."""
+
+    profile: ServingProfile | None
+
+    def here(self) -> Here:
+        """Return what engines would run on."""
+        ...
+
+    def machine(self) -> dict[str, Any]:
+        """Return what a run here stands and falls with: ``engine_arguments``, pinned, and more."""
+        ...
+
+    def site(self, comparing: Comparing, settings: CompareSettings) -> Site: ...
+
+    def starter(self, sweep_book: journal.Journal) -> Starter:
+        """Return what starts the engines of a sweep."""
+        ...
+
+    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
+        """Run on real time, or on virtual time from where a journal ends."""
+        ...
+
+
+def place_of(options: CompareOptions, trace: Trace) -> Place:
+    """Return where to run. Raises UsageError for options that do not go together."""
+    profile = load_profile(options.profile) if options.profile is not None else None
+    if profile is not None and options.model not in {None, profile.model}:
+        raise UsageError(
+            f"--model {options.model}: {options.profile} is a profile of {profile.model}",
+            hint="Leave out --model, or sweep that model for a profile of its own.",
+        )
+    model = options.model or (profile.model if profile and options.base is None else None)
+    if options.engine == "sim":
+        if options.world is None:
+            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+        if options.overrides or options.base is not None:
+            raise UsageError(
+                "--set and --base are for --engine vllm", hint="Write it into the world file."
+            )
+        return _Simulated(options, options.world, model or trace.header.model, profile)
+    if options.engine != "vllm":
+        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
+    if options.world is not None:
+        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+    arguments = engine_arguments(
+        model=model,
+        base=options.base,
+        header_model=trace.header.model,
+        overrides=options.overrides,
+    )
+    if profile is not None and arguments["model"] != profile.model:
+        raise UsageError(
+            f"{options.base} is for {arguments['model']}, {options.profile} for {profile.model}",
+            hint="Give --base and --profile of one model.",
+        )
+    return _Real(options, arguments, profile)
+
+
+class _Simulated:
+    """See Place."""
+
+    def __init__(
+        self,
+        options: CompareOptions,
+        world: Path,
+        model: str | None,
+        profile: ServingProfile | None,
+    ) -> None:
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
+
+        self.options, self.profile = options, profile
+        self.world = read_world(world)
+        self.new_starter = partial(SimStarter, self.world, model=model)
+
+    def here(self) -> Here:
+        return self.new_starter()
+
+    def machine(self) -> dict[str, Any]:
+        arguments = self.new_starter().resolve(max_num_seqs=self.options.untuned)
+        return {"engine_arguments": dict(arguments), "world_digest": self.world.digest}
+
+    def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
+        from tuner.engines.workers.sim import SimSite  # noqa: PLC0415 - numba
+
+        starter = self.new_starter()
+        sizes = [int(size) for size in comparing.evidence.engines()]
+        if comparing.sessions() and comparing.sessions()[-1].startswith("two-workers "):
+            sizes[-1] *= 2  # one simulated engine is both of them
+        starter.go_on_after(sizes, lost=_was_interrupted(comparing, settings))
+        engine = self.profile.engine if self.profile is not None else {}
+        return SimSite(starter, self.world, cast("Any", engine), queue_size=self.options.queue_size)
+
+    def starter(self, sweep_book: journal.Journal) -> Starter:
+        starter = self.new_starter()
+        starter.go_on_after(Evidence(sweep_book).engines())
+        return starter
+
+    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
+        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
+
+        return virtual_time.run(work, begin_s=book.clock_s)
+
+
+def _was_interrupted(comparing: Comparing, settings: CompareSettings) -> bool:
+    """Whether the engine that was started last had not done its work."""
+    sessions = comparing.sessions()
+    if not sessions:
+        return False
+    if sessions[-1] == CALIBRATION:
+        return comparing.reference() is None
+    return any(
+        sessions[-1] == session_of(approach.name, block)
+        and comparing.left(approach.name, block, settings.cells)
+        for approach in settings.approaches
+        for block in range(settings.repeats)
+    )
+
+
+class _Real:
+    """See Place."""
+
+    def __init__(
+        self,
+        options: CompareOptions,
+        arguments: dict[str, ArgumentValue],
+        profile: ServingProfile | None,
+    ) -> None:
+        from tuner.engines.vllm.start import VllmStarter  # noqa: PLC0415 - for vllm alone
+
+        self.options, self.arguments, self.profile = options, arguments, profile
+        self.new_starter: Callable[..., Any] = VllmStarter
+
+    def here(self) -> Here:
+        return ThisMachine()
+
+    def machine(self) -> dict[str, Any]:
+        arguments = self.new_starter(self.arguments).resolve(max_num_seqs=self.options.untuned)
+        return {"engine_arguments": dict(arguments)}
+
+    def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
+        from tuner.engines.workers.vllm import VllmSite  # noqa: PLC0415 - for vllm alone
+
+        del settings
+        engine = self.profile.engine if self.profile is not None else None
+        return VllmSite(
+            self.arguments,
+            cast("Any", engine),
+            queue_size=self.options.queue_size,
+            log=comparing.journal.run_dir / "vllm.log",
+        )
+
+    def starter(self, sweep_book: journal.Journal) -> Starter:
+        starter: Starter = self.new_starter(self.arguments, log=sweep_book.run_dir / "vllm.log")
+        return starter
+
+    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
+        del book
+        return interruption.run(work)

@@ -1,0 +1,212 @@
+"""How a comparison looks: on the terminal, as Markdown and as JSON."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table as RichTable
+
+from tuner.commands.shared.console import console_for, shown_ms
+from tuner.engines.seam import EngineFacts
+from tuner.replay.measure import Spread
+from tuner.runs.compare.blocks import Blocks
+from tuner.runs.compare.comparison import Row, Table
+from tuner.runs.compare.evidence import Tuned
+from tuner.runs.compare.notes import shown_number, shown_ratio
+
+HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
+"""On two lines, so that 80 columns are enough."""
+
+
+def render(
+    tables: Sequence[Table],
+    tuned: Tuned,
+    facts: EngineFacts,
+    *,
+    warnings: Sequence[str],
+    run_dir: Path,
+) -> None:
+    """Print every table, and below it what was seen."""
+    console = console_for(at_least=80)
+    for table in tables:
+        console.print(f"[bold]{escape(_title(table))}[/]")
+        shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+        for heading in _headings(facts):
+            left = heading == "approach"
+            shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
+        for row in table.rows:
+            shown.add_row(*(escape(cell) for cell in _cells(row, facts)))
+        console.print(shown)
+        _print_notes(console, table)
+        console.print()
+    console.print(escape(f"tuned: max_num_seqs={tuned.max_num_seqs}, from {tuned.source}"))
+    for warning in warnings:
+        console.print(f"[yellow]Warning:[/] {escape(warning)}")
+    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
+
+
+def _print_notes(console: Console, table: Table) -> None:
+    for row in table.rows:
+        for note in (*row.notes, *row.errors):
+            console.print(f"{escape(row.title)}: {escape(note)}", soft_wrap=True)
+
+
+def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:
+    """Return the tables as a page, or part of one."""
+    lines = []
+    for table in tables:
+        headings = [heading.replace("\n", " ") for heading in _headings(facts)]
+        headings.append("what was seen")
+        lines += [f"**{_title(table)}**", ""]
+        lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
+        for row in table.rows:
+            seen = ". ".join((*row.notes, *row.errors))
+            lines.append("| " + " | ".join((*_cells(row, facts), seen.replace("|", "/"))) + " |")
+        lines.append("")
+    lines.append(f"Tuned: `max_num_seqs={tuned.max_num_seqs}`, from {tuned.source}.")
+    return "\n".join(lines) + "\n"
+
+
+def _title(table: Table) -> str:
+    kind = "lengths as captured" if table.lengths == "captured" else "uniform lengths"
+    seen = {row.approach: row.numbers for row in table.rows if row.numbers}
+    flown = f"{seen['untuned'].in_flight_mean:.0f} measured untuned" if "untuned" in seen else ""
+    if table.in_flight is None:
+        level = "load as recorded" + (f" ({flown.replace(' m', ' in flight, m')})" if flown else "")
+    else:
+        level = f"{table.load} load ({table.in_flight} in flight" + (
+            f", {flown})" if flown else ")"
+        )
+    rates = [one.offered_rps for one in seen.values()]
+    offered = f", {max(rates):.2f} req/s offered" if rates else ""
+    return f"{level}, {kind}{offered}"
+
+
+def _headings(facts: EngineFacts) -> tuple[str, ...]:
+    return (*HEADINGS, "GPU\nbusy" if _has_gpu(facts) else "engine\nbusy", "idle")
+
+
+def _has_gpu(facts: EngineFacts) -> bool:
+    return facts.device.get("kind") == "gpu"
+
+
+def _cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
+    title = row.title
+    if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
+        title += f" ({row.max_num_seqs})"
+    one = row.numbers
+    if one is None:
+        return (title, "failed", "-", "-", "-", "-", "-")
+    e2el = "-" if one.e2el_p95_s is None else shown_number(one.e2el_p95_s)
+    return (
+        title,
+        f"{one.requests_per_s:.2f}",
+        shown_ratio(row.ratios["requests_per_s"]) if "requests_per_s" in row.ratios else "-",
+        f"{'>' if one.e2el_at_least else ''}{e2el}",
+        shown_ms(one.tpot_s.p95 * 1e3 if one.tpot_s else None),
+        *_use(row, gpu=_has_gpu(facts)),
+    )
+
+
+def _use(row: Row, *, gpu: bool) -> tuple[str, str]:
+    """Return how busy the engine or the GPU was, and how much of the time it was idle."""
+    one = row.numbers
+    nothing = ("-", "-")
+    if one is None:
+        return nothing
+    if not gpu:
+        busy = one.busy
+        return nothing if busy is None else _shares(busy.mean, busy.sd, busy.idle_share)
+    device = one.device
+    if device is None or device.utilisation_mean is None:
+        return nothing
+    return _shares(device.utilisation_mean, device.utilisation_sd or 0.0, device.idle_share or 0.0)
+
+
+def _shares(mean: float, sd: float, idle: float) -> tuple[str, str]:
+    return f"{mean:.0%} ±{sd:.0%}", f"{idle:.0%}"
+
+
+def json_object(
+    tables: Sequence[Table],
+    blocks: Blocks,
+    tuned: Tuned,
+    facts: EngineFacts,
+    warnings: Sequence[str],
+) -> dict[str, Any]:
+    """Return what ``tuner compare --json`` prints."""
+    comparing = blocks.comparing
+    return {
+        "device": dict(facts.device),
+        "versions": dict(facts.versions),
+        "tuned": asdict(tuned),
+        "rates_rps": {level: sum(rates) / len(rates) for level, rates in blocks.rates_rps.items()},
+        "windows": [str(window) for window in blocks.windows],
+        "engine_starts": len(comparing.evidence.starts_s()),
+        "engine_seconds": {
+            "starts": sum(comparing.evidence.starts_s()),
+            "replay": comparing.evidence.replay_s(),
+        },
+        "run_dir": str(comparing.journal.run_dir),
+        "warnings": list(warnings),
+        "tables": [
+            {
+                "load": table.load,
+                "in_flight": table.in_flight,
+                "lengths": table.lengths,
+                "rows": [_json_row(row) for row in table.rows],
+            }
+            for table in tables
+        ],
+    }
+
+
+def _json_row(row: Row) -> dict[str, Any]:
+    one = row.numbers
+    common = {
+        "approach": row.approach,
+        "title": row.title,
+        "max_num_seqs": row.max_num_seqs,
+        "notes": list(row.notes),
+        "errors": list(row.errors),
+    }
+    if one is None:
+        return {**common, "measured": None}
+    measured = {
+        "blocks": one.blocks,
+        "requests": one.requests,
+        "completed": one.completed,
+        "unfinished": one.unfinished,
+        "failed": one.failed,
+        "aborted": one.aborted,
+        "offered_rps": one.offered_rps,
+        "requests_per_s": one.requests_per_s,
+        "output_tokens_per_s": one.output_tokens_per_s,
+        "in_flight_mean": one.in_flight_mean,
+        "ratios": {name: asdict(ratio) for name, ratio in row.ratios.items()},
+        "e2el_p95_ms": _ms(one.e2el_p95_s),
+        "e2el_mean_ms": _ms(one.e2el_mean_s),
+        "e2el_at_least": one.e2el_at_least,
+        "ttft_p95_ms": _ms(one.ttft_p95_s),
+        "ttft_at_least": one.ttft_at_least,
+        "tpot_ms": _spread_ms(one.tpot_s),
+        "iteration_ms": _ms(one.iteration_s),
+        "queue_mean_ms": _ms(one.queue_mean_s),
+        "held_mean_ms": _ms(one.held_mean_s),
+        "transfer_ms": _spread_ms(one.transfer_s),
+        "engine_busy": asdict(one.busy) if one.busy else None,
+        "device": asdict(one.device) if one.device else None,
+    }
+    return {**common, "measured": measured}
+
+
+def _ms(seconds: float | None) -> float | None:
+    return None if seconds is None else seconds * 1e3
+
+
+def _spread_ms(found: Spread | None) -> dict[str, float] | None:
+    return None if found is None else {name: at * 1e3 for name, at in asdict(found).items()}

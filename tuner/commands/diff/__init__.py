@@ -1,0 +1,1 @@
+"""``tuner diff``: in what a profile differs from another, a file or a server."""

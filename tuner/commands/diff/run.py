@@ -1,0 +1,122 @@
+"""What ``tuner diff`` does, and how it shows it."""
+
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import groupby
+from pathlib import Path
+
+from tuner.commands.apply.command_line import read_text
+from tuner.commands.apply.plan import deployment, target_of
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import GateError, TargetError, UsageError
+from tuner.live import server as live_server
+from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
+from tuner.rollout import difference
+from tuner.rollout.difference import Difference
+from tuner.rollout.targets.yaml import nodes as yaml_nodes
+from tuner.rollout.targets.yaml.file import parse
+
+_LONGEST = 60
+
+
+@dataclass(frozen=True, slots=True)
+class DiffOptions:
+    """The command line."""
+
+    profile: Path
+    other: Path | None
+    url: str | None
+    to: str | None
+    container: str | None
+    check: bool
+    json: bool
+
+
+def run(options: DiffOptions) -> None:
+    """Raise ProfileError, TargetError, UsageError, and GateError when asked to check."""
+    if (options.other is None) == (options.url is None):
+        raise UsageError(
+            "one thing to compare with: a file or --url",
+            hint=f"tuner diff {options.profile} OTHER, or tuner diff {options.profile} --url URL",
+        )
+    one = profile.load(options.profile)
+    untold: list[str] = []
+    if options.url is not None:
+        name = options.url
+        server = live_server.ask(name)
+        found = difference.of_server(
+            one, server.arguments, server.version, source=name, served=server.served
+        )
+        untold = difference.untold(one, server.arguments, served=server.served)
+    else:
+        assert options.other is not None
+        name = str(options.other)
+        found = _differences(one, options.other, options)
+    if options.json:
+        document = {
+            "profile": str(options.profile),
+            "other": name,
+            "same": not found,
+            "differences": [asdict(each) for each in found],
+            "untold": untold,
+        }
+        sys.stdout.write(json.dumps(document) + "\n")
+    else:
+        sys.stdout.write(_table(found, str(options.profile), name, untold))
+    if options.check and found:
+        raise GateError(
+            f"{name}: differs from {options.profile} in {len(found)} "
+            f"{'thing' if len(found) == 1 else 'things'}",
+            hint="tuner apply writes the profile into what is deployed.",
+        )
+
+
+def _differences(one: ServingProfile, other: Path, options: DiffOptions) -> list[Difference]:
+    text, source = read_text(other), str(other)
+    if text is None:
+        raise TargetError(f"{other}: no such file", hint="Check the path.")
+    if options.to is None and _is_profile(other, text):
+        return difference.of_profiles(one, profile.parse(text, source=source))
+    target = target_of(options.to, other, text)
+    here = deployment(target, text, source=source, container=options.container)
+    return difference.of_deployment(one, here)
+
+
+def _is_profile(path: Path, text: str) -> bool:
+    if path.suffix not in (".yaml", ".yml"):
+        return False
+    roots = parse(text, source=str(path)).roots
+    keys = {name for root in roots for name in yaml_nodes.entries(root)}
+    return {"schema_version", "digest"} <= keys
+
+
+def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[str]) -> str:
+    told = f"what the server does not tell: {', '.join(untold)}\n" if untold else ""
+    if not found:
+        return f"no difference{' in what the server tells' if untold else ''}\n{told}"
+    lines: list[tuple[tuple[str, str, str], str]] = [(("", _plain(one), _plain(other)), "")]
+    for section, members in groupby(found, key=lambda each: each.section):
+        lines.append(((section, "", ""), ""))
+        lines += [
+            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), _plain(each.evidence))
+            for each in members
+        ]
+    widths = [max(len(row[column]) for row, _ in lines) for column in range(3)]
+    shown = []
+    for row, evidence in lines:
+        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
+        shown.append("  ".join([*cells, evidence]).rstrip())
+    return "\n".join(shown) + f"\n{told}"
+
+
+def _shown(value: ArgumentValue) -> str:
+    """As JSON, which is ASCII: nothing in a file can move the cursor."""
+    text = "-" if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
+
+
+def _plain(text: str) -> str:
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

@@ -1,0 +1,1 @@
+"""``tuner plan``: other loads, caps and fleets, by the twin in a profile."""

@@ -1,0 +1,59 @@
+"""``tuner plan``: its options."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from tuner.commands.shared.options import Json
+
+
+def plan(  # noqa: PLR0913 - one parameter an option
+    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
+    *,
+    load: Annotated[
+        float | None,
+        typer.Option(help="All of the traffic, as a multiple of the profile's; default: 1."),
+    ] = None,
+    rps: Annotated[
+        float | None, typer.Option(help="The same in requests per second: 5000 for a fleet.")
+    ] = None,
+    replicas: Annotated[
+        int | None,
+        typer.Option(
+            min=1, max=100_000, help="Servers that share the traffic; default: what it needs."
+        ),
+    ] = None,
+    router: Annotated[
+        Literal["least", "rr", "random"], typer.Option(help="How requests reach replicas.")
+    ] = "least",
+    attainment: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            max=1.0,
+            help="Share to serve within the SLO; default: what the profile promises.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0,
+    json_: Json = False,
+) -> None:
+    """Ask the twin in a profile about another load, other caps, or a fleet.
+
+    Says what every max_num_seqs would give there, with error bars, and how many replicas the load
+    needs. Nothing is run: it is a forecast, as good as the twin's error in the profile.
+    """
+    from tuner.commands.plan.run import Question, run  # noqa: PLC0415 - keeps --help light
+
+    run(
+        Question(
+            profile=profile,
+            load=load,
+            rps=rps,
+            replicas=replicas,
+            router=router,
+            attainment=attainment,
+            seed=seed,
+            json=json_,
+        )
+    )

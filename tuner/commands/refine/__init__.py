@@ -1,0 +1,1 @@
+"""``tuner refine``: other engine arguments around the knee."""

@@ -1,0 +1,230 @@
+"""What ``tuner refine`` does with its options."""
+
+import json
+import sys
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tuner.commands.refine.ray import check_ray, site_of
+from tuner.commands.refine.setup import (
+    Engines,
+    RefineOptions,
+    engines_of,
+    machine_of,
+    plan_of,
+    rests_on,
+    space_of,
+    study_of,
+)
+from tuner.commands.refine.view import render, said_of_space
+from tuner.commands.shared.machine import check_machine
+from tuner.commands.shared.options import check_given
+from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.sweep.view import Progress
+from tuner.commands.verify.run import requests_of
+from tuner.engines import provenance
+from tuner.engines.devices import DeviceMeter
+from tuner.engines.models import shipped as models
+from tuner.profile.profile import check_output, save, seal
+from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
+from tuner.runs.evidence import Evidence
+from tuner.runs.journal import Journal
+from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.run import refine
+from tuner.runs.result import profile_of, second_thoughts
+from tuner.runs.rig import Rig
+from tuner.system import interruption
+from tuner.trace.trace import Trace, TraceRequest, load
+
+if TYPE_CHECKING:
+    from tuner.commands.sweep.setup import Execute
+    from tuner.runs.cluster.site import Site
+    from tuner.runs.refine.bench import Bench
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A run that is about to begin."""
+
+    options: RefineOptions
+    trace: Trace
+    requests: list[TraceRequest]
+    plan: Plan
+    engines: Engines
+    book: Journal
+    began_s: float
+
+
+def run(options: RefineOptions) -> None:
+    """Refine, write the profile and print what was gained. Raises TunerError."""
+    began_s = time.monotonic()
+    check_given("--ray", options.ray)
+    check_given("--storage", options.storage)
+    profile = load_profile(options.profile)
+    check_output(options.output, force=None)
+    check_ray(options)
+    trace = load(options.trace)
+    requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
+    engines = engines_of(options, profile)
+    if not options.force and not options.ray:  # of a cluster each node is checked: refine_ray
+        check_machine(profile, engines.here)
+    space = space_of(
+        options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
+    )
+    plan = plan_of(options, profile, trace, space)
+    with ExitStack() as joined:
+        site = joined.enter_context(site_of(options, plan, engines)) if options.ray else None
+        where = Where(options.trace, options.run_dir, resume=options.resume, command="refine")
+        machine = machine_of(site.kind if site else engines.here)
+        rests = rests_on(options, plan, trace, machine)
+        if options.storage is not None:  # said before there is a run directory
+            study_of(options, plan, rests, run_dir=Path(), warn=str).close()
+        book = open_run(where, rests)
+        engines.log.append(book.run_dir / "vllm.log")
+        begun = _Run(options, trace, requests, plan, engines, book, began_s)
+        with kept(book, where):
+            found = _refined(begun, site)
+            joined.close()
+            if found.outcome is not None:
+                doubts = second_thoughts(found.outcome, plan.settings)
+                found = replace(found, warnings=(*found.warnings, *doubts))
+            _conclude(begun, found)
+
+
+def _refined(begun: _Run, site: "Site | None") -> Refinement:
+    options, plan, book = begun.options, begun.plan, begun.book
+    progress = Progress(plan.settings, None)
+    rests = book.events[0]["plan"]
+    study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
+    for line in said_of_space(plan.space):
+        progress.stage(line)
+    for warning in plan.warnings:
+        progress.warn(warning)
+
+    evidence = Evidence(book)
+    execute: Execute = begun.engines.execute(book.clock_s)
+    bench: Bench = _local_bench(begun, evidence, progress)
+    if site is not None:
+        execute, bench = interruption.run, site.bench(evidence, progress)
+    evidence.check(bench.done, bench.chosen)
+    try:
+        with progress:
+            return execute(refine(begun.requests, plan, bench, study))
+    finally:
+        study.close()
+
+
+def _local_bench(begun: _Run, evidence: Evidence, progress: Progress) -> LocalBench:
+    read = None if begun.engines.is_simulated else DeviceMeter().read
+    rig = Rig(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
+    return LocalBench(rig, begun.engines.vary)
+
+
+def _conclude(begun: _Run, found: Refinement) -> None:
+    """Write the refined profile, or the knee's with what was tried, and print."""
+    options, plan = begun.options, begun.plan
+    wall_s = time.monotonic() - begun.began_s
+    result = _profile(begun, found, wall_s)
+    save(result, begun.book.run_dir / "profile.yaml")
+    check_output(options.output, force=None)
+    save(result, options.output)
+    if options.json:
+        sys.stdout.write(json.dumps(_json(begun, found)) + "\n")
+        return
+    render(
+        found,
+        plan.space,
+        plan.objectives,
+        profile_path=options.output,
+        run_dir=begun.book.run_dir,
+    )
+
+
+def _profile(begun: _Run, found: Refinement, wall_s: float) -> ServingProfile:
+    profile = begun.plan.profile
+    if found.outcome is None:
+        sections = {
+            name: getattr(profile, name)
+            for name in type(profile).model_fields
+            if name not in {"schema_version", "digest"}
+        }
+        decision = profile.decision.model_copy(update={"reason": found.reason})
+        return seal(**{**sections, "decision": decision})
+    origin = {
+        "tuner": version("tuner"),
+        "seed": begun.options.seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": wall_s,
+        "warnings": list(found.warnings),
+        "ranks": profile.provenance.ranks,
+        "model_digest": (
+            None
+            if found.outcome.facts.engine == "sim"
+            else provenance.model_digest(models.model_path(profile.model))
+        ),
+    }
+    return profile_of(
+        found.outcome,
+        headroom=begun.options.headroom,
+        trace_digest=begun.trace.digest,
+        origin=origin,
+    )
+
+
+def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
+    plan = begun.plan
+    paired = found.paired
+    return {
+        "refined": found.outcome is not None,
+        "reason": found.reason,
+        "chosen": dict(found.chosen),
+        "knee": dict(plan.space.knee),
+        "ratios": {
+            name: {"value": one.value, "low": one.low, "high": one.high, "replayed": one.replayed}
+            for name, one in (paired.ratios if paired else {}).items()
+        },
+        "pairs": paired.pairs if paired else 0,
+        "windows": [[str(window) for window in pair] for pair in found.pairs],
+        "objective": [aim.name for aim in plan.objectives],
+        "trials": [
+            {
+                "configuration": dict(one.configuration),
+                "gains": one.gains,
+                "replayed": one.replayed,
+                "foreseen": one.foreseen,
+                "keeps_slo": one.keeps_slo,
+                "attainment": None if one.cut else one.measured.attainment,
+                "attainment_bound": one.measured.attainment_bound,
+                "goodput_rps": None if one.cut else one.measured.goodput_rps,
+                "cut": one.cut,
+                "worker": one.worker or None,
+            }
+            for one in found.tried
+        ],
+        "front": [dict(one.configuration) for one in found.front],
+        "importance": {
+            aim: {one.name: [one.share, one.low, one.high] for one in shares} or None
+            for aim, shares in found.importances
+        },
+        "space": [
+            {"name": knob.name, "values": list(knob.values), "why": knob.why}
+            for knob in plan.space.knobs
+        ],
+        "left_out": list(plan.space.left_out),
+        "pruned": found.pruned,
+        "of_others": found.of_others,
+        "failed": list(found.failed),
+        "complete": found.complete,
+        "engine_starts": len(found.starts_s),
+        "engine_seconds": {"starts": sum(found.starts_s), "replay": found.replay_s},
+        "run_dir": str(begun.book.run_dir),
+        "profile": str(begun.options.output),
+        "warnings": list(found.warnings),
+    }

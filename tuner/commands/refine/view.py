@@ -1,0 +1,153 @@
+"""How a refinement looks."""
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tuner.commands.shared.console import console_for, shown_ms
+from tuner.runs.refine.bench import told
+from tuner.runs.refine.knobs import LIVE, Configuration, Space
+from tuner.runs.refine.objective import Objective
+from tuner.runs.refine.refinement import Refinement
+from tuner.runs.refine.study.importance import FEWEST
+from tuner.runs.refine.tried import Tried
+
+
+def said_of_space(space: Space) -> Iterator[str]:
+    """Yield a line for everything that is searched, and for what is not."""
+    for knob in space.knobs:
+        values = ", ".join("default" if one is None else str(one) for one in knob.values)
+        how = "live" if knob.name in LIVE else "an engine each"
+        yield f"searching {knob.name} ({how}): {values}; {knob.why}"
+    for line in space.left_out:
+        yield f"not searching {line}"
+
+
+def render(
+    found: Refinement,
+    space: Space,
+    objectives: Sequence[Objective],
+    *,
+    profile_path: Path,
+    run_dir: Path,
+) -> None:
+    """Print the trials, the comparison and what it means."""
+    console = console_for()
+    console.print(trials_table(found.tried, found.chosen, space.knee, objectives))
+    console.print()
+    if found.paired is not None:
+        console.print(f"{told(found.chosen)} against the knee, {found.paired.pairs} pairs in turns")
+        for ratio in found.paired.ratios.values():
+            console.print(f"  {ratio}")
+    console.print(f"[bold]{escape(found.reason)}[/]")
+    for one in found.front:
+        gained = ", ".join(
+            f"{aim.name} {gain}"
+            for aim, gain in zip(objectives, _gains(one, len(objectives)), strict=True)
+        )
+        console.print(f"on the front: {escape(told(one.configuration))}: {gained}")
+    _render_importances(console, found, space)
+    starts, pruned = len(found.starts_s), found.pruned
+    console.print(
+        f"{starts} engine start{'s' * (starts != 1)}, {sum(found.starts_s):.0f}s; "
+        f"{found.replay_s:.0f}s of replay; {pruned} trial{'s' * (pruned != 1)} ended early, by the "
+        "twin or a cut"
+        + (f"; {found.of_others} more of others who share the study" if found.of_others else "")
+    )
+    for failed in found.failed:
+        console.print(f"[yellow]Failed:[/] {escape(failed)}")
+    for warning in found.warnings:
+        console.print(f"[yellow]Warning:[/] {escape(warning)}")
+    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
+    console.print(f"profile: {escape(str(profile_path))}", soft_wrap=True)
+    if found.outcome is None:
+        console.print("the knee stays: the profile is as it was, but for its reason")
+    else:
+        console.print(f"next: tuner verify {escape(str(profile_path))} …", soft_wrap=True)
+
+
+def trials_table(
+    tried: Sequence[Tried],
+    chosen: Configuration,
+    knee: Configuration,
+    objectives: Sequence[Objective],
+) -> Table:
+    """Return every trial that served, those of one place together and the chosen one marked."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("configuration", overflow="fold")  # what is cut off is lost
+    twin = ",\nwith twin" if any(one.foreseen is not None for one in tried) else ""
+    for heading in (
+        *(f"{aim.name}\ngain{twin}" for aim in objectives),
+        "in SLO",
+        "goodput\nreq/s",
+        "TPOT\np95 ms",
+        "E2EL\np99 ms",
+    ):
+        table.add_column(heading, justify="right", no_wrap=True)
+    workers = list(dict.fromkeys(one.worker for one in tried))
+    for worker in workers:
+        if len(workers) > 1:
+            table.add_section()
+            table.add_row(f"on {escape(worker)}", style="dim")
+        for one in tried:
+            if one.worker == worker:
+                style = "bold" if one.configuration == chosen else None
+                words = _words(one, knee)  # of two aims so narrow that a value is a line's own
+                table.add_row(
+                    escape(words if len(objectives) == 1 else words.replace("=", "= ")),
+                    *(_gains(one, len(objectives))),
+                    *_numbers(one),
+                    style="dim" if one.cut else style,
+                )
+    return table
+
+
+def _words(one: Tried, knee: Configuration) -> str:
+    changed = {
+        name: "default" if value is None else value
+        for name, value in one.configuration.items()
+        if value != knee.get(name)
+    }
+    words = told(changed) if changed else f"the knee: {told(knee)}"
+    return f"{words}\nended early in {one.cut}" if one.cut else words
+
+
+def _gains(one: Tried, aims: int) -> list[str]:
+    return ["-"] * aims if one.gains is None else [f"{math.expm1(gain):+.1%}" for gain in one.gains]
+
+
+def _numbers(one: Tried) -> list[str]:
+    """Return what was measured; of a trial that was ended early only the most that it attains."""
+    measured = one.measured
+    if one.cut:
+        return [f"<={measured.attainment_bound:.1%}", "-", "-", "-"]
+    return [
+        f"{measured.attainment:.1%}",
+        f"{measured.goodput_rps:.2f}",
+        shown_ms(measured.tpot_s.p95 * 1e3 if measured.tpot_s else None),
+        shown_ms(measured.e2el_s.p99 * 1e3 if measured.e2el_s else None),
+    ]
+
+
+def _render_importances(console: Console, found: Refinement, space: Space) -> None:
+    for aim, shares in found.importances:
+        if not shares:
+            console.print(escape(_why_unknown(aim, space)))
+        for one in shares:
+            console.print(
+                f"{one.name} explains {one.share:.0%} of {aim} ({one.low:.0%} to {one.high:.0%})"
+            )
+
+
+def _why_unknown(aim: str, space: Space) -> str:
+    if len(space.knobs) == 1:
+        return f"{space.knobs[0].name} alone was searched: there is nothing to weigh for {aim}"
+    return (
+        f"which argument matters for {aim} cannot be told from these trials: it takes {FEWEST} at "
+        "least, and a share that chance does not explain"
+    )

@@ -1,0 +1,1 @@
+"""``tuner sweep``: find max_num_seqs for a trace."""

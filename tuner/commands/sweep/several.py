@@ -1,0 +1,291 @@
+"""`tuner sweep` with several traces: names, files and run directories, and what it does."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
+from tuner.commands.sweep.run import Done, device_of, keep_trace, rescored, sealed, warnings_of
+from tuner.commands.sweep.setup import (
+    SweepOptions,
+    Traffic,
+    execute_on,
+    one_servers,
+    plan_of,
+    ranks_of,
+    starter_of,
+    traffic_of,
+)
+from tuner.commands.sweep.several_view import Named, Report, json_of, render_all
+from tuner.commands.sweep.view import Progress
+from tuner.errors import RunError, TargetError, UndecidedError, UsageError
+from tuner.live.exporter import Exporter
+from tuner.profile import profile
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.sweep.sharing import Together, at_cap, busiest, reason_of, shared_outcome
+from tuner.runs.sweep.together import Member, sweep_together, together
+
+SHARED = "shared"
+"""What the profile for all is called in a folder."""
+
+LONGEST_NAME = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Outputs:
+    """Where the profiles go."""
+
+    of_trace: Mapping[str, Path]
+    of_all: Path
+
+    def check(self, *, force: bool) -> None:
+        """Raises TargetError for what must not be written over."""
+        for path in (*self.of_trace.values(), self.of_all):
+            profile.check_output(path, force=force)
+
+
+def run(options: SweepOptions) -> None:
+    """Tune every trace on one engine, and say what they may share. Raises TunerError."""
+    began_s = time.monotonic()
+    paths = dict(zip(names_of(options.traces), options.traces, strict=True))
+    outputs = outputs_of(options.output, list(paths))
+    traffics = {name: traffic_of(options, path) for name, path in paths.items()}
+    _check_different(paths, traffics)
+    starter = starter_of(options, _model_of(options, paths, traffics))
+    traffics = {name: one_servers(one, options, starter) for name, one in traffics.items()}
+    arguments, ranks = starter.resolve(max_num_seqs=options.ceiling), ranks_of(starter)
+    plans = {
+        name: plan_of(options, one.trace, arguments, ranks=ranks) | {"beside": len(paths) - 1}
+        for name, one in traffics.items()
+    }
+    _make_folder(options.output)
+    outputs.check(force=options.force)
+    exporter = Exporter(options.metrics_port) if options.metrics_port else None
+    where = Where(Path(_folder_name(list(paths))), options.run_dir, resume=options.resume)
+    book = open_run(where, _plan_of_all(plans))
+    books = open_each(book, plans)
+    execute = execute_on(starter, book, tuple(books.values()))
+    progress = Progress(next(iter(traffics.values())).settings, exporter)
+    members = [
+        Member(name, one.requests, one.settings, books[name], Named(progress, name))
+        for name, one in traffics.items()
+    ]
+    with closing(exporter) if exporter else nullcontext(), kept(book, where, [*books.values()]):
+        for name, one in traffics.items():
+            keep_trace(one, books[name].run_dir)
+            for warning in one.warnings:
+                progress.warn(f"{name}: {warning}")
+        read_device = device_of(starter, book.run_dir)
+        with progress:
+            found = execute(sweep_together(members, starter, book, read_device=read_device))
+        wall_s = time.monotonic() - began_s
+        done = {
+            name: Done(
+                found.outcomes[name], one.settings, one.warnings, books[name].run_dir,
+                one.trace.digest, wall_s, ranks,
+            )
+            for name, one in traffics.items()
+        }  # fmt: skip
+        _conclude(options, outputs, found, done, book, keep=True)
+
+
+def rescore(options: SweepOptions, book: journal.Journal) -> None:
+    """Judge a stored run of several traces anew. No engine."""
+    try:
+        names = list(dict(book.events[0]["plan"]["traces"]))
+    except (TypeError, ValueError) as error:
+        raise RunError(
+            f"{book.run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
+            hint="Name the run directory of a sweep of this version of tuner.",
+        ) from error
+    outputs = outputs_of(options.output, names)
+    books = {name: journal.read(book.run_dir / name) for name in names}
+    done = {name: rescored(options, one) for name, one in books.items()}
+    found = together({name: one.outcome for name, one in done.items()}, books)
+    _make_folder(options.output)
+    outputs.check(force=options.force)
+    _conclude(options, outputs, found, done, book, keep=False)
+
+
+def names_of(paths: Sequence[Path]) -> list[str]:
+    """Return a short name for each trace: its file's, with its folder's where files are called
+    alike. Raises UsageError when a file is given twice, or when names stay alike.
+
+    >>> names_of([Path("/logs/mon/day.jsonl"), Path("/logs/tue/day.jsonl"), Path("night.jsonl")])
+    ['mon-day', 'tue-day', 'night']
+    """
+    for place, path in enumerate(paths):
+        if path.resolve() in {other.resolve() for other in paths[:place]}:
+            raise UsageError(f"--trace {path}: is given twice", hint="Name each trace once.")
+    parts = [(*path.absolute().parts[1:-1], path.stem) for path in paths]
+    depths = [1] * len(paths)
+    while True:
+        names = ["-".join(of_path[-depth:]) for of_path, depth in zip(parts, depths, strict=True)]
+        alike = [name.casefold() for name in names]  # as some file systems see them
+        clash = [place for place, name in enumerate(alike) if alike.count(name) > 1]
+        if not clash:
+            return names
+        if all(depths[place] >= len(parts[place]) for place in clash):
+            raise UsageError(
+                f"--trace {paths[clash[0]]} and {paths[clash[1]]}: their profiles would be "
+                "called the same",
+                hint="Rename one of the files.",
+            )
+        for place in clash:
+            depths[place] += 1
+
+
+def outputs_of(output: Path, names: Sequence[str]) -> Outputs:
+    """Return where profiles go: into a folder (there already, or named without a suffix), or
+    beside the file for all. Raises UsageError when two would be the same."""
+    if output.is_dir() or not output.suffix:
+        if SHARED in {name.casefold() for name in names}:
+            raise UsageError(
+                f"-o {output}: {SHARED}.yaml would be that trace's profile and the one for all",
+                hint="Rename the trace, or name a file: -o profile.yaml.",
+            )
+        return Outputs({name: output / f"{name}.yaml" for name in names}, output / "shared.yaml")
+    beside = {name: output.with_name(f"{output.stem}-{name}{output.suffix}") for name in names}
+    return Outputs(beside, output)
+
+
+def _make_folder(output: Path) -> None:
+    if output.suffix or output.exists():
+        return
+    try:
+        output.mkdir()
+    except OSError as error:
+        raise TargetError(
+            f"{output}: cannot be made ({error.strerror})", hint="Make the folder, or name another."
+        ) from error
+
+
+def _folder_name(names: Sequence[str]) -> str:
+    """Return what the run's folder is called after, as a file's name."""
+    joined = "+".join(names)
+    if len(joined) > LONGEST_NAME:
+        joined = f"{names[0]}+{len(names) - 1}"
+    return f"{joined}.jsonl"
+
+
+def _check_different(paths: Mapping[str, Path], traffics: Mapping[str, Traffic]) -> None:
+    seen: dict[str, str] = {}
+    for name, one in traffics.items():
+        other = seen.setdefault(one.trace.digest, name)
+        if other != name:
+            raise UsageError(
+                f"--trace {paths[other]} and {paths[name]} hold the same requests",
+                hint="Name each trace once.",
+            )
+
+
+def _model_of(
+    options: SweepOptions, paths: Mapping[str, Path], traffics: Mapping[str, Traffic]
+) -> str | None:
+    """Return the model that the traces' headers name. Raises UsageError when they differ."""
+    named = {name: model for name, one in traffics.items() if (model := one.trace.header.model)}
+    for name, model in named.items():
+        first = next(iter(named))
+        if model != named[first] and options.model is None and options.base is None:
+            raise UsageError(
+                f"{paths[first]} is of model {named[first]}, {paths[name]} of {model}",
+                hint="Say which one serves all of them: --model or --base.",
+            )
+    return next(iter(named.values()), None)
+
+
+def _plan_of_all(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    first = next(iter(plans.values()))
+    of_trace = {"trace_digest", "trace_block_size"}
+    common = {key: value for key, value in first.items() if key not in of_trace}
+    return common | {"traces": {name: plan["trace_digest"] for name, plan in plans.items()}}
+
+
+def _conclude(  # noqa: PLR0913 - what was asked, found and measured
+    options: SweepOptions,
+    outputs: Outputs,
+    found: Together,
+    done: Mapping[str, Done],
+    book: journal.Journal,
+    *,
+    keep: bool,
+) -> None:
+    """Write the profiles and print all."""
+    said = {name: warnings_of(one) for name, one in done.items()}
+    profiles = {outputs.of_trace[name]: sealed(one, said[name]) for name, one in done.items()}
+    shared = None
+    if found.sharing.kind != "separate":
+        cap = found.sharing.max_num_seqs
+        leader = busiest(found.outcomes, cap)
+        one = replace(done[leader], outcome=shared_outcome(found))
+        words = f"the numbers are those of {leader}, the busiest of {', '.join(done)} at {cap}"
+        at_it = {
+            name: warnings_of(replace(each, outcome=at_cap(each.outcome, cap)))
+            for name, each in done.items()
+        }
+        shared = sealed(one, [words, *named_warnings(at_it)])
+        profiles[outputs.of_all] = shared
+    if keep:
+        for name, one in done.items():
+            profile.save(profiles[outputs.of_trace[name]], one.run_dir / "profile.yaml")
+        if shared is not None:
+            profile.save(shared, book.run_dir / "profile.yaml")
+    outputs.check(force=options.force)
+    for path, each in profiles.items():
+        profile.save(each, path)
+    report = Report(
+        found=found,
+        done=done,
+        warnings=said,
+        profiles=outputs.of_trace,
+        shared=None if shared is None else outputs.of_all,
+        starts_s=Evidence(book).starts_s(),
+        run_dir=book.run_dir,
+    )
+    if options.json:
+        sys.stdout.write(json.dumps(json_of(report), allow_nan=False) + "\n")
+    else:
+        render_all(report)
+    _refuse(found, outputs)
+
+
+def named_warnings(said: Mapping[str, Sequence[str]]) -> list[str]:
+    """Return what is to be known of any of several traces, with the names of those it is said of.
+
+    >>> named_warnings({"day": ["short"], "night": ["few requests", "short"]})
+    ['day, night: short', 'night: few requests']
+    """
+    of_text: dict[str, list[str]] = {}
+    for name, texts in said.items():
+        for text in dict.fromkeys(texts):
+            of_text.setdefault(text, []).append(name)
+    return [f"{', '.join(names)}: {text}" for text, names in of_text.items()]
+
+
+def _refuse(found: Together, outputs: Outputs) -> None:
+    """Raise UndecidedError where no one cap can be defended for all."""
+    if found.sharing.kind == "separate":
+        raise UndecidedError(
+            f"{reason_of(found)}; {outputs.of_all} was not written",
+            hint=separately(outputs.of_trace),
+        )
+    if found.sharing.kind == "inconclusive":
+        raise UndecidedError(
+            reason_of(found),
+            hint=f"{outputs.of_all} is safe to serve but not defended; give a larger --budget.",
+        )
+
+
+def separately(outputs: Mapping[str, Path]) -> str:
+    """Say what to do where traces cannot share a cap."""
+    caps = " ".join(f"--at HH:MM={path}" for path in outputs.values())
+    return (
+        "Serve each apart with its own profile or, where they differ by the time of day, let one "
+        f"server change its cap: tuner apply --live {caps}"
+    )

@@ -1,0 +1,1 @@
+"""``tuner trace``: look at a trace, import, cut and export it."""

@@ -1,0 +1,259 @@
+"""What ``tuner trace`` does, once its options are read."""
+
+import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryFile
+
+import numpy as np
+from rich.console import Console
+from rich.progress import Progress
+
+from tuner.commands.trace import report as trace_report
+from tuner.commands.trace import view as trace_view
+from tuner.errors import TraceError, UsageError
+from tuner.system.files import whole_file
+from tuner.trace.columns import Columns, columns_of
+from tuner.trace.formats.reading.replayable import replayable
+from tuner.trace.formats.registry import exporter_named, open_trace
+from tuner.trace.parts import drop_longer, only_replica
+from tuner.trace.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
+from tuner.trace.trace import cut as cut_out
+from tuner.trace.trace import lines_of, reading_warnings
+from tuner.traffic.arrivals import busiest
+from tuner.traffic.cautions import cautions
+from tuner.traffic.part import MIN_PARTS, Likeness, likeness
+from tuner.traffic.routing import Router, assign
+from tuner.traffic.summary import Traffic, describe
+from tuner.traffic.window import parse_duration_s
+
+BUSIEST = "60s"
+"""How long the busiest part is, unless the user says it."""
+
+UNKNOWN_REPLICAS = 0.05
+"""Share of the served requests that may lack a replica where the others have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """How many servers shared the trace, and how requests reached them."""
+
+    count: int
+    router: Router
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The part of a trace to keep, as the user writes it."""
+
+    window: str | None
+    """None: all of it."""
+
+    length: str | None
+    """Of the busiest part; None: not given."""
+
+    max_model_len: int | None
+    replica: str | None = None
+    """A number, or ``busiest``."""
+
+
+def show(file: Input, replicas: Replicas, part: Part, *, as_json: bool) -> None:
+    asked = _start_and_length(part)
+    with _telling(f"reading {file.path.name}") as tell:
+        scanned = scan(file, tell)
+    columns = scanned.columns
+    traffic = describe(columns)
+    report = trace_report.Report(
+        path=file.path,
+        header=scanned.header,
+        traffic=traffic,
+        arrival_s=columns.arrival_s,
+        part=_likeness(columns, asked or _busiest(columns, part), file.path)
+        if asked is not None or part.length is not None or _has_parts(traffic)
+        else None,
+        warnings=(*scanned.warnings, *cautions(columns, traffic, scanned.header)),
+        shares=_shares(columns, replicas),
+    )
+    if as_json:
+        trace_report.print_json(report)
+    else:
+        trace_report.print_report(report)
+
+
+def import_(
+    file: Input, output: Path, *, model: str | None, spread_seed: int | None, force: bool
+) -> None:
+    with (
+        whole_file(output, force=force) as out,
+        TemporaryFile(dir=Path(out.name).parent) as beside,
+    ):
+        draft = Draft(beside)
+        with _telling(f"reading {file.path.name}") as tell:
+            scanned = scan(file, tell, draft=draft)
+        if model is not None:
+            scanned = replace(scanned, header=replace(scanned.header, model=model))
+        traffic = describe(scanned.columns)
+        warnings = list(scanned.warnings)
+        spread = None
+        if spread_seed is not None and traffic.tick_ms is None:
+            warnings.append("arrivals lie on no grid: nothing to spread")
+        elif spread_seed is not None and traffic.tick_ms is not None:
+            spread = Spread(traffic.tick_ms, spread_seed)
+            traffic = replace(traffic, tick_ms=None)
+        with _telling(f"writing {output.name}") as tell:
+            convert(file, scanned, out, tell, spread=spread, draft=draft)
+    warnings += cautions(scanned.columns, traffic, scanned.header)
+    trace_view.print_written(output, traffic, scanned.header, warnings)
+
+
+def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
+    exporter = exporter_named(format_name)
+    with whole_file(output, force=force) as out:
+        source, tally = open_trace(trace)
+        with _telling(f"reading {trace.name}") as tell:
+            found = replayable(
+                telling(source.rows, tally, tell),
+                block_size=source.header.block_size,
+                wanted=exporter.EXPORTED_BLOCK_SIZE,
+            )
+        if not found.requests:
+            raise TraceError(
+                f"{trace}: no request was served", hint="There is nothing to replay in it."
+            )
+        out.writelines(exporter.export(found))
+    warnings = (*reading_warnings(source.header, tally), *found.notes)
+    usage = exporter.usage(shlex.quote(output.name), found)
+    trace_view.print_exported(output, found, usage, warnings)
+
+
+def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:
+    asked = _start_and_length(part)
+    with whole_file(output, force=force) as out:
+        with _telling(f"reading {file.path.name}") as tell:
+            scanned = scan(file, tell)
+        start_s, length_s = asked or _wanted(scanned.columns, part)
+        with _telling(f"cutting {file.path.name}") as tell:
+            trace = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
+        if part.window is not None:
+            trace = cut_out(trace, start_s=start_s, length_s=length_s)
+        if part.replica is not None:
+            trace = only_replica(trace, _replica(scanned.columns, part.replica))
+        if part.max_model_len is not None:
+            trace = drop_longer(trace, max_model_len=part.max_model_len)
+        out.writelines(lines_of(trace))
+    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+    traffic = describe(columns)
+    warnings = (*scanned.warnings, *cautions(columns, traffic, trace.header))
+    trace_view.print_written(output, traffic, trace.header, warnings)
+
+
+def _start_and_length(part: Part) -> tuple[float, float] | None:
+    """Return the part in seconds; None for the busiest."""
+    if part.window is None or part.window == "busiest":
+        return None
+    start, plus, length = part.window.partition("+")
+    if not plus:
+        raise UsageError(
+            f"--window: cannot read {part.window!r}", hint="Write busiest or START+LEN (120s+60s)."
+        )
+    if part.length is not None:
+        raise UsageError(
+            f"--window {part.window} has a length, so --length {part.length} means nothing",
+            hint="Drop --length, or write --window busiest.",
+        )
+    zero = start.strip() in {"0", "0s"}
+    return (
+        0.0 if zero else parse_duration_s(start, option="--window"),
+        parse_duration_s(length, option="--window"),
+    )
+
+
+def _has_parts(traffic: Traffic) -> bool:
+    """Whether the busiest part, unless the user says its length, is no more than one of some."""
+    least_s = MIN_PARTS * parse_duration_s(BUSIEST, option="--length")
+    return traffic.served > 0 and traffic.duration_s >= least_s
+
+
+def _likeness(columns: Columns, start_and_length: tuple[float, float], path: Path) -> Likeness:
+    start_s, length_s = start_and_length
+    found = likeness(columns, start_s=start_s, length_s=length_s)
+    if found is None:
+        first_s, last_s = columns.arrival_s[[0, -1]]
+        raise TraceError(
+            f"{path}: no request was served in {start_s:g}s+{length_s:g}s",
+            hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
+        )
+    return found
+
+
+def _busiest(columns: Columns, part: Part) -> tuple[float, float]:
+    length_s = parse_duration_s(part.length or BUSIEST, option="--length")
+    start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
+    return start_s, length_s
+
+
+def _wanted(columns: Columns, part: Part) -> tuple[float, float]:
+    """Return the busiest part, or, where none is asked for, all there is."""
+    if part.window is not None:
+        return _busiest(columns, part)
+    if part.replica is None and part.max_model_len is None:
+        raise UsageError("nothing to cut", hint="Give --window, --replica or --max-model-len.")
+    if part.length is not None:
+        raise UsageError("--length is of the busiest part", hint="Add --window busiest.")
+    return 0.0, float(columns.arrival_s[-1]) + 1.0
+
+
+def _replica(columns: Columns, asked: str) -> int:
+    """Return the number of a recorded server; of ``busiest`` that which was asked for most."""
+    if asked.isascii() and asked.isdecimal() and len(asked) < 10:
+        return int(asked)
+    if asked != "busiest":
+        raise UsageError(f"--replica {asked!r} is no number", hint="Write a number, or busiest.")
+    known = columns.replica >= 0
+    if not known.any():
+        raise UsageError(
+            "--replica busiest: the trace does not say which server got which request",
+            hint="Route it: tuner sweep --replicas N --router least.",
+        )
+    numbers, places = np.unique(columns.replica[known], return_inverse=True)
+    return int(numbers[np.bincount(places, weights=columns.tokens()[known]).argmax()])
+
+
+def _shares(columns: Columns, replicas: Replicas) -> trace_report.Shares | None:
+    """Return what the replicas get, and the traffic of the one that is asked for most tokens.
+
+    Where the trace knows its replicas, and none are asked for, its own; None for a single one.
+    """
+    if replicas.count > 1:
+        chosen = assign(
+            columns, replicas=replicas.count, router=replicas.router, seed=replicas.seed
+        )
+        router: str = replicas.router
+        count = replicas.count
+    else:
+        unknown = int((columns.served & (columns.replica < 0)).sum())
+        if columns.replica.max() < 0 or unknown > UNKNOWN_REPLICAS * columns.served.sum():
+            return None
+        names, chosen = np.unique(columns.replica, return_inverse=True)
+        if len(names) == 1:
+            return None
+        router, count = "as recorded", len(names)
+    requests = np.bincount(chosen, minlength=count)
+    tokens = np.bincount(chosen, weights=columns.tokens(), minlength=count)
+    busiest_one: Traffic = describe(columns.take(chosen == tokens.argmax()))
+    return trace_report.Shares(router, tuple(requests.tolist()), busiest_one)
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[Tell]:
+    """Show how far the work is, on a terminal only."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with Progress(console=console, transient=True) as progress:
+        task = progress.add_task(what, total=1.0)
+        yield lambda share: progress.update(task, completed=share)

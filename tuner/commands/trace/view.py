@@ -1,0 +1,66 @@
+"""How a trace looks that was written, and what every view of one shares."""
+
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from tuner.commands.shared.console import console_for
+from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.formats.reading.source import TraceHeader
+from tuner.traffic.summary import Traffic
+
+
+def print_written(
+    path: Path, traffic: Traffic, header: TraceHeader, warnings: Iterable[str]
+) -> None:
+    console = console_for()
+    console.print(f"{plain(str(path))}: {headline(traffic)}", soft_wrap=True)
+    console.print(rows_line(header))
+    print_warnings(console, warnings)
+
+
+def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable[str]) -> None:
+    console = console_for()
+    lasted_s = found.requests[-1].arrival_ms / 1000
+    left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
+    console.print(
+        f"{plain(str(path))}: {requests(len(found.requests))} over {lasted_s:,.1f}s, "
+        f"block ids of {found.block_size} tokens" + (f"; left out: {left_out}" if left_out else ""),
+        soft_wrap=True,
+    )
+    console.print(f"Replay it: {plain(usage)}", soft_wrap=True)
+    print_warnings(console, warnings)
+
+
+def headline(traffic: Traffic) -> str:
+    """Return the line at which a wrong unit of time shows at once."""
+    rate, tick = traffic.arrival_rate_rps, traffic.tick_ms
+    return (
+        f"{requests(traffic.requests)} over {traffic.duration_s / 3600:,.4g} h "
+        f"({traffic.duration_s:,.1f}s), "
+        f"{'all at one time' if rate is None else f'{rate:,.4g} req/s'}, "
+        f"tick {'none' if tick is None else f'{tick:,.4g} ms'}"
+    )
+
+
+def requests(count: int) -> str:
+    return f"{count:,} request{'' if count == 1 else 's'}"
+
+
+def rows_line(header: TraceHeader) -> str:
+    dropped = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
+    return f"rows: {header.rows_read:,} read, {header.rows_kept:,} kept" + (
+        f", dropped: {plain(dropped)}" if dropped else ""
+    )
+
+
+def print_warnings(console: Console, warnings: Iterable[str]) -> None:
+    for warning in warnings:
+        console.print(f"[yellow]Warning:[/] {plain(warning)}", soft_wrap=True)
+
+
+def plain(text: str) -> str:
+    """What a file says of itself must not move the cursor nor be taken for markup."""
+    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))

@@ -1,0 +1,1 @@
+"""``tuner watch``: is it still kept by a live server?."""

@@ -1,0 +1,296 @@
+"""How a watch looks: a line a window on stderr while it goes on, what it found on stdout."""
+
+import json
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tuner.commands.shared.console import console_for, shown_ms
+from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
+from tuner.live.watch.journal import plain
+from tuner.live.watch.verdict import Measured, Watch
+from tuner.live.watch.watched import Seen
+
+COLOURS = {
+    "still valid": "green",
+    "promote": "green",
+    "drifting": "yellow",
+    "re-tune now": "red",
+    "roll back": "red",
+}
+
+TIMES = {
+    "itl_ms": "between tokens",
+    "ttft_ms": "to first token",
+    "e2el_ms": "to last token",
+    "queue_ms": "queued",
+}
+
+MEASURES = {
+    "slowness": "iterations / law",
+    "ttft_excess": "late first tokens",
+    "rate": "rate / profile's",
+    "input_length": "prompts / profile's",
+    "output_length": "outputs / profile's",
+    "prefix_share": "prefix share",
+    "tpot": "time per output token",
+    "ttft": "time to first token",
+    "e2el_tail": "beyond E2EL tail",
+    "failed": "failed",
+    "preemptions": "preemptions / request",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What there is to print."""
+
+    profile: str
+    url: str
+    canary: str | None
+    verdict: str
+    reason: str
+    watches: Sequence[Watch]
+    """The server's; with a canary the baseline's, and the canary's."""
+
+    gate: CanaryGate | None
+    missed: Sequence[int]
+    """Scrapes that got no answer, of each server."""
+
+    gaps: Sequence[int]
+    """Stretches that are in no window."""
+
+    restarts: Sequence[int]
+    rolled_back: str | None
+    untold: Sequence[str]
+    """What the server does not tell of itself."""
+
+    warnings: Sequence[str]
+
+
+class Progress:
+    """Tells on stderr how the watch goes: a live line on a terminal, plain lines elsewhere."""
+
+    def __init__(self, for_s: float) -> None:
+        self.console = Console(stderr=True, highlight=False)
+        self.for_s = for_s
+        self.began_s = time.monotonic()
+        self.status = self.console.status("") if self.console.is_terminal else None
+        self.verdict = ""
+
+    def __enter__(self) -> Self:
+        if self.status is not None:
+            self.status.start()
+            self.status.update("watching: the first window is not over yet")
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _traceback: TracebackType | None,
+    ) -> None:
+        if self.status is not None:
+            self.status.stop()
+
+    def warn(self, text: str) -> None:
+        self.console.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True)
+
+    def missed(self, url: str, problem: str) -> None:
+        self._line(f"no answer from {url}: {problem}")
+
+    def say(self, text: str) -> None:
+        self._line(text)
+
+    def window(self, seen: Seen, watch: Watch) -> None:
+        slowness = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
+        waiting = f", {seen.waiting:.0f} waiting" if seen.waiting >= 0.5 else ""
+        self._line(
+            f"{seen.number}: {_load(seen)} ({seen.promised_running:.1f}){waiting}, "
+            f"{shown_ms(seen.gap_ms)} ms/token ({shown_ms(seen.promised_gap_ms)}), {slowness}x"
+        )
+        self._live(watch.windows, watch.verdict)
+
+    def pair(self, baseline: Seen, canary: Seen, gate: CanaryGate) -> None:
+        self._line(
+            f"{gate.pairs}: baseline {_load(baseline)}, {shown_ms(baseline.gap_ms)} ms/token"
+        )
+        self._line(
+            f"{' ' * len(str(gate.pairs))}  canary   {_load(canary)}, "
+            f"{shown_ms(canary.gap_ms)} ms/token"
+        )
+        self._live(gate.pairs, gate.decision)
+
+    def _live(self, windows: int, verdict: str) -> None:
+        if verdict != self.verdict:
+            self._line(f"{windows}: {verdict}")
+        self.verdict = verdict
+        if self.status is None:
+            return
+        left_s = self.for_s - (time.monotonic() - self.began_s)
+        left = "until Ctrl-C" if left_s > 1e9 else f"{max(0.0, left_s):.0f}s left"
+        colour = COLOURS.get(verdict, "bold")
+        self.status.update(f"window {windows}: [{colour}]{verdict}[/], {left}")
+
+    def _line(self, text: str) -> None:
+        self.console.print(escape(text), soft_wrap=True)
+
+
+def _load(seen: Seen) -> str:
+    seconds = seen.end_s - seen.begin_s
+    return f"{seen.arrived / seconds:.2f} req/s, {seen.running:.1f} running"
+
+
+def json_object(result: Result) -> None:
+    """Print one JSON object."""
+    watch = result.watches[0]
+    found: dict[str, Any] = {
+        "verdict": result.verdict,
+        "reason": result.reason,
+        "profile": result.profile,
+        "url": result.url,
+        "canary": result.canary,
+        "max_num_seqs": watch.promised.max_num_seqs,
+        "windows": watch.windows,
+        "requests": watch.requests,
+        "measures": _measures(watch.measures() if result.gate is None else result.gate.measures()),
+        "untold": list(result.untold),
+        "warnings": list(result.warnings),
+        "rolled_back": result.rolled_back,
+        "servers": [
+            {
+                "requests": one.requests,
+                "finished": one.finished,
+                "failed": one.failed,
+                "restarts": restarts,
+                "missed_scrapes": missed,
+                "gaps": gaps,
+                "most_running": one.running.most,
+                "times": one.totals.ranges_ms(),
+            }
+            for one, missed, gaps, restarts in zip(
+                result.watches, result.missed, result.gaps, result.restarts, strict=True
+            )
+        ],
+    }
+    if result.gate is None:
+        found["choice"] = None if watch.choice is None else asdict(watch.choice)
+        found["traffic"] = _traffic(watch)
+    sys.stdout.write(json.dumps(plain(found), allow_nan=False) + "\n")
+
+
+def _traffic(watch: Watch) -> dict[str, Any]:
+    burstiness = watch.traffic.burstiness()
+    distances = {
+        name: watch.traffic.distance("input_length" if name == "input_length" else "output_length")
+        for name in ("input_length", "output_length")
+    }
+    return {
+        "rate_rps": watch.promised.reference.rate_rps,
+        "distance": {name: one and asdict(one) for name, one in distances.items()},
+        "burstiness": None
+        if burstiness is None
+        else dict(zip(("today", "profile"), burstiness, strict=True)),
+    }
+
+
+def _measures(measures: Mapping[str, Measured]) -> dict[str, Any]:
+    return {name: asdict(one) for name, one in measures.items()}
+
+
+def render(result: Result) -> None:
+    """Print the verdict, its reason, and the numbers."""
+    console = console_for()
+    watch = result.watches[0]
+    count = watch.windows if result.gate is None else result.gate.pairs
+    console.print(f"[bold {COLOURS.get(result.verdict, '')}]{result.verdict}[/]".replace(" ]", "]"))
+    console.print(escape(result.reason))
+    what = "windows" if result.gate is None else "pairs of windows"
+    console.print(f"{count} {what}, {watch.requests:,} requests at {escape(result.url)}")
+    if count:
+        measures = watch.measures() if result.gate is None else result.gate.measures()
+        console.print()
+        console.print(_measure_table(measures))
+        console.print()
+        console.print(_time_table(result))
+    for text in _notes(result):
+        console.print(f"[yellow]Warning:[/] {escape(text)}")
+    if result.rolled_back is not None:
+        console.print(escape(result.rolled_back))
+
+
+def _notes(result: Result) -> list[str]:
+    notes = []
+    urls = [result.url, *([] if result.canary is None else [result.canary])]
+    for url, watch, missed, gaps, restarts in zip(
+        urls, result.watches, result.missed, result.gaps, result.restarts, strict=True
+    ):
+        if watch.failed:
+            share = watch.failed / max(1, watch.finished)
+            notes.append(
+                f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted"
+            )
+        if restarts:
+            times = "once" if restarts == 1 else f"{restarts} times"
+            notes.append(f"{url}: was restarted {times}")
+        if missed or gaps:
+            notes.append(
+                f"{url}: {missed} scrapes got no answer; {gaps} stretches are in no window"
+            )
+    return notes
+
+
+def _measure_table(measures: Mapping[str, Measured]) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("", "mean", "95 %", "limits", "windows", ""):
+        table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)
+    for name, one in measures.items():
+        digits = ".1%" if _is_share(name) else ".2f"
+        value = one.value
+        low = "" if one.low is None else f"{one.low:{digits}} to "
+        table.add_row(
+            MEASURES[name],
+            "-" if value is None else f"{value.value:{digits}}",
+            "-" if value is None else f"{value.low:{digits}} to {value.high:{digits}}",
+            f"{low}{one.high:{digits}}",
+            str(one.windows),
+            f"[bold red]{one.state}[/]" if one.state in {"above", "below"} else one.state,
+        )
+    return table
+
+
+def _is_share(name: str) -> bool:
+    return name in {"ttft_excess", "prefix_share", "e2el_tail", "failed", "preemptions"} - set(
+        LOGARITHMIC
+    )
+
+
+def _time_table(result: Result) -> Table:
+    """Return times over the whole watch; a quantile is the range that the buckets leave it."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("ms", "", "mean", "p50", "p95", "p99"):
+        table.add_column(heading, justify="left" if heading in {"ms", ""} else "right")
+    names = ["counted"] if result.gate is None else ["baseline", "canary"]
+    for watch, who in zip(result.watches, names, strict=True):
+        times: Mapping[str, Any] = watch.totals.ranges_ms()
+        for key, words in TIMES.items():
+            for kind, label in (("counted", who), ("promised", "promised")):
+                entry = times.get(key, {}).get(kind)
+                if entry is None:
+                    continue
+                quantiles = [_range(entry[name]) for name in ("p50", "p95", "p99")]
+                table.add_row(words, label, shown_ms(entry["mean"]), *quantiles)
+    return table
+
+
+def _range(bounds: Sequence[float | None]) -> str:
+    low, high = bounds
+    return f"> {shown_ms(low)}" if high is None else f"{shown_ms(low)}-{shown_ms(high)}"
