@@ -33,7 +33,8 @@ from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.sim import virtual_time
 from tuner.engines.vllm.start import VllmStarter
 from tuner.replay.measure import measure
-from tuner.replay.records import PlannedRequest, Replay
+from tuner.replay.plan import PlannedRequest
+from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
 from tuner.runs.ladder import doubling
 from tuner.trace.trace import TraceRequest, load

@@ -20,12 +20,13 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.engines.vllm.start import VllmStarter
 from tuner.replay.climb import climb
+from tuner.replay.plan import plan_requests
 from tuner.replay.replay import CutRule, replay
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Window, in_window, plan_requests
+from tuner.traffic.window import Window, in_window
 from tuner.twin.check import Observed, check, lag_s, observed
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import shape_of

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 from tuner.engines.vllm.start import VllmStarter
-from tuner.replay.records import PlannedRequest
+from tuner.replay.plan import PlannedRequest
 from tuner.replay.replay import CutRule, replay
 from tuner.trace import trace
 from tuner.traffic.prompts import prompt_token_ids

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from tests.builders import block, flat, hopeless, measurement, request
 from tuner.replay.iterations import BatchTime, KvCacheUsage
-from tuner.runs.ladder import FASTEST, cut_floor, doubling, littles_bound, next_trial
+from tuner.runs.ladder import cut_floor, doubling, next_trial
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.workload import FASTEST, littles_bound
 from tuner.twin.knee import decide
 from tuner.twin.uncertainty import Block, Trial, choose, intervals, relative_changes
 

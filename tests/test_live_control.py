@@ -14,6 +14,7 @@ import pytest
 from tests.live_servers import BUILT, DIGEST, Clock, Numbers, Server, audit, said, serving
 from tuner.engines.server import control_client
 from tuner.engines.server.cap_schedule import CapAt, CapSchedule
+from tuner.engines.server.peer import Peer
 from tuner.engines.server.protocol import (
     VERSION,
     Answer,
@@ -26,7 +27,6 @@ from tuner.engines.server.protocol import (
 )
 from tuner.errors import EngineError, GateError, InputError, TargetError
 from tuner.live.control import socket_files
-from tuner.live.control.listener import Peer
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ import pytest
 
 from tests.live_servers import Numbers, Server, said, serving
 from tuner.engines.server import control_client
+from tuner.engines.server.peer import Peer, peer_of
 from tuner.engines.server.protocol import MAX_LINE_BYTES, VERSION, Answer, SetLimits, line_of
 from tuner.errors import EngineError, InputError, TargetError
 from tuner.live.control import listener, socket_files
-from tuner.live.control.listener import Peer, peer_of
 
 AS_ANOTHER = """
 import os, socket, sys

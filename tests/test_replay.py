@@ -11,7 +11,8 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.replay.records import PlannedRequest, Replay
+from tuner.replay.plan import PlannedRequest
+from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
 from tuner.traffic.slo import Slo
 

@@ -159,7 +159,7 @@ def test_the_second_names_of_arguments_are_all_known(serve: Serve) -> None:
     }
     negatives = {name for name in found if name.startswith("no_")}
     seconds = {name: dest for name, dest in found.items() if name != dest and name not in negatives}
-    assert seconds == vllm_config.ALIASES
+    assert seconds == vllm_flags.ALIASES
 
 
 def test_no_argument_is_itself_called_no_something(serve: Serve) -> None:
@@ -172,7 +172,7 @@ def test_the_switches_without_a_negative_are_all_known(serve: Serve) -> None:
         for action in serve.flags._actions
         if action.nargs == 0 and not any(one.startswith("--no-") for one in action.option_strings)
     }
-    assert positive_only - {"help"} == vllm_config.WITHOUT_NEGATIVE
+    assert positive_only - {"help"} == vllm_flags.WITHOUT_NEGATIVE
 
 
 def test_the_arguments_that_tuner_reasons_about_exist() -> None:

@@ -6,15 +6,9 @@ import pytest
 
 from tests.builders import request
 from tuner.errors import TraceError, UsageError
+from tuner.replay.plan import plan_requests
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.window import (
-    Part,
-    Window,
-    choose_part,
-    in_window,
-    parse_duration_s,
-    plan_requests,
-)
+from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
 
 HOUR = [request(row) for row in range(3600)]
 

@@ -5,34 +5,16 @@ Light: what a value must look like is vLLM's to say, and vLLM is asked only wher
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
+from tuner.engines.vllm.flags import ALIASES, Setting
 from tuner.errors import InputError, UsageError
-from tuner.rollout.targets.kinds.vllm_config import ALIASES
 from tuner.system import yaml_strict
 
 _OURS = {"model": "--model", "max_num_seqs": "--ceiling"}
 """What has an option of its own."""
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """One argument as somebody wrote it, not yet checked."""
-
-    name: str
-    """By vLLM's name; with a dot when it is one key of a mapping, as in ``a_config.key``."""
-
-    value: ArgumentValue
-    """True and False are the flag and its ``no-`` form."""
-
-    place: str
-    """``serve.yaml:7``, or ``--set``."""
-
-    of_server: bool
-    """Written for the whole server: what is not an engine argument may stand there too."""
 
 
 def engine_arguments(

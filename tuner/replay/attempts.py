@@ -5,9 +5,10 @@ from dataclasses import replace
 
 from tuner.engines.seam import Engine
 from tuner.errors import GeneratorLateError
+from tuner.replay.plan import PlannedRequest
 from tuner.replay.punctuality import check_generator
 from tuner.replay.readings import Read, while_reading
-from tuner.replay.records import PlannedRequest, Replay
+from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.window import Window
 

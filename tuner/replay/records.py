@@ -1,9 +1,8 @@
-"""What is sent, and what became of it: the plan, the records and one whole replay. Pure.
+"""What became of what was sent: the records and one whole replay. Pure.
 
 Times are seconds from the start of the replay on the event loop's clock, unless said otherwise.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -30,29 +29,6 @@ DeviceLog = NDArray[np.void]
 """A one-dimensional array of DEVICE, in order of time; empty where there is no device."""
 
 Outcome = Literal["ok", "aborted", "failed", "cut"]
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedRequest:
-    """What to send and when: ``planned_s`` from the start of the replay."""
-
-    row: int
-    planned_s: float
-    prompt_token_ids: Sequence[int]
-    output_length: int
-    n: int = 1
-    abort_after_s: float | None = None
-    """Patience: cancelled so long after its planned time, as production saw it."""
-
-    priority: int = 0
-    scored: bool = True
-    """False in the run-in: sent, but not counted."""
-
-    parent: int | None = None
-    """Row of the turn that must have ended before; None in open loop."""
-
-    think_s: float = 0.0
-    """How long after the parent's end it leaves, if that is later than planned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +117,7 @@ class Replay:
 
     attainment_bound: float = 1.0
     """The most that this cap could attain: by what was certain when it was cut, or by arithmetic
-    beforehand (``knee.littles_bound``)."""
+    beforehand (``traffic.workload.littles_bound``)."""
 
     start_s: float = 0.0
     """When it began, on the clock of all replays of a run."""

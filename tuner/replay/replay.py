@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.replay.plan import PlannedRequest
 from tuner.replay.priority import punctual
-from tuner.replay.records import Outcome, PlannedRequest, Replay, RequestRecord
+from tuner.replay.records import Outcome, Replay, RequestRecord
 from tuner.traffic.slo import Slo
 
 WATCH_S = 0.25

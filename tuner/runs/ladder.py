@@ -1,20 +1,15 @@
 """What to measure next, and for how long. Pure."""
 
-import heapq
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 
-from tuner.trace.trace import TraceRequest
-from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.forecast import Forecast
 from tuner.twin.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
 from tuner.twin.reasons import Verdict
 from tuner.twin.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Block, Trial, drift, noise, points
 
 MAX_EXTRA_BLOCKS = 2
-FASTEST = 0.8
-"""How long a slot is held at least, of what the probes say: they were few, on a busy machine."""
 
 SHORT_REPLAY_S = 5.0
 SHORT_SHARE = 1 / 12
@@ -53,38 +48,6 @@ def cut_floor(best: float) -> float:
 def short_s(step_s: float) -> float:
     """Return how long a step that cannot be the answer is replayed, for its iterations."""
     return min(SHORT_REPLAY_S, SHORT_SHARE * step_s)
-
-
-def littles_bound(
-    requests: Iterable[TraceRequest],
-    unloaded: Unloaded,
-    slo: Slo,
-    *,
-    cap: int,
-    scored_from_s: float,
-) -> float:
-    """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on (those
-    before only hold slots) if each holds its slot hardly longer than on an idle engine.
-
-    First come first served over ``cap`` slots: no real schedule starts them earlier. Aborted ones
-    take no slot and are all taken for good, which can only raise the bound.
-    """
-    free = [-math.inf] * cap
-    good = total = 0
-    for one in requests:
-        scored = one.arrival_s >= scored_from_s
-        total += scored
-        if one.status != "ok":
-            good += scored
-            continue
-        residence_s = FASTEST * unloaded.residence_s(one.input_length, max(1, one.output_length))
-        starts_s = []
-        for _ in range(one.n):
-            starts_s.append(max(one.arrival_s, heapq.heappop(free)))
-            heapq.heappush(free, starts_s[-1] + residence_s)
-        in_time = min(starts_s) - one.arrival_s <= slo.ttft_limit_s(one.input_length)
-        good += scored and in_time
-    return good / total if total else 1.0
 
 
 def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed

@@ -14,6 +14,7 @@ from tuner.errors import EngineError, GeneratorLateError
 from tuner.replay.attempts import replay_in_time
 from tuner.replay.climb import climb
 from tuner.replay.measure import Measurement
+from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
@@ -22,7 +23,7 @@ from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sessions import turns_of
-from tuner.traffic.window import Window, plan_requests
+from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 
 FRESH_PROMPTS = 10**9

@@ -1,13 +1,11 @@
-"""Which part of the trace is replayed, and the plan that sends it. Pure."""
+"""Which part of the trace is replayed. Pure."""
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tuner.errors import TraceError, UsageError
-from tuner.replay.records import PlannedRequest
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.sessions import Turn
 
 MAX_RUN_IN_S = 15.0
 RUN_IN_SHARE = 0.25
@@ -135,46 +133,3 @@ def in_window(requests: Sequence[TraceRequest], window: Window) -> list[TraceReq
         for request in requests
         if start_s <= request.arrival_s < end_s and request.status in {"ok", "aborted"}
     ]
-
-
-def plan_requests(
-    requests: Sequence[TraceRequest],
-    window: Window,
-    *,
-    max_model_len: int,
-    prompt: Callable[[TraceRequest], Sequence[int]],
-    turns: Mapping[int, Turn] | None = None,
-) -> tuple[PlannedRequest, ...]:
-    """Return what to send, with planned times from the start of the run-in.
-
-    ``turns`` (row → what its request waits for) closes the loop of sessions.
-
-    An aborted request is asked for as many tokens as its client had asked for, or as fit, and
-    cancelled when its client gave up; where the trace does not know when, it ends after its
-    recorded tokens.
-    """
-    origin_s = window.start_s - window.run_in_s
-    turns = turns or {}
-    return tuple(
-        PlannedRequest(
-            row=request.row,
-            planned_s=request.arrival_s - origin_s,
-            prompt_token_ids=prompt(request),
-            output_length=_asked_length(request, max_model_len),
-            n=request.n,
-            abort_after_s=request.e2e_s if request.status == "aborted" else None,
-            priority=request.priority or 0,
-            scored=request.arrival_s >= window.start_s,
-            parent=turns[request.row].parent if request.row in turns else None,
-            think_s=turns[request.row].think_s if request.row in turns else 0.0,
-        )
-        for request in requests
-    )
-
-
-def _asked_length(request: TraceRequest, max_model_len: int) -> int:
-    recorded = max(1, request.output_length)
-    if request.status != "aborted" or request.e2e_s is None:
-        return recorded
-    room = max_model_len - request.input_length
-    return min(max(request.max_tokens or room, recorded), room)

@@ -1,14 +1,14 @@
 """What a sweep tunes for: the requests that fit the engine, their SLO, what is replayed. Pure."""
 
+import heapq
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.errors import TraceError, UsageError
-from tuner.runs.ladder import littles_bound
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sampling import sample_windows
@@ -148,3 +148,39 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
         length_s = inside[-1].arrival_s - inside[0].arrival_s
     length_s = max(length_s, LEAST_S)
     return Workload(slo, unloaded, tuple(requests), part, tuple(windows), step_s, inside, length_s)
+
+
+FASTEST = 0.8
+"""How long a slot is held at least, of what the probes say: they were few, on a busy machine."""
+
+
+def littles_bound(
+    requests: Iterable[TraceRequest],
+    unloaded: Unloaded,
+    slo: Slo,
+    *,
+    cap: int,
+    scored_from_s: float,
+) -> float:
+    """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on (those
+    before only hold slots) if each holds its slot hardly longer than on an idle engine.
+
+    First come first served over ``cap`` slots: no real schedule starts them earlier. Aborted ones
+    take no slot and are all taken for good, which can only raise the bound.
+    """
+    free = [-math.inf] * cap
+    good = total = 0
+    for one in requests:
+        scored = one.arrival_s >= scored_from_s
+        total += scored
+        if one.status != "ok":
+            good += scored
+            continue
+        residence_s = FASTEST * unloaded.residence_s(one.input_length, max(1, one.output_length))
+        starts_s = []
+        for _ in range(one.n):
+            starts_s.append(max(one.arrival_s, heapq.heappop(free)))
+            heapq.heappush(free, starts_s[-1] + residence_s)
+        in_time = min(starts_s) - one.arrival_s <= slo.ttft_limit_s(one.input_length)
+        good += scored and in_time
+    return good / total if total else 1.0

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tuner.engines.server.peer import peer_of
 from tuner.engines.server.protocol import (
     VERSION,
     Answer,
@@ -27,7 +28,6 @@ from tuner.engines.server.protocol import (
     strict_json,
 )
 from tuner.errors import EngineError, GateError, InputError, TunerError
-from tuner.live.control.listener import peer_of
 from tuner.system import folders, interruption
 
 ANSWER_S = 30.0

@@ -16,7 +16,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, TunerError, UsageError
 
 if TYPE_CHECKING:
-    from tuner.engines.base import Setting
+    from tuner.engines.vllm.flags import Setting
 
 # mypy: allow-subclassing-any
 

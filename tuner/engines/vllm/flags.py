@@ -3,7 +3,43 @@
 A test holds each table against vLLM's own parser.
 """
 
-from tuner.rollout.targets.kinds.vllm_config import ALIASES, WITHOUT_NEGATIVE
+from dataclasses import dataclass
+
+from tuner.engines.seam import ArgumentValue
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One argument as somebody wrote it, not yet checked."""
+
+    name: str
+    """By vLLM's name; with a dot when it is one key of a mapping, as in ``a_config.key``."""
+
+    value: ArgumentValue
+    """True and False are the flag and its ``no-`` form."""
+
+    place: str
+    """``serve.yaml:7``, or ``--set``."""
+
+    of_server: bool
+    """Written for the whole server: what is not an engine argument may stand there too."""
+
+
+ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
+"""Second names that vLLM's parser takes."""
+
+
+WITHOUT_NEGATIVE = frozenset(
+    {
+        "aggregate_engine_logging",
+        "data_parallel_multi_port_external_lb",
+        "disable_log_stats",
+        "grpc",
+        "headless",
+    }
+)
+"""Flags with no ``--no-`` form: they are off when they are not there."""
+
 
 SHORT = {
     "-ac": "attention_config",

@@ -18,10 +18,10 @@ from tuner.system import scratch
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from tuner.engines.base import Setting
     from tuner.engines.seam import ArgumentValue
     from tuner.engines.vllm.config import Configuration
     from tuner.engines.vllm.engine import VllmEngine
+    from tuner.engines.vllm.flags import Setting
 
 
 _LONGEST_SOCKET = 107

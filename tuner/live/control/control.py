@@ -13,6 +13,7 @@ from zoneinfo import ZoneInfo
 from pydantic import ValidationError
 
 from tuner.engines.server.cap_schedule import CapSchedule, Turn, next_turn, turn_at
+from tuner.engines.server.peer import Peer
 from tuner.engines.server.protocol import (
     About,
     Ahead,
@@ -34,7 +35,6 @@ from tuner.engines.server.protocol import (
 from tuner.errors import TunerError
 from tuner.live.control import socket_files
 from tuner.live.control.limits import Knobs, check_schedule, checked
-from tuner.live.control.listener import Peer
 from tuner.live.control.record import LiveRecord, log
 from tuner.live.control.socket_files import Place
 

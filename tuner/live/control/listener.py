@@ -5,17 +5,15 @@ never the engine: the thread only waits, and what it answers is computed between
 """
 
 import contextlib
-import functools
 import os
-import select
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from tuner.engines.server.peer import Peer, peer_of
 from tuner.engines.server.protocol import MAX_LINE_BYTES
 
 MOST_CLIENTS = 8
@@ -24,20 +22,6 @@ CLIENT_S = 10.0
 
 _PAUSE_S = 1.0
 """After a failed accept, such as when the process has no descriptor left."""
-
-_CREDENTIALS = struct.Struct("3i")
-
-
-@dataclass(frozen=True, slots=True)
-class Peer:
-    """Who is at the other end, as the kernel says."""
-
-    pid: int
-    """0 for a process of another container."""
-
-    uid: int
-    has_left: Callable[[], bool] = field(default=lambda: False, compare=False)
-    """Whether nobody waits for the answer any more, though what was sent can still be read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -173,17 +157,3 @@ class Listener:
         self._clients.remove(client)
         self._selector.unregister(client.socket)
         client.socket.close()
-
-
-def peer_of(connection: socket.socket) -> Peer:
-    """Return who is at the other end of a Unix socket. Linux only. Raises OSError."""
-    said = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, _ = _CREDENTIALS.unpack(said)
-    return Peer(pid, uid, functools.partial(_has_left, connection))
-
-
-def _has_left(connection: socket.socket) -> bool:
-    """One that has only ended its own sending, as ``socat`` does, still waits for the answer."""
-    poll = select.poll()
-    poll.register(connection, 0)
-    return any(event & (select.POLLHUP | select.POLLERR) for _, event in poll.poll(0))

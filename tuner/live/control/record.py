@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from tuner.engines.server.cap_schedule import CapSchedule
+from tuner.engines.server.peer import Peer
 from tuner.engines.server.protocol import About, Limits
 from tuner.live.control import socket_files
-from tuner.live.control.listener import Peer
 from tuner.live.control.socket_files import Place
 
 log = logging.getLogger("vllm.tuner")

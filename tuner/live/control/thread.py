@@ -4,12 +4,13 @@ import os
 import threading
 from collections.abc import Mapping
 
+from tuner.engines.server.peer import Peer
 from tuner.engines.server.protocol import About, Answer, Refused, line_of
 from tuner.errors import TunerError
 from tuner.live.control import socket_files
 from tuner.live.control.control import LOOK_S, LiveControl
 from tuner.live.control.limits import Knobs
-from tuner.live.control.listener import Listener, Peer
+from tuner.live.control.listener import Listener
 from tuner.live.control.record import log
 from tuner.system.guard import guarded
 

@@ -14,6 +14,7 @@ from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.workers.seam import Approach, Setup, Site
 from tuner.errors import EngineError, GeneratorLateError
 from tuner.replay.attempts import replay_in_time
+from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.compare.blocks import DRAIN_SHARE, Blocks
@@ -24,7 +25,6 @@ from tuner.runs.rig import Watcher
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import plan_requests
 from tuner.traffic.workload import keep_what_fits
 from tuner.twin.simulation import shape_of
 

@@ -10,6 +10,7 @@ from tuner.engines.seam import Engine, Starter
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.attempts import replay_in_time
 from tuner.replay.measure import measure
+from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
@@ -19,7 +20,7 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sampling import sample_windows
 from tuner.traffic.slo import Slo
-from tuner.traffic.window import Window, choose_part, in_window, plan_requests
+from tuner.traffic.window import Window, choose_part, in_window
 from tuner.traffic.workload import LOADED, keep_what_fits
 
 

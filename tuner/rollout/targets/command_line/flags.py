@@ -8,9 +8,15 @@ from itertools import takewhile
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import values as vllm_values
-from tuner.engines.vllm.flags import LISTS, SHORT, SWITCHES, WHOLE_NAMES, canonical
+from tuner.engines.vllm.flags import (
+    LISTS,
+    SHORT,
+    SWITCHES,
+    WHOLE_NAMES,
+    WITHOUT_NEGATIVE,
+    canonical,
+)
 from tuner.errors import TargetError
-from tuner.rollout.targets.kinds.vllm_config import WITHOUT_NEGATIVE
 from tuner.rollout.targets.seam import Stated
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")

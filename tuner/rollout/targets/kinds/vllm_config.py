@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.flags import ALIASES, WITHOUT_NEGATIVE
 from tuner.engines.vllm.values import same
 from tuner.errors import TargetError
 from tuner.rollout.targets.seam import Platform, Stated
@@ -24,19 +25,6 @@ SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
 START = "vllm serve --config {file}"
 ON_THIS_MACHINE = True
 
-ALIASES = {"device_memory_utilization": "gpu_memory_utilization"}
-"""Second names that vLLM's parser takes."""
-
-WITHOUT_NEGATIVE = frozenset(
-    {
-        "aggregate_engine_logging",
-        "data_parallel_multi_port_external_lb",
-        "disable_log_stats",
-        "grpc",
-        "headless",
-    }
-)
-"""Flags with no ``--no-`` form: they are off when they are not there."""
 
 _HEAD = "# Engine arguments for `vllm serve --config`, set by `tuner apply`.\n"
 
