@@ -9,8 +9,8 @@ import pytest
 from tests.builders import request
 from tests.profiles import profile
 from tests.test_sweep import Notes
+from tuner.commands.sweep.done import Done, keep_trace, rescored, sealed
 from tuner.commands.sweep.kinds import done_on, plans_of
-from tuner.commands.sweep.run import Done, keep_trace, rescored, sealed
 from tuner.commands.sweep.setup import (
     SweepOptions,
     Traffic,

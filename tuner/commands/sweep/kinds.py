@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
+from tuner.commands.sweep.done import Done, keep_trace, sealed, warnings_of
 from tuner.commands.sweep.kinds_setup import kinds_on
 from tuner.commands.sweep.kinds_view import Found, json_of, render_kinds
-from tuner.commands.sweep.run import Done, keep_trace, sealed, warnings_of
 from tuner.commands.sweep.setup import (
     SweepOptions,
     Traffic,

@@ -9,7 +9,7 @@ from typing import Any
 from rich.markup import escape
 
 from tuner.commands.shared.console import console_for, shown_ms
-from tuner.commands.sweep.run import Done, warnings_of
+from tuner.commands.sweep.done import Done, warnings_of
 from tuner.commands.sweep.view import TABLE_WIDTH, plain_table, render_found
 from tuner.errors import TunerError
 from tuner.replay.measure import Measurement, Spread

@@ -3,20 +3,14 @@
 import json
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
+from tuner.commands.sweep.done import Done, keep_trace, measured, rescored, sealed, warnings_of
 from tuner.commands.sweep.setup import (
     SweepOptions,
-    Traffic,
-    cautions_of,
-    execute_on,
     one_servers,
     plan_of,
     ranks_of,
@@ -24,44 +18,11 @@ from tuner.commands.sweep.setup import (
     traffic_of,
 )
 from tuner.commands.sweep.view import Progress, render
-from tuner.engines import provenance
-from tuner.engines.devices import DeviceMeter, gpus_of
-from tuner.engines.models import shipped as models
-from tuner.engines.seam import Starter
-from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import RunError, UndecidedError, UsageError
+from tuner.errors import UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
-from tuner.profile.schema import ServingProfile
-from tuner.replay.readings import Read
 from tuner.runs import journal
-from tuner.runs.outcome import SweepOutcome
-from tuner.runs.result import json_object, profile_of, second_thoughts
-from tuner.runs.rig import Watcher
-from tuner.runs.settings import SweepSettings, settings_in
-from tuner.runs.sweep.rescore import rescore
-from tuner.runs.sweep.sweep import sweep
-from tuner.trace.trace import load, write
-from tuner.traffic.slo import parse_slo
-
-TRACE_COPY = "trace.jsonl"
-"""In the run directory: the requests that were tuned for, so that the run can be judged again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """One trace's finished run, and what only the command knows of it."""
-
-    outcome: SweepOutcome
-    settings: SweepSettings
-    warnings: Sequence[str]
-    """What to beware of in the trace."""
-
-    run_dir: Path
-    trace_digest: str
-    wall_s: float
-    ranks: int
-    """Of a data-parallel server, of which one was measured."""
+from tuner.runs.result import json_object
 
 
 def run(options: SweepOptions) -> None:
@@ -116,31 +77,6 @@ def _run_one(options: SweepOptions, path: Path) -> None:
         _conclude(options, done, keep=True)
 
 
-def measured(
-    traffic: Traffic, starter: Starter, book: journal.Journal, watcher: Watcher
-) -> SweepOutcome:
-    """Sweep one trace on one engine: all that its journal does not hold yet."""
-    execute = execute_on(starter, book)
-    read_device = device_of(starter, book.run_dir)
-    return execute(
-        sweep(traffic.requests, starter, traffic.settings, book, watcher, read_device=read_device)
-    )
-
-
-def keep_trace(traffic: Traffic, run_dir: Path) -> None:
-    """Keep the requests with what is measured of them."""
-    if not (run_dir / TRACE_COPY).exists():
-        write(replace(traffic.trace, requests=tuple(traffic.requests)), run_dir / TRACE_COPY)
-
-
-def device_of(starter: Starter, run_dir: Path) -> Read | None:
-    """Return what reads the device while it is replayed on; None for a simulated one."""
-    if not isinstance(starter, VllmStarter):
-        return None
-    starter.log = run_dir / "vllm.log"
-    return DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
-
-
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
     """Judge a stored run anew, under another SLO if one is given, else its own. No engine."""
     if options.traces or options.resume or options.run_dir is not None or options.ray:
@@ -156,53 +92,6 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
         return
     profile.check_output(options.output, force=options.force)
     _conclude(options, rescored(options, book), keep=False)
-
-
-def rescored(options: SweepOptions, book: journal.Journal) -> Done:
-    """Judge one trace's stored run anew."""
-    began_s = time.monotonic()
-    run_dir, plan = book.run_dir, book.events[0]["plan"]
-    try:
-        asked = options.slo or plan["slo"]
-        settings = settings_in(plan, slo=parse_slo(asked) if asked else None)
-        digest, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
-    except (KeyError, TypeError, ValueError) as error:
-        raise RunError(
-            f"{run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
-            hint="Name the run directory of a sweep of this version of tuner.",
-        ) from error
-    trace = load(run_dir / TRACE_COPY)
-    outcome = rescore(trace.requests, settings, book)
-    said = (*trace.warnings, *cautions_of(trace))
-    return Done(outcome, settings, said, run_dir, digest, time.monotonic() - began_s, ranks)
-
-
-def warnings_of(done: Done) -> list[str]:
-    """Return all that whoever reads the result should know."""
-    outcome = done.outcome
-    return [
-        *done.warnings,
-        *outcome.warnings,
-        *outcome.verdict.warnings,
-        *second_thoughts(outcome, done.settings),
-    ]
-
-
-def sealed(done: Done, warnings: Sequence[str]) -> ServingProfile:
-    """Return the profile of a finished run."""
-    settings = done.settings
-    origin = {
-        "tuner": version("tuner"),
-        "seed": settings.seed,
-        "created": datetime.now(UTC).isoformat(timespec="seconds"),
-        "wall_s": done.wall_s,
-        "warnings": list(warnings),
-        "model_digest": _model_digest(done.outcome),
-        "ranks": done.ranks,
-    }
-    return profile_of(
-        done.outcome, headroom=settings.headroom, trace_digest=done.trace_digest, origin=origin
-    )
 
 
 def _conclude(options: SweepOptions, done: Done, *, keep: bool) -> None:
@@ -225,10 +114,3 @@ def _conclude(options: SweepOptions, done: Done, *, keep: bool) -> None:
             outcome.verdict.reason,
             hint=f"{options.output} is safe to serve but not defended; give a larger --budget.",
         )
-
-
-def _model_digest(outcome: SweepOutcome) -> str | None:
-    """Return the digest of the model's files; None where a model is simulated or on a hub."""
-    if outcome.facts.engine == "sim":
-        return None
-    return provenance.model_digest(models.model_path(str(outcome.facts.arguments["model"])))

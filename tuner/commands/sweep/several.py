@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
-from tuner.commands.sweep.run import Done, device_of, keep_trace, rescored, sealed, warnings_of
+from tuner.commands.sweep.done import Done, device_of, keep_trace, rescored, sealed, warnings_of
 from tuner.commands.sweep.setup import (
     SweepOptions,
     Traffic,

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for
-from tuner.commands.sweep.run import Done
+from tuner.commands.sweep.done import Done
 from tuner.commands.sweep.view import TABLE_WIDTH, Progress, plain_table, render_found
 from tuner.replay.measure import Measurement
 from tuner.runs.result import json_object
