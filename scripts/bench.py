@@ -198,7 +198,7 @@ def live_control() -> dict[str, Any]:
     sys.path.insert(0, str(Path(__file__).parents[1]))
     from vllm.v1.core.sched.scheduler import Scheduler  # noqa: PLC0415 - slow to import
 
-    from tests.engines import lone_scheduler as lone  # noqa: PLC0415
+    from tests.support import lone_scheduler as lone  # noqa: PLC0415
 
     results: dict[str, float] = {}
     for size in (1, 32):

@@ -1,8 +1,8 @@
 """Fuzz the importers by coverage: python scripts/fuzz_atheris.py [-n N] [--corpus DIR] [FORMAT …].
 
 atheris (``pip install -e '.[dev,fuzz]'``) changes files of each format and keeps the changes that
-reach new code: half of them as tests/mutations.py damages files, half as libFuzzer changes bytes.
-Each of N files must end in one clear refusal, or in rows and counts that reconcile, within 10 s and
+reach new code: half of them as tests/support/mutations.py damages files, half as libFuzzer changes
+bytes. Each of N files must end in one clear refusal, or in rows and counts that reconcile, within 10 s and
 2 GiB. The first one that does not is written to the folder given with --keep, and the script exits
 with 1. ``scripts/fuzz_formats.py`` asks the same of files that are damaged blindly.
 """
@@ -37,8 +37,8 @@ def fuzz_in_this_process(name: str, path: Path, libfuzzer: list[str]) -> None:
     import atheris  # noqa: PLC0415 - only here
 
     with atheris.instrument_imports(include=["tuner.trace.formats.registry"]):
-        from tests.format_examples import check_reconciled  # noqa: PLC0415 - first imported here
-    from tests.mutations import mutated  # noqa: PLC0415 - not instrumented
+        from tests.support.format_examples import check_reconciled  # noqa: PLC0415 - first imported here
+    from tests.support.mutations import mutated  # noqa: PLC0415 - not instrumented
 
     def read(content: bytes) -> None:
         check_reconciled(path, content, name, allow_text=True)
@@ -94,7 +94,7 @@ def fuzz(
 def main() -> int:
     if sys.argv[1:2] == [IN_THIS_PROCESS]:
         fuzz_in_this_process(sys.argv[2], Path(sys.argv[3]), sys.argv[4:])
-    from tests.format_examples import EXAMPLES, TABLES  # noqa: PLC0415 - instrumented above
+    from tests.support.format_examples import EXAMPLES, TABLES  # noqa: PLC0415 - instrumented above
 
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("formats", nargs="*", default=[*EXAMPLES], help="default: all")

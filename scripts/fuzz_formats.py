@@ -19,8 +19,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from tests.format_examples import EXAMPLES, check_reconciled
-from tests.mutations import mutated
+from tests.support.format_examples import EXAMPLES, check_reconciled
+from tests.support.mutations import mutated
 
 SLOW_S = 10.0
 MAX_MEMORY_BYTES = 2 * 2**30

@@ -31,7 +31,7 @@ from study_sweeps import parsed, swept, workers
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests.live_sim import SimulatedServer, simulated
+from tests.support.live_sim import SimulatedServer, simulated
 from tuner.live.watch.drift import reference
 from tuner.live.watch.promised import Promised, wander_of
 from tuner.live.watch.verdict import Verdict, Watch

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.traces import SAMPLES, row, write_lines
+from tests.support.traces import SAMPLES, row, write_lines
 
 SAMPLE = SAMPLES / "translation.jsonl"
 PROGRAM = [sys.executable, "-c", "from tuner.cli import main; main()"]

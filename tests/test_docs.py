@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-import tuner
+from tests.support.places import ROOT
 from tuner.commands.root import app
-
-ROOT = Path(tuner.__file__).parent.parent
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")

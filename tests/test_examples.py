@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.places import ROOT
 from tuner.engines.sim.world import read_world
 
-WORLDS = sorted(Path(__file__).parent.parent.joinpath("examples/worlds").glob("*.yaml"))
+WORLDS = sorted((ROOT / "examples" / "worlds").glob("*.yaml"))
 
 
 @pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.live_servers import DIGEST, audit
+from tests.support.live_servers import DIGEST, audit
 from tuner.engines.server import control_client
 from tuner.engines.server.protocol import VERSION, Limits, Refused, SetLimits
 
@@ -25,8 +25,8 @@ BUILT = Limits(max_num_seqs=8, max_num_batched_tokens=2048)
 
 @pytest.fixture(scope="module")
 def lone() -> Any:
-    """tests.engines.lone_scheduler, which has no business in tests without vLLM."""
-    return importlib.import_module("tests.engines.lone_scheduler")
+    """tests.support.lone_scheduler, which has no business in tests without vLLM."""
+    return importlib.import_module("tests.support.lone_scheduler")
 
 
 @pytest.fixture(scope="module")

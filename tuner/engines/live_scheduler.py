@@ -5,7 +5,7 @@
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
 Without the variable it opens nothing, and is vLLM's own scheduler. docs/live.md tells how to use
-it; every vLLM name used here is checked by tests/engines/test_vllm_names.py.
+it; every vLLM name used here is checked by tests/engines/vllm/test_names.py.
 """
 
 # mypy: allow-subclassing-any

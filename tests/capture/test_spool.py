@@ -1,0 +1,179 @@
+"""A recording's files: whole rows, bounded in size and number, and never in the way."""
+
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+
+from tests.support.places import ROOT
+from tuner.capture.environment import Recording, recording
+from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
+from tuner.errors import UsageError
+from tuner.trace import trace
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.source import TraceHeader
+
+
+def settings(folder: Path, **given: str) -> Recording:
+    environment = {"TUNER_TRACE_OUT": str(folder), **given}
+    found = recording(environment, out="TUNER_TRACE_OUT", default=None)
+    assert found is not None
+    return found
+
+
+def row(number: int) -> Row:
+    return Row(timestamp=number, input_length=1, output_length=1)
+
+
+def spool(
+    recorded: Recording, row_of: Callable[[int], Row] = row, *, model: str | None = None
+) -> Spool[int]:
+    header = TraceHeader(source="test", model=model)
+    return Spool(recorded, name="trace", header=lambda: header, row_of=row_of)
+
+
+def fill(target: Spool[int], count: int) -> None:
+    for number in range(count):
+        target.put(number)
+    target.close()
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted(folder.glob("trace-*.jsonl"))
+
+
+def test_a_closed_recording_is_a_trace_that_counts_its_rows(tmp_path: Path) -> None:
+    fill(spool(settings(tmp_path)), 3)
+    (path,) = files(tmp_path)
+    loaded = trace.load(path)
+    assert [request.arrival_s for request in loaded.requests] == [0.0, 0.001, 0.002]
+    assert (loaded.header.rows_read, loaded.header.rows_kept) == (3, 3)
+    assert loaded.warnings == ()
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+ENDLESS = """
+import sys, threading
+from pathlib import Path
+from tests.capture.test_spool import settings, spool
+written = spool(settings(Path(sys.argv[1])))
+written.put(1)
+written.put(2)
+threading.Event().wait()
+"""
+
+
+def test_a_recording_that_was_killed_is_a_trace_as_well(tmp_path: Path) -> None:
+    running = subprocess.Popen([sys.executable, "-c", ENDLESS, str(tmp_path)], cwd=ROOT)
+    tick = threading.Event()
+    while not files(tmp_path) or files(tmp_path)[0].read_bytes().count(b"\n") < 3:
+        assert running.poll() is None
+        tick.wait(0.02)
+    running.kill()
+    running.wait()
+    loaded = trace.load(files(tmp_path)[0])
+    assert len(loaded.requests) == 2
+    assert loaded.warnings == ()
+
+
+def test_nothing_is_written_before_there_is_something(tmp_path: Path) -> None:
+    spool(settings(tmp_path)).close()
+    assert files(tmp_path) == []
+
+
+def test_a_full_file_is_followed_by_the_next_and_the_oldest_makes_room(tmp_path: Path) -> None:
+    recorded = settings(tmp_path, TUNER_TRACE_MAX_MB="1", TUNER_TRACE_MAX_FILES="2")
+    long = Row(timestamp=0, input_length=1, output_length=1, finish_reason="x" * 100_000)
+    fill(spool(recorded, lambda _: long), 96)
+    # Nine rows of 100 kB fit below 1 MB: files 0 to 10, the last with six rows.
+    assert [path.stem[-4:] for path in files(tmp_path)] == ["0009", "0010"]
+    assert [trace.load(path).header.rows_kept for path in files(tmp_path)] == [9, 6]
+    assert all(path.stat().st_size < 1_000_000 for path in files(tmp_path))
+
+
+def test_what_the_writer_cannot_keep_up_with_is_counted(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    def slow(number: int) -> Row:
+        assert go.wait(30)
+        return row(number)
+
+    written = spool(settings(tmp_path), slow)
+    written.put(0)
+    while written.waiting:  # until the thread has taken the first
+        go.wait(0.01)
+    for number in range(MAX_PENDING + 5):
+        written.put(number)
+    go.set()
+    written.close()
+    (path,) = files(tmp_path)
+    header = trace.load(path).header
+    assert header.dropped == {"writer_behind": 5}
+    assert header.rows_read == header.rows_kept + 5 == MAX_PENDING + 6
+
+
+def test_prompts_that_wait_for_their_hashes_are_bounded(tmp_path: Path) -> None:
+    go = threading.Event()
+
+    def slow(number: int) -> Row:
+        assert go.wait(30)
+        return row(number)
+
+    written = spool(settings(tmp_path), slow)
+    written.put(0, tokens=MAX_PENDING_TOKENS)
+    taken = written.has_room_for(1)
+    while written.waiting and not taken:
+        go.wait(0.01)
+        taken = written.has_room_for(1)
+    assert taken  # the first was handed over
+    written.put(1, tokens=MAX_PENDING_TOKENS)
+    assert not written.has_room_for(1)
+    go.set()
+    written.close()
+
+
+def test_a_disk_that_fails_ends_the_recording_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    written = spool(settings(tmp_path / "gone"))
+    (tmp_path / "gone").rmdir()
+    fill(written, 3)
+    assert written.failed
+    assert [record.getMessage() for record in caplog.records] == [
+        f"tuner: recording stopped: [Errno 2] No such file or directory: '{written.path(0)}'"
+    ]
+    written.put(4)  # no complaint
+
+
+def test_a_model_with_an_endless_name_leaves_room_for_the_counts(tmp_path: Path) -> None:
+    fill(spool(settings(tmp_path), model="m" * 2000), 1)
+    (path,) = files(tmp_path)
+    assert trace.load(path).header.rows_kept == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"TUNER_TRACE_MAX_MB": "0"}, "TUNER_TRACE_MAX_MB=0: no whole number from 1 to 1048576"),
+        ({"TUNER_TRACE_MAX_FILES": "many"}, "TUNER_TRACE_MAX_FILES=many: no whole number"),
+        ({"TUNER_TRACE_BLOCK_SIZE": "-16"}, "TUNER_TRACE_BLOCK_SIZE=-16: no whole number"),
+        ({"TUNER_TRACE_PREFIX_IDS": "yes"}, "TUNER_TRACE_PREFIX_IDS=yes: neither 0 nor 1"),
+        ({"TUNER_TRACE_KEY": "secret"}, "TUNER_TRACE_KEY: not 32 or more hexadecimal digits"),
+    ],
+)
+def test_a_setting_that_cannot_be_used_is_named(given: Mapping[str, str], says: str) -> None:
+    with pytest.raises(UsageError, match=says):
+        recording({"TUNER_TRACE_OUT": "x", **given}, out="TUNER_TRACE_OUT", default=None)
+
+
+def test_every_process_has_a_key_of_its_own_unless_told_otherwise(tmp_path: Path) -> None:
+    assert settings(tmp_path).key != settings(tmp_path).key
+    shared = "00ff" * 16
+    assert settings(tmp_path, TUNER_TRACE_KEY=shared).key == bytes.fromhex(shared)
+
+
+def test_without_a_folder_and_a_default_nothing_is_recorded() -> None:
+    assert recording({}, out="TUNER_STATS_OUT", default=None) is None

@@ -1,0 +1,317 @@
+"""What is recorded of a real server: by the middleware, by the stat logger, and by Prometheus."""
+
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import random
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+
+from tests.support import paced
+from tests.support.places import ROOT
+from tests.support.scraped import can_scrape, prometheus
+from tests.support.vllm_server import CAP, Gauges, Planned, hang_up, now_s, post, send, vllm_serve
+from tuner.capture import history, prometheus_api
+from tuner.commands.capture import run as capture_run
+from tuner.trace import trace
+from tuner.trace.trace import Trace, TraceRequest
+
+MIDDLEWARE = ("--middleware", "tuner.capture.TraceRecorder")
+SHARED = list(range(100, 140))
+"""A beginning of 40 tokens, two and a half blocks, that several prompts have."""
+
+CHAT = [{"role": "user", "content": "botu fodo diko dele boki " * 8}]
+
+SCRAPE = """
+scrape_configs:
+  - job_name: vllm
+    scrape_interval: 1s
+    static_configs: [{{targets: ["{target}"]}}]
+"""
+
+Note = Callable[[str, object], None]
+
+KINDS = (
+    *("whole", "stream", "n", "chat", "chat_stream", "batch_1", "batch_2"),
+    *("left_stream", "left_whole", "too_long"),
+)
+
+
+def bursts(length_s: float) -> list[Planned]:
+    """Two requests a second of about 40 tokens, and half a second of twelve a second every four.
+
+    No two prompts are equally long: that is how their rows are known again.
+    """
+    rng = random.Random(3)
+    plan: list[Planned] = []
+    at_s = 0.0
+    while at_s < length_s:
+        prompt = [rng.randrange(100, 400) for _ in range(10 + len(plan))]
+        plan.append(Planned(at_s, prompt, rng.randrange(25, 56), stream=rng.random() < 0.5))
+        at_s += rng.expovariate(12.0 if at_s % 4 < 0.5 else 2.0)
+    return plan
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a server left behind of a known traffic: the plan, then one request of every kind."""
+
+    path: Path
+    trace: Trace
+    stats: Trace
+    plan: list[Planned]
+    gauges: Gauges
+    scraped: Path | None
+
+    def kind(self, name: str) -> TraceRequest:
+        assert len(self.trace.requests) == len(self.plan) + len(KINDS)
+        return self.trace.requests[len(self.plan) + KINDS.index(name)]
+
+    @property
+    def planned(self) -> list[TraceRequest]:
+        """The rows of the plan, in its order."""
+        return sorted(self.trace.requests[: len(self.plan)], key=lambda one: one.input_length)
+
+    @property
+    def origin_s(self) -> float:
+        """When the trace begins, in seconds since 1970."""
+        return datetime.fromisoformat(self.trace.header.time_origin or "").timestamp()
+
+
+def ask_every_kind(url: str) -> None:
+    """Send one request of each of KINDS, one after the other, and some that are no traffic."""
+    assert post(url, prompt=SHARED)[0] == 200
+    assert post(url, prompt=[*SHARED, 1, 2, 3], stream=True, max_tokens=9)[0] == 200
+    assert post(url, prompt=SHARED, n=3, temperature=1.0, max_tokens=6)[0] == 200
+    for stream in (False, True):
+        assert post(url, "/v1/chat/completions", messages=CHAT, stream=stream)[0] == 200
+    assert post(url, prompt=[SHARED, [7, 8]], max_tokens=4)[0] == 200
+    for stream in (True, False):
+        hang_up(url, prompt=SHARED, max_tokens=1900, stream=stream)
+    assert post(url, prompt=SHARED, max_tokens=5000)[0] == 400
+    assert post(url, prompt=SHARED, model="unknown")[0] == 404
+    assert post(url, "/v1/nothing")[0] == 404
+
+
+def wait_for_scrapes(url: str, begin_s: float, metric: str, value: float) -> None:
+    """Wait until Prometheus has scraped so much of a metric."""
+    while True:
+        found = prometheus_api.samples(prometheus_api.Place(url, begin_s, now_s()), [metric])
+        series = found.get(metric, {}).values()
+        if series and sum(values[max(values)] for values in series) >= value:
+            return
+        threading.Event().wait(0.3)
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder = tmp_path_factory.mktemp("recorded")
+    plan = bursts(16.0)
+    scraped = folder / "scraped.jsonl" if can_scrape() else None
+    out = {"TUNER_TRACE_OUT": "trace", "TUNER_STATS_OUT": "stats"}
+    steps = paced.environment(folder)
+    with vllm_serve(folder, *MIDDLEWARE, **out, **steps) as url, contextlib.ExitStack() as also:
+        begin_s = now_s()
+        scraper = None
+        if scraped is not None:
+            config = SCRAPE.format(target=url.removeprefix("http://"))
+            scraper = also.enter_context(prometheus(folder, config))
+            wait_for_scrapes(scraper, begin_s, history.RUNNING, 0)
+        gauges = Gauges(url)
+        with gauges.watched():
+            send(url, plan)
+        if scraper is not None and scraped is not None:
+            wait_for_scrapes(scraper, begin_s, history.SUCCESS, len(plan))
+            asked = capture_run.Asked(scraper, f"{begin_s:.3f}", "now", 'job="vllm"')
+            capture_run.prometheus(asked, scraped, seed=0, force=False)
+        ask_every_kind(url)
+    (path,) = (folder / "trace").iterdir()
+    (stats,) = (folder / "stats").iterdir()
+    return Recorded(path, trace.load(path), trace.load(stats), plan, gauges, scraped)
+
+
+@pytest.mark.vllm
+def test_every_request_is_recorded_with_its_lengths(recorded: Recorded) -> None:
+    assert [
+        (found.input_length, found.output_length, found.max_tokens, found.stream)
+        for found in recorded.planned
+    ] == [
+        (len(asked.prompt), asked.max_tokens, asked.max_tokens, asked.stream)
+        for asked in recorded.plan
+    ]
+    assert all(found.status == "ok" for found in recorded.planned)
+    header = recorded.trace.header
+    assert (header.source, header.missing) == ("vllm-middleware", ())
+    assert header.rows_kept == header.rows_read == len(recorded.plan) + len(KINDS)
+    assert recorded.trace.warnings == ()
+
+
+@pytest.mark.vllm
+def test_arrivals_are_when_the_requests_were_sent(recorded: Recorded) -> None:
+    first = recorded.planned[0].arrival_s
+    late = [  # those that leave together may arrive in any order
+        found.arrival_s - first - asked.at_s
+        for found, asked in zip(recorded.planned, recorded.plan, strict=True)
+    ]
+    assert np.median(np.abs(late)) < 0.05
+
+
+@pytest.mark.vllm
+def test_every_kind_of_request_leaves_its_row(recorded: Recorded) -> None:
+    whole, stream, several = (recorded.kind(name) for name in ("whole", "stream", "n"))
+    assert (whole.input_length, whole.output_length, whole.finish_reason) == (40, 5, "length")
+    assert (stream.input_length, stream.output_length, stream.stream) == (43, 9, True)
+    assert (several.n, several.output_lengths) == (3, (6, 6, 6))
+    assert [recorded.kind(f"batch_{place}").input_length for place in (1, 2)] == [40, 2]
+    assert [recorded.kind(f"batch_{place}").output_length for place in (1, 2)] == [4, 4]
+    for name in ("chat", "chat_stream"):
+        assert recorded.kind(name).output_length == 5
+        assert recorded.kind(name).input_length == recorded.kind("chat").input_length > 16
+    assert recorded.kind("too_long").status == "rejected"
+    assert recorded.kind("too_long").finish_reason == "http_400"
+
+
+@pytest.mark.vllm
+@pytest.mark.parametrize("name", ["left_stream", "left_whole"])
+def test_a_client_that_leaves_is_an_abort_with_the_tokens_so_far(
+    recorded: Recorded, name: str
+) -> None:
+    left = recorded.kind(name)
+    assert (left.status, left.input_length, left.max_tokens) == ("aborted", 40, 1900)
+    assert 0 < left.output_length < 1900
+    assert left.e2e_s is not None
+    assert left.queue_s is not None
+
+
+@pytest.mark.vllm
+def test_prompts_that_begin_alike_share_their_first_ids(recorded: Recorded) -> None:
+    whole, stream = recorded.kind("whole").hash_ids, recorded.kind("stream").hash_ids
+    assert len(whole) == 2
+    assert whole == stream
+    assert recorded.kind("chat").hash_ids == recorded.kind("chat_stream").hash_ids != ()
+    others = [found.hash_ids[0] for found in recorded.planned if found.hash_ids]
+    assert whole[0] not in others
+    assert len(set(others)) == len(others)
+
+
+@pytest.mark.vllm
+def test_no_text_and_no_token_ids_are_written(recorded: Recorded) -> None:
+    text = recorded.path.read_text()
+    assert "fodo" not in text
+    assert ", ".join(map(str, SHARED[:3])) not in text
+    assert ",".join(map(str, SHARED[:3])) not in text
+
+
+@pytest.mark.vllm
+def test_the_stat_logger_saw_the_same_requests(recorded: Recorded) -> None:
+    stats = sorted(recorded.stats.requests[: len(recorded.plan)], key=lambda one: one.input_length)
+    assert recorded.stats.header.source == "vllm-stats"
+    assert "aborts" in recorded.stats.header.missing
+    assert [(one.input_length, one.output_length) for one in stats] == [
+        (one.input_length, one.output_length) for one in recorded.planned
+    ]
+    for theirs, ours in zip(stats, recorded.planned, strict=True):
+        assert theirs.queue_s == pytest.approx(ours.queue_s, abs=1e-3)
+        assert theirs.e2e_s is not None
+        assert ours.e2e_s is not None
+        assert theirs.e2e_s <= ours.e2e_s + 0.05
+
+
+def off_by(recorded: Recorded, intervals: Sequence[tuple[float, float]], begin_s: float) -> float:
+    """Return the mean difference in requests in flight from what the server itself said.
+
+    ``begin_s``: what the intervals count from, in seconds since 1970.
+    """
+    in_flight = [
+        sum(begin <= at_s - begin_s < end for begin, end in intervals)
+        for at_s in recorded.gauges.times_s
+    ]
+    return float(np.abs(np.array(in_flight) - recorded.gauges.in_flight).mean())
+
+
+@pytest.mark.vllm
+def test_its_intervals_are_the_concurrency_that_the_server_reported(
+    recorded: Recorded, record_property: Note
+) -> None:
+    intervals = [(one.arrival_s, one.arrival_s + (one.e2e_s or 0)) for one in recorded.planned]
+    off = off_by(recorded, intervals, recorded.origin_s)
+    reported = np.array(recorded.gauges.in_flight)
+    record_property("mean_in_flight", reported.mean())
+    record_property("mean_absolute_error", off)
+    always_the_mean = np.abs(reported - reported.mean()).mean()
+    assert off <= min(1.0, always_the_mean / 2)
+
+
+@pytest.mark.vllm
+def test_replayed_it_gives_the_concurrency_that_the_server_reported(
+    recorded: Recorded, tmp_path: Path, record_property: Note
+) -> None:
+    arrivals_s = [one.arrival_s for one in recorded.planned]
+    begin_s, length_s = min(arrivals_s), max(arrivals_s) - min(arrivals_s) + 0.001
+    path = tmp_path / "part.jsonl"
+    trace.write(trace.cut(recorded.trace, start_s=begin_s, length_s=length_s), path)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.support.replay_trace", str(path), str(CAP)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **paced.environment(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    off = off_by(recorded, json.loads(done.stdout), recorded.origin_s + begin_s)
+    record_property("mean_absolute_error", off)
+    assert off <= 1.0
+
+
+@pytest.mark.vllm
+def test_a_real_prometheus_gives_as_many_requests_and_tokens(recorded: Recorded) -> None:
+    if recorded.scraped is None:
+        pytest.skip("no prometheus: scripts/get_prometheus.sh fetches it")
+    synthetic = trace.load(recorded.scraped).requests
+    assert len(synthetic) == len(recorded.plan)
+    for name in ("input_length", "output_length"):
+        ours = sum(getattr(one, name) for one in synthetic)
+        assert ours == pytest.approx(sum(getattr(one, name) for one in recorded.planned), rel=0.01)
+
+
+@pytest.mark.vllm
+def test_several_api_servers_write_a_file_each_which_join(tmp_path: Path) -> None:
+    key = {"TUNER_TRACE_OUT": "trace", "TUNER_TRACE_KEY": "0f" * 32}
+    with vllm_serve(tmp_path, *MIDDLEWARE, "--api-server-count", "2", **key) as url:
+        send(url, [Planned(0.05 * place, SHARED, 5) for place in range(40)])
+        while sum(path.read_bytes().count(b"\n") - 1 for path in files(tmp_path)) < 40:
+            threading.Event().wait(0.1)
+    assert len(files(tmp_path)) == 2
+    capture_run.join(files(tmp_path), tmp_path / "all.jsonl", force=False)
+    joined = trace.load(tmp_path / "all.jsonl")
+    assert len(joined.requests) == 40
+    assert len({one.hash_ids for one in joined.requests}) == 1
+
+
+def files(folder: Path) -> list[Path]:
+    return sorted((folder / "trace").glob("*.jsonl"))
+
+
+def test_the_middleware_of_the_example_is_one_that_vllm_takes() -> None:
+    named = yaml.safe_load((ROOT / "examples" / "serve.yaml").read_text())["middleware"]
+    module, _, name = named.rpartition(".")
+    assert inspect.isclass(getattr(importlib.import_module(module), name))
+
+
+def test_a_server_that_loads_the_recorder_loads_nothing_heavy_with_it() -> None:
+    code = "import sys, tuner.capture; print(*{name.split('.')[0] for name in sys.modules})"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"vllm", "torch", "numba", "numpy", "optuna", "pydantic", "typer", "rich"}
+    assert heavy & set(done.stdout.split()) == set()

@@ -1,0 +1,610 @@
+"""`tuner apply` as a user meets it: what it prints, writes, refuses and takes back."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.profile.test_admission import with_twin
+from tests.support.places import ROOT
+from tests.support.profiles import ENGINE, profile
+from tuner import cli
+from tuner.engines.models import shipped as models
+from tuner.profile.profile import save
+from tuner.rollout.targets.kinds.registry import TARGETS
+
+EXAMPLE = ROOT / "examples" / "serve.yaml"
+PRODUCTION = "# prod\nmodel: m\nmax_num_seqs: 256  # why\nhost: 0.0.0.0\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    exit_code: int
+    out: str
+    err: str
+
+
+Tuner = Callable[..., Done]
+
+
+@pytest.fixture
+def tuner(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Tuner:
+    """Run the command line in an empty folder that has profile.yaml and prod.yaml."""
+    monkeypatch.chdir(tmp_path)
+    save(profile(), Path("profile.yaml"))
+    Path("prod.yaml").write_text(PRODUCTION)
+
+    def run(*arguments: str) -> Done:
+        monkeypatch.setattr(sys, "argv", ["tuner", *arguments])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        assert "Traceback" not in captured.err
+        assert isinstance(exited.value.code, int)
+        return Done(exited.value.code, captured.out, captured.err)
+
+    return run
+
+
+def names() -> list[str]:
+    return sorted(one.name for one in Path().iterdir())
+
+
+def refused(done: Done, exit_code: int) -> str:
+    """Return the one line that says what is wrong; one more names the cure."""
+    message, cure = done.err.splitlines()
+    assert done.exit_code == exit_code
+    assert done.out == ""
+    assert cure
+    return message.removeprefix("Error: ")
+
+
+def test_without_a_file_a_new_one_is_written(tuner: Tuner) -> None:
+    done = tuner("apply", "profile.yaml")
+    assert done.exit_code == 0
+    assert done.out.startswith("serve.yaml: written\n")
+    assert yaml.safe_load(Path("serve.yaml").read_text())["max-num-seqs"] == 16
+
+
+def test_an_existing_file_is_edited_in_place(tuner: Tuner) -> None:
+    done = tuner("apply", "profile.yaml", "prod.yaml")
+    assert done.exit_code == 0
+    assert done.out.splitlines()[:2] == ["prod.yaml: changed", "  max_num_seqs: 256 -> 16"]
+    expected = PRODUCTION.replace("256", "16") + "max-num-batched-tokens: 8192\n"
+    assert Path("prod.yaml").read_text().startswith(expected)
+    assert Path("prod.yaml.tuner-backup").read_text() == PRODUCTION
+
+
+def test_applying_twice_changes_nothing_and_makes_no_second_backup(tuner: Tuner) -> None:
+    tuner("apply", "profile.yaml", "prod.yaml")
+    before = {name: Path(name).read_bytes() for name in names()}
+    done = tuner("apply", "profile.yaml", "prod.yaml")
+    assert (done.exit_code, done.out) == (0, "prod.yaml: nothing to change, max_num_seqs is 16\n")
+    assert {name: Path(name).read_bytes() for name in names()} == before
+
+
+def test_rolling_back_restores_every_byte(tuner: Tuner) -> None:
+    tuner("apply", "profile.yaml", "prod.yaml")
+    done = tuner("apply", "--rollback", "prod.yaml")
+    assert (done.exit_code, done.out) == (
+        0, "prod.yaml: restored as it was before the last apply\n",
+    )  # fmt: skip
+    assert Path("prod.yaml").read_text() == PRODUCTION
+    assert names() == ["prod.yaml", "profile.yaml"]
+
+
+def test_rolling_back_a_new_file_removes_it(tuner: Tuner) -> None:
+    tuner("apply", "profile.yaml")
+    assert tuner("apply", "--rollback", "serve.yaml").exit_code == 0
+    assert names() == ["prod.yaml", "profile.yaml"]
+
+
+def test_rolling_back_without_an_apply_is_refused(tuner: Tuner) -> None:
+    assert refused(tuner("apply", "--rollback", "prod.yaml"), 3) == (
+        "prod.yaml: tuner has no backup of it"
+    )
+
+
+def test_a_dry_run_prints_a_patch_and_writes_nothing(tuner: Tuner) -> None:
+    Path("prod.yaml").write_text(PRODUCTION.rstrip("\n"))
+    before = names()
+    done = tuner("apply", "profile.yaml", "prod.yaml", "--dry-run")
+    assert names() == before
+    assert done.out.startswith("--- prod.yaml\n+++ prod.yaml\n@@ ")
+    assert "-max_num_seqs: 256  # why\n" in done.out
+    tuner("apply", "profile.yaml", "prod.yaml")
+    applied = Path("prod.yaml").read_text()
+    tuner("apply", "--rollback", "prod.yaml")
+    patch = shutil.which("patch")
+    if patch is None:
+        pytest.skip("no patch here")
+    subprocess.run([patch, "-s", "prod.yaml"], input=done.out, text=True, check=True)
+    assert Path("prod.yaml").read_text() == applied
+
+
+def test_a_dry_run_of_no_change_is_empty(tuner: Tuner) -> None:
+    tuner("apply", "profile.yaml", "prod.yaml")
+    done = tuner("apply", "profile.yaml", "prod.yaml", "--dry-run")
+    assert (done.exit_code, done.out, done.err) == (0, "", "prod.yaml: nothing to change\n")
+
+
+def test_a_patch_has_the_files_own_bytes_in_any_locale(tuner: Tuner) -> None:
+    del tuner  # its files are enough
+    Path("prod.yaml").write_text("# für\nmodel: m\n", encoding="utf-8")
+    name = os.fsdecode(b"\xff.yaml")
+    Path("prod.yaml").rename(name)
+    command = [sys.executable, "-c", "from tuner.cli import main; main()"]
+    done = subprocess.run(
+        [*command, "apply", "profile.yaml", name, "--dry-run"],
+        env={**os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.startswith(b"--- \xff.yaml\n+++ \xff.yaml\n@@ -1,2 +1,9 @@\n # f\xc3\xbcr\n")
+
+
+def test_json_says_what_changed(tuner: Tuner) -> None:
+    done = tuner("apply", "profile.yaml", "prod.yaml", "--json")
+    document = json.loads(done.out)
+    assert document["file"] == "prod.yaml"
+    assert document["status"] == "changed"
+    assert document["changes"][0] == {"argument": "max_num_seqs", "before": 256, "after": 16}
+    assert document["backup"] == "prod.yaml.tuner-backup"
+    assert json.loads(tuner("apply", "--rollback", "prod.yaml", "--json").out) == {
+        "file": "prod.yaml",
+        "status": "restored",
+    }
+
+
+def test_the_json_of_a_dry_run_holds_the_patch(tuner: Tuner) -> None:
+    document = json.loads(tuner("apply", "profile.yaml", "--dry-run", "--json").out)
+    assert (document["status"], document["dry_run"], document["backup"]) == ("created", True, None)
+    assert document["diff"].startswith("--- /dev/null\n+++ serve.yaml\n")
+
+
+def test_the_result_can_go_elsewhere(tuner: Tuner) -> None:
+    assert tuner("apply", "profile.yaml", "prod.yaml", "-o", "new.yaml").exit_code == 0
+    assert Path("prod.yaml").read_text() == PRODUCTION
+    assert "max_num_seqs: 16  # why" in Path("new.yaml").read_text()
+
+
+def test_the_result_replaces_another_file_only_when_forced(tuner: Tuner) -> None:
+    Path("new.yaml").write_text("precious: 1\n")
+    arguments = ("apply", "profile.yaml", "prod.yaml", "-o", "new.yaml")
+    assert refused(tuner(*arguments), 3) == "new.yaml: already there"
+    assert Path("new.yaml").read_text() == "precious: 1\n"
+    assert tuner(*arguments, "--force").exit_code == 0
+    tuner("apply", "--rollback", "new.yaml")
+    assert Path("new.yaml").read_text() == "precious: 1\n"
+
+
+def test_without_a_file_to_read_the_result_is_a_new_file(tuner: Tuner) -> None:
+    assert tuner("apply", "profile.yaml", "-o", "new.yaml").exit_code == 0
+    again = tuner("apply", "profile.yaml", "-o", "new.yaml")
+    assert again.out == "new.yaml: nothing to change, max_num_seqs is 16\n"
+
+
+def test_the_same_file_by_another_name_is_edited_in_place(tuner: Tuner) -> None:
+    assert tuner("apply", "profile.yaml", "prod.yaml", "-o", "./prod.yaml").exit_code == 0
+    assert "max_num_seqs: 16  # why" in Path("prod.yaml").read_text()
+
+
+def test_the_live_knob_admits_the_choice_into_an_engine_built_for_more(tuner: Tuner) -> None:
+    tuner("apply", "profile.yaml", "--live-knob")
+    config = yaml.safe_load(Path("serve.yaml").read_text())
+    assert (config["max-num-seqs"], config["max-num-active-seqs"]) == (32, 16)
+
+
+def test_the_shipped_model_is_written_as_a_path(tuner: Tuner) -> None:
+    save(profile(engine={**ENGINE, "model": "tuner:tiny"}), Path("tiny.yaml"))
+    tuner("apply", "tiny.yaml")
+    assert yaml.safe_load(Path("serve.yaml").read_text())["model"] == (
+        models.model_path("tuner:tiny")
+    )
+
+
+def test_an_undecided_profile_is_applied_only_when_forced(tuner: Tuner) -> None:
+    save(profile(verdict="inconclusive", reason="8 and 16 tie"), Path("tie.yaml"))
+    assert refused(tuner("apply", "tie.yaml"), 5) == "tie.yaml: inconclusive: 8 and 16 tie"
+    forced = tuner("apply", "tie.yaml", "--force")
+    assert (forced.exit_code, forced.err) == (0, "Warning: inconclusive: 8 and 16 tie\n")
+
+
+@pytest.mark.parametrize(
+    ("facts", "warning"),
+    [
+        ({"verdict": "overloaded", "reason": "too much"}, "overloaded: too much"),
+        ({"verdict": "overloaded", "reason": "overloaded: too much"}, "overloaded: too much"),
+        ({"engine_": "sim"}, "the profile was measured on a simulated engine"),
+    ],
+)
+def test_what_else_to_know_is_a_warning(tuner: Tuner, facts: dict[str, str], warning: str) -> None:
+    save(profile(**facts), Path("odd.yaml"))  # type: ignore[arg-type]
+    done = tuner("apply", "odd.yaml")
+    assert (done.exit_code, done.err) == (0, f"Warning: {warning}\n")
+
+
+def test_another_model_is_refused_and_with_force_kept(tuner: Tuner) -> None:
+    save(profile(engine={**ENGINE, "model": "n", "load_format": "dummy"}), Path("other.yaml"))
+    assert refused(tuner("apply", "other.yaml", "prod.yaml"), 6) == (
+        "the profile was measured elsewhere: model n, prod.yaml:2 has m"
+    )
+    assert tuner("apply", "other.yaml", "prod.yaml", "--force").exit_code == 0
+    config = yaml.safe_load(Path("prod.yaml").read_text())
+    assert (config["model"], config["max_num_seqs"], "load-format" in config) == ("m", 16, False)
+
+
+def test_a_limit_in_the_file_that_undoes_the_choice_is_refused(tuner: Tuner) -> None:
+    Path("prod.yaml").write_text("model: m\nmax-num-active-seqs: 8\n")
+    assert refused(tuner("apply", "profile.yaml", "prod.yaml"), 3).startswith(
+        "prod.yaml:2: max_num_active_seqs is 8"
+    )
+    assert tuner("apply", "profile.yaml", "prod.yaml", "--live-knob").exit_code == 0
+    assert "max-num-active-seqs: 16\n" in Path("prod.yaml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["apply"], 2, "which profile?"),
+        (["apply", "profile.yaml", "--to", "x"], 2, "no rollout target 'x'"),
+        (["apply", "profile.yaml", "--exec", "--json"], 2, "--exec and --json exclude each other"),
+        (["apply", "profile.yaml", "--exec", "--dry-run"], 2,
+         "--exec and --dry-run exclude each other"),
+        (["apply", "profile.yaml", "--rollback", "x"], 2,
+         "--rollback takes the file and nothing else"),
+        (["apply", "--rollback", "prod.yaml", "--to", "compose"], 2,
+         "--rollback takes the file and nothing else"),
+        (["apply", "none.yaml"], 3, "none.yaml: no such file"),
+        (["apply", "prod.yaml"], 3,
+         "prod.yaml: not a serving profile: schema_version is missing"),
+        (["apply", "profile.yaml", "profile.yaml"], 3,
+         "profile.yaml: is a serving profile, not a file to deploy with"),
+        (["apply", "profile.yaml", "serve.json"], 3,
+         "serve.json: a file for vllm-config must end in .yaml or .yml"),
+        (["apply", "profile.yaml", "folder.yaml"], 3, "folder.yaml: is a directory"),
+        (["apply", "profile.yaml", "none.yaml", "-o", "x.yaml"], 3, "none.yaml: no such file"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_in_one_line(
+    tuner: Tuner, arguments: list[str], exit_code: int, message: str
+) -> None:
+    Path("folder.yaml").mkdir()
+    before = names()
+    assert refused(tuner(*arguments), exit_code) == message
+    assert names() == before
+
+
+def test_a_missing_folder_is_named(tuner: Tuner) -> None:
+    folder = Path("none").resolve()
+    assert refused(tuner("apply", "profile.yaml", "none/serve.yaml"), 3) == (
+        f"none/serve.yaml: there is no folder {folder}"
+    )
+
+
+def test_a_file_of_another_encoding_is_refused(tuner: Tuner) -> None:
+    Path("prod.yaml").write_bytes("model: m\n# für\n".encode("latin-1"))
+    assert refused(tuner("apply", "profile.yaml", "prod.yaml"), 3).startswith(
+        "prod.yaml:2: not UTF-8 text"
+    )
+
+
+def test_a_huge_file_is_refused(tuner: Tuner) -> None:
+    Path("prod.yaml").write_text("#" * (2**20 + 1))
+    assert refused(tuner("apply", "profile.yaml", "prod.yaml"), 3) == (
+        "prod.yaml: larger than 1 MiB"
+    )
+
+
+def test_a_read_only_file_is_refused_before_anything_is_written(tuner: Tuner) -> None:
+    Path("prod.yaml").chmod(0o444)
+    before = names()
+    assert refused(tuner("apply", "profile.yaml", "prod.yaml"), 3) == "prod.yaml: is read-only"
+    assert names() == before
+
+
+def test_behind_a_link_the_real_file_is_edited(tuner: Tuner) -> None:
+    Path("link.yaml").symlink_to("prod.yaml")
+    assert tuner("apply", "profile.yaml", "link.yaml").exit_code == 0
+    assert Path("link.yaml").is_symlink()
+    assert "max_num_seqs: 16" in Path("prod.yaml").read_text()
+
+
+def test_the_example_keeps_everything_that_is_not_the_profiles(tuner: Tuner) -> None:
+    text = EXAMPLE.read_text()
+    save(profile(engine={**ENGINE, "model": "acme/translator-7b"}), Path("profile.yaml"))
+    Path("serve.yaml").write_text(text)
+    assert tuner("apply", "profile.yaml", "serve.yaml").exit_code == 0
+    expected = (
+        text.replace("max_num_seqs: 256 ", "max_num_seqs: 16 ")
+        .replace("max-num-batched-tokens: 16384", "max-num-batched-tokens: 8192")
+        .replace("gpu-memory-utilization: 0.90 ", "gpu-memory-utilization: 0.3 ")
+        .replace("no-enable-prefix-caching: true", "enable-prefix-caching: true")
+    )
+    added = (
+        "no-enforce-eager: true\nkv-cache-dtype: auto\n"
+        "compilation-config: {mode: 3, pass_config: {fuse_norm_quant: true}}\n"
+    )
+    assert Path("serve.yaml").read_text() == expected + added
+
+
+# --exec ends this process, so it needs one of its own, with a vllm of its own.
+
+SAY_ARGUMENTS = '#!/bin/sh\necho "pid $$"\nfor one in "$@"; do echo "<$one>"; done\ncat "$3"\n'
+RUN = "import sys; sys.executable = sys.argv.pop(1); from tuner.cli import main; main()"
+
+
+def become(folder: Path, *arguments: str) -> tuple[subprocess.Popen[str], str, str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(folder / "python"), *arguments],
+        env={**os.environ, "PATH": str(folder), "TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate(timeout=30)
+    return process, out, err
+
+
+@pytest.fixture
+def vllm(tuner: Tuner, tmp_path: Path) -> Path:
+    del tuner  # its files are what is started
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for tool in ("sh", "cat"):
+        (folder / tool).symlink_to(shutil.which(tool) or f"/bin/{tool}")
+    command = folder / "vllm"
+    command.write_text(SAY_ARGUMENTS)
+    command.chmod(0o755)
+    return folder
+
+
+def test_exec_turns_this_process_into_the_server(vllm: Path) -> None:
+    name = "odd; name $(touch hacked).yaml"
+    Path("prod.yaml").rename(name)
+    process, out, err = become(vllm, "apply", "profile.yaml", name, "--exec")
+    assert process.returncode == 0
+    assert out.splitlines()[:4] == [f"pid {process.pid}", "<serve>", "<--config>", f"<{name}>"]
+    assert "max_num_seqs: 16  # why" in out
+    assert err.startswith(f"{name}: changed\n")
+    assert not Path("hacked").exists()
+
+
+def test_exec_without_a_file_leaves_this_folder_alone(vllm: Path) -> None:
+    before = names()
+    process, out, _ = become(vllm, "apply", "profile.yaml", "--exec")
+    assert process.returncode == 0
+    assert "max-num-seqs: 16" in out
+    assert names() == before
+
+
+def test_exec_without_a_file_warns_of_what_is_overridden_and_puts_it_on_record(vllm: Path) -> None:
+    save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
+    process, out, err = become(vllm, "apply", "profile.yaml", "--exec", "--force")
+    assert process.returncode == 0
+    assert "Warning: inconclusive: too short" in err
+    (record,) = vllm.glob("tuner-*/serve.yaml.tuner-backup.json")
+    assert f"override: on record in {record}\n" in err
+    (written,) = json.loads(record.read_text())["writes"]
+    assert written["override"]["despite"] == ["inconclusive: too short"]
+    assert f"<{record.with_name('serve.yaml')}>" in out
+
+
+def test_exec_without_a_file_does_not_mind_the_one_of_that_name_here(vllm: Path) -> None:
+    Path("serve.yaml").write_text("model: other\n")
+    process, out, _ = become(vllm, "apply", "profile.yaml", "--exec")
+    assert process.returncode == 0
+    assert "max-num-seqs: 16" in out
+    assert Path("serve.yaml").read_text() == "model: other\n"
+
+
+def test_exec_that_is_refused_leaves_no_folder(vllm: Path) -> None:
+    save(profile(verdict="inconclusive", reason="too short"), Path("profile.yaml"))
+    process, _, _ = become(vllm, "apply", "profile.yaml", "--exec")
+    assert process.returncode == 5
+    assert list(vllm.glob("tuner-*")) == []
+
+
+def test_exec_without_vllm_changes_nothing(vllm: Path) -> None:
+    (vllm / "vllm").unlink()
+    process, out, err = become(vllm, "apply", "profile.yaml", "prod.yaml", "--exec")
+    assert (process.returncode, out) == (4, "")
+    assert err.splitlines()[0] == "Error: there is no vllm command here"
+    assert Path("prod.yaml").read_text() == PRODUCTION
+
+
+# What a file does not tell of its vLLM cannot be compared, and that is said.
+
+
+@pytest.mark.parametrize(
+    ("image", "told", "warning"),
+    [
+        ("image: vllm/vllm-openai:v0.32.0", 0, None),
+        ("image: vllm/vllm-openai:v0.32.0rc1", 6, None),
+        ("image: vllm/vllm-openai:latest", 0, "c.yaml:3: vllm/vllm-openai:latest does not tell"),
+        ("image: acme/llm@sha256:01", 0, "c.yaml:3: acme/llm@sha256:01 does not tell"),
+        ('image: "vllm/a\\e[2J\\nb"', 0, "c.yaml:3: vllm/a\\x1b[2J\\x0ab does not tell"),
+        ("build: .", 0, "c.yaml: no image tells"),
+    ],
+)
+def test_an_image_that_does_not_tell_its_vllm_is_named(
+    tuner: Tuner, image: str, told: int, warning: str | None
+) -> None:
+    save(profile(versions={"vllm": "0.32.0"}), Path("measured.yaml"))
+    Path("c.yaml").write_text(f"services:\n  v:\n    {image}\n    command: vllm serve m\n")
+    done = tuner("apply", "measured.yaml", "c.yaml", "--dry-run")
+    assert done.exit_code == told
+    warnings = [line for line in done.err.splitlines() if line.startswith("Warning: ")]
+    if warning is None:
+        assert warnings == []
+    else:
+        (said,) = warnings
+        assert said == (
+            f"Warning: {warning} which vLLM will serve; the profile was measured with 0.32.0, "
+            "make sure that it is that"
+        )
+        found = json.loads(tuner("apply", "measured.yaml", "c.yaml", "--json").out)["warnings"]
+        assert len(found) == 1
+
+
+# Other kinds of file than vLLM's own.
+
+MANIFEST = """\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {name: llm}
+spec:
+  template:
+    spec:
+      containers:
+      - name: a
+        image: vllm/vllm-openai:v0.32.0
+        args: [--model=m, --max-num-seqs=256]  # why
+      - name: b
+        image: vllm/vllm-openai:v0.9.1
+        args: [--model=m]
+"""
+
+
+@pytest.fixture
+def small(tuner: Tuner) -> Tuner:
+    """A profile of few arguments, so that the file's change is easily seen."""
+    few = {name: ENGINE[name] for name in ("model", "max_num_seqs", "max_num_batched_tokens")}
+    save(profile(engine=few, versions={"vllm": "0.32.0"}), Path("profile.yaml"))
+    Path("d.yaml").write_text(MANIFEST)
+    return tuner
+
+
+def test_the_kind_of_a_file_is_found_out(small: Tuner) -> None:
+    done = small("apply", "profile.yaml", "d.yaml", "--container", "a")
+    assert done.exit_code == 0
+    assert Path("d.yaml").read_text() == MANIFEST.replace(
+        "--max-num-seqs=256]", "--max-num-seqs=16, --max-num-batched-tokens=8192]"
+    )
+    assert done.out.splitlines()[-2:] == [
+        "start: kubectl apply -f d.yaml",
+        "undo: tuner apply --rollback d.yaml",
+    ]
+    small("apply", "--rollback", "d.yaml")
+    assert Path("d.yaml").read_text() == MANIFEST
+
+
+def test_which_of_several_containers_is_asked_with_their_names(small: Tuner) -> None:
+    done = small("apply", "profile.yaml", "d.yaml")
+    assert done.exit_code == 2
+    assert done.err.splitlines() == [
+        "Error: d.yaml: which container?",
+        "--container NAME, of llm/a, llm/b.",
+    ]
+    assert refused(small("apply", "profile.yaml", "d.yaml", "--container", "c"), 2) == (
+        "d.yaml: no containers are called 'c'"
+    )
+
+
+def test_an_image_of_another_vllm_is_refused_and_forced_on_record(small: Tuner) -> None:
+    arguments = ("apply", "profile.yaml", "d.yaml", "--container", "llm/b")
+    assert refused(small(*arguments), 6) == (
+        "the profile was measured elsewhere: vLLM 0.32.0, d.yaml:12 has 0.9.1"
+    )
+    document = json.loads(small(*arguments, "--force", "--json").out)
+    record = json.loads(Path("d.yaml.tuner-backup.json").read_text())
+    assert record["writes"][0]["override"] == document["override"]
+    assert document["override"]["despite"] == ["vLLM 0.32.0, d.yaml:12 has 0.9.1"]
+    assert document["override"]["profile"] == "profile.yaml"
+    assert document["override"]["profile_digest"].startswith("sha256:")
+    assert "@" in document["override"]["who"]
+    assert document["override"]["when"].endswith("+00:00")
+    small("apply", "--rollback", "d.yaml")
+    assert Path("d.yaml").read_text() == MANIFEST
+
+
+def test_what_is_not_forced_is_not_on_record(small: Tuner) -> None:
+    small("apply", "profile.yaml", "d.yaml", "--container", "a", "--force")
+    assert "override" not in Path("d.yaml.tuner-backup.json").read_text()
+
+
+def test_a_forced_profile_leaves_the_numerics_of_the_file(small: Tuner) -> None:
+    Path("d.yaml").write_text(MANIFEST.replace("max-num-seqs=256", "tensor-parallel-size=2"))
+    arguments = ("apply", "profile.yaml", "d.yaml", "--container", "a")
+    assert refused(small(*arguments), 6) == (
+        "the profile was measured elsewhere: tensor_parallel_size 1, d.yaml:10 has 2"
+    )
+    assert small(*arguments, "--force").exit_code == 0
+    assert (
+        "args: [--model=m, --tensor-parallel-size=2, --max-num-seqs=16, --max-num-batched-"
+        in Path("d.yaml").read_text()
+    )
+
+
+def test_a_drop_in_is_written_beside_the_unit(small: Tuner) -> None:
+    unit = "[Service]\nExecStart=/bin/vllm serve m --max-num-seqs 8\nRestart=always\n"
+    Path("v.service").write_text(unit)
+    Path("v.service.d").mkdir()
+    done = small("apply", "profile.yaml", "v.service", "-o", "v.service.d/t.conf")
+    assert done.exit_code == 0
+    assert Path("v.service").read_text() == unit
+    drop_in = Path("v.service.d/t.conf").read_text()
+    assert drop_in.endswith(
+        "[Service]\nExecStart=\n"
+        "ExecStart=/bin/vllm serve m --max-num-seqs 16 --max-num-batched-tokens 8192\n"
+    )
+    again = small("apply", "profile.yaml", "v.service.d/t.conf")
+    assert again.out == "v.service.d/t.conf: nothing to change, max_num_seqs is 16\n"
+
+
+def test_a_new_file_of_variables_is_written(small: Tuner) -> None:
+    assert small("apply", "profile.yaml", "--to", "env").exit_code == 0
+    assert Path("vllm.env").read_text().splitlines()[-1] == (
+        'VLLM_ARGS="m --max-num-seqs=16 --max-num-batched-tokens=8192"'
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["none.yaml", "--to", "compose"], 3,
+         "none.yaml: no such file, and only an existing one can be edited"),
+        (["--to", "kubernetes"], 2, "which file? kubernetes is written into one that is there"),
+        (["prod.yaml", "--to", "kubernetes"], 3, "prod.yaml: there is no container in it"),
+        (["x.txt", "--to", "kubernetes"], 3,
+         "x.txt: a file for kubernetes must end in .yaml or .yml"),
+        (["d.yaml", "--to", "compose", "--exec"], 2, "--exec and compose exclude each other"),
+        (["d.yaml", "--exec"], 2, "--exec and kubernetes exclude each other"),
+        (["d.yaml", "--container", "a", "--admission-limits"], 3,
+         "the profile has no law of its step times to derive admission limits from"),
+        (["two.yaml"], 2, "two.yaml: is of several kinds: compose, kubernetes"),
+        (["chart.yaml"], 3, "chart.yaml:1: a key that is not text: it looks like a template"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_with_other_kinds_is_said_in_one_line(
+    small: Tuner, arguments: list[str], exit_code: int, message: str
+) -> None:
+    Path("two.yaml").write_text("services: {a: {image: b}}\n---\n" + MANIFEST)
+    Path("chart.yaml").write_text("kind: {{ .Values.kind }} x\n")
+    before = names()
+    assert refused(small("apply", "profile.yaml", *arguments), exit_code) == message
+    assert names() == before
+
+
+def test_the_help_names_every_kind_of_file(tuner: Tuner) -> None:
+    shown = "".join(tuner("apply", "--help").out.split())  # it breaks words at their hyphens
+    assert [target.NAME for target in TARGETS if target.NAME not in shown] == []
+
+
+def test_admission_limits_are_set_when_asked_for_with_their_reason(small: Tuner) -> None:
+    save(with_twin(), Path("twin.yaml"))
+    done = small("apply", "twin.yaml", "--admission-limits")
+    assert done.exit_code == 0
+    assert "max-num-queued-tokens: 2500\n" in Path("serve.yaml").read_text()
+    assert "max-num-queued-reqs: 24\n" in Path("serve.yaml").read_text()
+    assert "  because max_num_queued_tokens 2500: a TTFT limit of 500 ms x" in done.out
+    assert "max-num-queued" not in small("apply", "twin.yaml", "--to", "env", "--dry-run").out

@@ -1,0 +1,110 @@
+"""`tuner apply --to prometheus-rules` and its like: files that are tuner's own as a whole."""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.commands.apply.test_apply import Tuner, names, refused, tuner  # noqa: F401 - a fixture
+from tests.support.profiles import profile
+from tuner.profile.profile import save
+from tuner.rollout.monitoring import registry as monitoring
+
+FILES = {kind.NAME: kind.DEFAULT_FILE for kind in monitoring.KINDS}
+
+
+@pytest.fixture
+def run(tuner: Tuner) -> Tuner:  # noqa: F811 - the fixture
+    return tuner
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_file_is_written_known_again_and_taken_back(run: Tuner, kind: str) -> None:
+    before, file = names(), FILES[kind]
+    done = run("apply", "profile.yaml", "--to", kind)
+    assert (done.exit_code, done.out.splitlines()[0]) == (0, f"{file}: written")
+    text = Path(file).read_text()
+    again = run("apply", "profile.yaml", file)  # the kind stands in the file
+    assert again.out == f"{file}: nothing to change, max_num_seqs is 16\n"
+    assert Path(file).read_text() == text
+    assert run("apply", "--rollback", file).exit_code == 0
+    assert names() == before
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_later_profile_replaces_it_and_can_be_taken_back(run: Tuner, kind: str) -> None:
+    file = FILES[kind]
+    run("apply", "profile.yaml", "--to", kind)
+    first = Path(file).read_bytes()
+    save(profile(seed=1), Path("later.yaml"))
+    shown = run("apply", "later.yaml", "--to", kind, file, "--dry-run")
+    assert shown.out.startswith(f"--- {file}\n+++ {file}\n@@ ")
+    assert Path(file).read_bytes() == first
+    changed = json.loads(run("apply", "later.yaml", "--to", kind, file, "--json").out)
+    assert (changed["kind"], changed["status"], changed["changes"]) == (kind, "changed", [])
+    assert Path(file).read_bytes() != first
+    run("apply", "--rollback", file)
+    assert Path(file).read_bytes() == first
+
+
+def test_an_edit_is_not_lost_unless_forced(run: Tuner) -> None:
+    run("apply", "profile.yaml", "--to", "prometheus-rules")
+    file = Path("tuner-rules.yaml")
+    text = file.read_text()
+    file.write_text(text.replace("severity: ticket", "severity: none", 1))
+    found = refused(run("apply", "profile.yaml", "tuner-rules.yaml"), 3)
+    assert found == "tuner-rules.yaml: was edited after tuner wrote it"
+    assert run("apply", "profile.yaml", "tuner-rules.yaml", "--force").exit_code == 0
+    assert file.read_text() == text
+
+
+def test_a_selector_says_which_servers(run: Tuner) -> None:
+    run("apply", "profile.yaml", "--to", "prometheus-rules", "--selector", 'job="llm"')
+    rules = yaml.safe_load(Path("tuner-rules.yaml").read_text())["groups"][1]["rules"]
+    assert 'absent(vllm:num_requests_running{job="llm"})' in [rule["expr"] for rule in rules]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "exit_code", "message"),
+    [
+        (["--to", "prometheus-rules", "own.yaml"], 3,
+         "own.yaml: is there already, and not one that tuner wrote"),
+        (["own.yaml"], 3, "own.yaml: is of no known kind"),
+        (["--to", "grafana-dashboard", "d.yaml"], 3,
+         "d.yaml: a file for grafana-dashboard must end in .json"),
+        (["--to", "grafana-dashboard", "no/d.json"], 3, "no/d.json: there is no folder"),
+        (["--to", "prometheus-rules", "--container", "a"], 2,
+         "--container and prometheus-rules exclude each other"),
+        (["--to", "prometheus-rules", "--exec"], 2,
+         "--exec and prometheus-rules exclude each other"),
+        (["--to", "prometheus-rules", "a.yaml", "-o", "b.yaml"], 2,
+         "-o and FILE exclude each other: prometheus-rules is written whole"),
+        (["--to", "prometheus-rules", "--selector", "up"], 2,
+         "--selector 'up': no label matchers of PromQL"),
+        (["prod.yaml", "--selector", 'job="a"'], 2, "--selector is of what watches servers"),
+        (["--to", "grafana"], 2, "no rollout target 'grafana'"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_done_is_said_in_one_line(
+    run: Tuner, arguments: list[str], exit_code: int, message: str
+) -> None:
+    Path("own.yaml").write_text("groups: [{name: mine, rules: []}]\n")
+    before = names()
+    done = run("apply", "profile.yaml", *arguments)
+    assert refused(done, exit_code).startswith(message)
+    assert names() == before
+
+
+def test_an_undecided_profile_sets_no_alarms(run: Tuner) -> None:
+    save(profile(verdict="inconclusive", reason="inconclusive: noise"), Path("p.yaml"))
+    assert refused(run("apply", "p.yaml", "--to", "prometheus-rules"), 5).startswith("p.yaml: ")
+    done = run("apply", "p.yaml", "--to", "prometheus-rules", "--force")
+    assert done.exit_code == 0
+    record = json.loads(Path("tuner-rules.yaml.tuner-backup.json").read_text())
+    assert record["writes"][0]["override"]["despite"] == ["inconclusive: noise"]
+
+
+def test_the_help_names_every_kind(run: Tuner) -> None:
+    shown = "".join(run("apply", "--help").out.split())  # it breaks words at their hyphens
+    assert [name for name in FILES if name not in shown] == []

@@ -1,0 +1,145 @@
+"""`tuner apply` on files that want to be mistaken: names, links, encodings, line ends."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.commands.apply.test_apply import Done, Tuner, names, refused, tuner  # noqa: F401 - a fixture
+from tests.support.deployments import EXAMPLES, Example, deployed
+from tuner.profile.profile import save
+
+SERVE = "model: acme/translator-7b\nmax-num-seqs: 32\n"
+
+
+@pytest.fixture
+def run(tuner: Tuner) -> Tuner:  # noqa: F811 - the fixture
+    save(deployed(), Path("profile.yaml"))
+    return tuner
+
+
+def lines_of(done: Done) -> list[str]:
+    assert done.exit_code == 0, done.err
+    return done.out.splitlines()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "-d.yaml", "--help.yaml", "a b.yaml", "q'u\"o.yaml", "$(id);`id`.yaml", "{file}.yaml",
+        "%s.yaml", "a\nb.yaml", "a\r\x1b[31m.yaml", "a\u202eb.yaml", "ü.yaml", "\\.yaml",
+    ],
+)  # fmt: skip
+def test_a_name_is_a_name(run: Tuner, name: str) -> None:
+    """Whatever stands in it: one line each, and the line that takes it back does so in a shell."""
+    Path(name).write_text(SERVE)
+    first, *_, undo = lines_of(run("apply", "profile.yaml", "--", name))
+    assert first.endswith(": changed")
+    assert "\x1b" not in first
+    command, rollback = undo.split(": ", 1)
+    assert (command, rollback[:23]) == ("undo", "tuner apply --rollback ")
+    word = subprocess.run(
+        ["bash", "-c", f"printf %s {rollback[23:]}"],
+        capture_output=True,
+        check=True,
+    ).stdout
+    assert word.decode() == name
+    assert lines_of(run("apply", f"--rollback={name}")) != []
+    assert Path(name).read_text() == SERVE
+
+
+def test_a_name_that_is_no_text_is_a_name_too(run: Tuner) -> None:
+    assert callable(run)  # it made the profile
+    name = b"\xff.yaml"
+    Path(os.fsdecode(name)).write_text(SERVE)
+    program = [sys.executable, "-c", "from tuner.cli import main; main()", "apply"]
+    for before in ("profile.yaml", "--rollback"):
+        done = subprocess.run([*program, before, name], capture_output=True, check=False)
+        assert (done.returncode, done.stdout[:6]) == (0, b"\xff.yaml"), done.stderr
+    assert Path(os.fsdecode(name)).read_text() == SERVE
+
+
+def test_a_name_cannot_add_lines_to_a_patch(run: Tuner) -> None:
+    name = "a\n+++ b\n@@ -1 +1 @@\n.yaml"
+    Path(name).write_text(SERVE)
+    shown = lines_of(run("apply", "profile.yaml", "--dry-run", name))
+    assert shown[0].startswith("--- a\\x0a+++ b")
+    assert len([line for line in shown if line.startswith("+++ ")]) == 1
+
+
+def test_hard_links_to_the_old_content_are_said(run: Tuner) -> None:
+    Path("d.yaml").write_text(SERVE)
+    os.link("d.yaml", "other.yaml")
+    done = run("apply", "profile.yaml", "d.yaml")
+    assert done.err == "Warning: hard links to the old content of d.yaml remain: 1\n"
+    assert Path("other.yaml").read_text() == SERVE
+    assert Path("d.yaml").read_text() != SERVE
+
+
+def test_behind_a_linked_folder_the_real_file_changes(run: Tuner) -> None:
+    Path("real").mkdir()
+    Path("real/d.yaml").write_text(SERVE)
+    Path("linked").symlink_to("real")
+    lines_of(run("apply", "profile.yaml", "linked/d.yaml"))
+    assert Path("linked").is_symlink()
+    assert Path("real/d.yaml").read_text() != SERVE
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("dangling.yaml", "dangling.yaml: is a link to a file that does not exist"),
+        ("loop.yaml", "loop.yaml: cannot be written: symlink loop from 'loop.yaml'"),
+        ("folder", "folder: is a directory"),
+        ("pipe.yaml", "pipe.yaml: is not a regular file"),
+        ("nul.yaml", "nul.yaml:2: not UTF-8 text (byte 9)"),
+        ("large.yaml", "large.yaml: larger than 1 MiB"),
+        ("configmap.yaml", "configmap.yaml: is of no known kind"),
+        ("rules.yaml", "rules.yaml: is of no known kind"),
+    ],
+)
+def test_what_is_no_file_to_edit_is_said_in_one_line(run: Tuner, name: str, message: str) -> None:
+    Path("dangling.yaml").symlink_to("nowhere.yaml")
+    Path("loop.yaml").symlink_to("loop.yaml")
+    Path("folder").mkdir()
+    os.mkfifo("pipe.yaml")
+    Path("nul.yaml").write_bytes(b"model: m\n\0\n")
+    Path("large.yaml").write_bytes(b"#" * 50_000_000)
+    Path("configmap.yaml").write_text("apiVersion: v1\nkind: ConfigMap\ndata: {}\n")
+    Path("rules.yaml").write_text("groups:\n- name: mine\n  rules: []\n")
+    before = names()
+    assert refused(run("apply", "profile.yaml", name), 3) == message
+    assert names() == before
+
+
+def written(example: Example, ends: str) -> bytes:
+    text = example.text
+    if ends == "windows":
+        text = text.replace("\n", "\r\n")
+    if ends == "marked":
+        text = "\ufeff" + text
+    if ends == "open":
+        text = text.rstrip("\n")
+    return text.encode()
+
+
+@pytest.mark.parametrize("ends", ["usual", "windows", "marked", "open"])
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
+def test_applying_twice_is_applying_once_and_rolling_back_is_the_identity(
+    run: Tuner, example: Example, ends: str
+) -> None:
+    file = Path(example.file)
+    file.parent.mkdir(exist_ok=True)
+    original = written(example, ends)
+    file.write_bytes(original)
+    lines_of(run("apply", "profile.yaml", example.file))
+    once = file.read_bytes()
+    assert once != original
+    if ends == "windows":
+        assert once.count(b"\n") == once.count(b"\r\n")
+    assert "nothing to change" in lines_of(run("apply", "profile.yaml", example.file))[0]
+    assert file.read_bytes() == once
+    run("apply", "--rollback", example.file)
+    assert file.read_bytes() == original

@@ -1,0 +1,54 @@
+"""Whether a command runs on the machine that a profile was measured with, and what to do if not."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.profiles import profile
+from tuner.commands.shared.machine import check_machine
+from tuner.errors import GateError
+
+GPU = {"name": "NVIDIA H200", "digest": None}
+SIM = {"name": "simulated:world", "digest": "sha256:1"}
+
+
+@dataclass(frozen=True)
+class Place:
+    device: Mapping[str, str | None]
+    versions: Mapping[str, str]
+
+
+def test_the_same_machine_and_vllm_are_let_through() -> None:
+    check_machine(profile(device=GPU, versions={"vllm": "1"}), Place(GPU, {"vllm": "1"}))
+
+
+def test_without_vllm_it_is_left_to_the_engine_to_say_so() -> None:
+    check_machine(profile(device=GPU, versions={"vllm": "1"}), Place(GPU, {"torch": "2"}))
+
+
+@pytest.mark.parametrize(
+    ("was", "is_", "versions", "said", "cure"),
+    [
+        (GPU, {"name": "NVIDIA A10"}, {"vllm": "1"}, "name NVIDIA H200, here it is NVIDIA A10",
+         "Sweep on this machine"),
+        (GPU, GPU, {"vllm": "2"}, "vllm 1, here it is 2", "Sweep on this machine"),
+        (SIM, GPU, {"vllm": "1"}, "name simulated:world, here it is NVIDIA H200",
+         "Add --engine sim --world FILE"),
+        (SIM, GPU, {}, "name simulated:world", "Add --engine sim --world FILE"),
+        (GPU, SIM, {}, "name NVIDIA H200, here it is simulated:world", "Drop --engine sim"),
+        (SIM, {**SIM, "digest": "sha256:2"}, {}, "digest sha256:1, here it is sha256:2",
+         "Sweep on this machine"),
+    ],
+)  # fmt: skip
+def test_another_is_refused_with_its_cure(
+    was: Mapping[str, str | None],
+    is_: Mapping[str, str | None],
+    versions: Mapping[str, str],
+    said: str,
+    cure: str,
+) -> None:
+    measured = {} if was is SIM else {"vllm": "1"}
+    with pytest.raises(GateError, match=f"measured with {said}") as refused:
+        check_machine(profile(device=was, versions=measured), Place(is_, versions))
+    assert refused.value.hint.startswith(f"{cure}, or ")

@@ -1,0 +1,99 @@
+"""`tuner plan` as its users meet it."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.places import ROOT
+from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
+
+TUNER = str(Path(sys.executable).with_name("tuner"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a profile of the article's simulated machine."""
+    path = tmp_path_factory.mktemp("plan")
+    world = ROOT / "examples" / "worlds" / "article.yaml"
+    trace = ROOT / "traces" / "translation.jsonl"
+    tuning = ["sweep", "--engine", "sim", "--world", str(world), "--trace", str(trace), "--fast"]
+    subprocess.run([TUNER, *tuning], cwd=path, check=True, capture_output=True)
+    return path
+
+
+def plan(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [TUNER, "plan", *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+def planned(folder: Path, *options: str) -> dict[str, Any]:
+    done = plan(folder, "profile.yaml", "--json", *options)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_the_captured_load_gives_what_the_profile_promises(folder: Path) -> None:
+    found = planned(folder)
+    promised = profile.load(folder / "profile.yaml").promise.predicted[0]
+    (chosen,) = [one for one in found["steps"] if one["max_num_seqs"] == 16]
+    assert found["max_num_seqs"] == found["best"] == 16
+    assert chosen["attainment_middle"] == pytest.approx(promised.attainment, abs=0.01)
+    assert found["replicas_needed"] == 1
+    assert found["warnings"] == []
+
+
+def test_more_load_needs_more_replicas(folder: Path) -> None:
+    needed = [planned(folder, "--load", load)["replicas_needed"] for load in ("1", "2", "8", "80")]
+    assert needed == sorted(needed)
+    assert 2 <= needed[1] <= 3
+    assert needed[3] == pytest.approx(10 * needed[2], rel=0.15)
+
+
+def test_a_fleet_is_asked_in_requests_per_second(folder: Path) -> None:
+    found = planned(folder, "--rps", "3000", "--replicas", "1000", "--router", "random")
+    assert found["rps"] == pytest.approx(3000)
+    assert 600 < found["replicas_needed"] < 1200
+
+
+def test_people_are_told_what_it_needs_and_how_far_that_can_be_trusted(folder: Path) -> None:
+    done = plan(folder, "profile.yaml", "--load", "3", "--replicas", "1")
+    assert "> 16" in done.stdout
+    assert "3 times the profile's traffic, over 1 replica" in done.stdout
+    assert "replicas serve" in done.stdout
+    assert "the twin's error" in done.stdout
+    assert "a forecast, not a measurement" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["profile.yaml", "--load", "0"], 2, "a load of 0 cannot be planned for"),
+        (["profile.yaml", "--load", "nan"], 2, "a load of nan cannot be planned for"),
+        (["profile.yaml", "--rps", "-3"], 2, "cannot be planned for"),
+        (["profile.yaml", "--load", "1", "--rps", "3"], 2, "--load and --rps say the same"),
+        (["profile.yaml", "--load", "50", "--replicas", "2"], 2, "on one replica is no question"),
+        (["none.yaml"], 3, "none.yaml"),
+        (["windows.yaml"], 3, "windows.yaml: twin: is null"),
+    ],
+)
+def test_what_cannot_be_planned_is_said_in_two_lines(
+    folder: Path, options: list[str], code: int, said: str
+) -> None:
+    _without_twin(folder / "windows.yaml", profile.load(folder / "profile.yaml"))
+    done = plan(folder, *options)
+    assert done.returncode == code
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 2
+
+
+def _without_twin(path: Path, one: ServingProfile) -> None:
+    names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
+    profile.save(profile.seal(**{name: getattr(one, name) for name in names}, twin=None), path)

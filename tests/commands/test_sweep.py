@@ -1,0 +1,347 @@
+"""`tuner sweep` as its users meet it: what it prints, writes, refuses and survives."""
+
+import json
+import re
+import resource
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.places import ROOT
+from tuner.profile import profile
+
+TRACE = ROOT / "traces" / "translation.jsonl"
+WORLD = """\
+step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
+engine_start: 30
+noise: {sigma_iter: 0.05, sigma_drift: 0.02, sigma_start: 0.01, stall_rate: 0.0083, stall_mean: 0.1}
+"""
+"""The article's machine: 8 slots are too few for the sample's busy times."""
+
+CURVE_KEYS = {
+    "max_num_seqs", "attainment", "goodput_rps", "requests_per_s", "output_tokens_per_s",
+    "ttft_ms", "tpot_ms", "itl_ms", "e2el_ms", "queue_ms", "kv_cache_usage", "preemptions",
+    "recomputed_tokens", "cut", "source",
+}  # fmt: skip
+RESULT_KEYS = {
+    "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "curve", "twin_error",
+    "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "world.yaml").write_text(WORLD)
+    shutil.copy(TRACE, tmp_path / "prod.jsonl")
+    return tmp_path
+
+
+def command(*options: str) -> list[str]:
+    sim = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s"]
+    return [str(Path(sys.executable).with_name("tuner")), "sweep", *sim, *options]
+
+
+def tune(folder: Path, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - of subprocess.run
+    return subprocess.run(
+        command(*options), cwd=folder, capture_output=True, text=True, check=False, **how
+    )
+
+
+def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
+    """Return the message of a run that must have ended in two lines and this exit code."""
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+    error, hint = done.stderr.splitlines()[-2:]
+    assert error.startswith("Error: ")
+    assert hint
+    return error
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*")}
+
+
+def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(folder: Path) -> None:
+    done = tune(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result.keys() == RESULT_KEYS
+    assert all(step.keys() >= CURVE_KEYS for step in result["curve"])
+    assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4, 8, 16, 32]
+    assert (result["verdict"], result["max_num_seqs"]) == ("knee", 16)
+    assert result["engine_starts"] == 2
+    assert result["engine_seconds"]["starts"] == 60
+    written = profile.load(folder / result["profile"])
+    assert written.decision.max_num_seqs == 16
+    assert written.promise.source == "confirming run"
+    assert (folder / result["run_dir"] / "profile.yaml").read_bytes() == (
+        folder / "profile.yaml"
+    ).read_bytes()
+
+
+def test_people_get_the_curve_the_verdict_and_the_next_step(folder: Path) -> None:
+    done = tune(folder)
+    assert "knee at 16" in done.stdout
+    assert "> 16" in done.stdout
+    assert "next: tuner apply profile.yaml --dry-run" in done.stdout
+    assert "\x1b" not in done.stdout + done.stderr
+
+
+def test_the_same_seed_gives_the_same_answer(folder: Path) -> None:
+    first, second = (json.loads(tune(folder, "--json").stdout) for _ in range(2))
+    for result in (first, second):
+        del result["run_dir"]
+    assert first == second
+
+
+def wait_for(running: subprocess.Popen[str], text: str) -> None:
+    """Read what a running sweep tells until it has told ``text``."""
+    assert running.stderr is not None
+    if not any(text in line for line in running.stderr):
+        pytest.fail(f"the sweep ended before it said {text!r}")
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        [signal.SIGINT],
+        [signal.SIGTERM],
+        [signal.SIGHUP],
+        [signal.SIGINT, signal.SIGINT],
+        [signal.SIGTERM, signal.SIGINT, signal.SIGTERM],
+    ],
+)
+def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
+    folder: Path, numbers: list[signal.Signals]
+) -> None:
+    running = subprocess.Popen(
+        command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(running, "glance 4:")
+    for number in numbers:
+        running.send_signal(number)
+    _, told = running.communicate()
+    assert running.returncode == 130
+    assert "Traceback" not in told
+    assert told.count("Interrupted") == 1
+    assert "--resume" in told.splitlines()[-1]
+    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert _trials(folder / "run") == _trials(_whole(folder))
+
+
+def test_kill_9_loses_nothing_that_was_measured(folder: Path) -> None:
+    running = subprocess.Popen(
+        command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(running, "glance 4:")
+    running.kill()
+    running.communicate()
+    kept = _trials(folder / "run")
+    assert len(kept) >= 3
+    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert _trials(folder / "run")[: len(kept)] == kept
+    resumed, whole = json.loads(done.stdout), json.loads(tune(folder, "--json").stdout)
+    assert resumed["curve"] == whole["curve"]
+    profiles = [
+        profile.load(folder / str(result["run_dir"]) / "profile.yaml").model_dump()
+        for result in (resumed, whole)
+    ]
+    for one in profiles:
+        del one["digest"]
+        for name in ("created", "wall_s", "engine_starts", "engine_seconds"):
+            del one["provenance"][name]
+    assert profiles[0] == profiles[1]
+
+
+def _whole(folder: Path) -> Path:
+    return folder / str(json.loads(tune(folder, "--json").stdout)["run_dir"])
+
+
+def _trials(run_dir: Path) -> list[tuple[str, int]]:
+    events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
+    return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
+
+
+def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(folder: Path) -> None:
+    first = json.loads(tune(folder, "--json").stdout)
+    again = json.loads(tune(folder, "--json", "--resume").stdout)
+    assert again == first
+
+
+def test_resuming_with_other_options_is_refused(folder: Path) -> None:
+    tune(folder, "--run-dir", "run")
+    said = refused(tune(folder, "--run-dir", "run", "--resume", "--ceiling", "8"), 3)
+    assert "run/journal.jsonl:1: ceiling was 32, now 8" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--slo", "ttft=500"], 2, "--slo: cannot read 'ttft=500'"),
+        (["--budget", "soon"], 2, "--budget: 'soon' is not a positive duration"),
+        (["--step", "1ms"], 2, "--step 1ms: so short a replay"),
+        (["--budget", "61s"], 2, "--budget leaves 1s for replays"),
+        (["--window", "noon"], 2, "--window: cannot read 'noon'"),
+        (["--window", "9h+60s"], 3, "no request arrives there"),
+        (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
+        (["--ceiling", "4096"], 4, "max_num_batched_tokens (2048) is smaller than max_num_seqs"),
+        (["--trace", "nothing.jsonl"], 3, "nothing.jsonl"),
+        (["--world", "nothing.yaml"], 3, "nothing.yaml"),
+        (["-o", "no/such/folder.yaml"], 3, "no/such/folder.yaml"),
+        (["-o", "world.yaml"], 3, "world.yaml: is there already and is no serving profile"),
+        (["-o", "."], 3, ".: is a directory"),
+        (["--resume"], 3, "there is no run to resume"),
+        (["--resume", "--run-dir", "none"], 3, "no run to resume"),
+        (["--engine", "vllm"], 2, "--world is for --engine sim"),
+    ],
+)
+def test_what_cannot_be_is_said_in_two_lines_and_nothing_is_left(
+    folder: Path, options: list[str], code: int, said: str
+) -> None:
+    before = files(folder)
+    assert said in refused(tune(folder, *options), code)
+    left = {name for name in files(folder) - before if not name.startswith("runs")}
+    assert left == set()
+
+
+def little_room(most: int) -> Callable[[], None]:
+    """Return what lets a process write no file of more bytes."""
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+
+
+def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
+    shorten(folder / "prod.jsonl", rows=100)
+    # room for the iterations of a climb (17 kB), not for the requests of a rung (24 kB)
+    done = tune(folder, "--run-dir", "run", preexec_fn=little_room(20_000))
+    assert "cannot be written" in refused(done, 3)
+    kept = _trials(folder / "run")
+    assert kept[0] == ("climb", 32)
+    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    again = _trials(folder / "run")
+    assert again[: len(kept)] == kept
+    assert len(again) > len(kept)
+
+
+def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
+    folder: Path,
+) -> None:
+    shorten(folder / "prod.jsonl", rows=100)
+    done = tune(folder, "--run-dir", "run", preexec_fn=little_room(5_000))
+    assert "trace.jsonl" in refused(done, 3)
+    assert not (folder / "run" / "trace.jsonl").exists()
+    done = tune(folder, "--run-dir", "run", "--resume", "--json")
+    assert done.returncode == 0, done.stderr
+    assert (folder / "run" / "trace.jsonl").exists()
+
+
+def shorten(trace: Path, *, rows: int) -> None:
+    lines = trace.read_text().splitlines(keepends=True)
+    trace.write_text("".join(lines[: rows + 1]))
+
+
+def test_an_older_profile_may_be_overwritten_because_its_run_still_has_it(folder: Path) -> None:
+    first = json.loads(tune(folder, "--json").stdout)
+    done = tune(folder, "--json", "--ceiling", "16")
+    assert done.returncode == 0, done.stderr
+    profile.load(folder / first["run_dir"] / "profile.yaml")
+    assert profile.load(folder / "profile.yaml").curve[-1].max_num_seqs == 16
+
+
+def test_a_run_that_cannot_decide_ends_with_5_and_a_safe_profile(folder: Path) -> None:
+    (folder / "world.yaml").write_text(
+        "step: {a: 0.010}\nengine_start: 0\n"
+        "noise: {sigma_iter: 0.3, sigma_drift: 0.6, tau: 20, stall_rate: 0.2, stall_mean: 2.0}\n"
+    )
+    done = tune(folder, "--json", "--budget", "90s")
+    result = json.loads(done.stdout)
+    if result["verdict"] == "inconclusive":
+        assert done.returncode == 5
+        assert result["reason"] in done.stderr
+    else:
+        assert done.returncode == 0
+    assert profile.load(folder / "profile.yaml").decision.verdict == result["verdict"]
+
+
+def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+        taken = tune(folder, "--metrics-port", str(port))
+    assert f"--metrics-port {port}" in refused(taken, 2)
+    running = subprocess.Popen(
+        command("--metrics-port", str(port)), cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    wait_for(running, "within the SLO")
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as reply:
+        text = reply.read().decode()
+    running.send_signal(signal.SIGINT)
+    running.communicate()
+    assert re.search(r'^tuner_replays_total\{max_num_seqs="\d+"\} 1.0$', text, re.MULTILINE)
+    assert "tuner_in_flight" in text
+
+
+def test_a_stored_run_is_judged_under_another_slo_without_an_engine(folder: Path) -> None:
+    tune(folder, "--run-dir", "run")
+    journal = (folder / "run" / "journal.jsonl").read_bytes()
+    again = rescored(folder, "--json")
+    assert again.returncode == 0, again.stderr
+    whole = profile.load(folder / "run" / "profile.yaml")
+    same = profile.load(folder / "other.yaml")
+    assert same.curve == whole.curve
+    assert same.decision == whole.decision
+    strict = json.loads(rescored(folder, "--slo", "tpot=24ms", "--json").stdout)
+    assert strict["slo"]["derived"] is False
+    assert strict["max_num_seqs"] < whole.decision.max_num_seqs
+    assert (folder / "run" / "journal.jsonl").read_bytes() == journal
+
+
+def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    tuner = str(Path(sys.executable).with_name("tuner"))
+    return subprocess.run(
+        [tuner, "sweep", "--rescore", "run", "-o", "other.yaml", *options],
+        cwd=folder, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_a_run_that_is_none_cannot_be_judged(folder: Path) -> None:
+    assert "no run to resume" in refused(rescored(folder), 3)
+    (folder / "run").mkdir()
+    (folder / "run" / "journal.jsonl").write_text('{"event": "plan", "format": 2, "plan": {}}\n')
+    assert "the plan makes no sense" in refused(rescored(folder), 3)
+    (folder / "run" / "journal.jsonl").write_text(
+        '{"event": "plan", "format": 2, "plan": {"objective": "goodput"}}\n'
+    )
+    assert "is the run of tuner refine, not of tuner sweep" in refused(rescored(folder), 3)
+    assert "asks a stored run" in refused(rescored(folder, "--resume"), 2)
+
+
+@pytest.mark.parametrize(
+    ("arrivals_s", "output_length"),
+    [([0.0] * 300, 50), ([0.0] * 5000, 5), ([0.1 * row for row in range(500)], 1), ([1.0], 20)],
+    ids=["burst", "large burst", "one token each", "one request"],
+)
+def test_odd_traffic_ends_with_a_verdict_and_finite_numbers(
+    folder: Path, arrivals_s: list[float], output_length: int
+) -> None:
+    rows = [
+        {"timestamp": round(1e3 * at_s), "input_length": 20, "output_length": output_length}
+        for at_s in arrivals_s
+    ]
+    (folder / "prod.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    done = tune(folder, "--fast", "--json")
+    assert done.returncode in {0, 5}, done.stderr
+    assert "Traceback" not in done.stderr
+    result = json.loads(done.stdout, parse_constant=pytest.fail)
+    assert any(step["output_tokens_per_s"] > 0 for step in result["curve"])
+    profile.load(folder / "profile.yaml")

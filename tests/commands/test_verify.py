@@ -1,0 +1,141 @@
+"""`tuner verify` as its users meet it: on the machine that was tuned, and on one that is slower."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from tests.support.places import ROOT
+from tuner.commands.verify.junit import junit
+from tuner.errors import GateError
+
+TUNER = str(Path(sys.executable).with_name("tuner"))
+WORLD = """\
+step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
+noise: {sigma_iter: 0.05, sigma_drift: 0.02, sigma_start: 0.01, stall_rate: 0.0083, stall_mean: 0.1}
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a trace, a profile, the machine it was measured on and a slower one."""
+    path = tmp_path_factory.mktemp("verify")
+    shutil.copy(ROOT / "traces" / "translation.jsonl", path / "prod.jsonl")
+    (path / "world.yaml").write_text(WORLD)
+    (path / "slow.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.030"))
+    tuning = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--fast"]
+    subprocess.run([TUNER, "sweep", *tuning], cwd=path, check=True, capture_output=True)
+    return path
+
+
+def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    command = [TUNER, "verify", "profile.yaml", "--trace", "prod.jsonl", "--engine", "sim"]
+    return subprocess.run(
+        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("window", ["all", "busiest", "30s+40s"])
+def test_the_machine_that_was_measured_keeps_its_promise(folder: Path, window: str) -> None:
+    done = verify(folder, "--world", "world.yaml", "--window", window)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "broken" not in done.stdout
+    assert "e2el_p95_ms" in done.stdout
+
+
+def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path) -> None:
+    done = verify(folder, "--world", "slow.yaml", "--force", "--json", "--junit", "gates.xml")
+    assert done.returncode == 6
+    result = json.loads(done.stdout)
+    assert result["kept"] is False
+    broken = {gate["name"] for gate in result["gates"] if not gate["kept"]}
+    assert {"attainment", "tpot_p95_ms", "e2el_p95_ms"} <= broken
+    assert "tpot_p95 was" in done.stderr
+    suite = ET.parse(folder / "gates.xml").getroot()
+    assert suite.get("failures") == str(len(broken))
+    failed = {case.get("name") for case in suite if case.find("failure") is not None}
+    assert failed == broken
+
+
+def test_another_machine_is_refused_unless_it_is_wanted(folder: Path) -> None:
+    done = verify(folder, "--world", "slow.yaml")
+    assert done.returncode == 6
+    assert "measured with name simulated:world, here it is simulated:slow" in done.stderr
+    assert "starting the engine" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_wider_tolerance_keeps_what_a_narrow_one_breaks(folder: Path) -> None:
+    done = verify(folder, "--world", "slow.yaml", "--force", "--tolerance", "10", "--json")
+    gates = {gate["name"]: gate["kept"] for gate in json.loads(done.stdout)["gates"]}
+    assert gates["tpot_p95_ms"]
+    assert not gates["attainment"]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (["--world", "none.yaml"], 3, "none.yaml"),
+        ([], 2, "--engine sim needs a world"),
+        (["--world", "world.yaml", "--window", "9h+60s"], 3, "no request arrives there"),
+        (["--world", "world.yaml", "--step", "soon"], 2, "--step: 'soon' is not"),
+        (["--world", "world.yaml", "--step", "1ms"], 2, "--step 1ms: so short a replay"),
+        (["--world", "world.yaml", "--junit", "no/such/x.xml"], 3, "no/such"),
+    ],
+)
+def test_what_cannot_be_verified_is_said_in_two_lines(
+    folder: Path, options: list[str], code: int, said: str
+) -> None:
+    done = verify(folder, *options)
+    assert done.returncode == code, done.stderr
+    assert "Traceback" not in done.stderr
+    assert said in done.stderr.splitlines()[-2]
+
+
+def test_the_junit_of_an_earlier_run_does_not_outlive_a_refusal(folder: Path) -> None:
+    assert verify(folder, "--world", "world.yaml", "--junit", "gates.xml").returncode == 0
+    assert ET.parse(folder / "gates.xml").getroot().get("errors") == "0"
+    assert verify(folder, "--world", "slow.yaml", "--junit", "gates.xml").returncode == 6
+    suite = ET.parse(folder / "gates.xml").getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("1", "0", "1")
+    (error,) = suite.iter("error")
+    assert "not verified: the profile was measured with name simulated:world" in str(
+        error.get("message")
+    )
+
+
+def test_nor_a_run_that_is_killed(tmp_path: Path) -> None:
+    """The file says that there are no gates as long as there are none."""
+    path = tmp_path / "gates.xml"
+    with junit(path, profile="p", said=str) as write:
+        write([])
+    kept = path.read_bytes()
+    with pytest.raises(KeyboardInterrupt), junit(path, profile="p", said=str):
+        raise KeyboardInterrupt
+    assert path.read_bytes() != kept
+    (error,) = ET.parse(path).getroot().iter("error")
+    assert error.get("message") == "not verified: the run did not end"
+
+
+def test_a_name_with_control_characters_leaves_xml_that_can_be_read(tmp_path: Path) -> None:
+    path = tmp_path / "gates.xml"
+    problem = GateError("\x1b[2J\ud800 and \t é", hint="")
+    with pytest.raises(GateError), junit(path, profile="a\0b.yaml", said=str):
+        raise problem
+    (case,) = ET.parse(path).getroot().iter("testcase")
+    (error,) = case
+    assert case.get("classname") == "a\\x00b.yaml"
+    assert error.get("message") == "not verified: \\x1b[2J\\ud800 and \t é"
+
+
+def test_what_is_no_junit_is_not_overwritten(folder: Path) -> None:
+    for name in ("profile.yaml", "prod.jsonl"):
+        before = (folder / name).read_bytes()
+        done = verify(folder, "--world", "world.yaml", "--junit", name)
+        assert done.returncode == 3
+        assert f"{name}: is there already and is no JUnit file" in done.stderr
+        assert (folder / name).read_bytes() == before

@@ -1,0 +1,551 @@
+"""`tuner watch` on servers that answer over HTTP, on a clock that nobody waits for."""
+
+import json
+import re
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD
+from tests.support.live_sim import (
+    OLD_NAMES,
+    SimulatedServer,
+    exposition,
+    poisson,
+    profile_of,
+    simulated,
+)
+from tests.support.served_metrics import FreeClock, Page, page_of, serving
+from tuner.commands.watch.run import run
+from tuner.commands.watch.setup import WatchOptions
+from tuner.errors import (
+    EngineError,
+    GateError,
+    InputError,
+    Interrupted,
+    TargetError,
+    TunerError,
+    UndecidedError,
+    UsageError,
+)
+from tuner.live.prometheus import ServerMetrics
+from tuner.live.watch.scraper import GONE_S, Absence, Scrape, Stall
+from tuner.profile import profile as profiles
+from tuner.rollout import backup
+
+TUNER = str(Path(sys.executable).with_name("tuner"))
+LENGTH_S = 400.0
+
+
+@pytest.fixture(scope="module")
+def profile(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("watch") / "profile.yaml"
+    profiles.save(profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS), path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def honest() -> SimulatedServer:
+    return simulated(WORLD, poisson(RATE, LENGTH_S, seed=2), cap=CAP, until_s=LENGTH_S)
+
+
+@pytest.fixture(scope="module")
+def slow() -> SimulatedServer:
+    return simulated(
+        WORLD, poisson(RATE, LENGTH_S, seed=3), cap=CAP, until_s=LENGTH_S,
+        slow_from_s=0.0, slow_by=1.5,
+    )  # fmt: skip
+
+
+def options(profile: Path, url: str, **changes: Any) -> WatchOptions:  # noqa: ANN401
+    plain: dict[str, Any] = {
+        "profile": profile, "url": url, "canary": None, "for_": "390s", "every": "2s",
+        "window": "10s", "tolerance": 0.1, "served_model": None, "fail_on": "re-tune",
+        "rollback": None, "run_dir": None, "metrics_port": None, "seed": 0, "json": True,
+    }  # fmt: skip
+    return WatchOptions(**{**plain, **changes})
+
+
+Watched = tuple[dict[str, Any], TunerError | None]
+
+
+@pytest.fixture
+def watch(profile: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., Watched]:
+    def go(page: Page, clock: FreeClock | None = None, **changes: Any) -> Watched:  # noqa: ANN401
+        clock = clock or FreeClock()
+        ended: TunerError | None = None
+        with serving(page, clock) as url:
+            try:
+                run(options(profile, changes.pop("url", url), **changes), clock=clock)
+            except TunerError as error:
+                ended = error
+        printed = capsys.readouterr().out
+        return json.loads(printed) if printed.startswith("{") else {"text": printed}, ended
+
+    return go
+
+
+def test_an_honest_server_is_still_valid(
+    watch: Callable[..., Watched], honest: SimulatedServer, tmp_path: Path
+) -> None:
+    found, ended = watch(page_of(honest), run_dir=tmp_path / "run")
+    assert ended is None
+    assert found["verdict"] == "still valid"
+    assert found["windows"] == 39
+    assert found["measures"]["slowness"]["state"] == "within"
+    assert found["choice"]["rightness"] == 1.0
+    (server,) = found["servers"]
+    assert server["missed_scrapes"] == server["restarts"] == 0
+    low, high = server["times"]["itl_ms"]["counted"]["p50"]
+    assert low < server["times"]["itl_ms"]["counted"]["mean"] < high
+    text = (tmp_path / "run" / "windows.jsonl").read_text()
+    lines = [json.loads(line) for line in text.splitlines()]
+    assert [line["event"] for line in lines] == ["begin"] + ["window"] * 39
+    assert lines[-1]["verdict"] == "still valid"
+    assert (
+        sum(line["finished"] for line in lines[1:])
+        <= server["times"]["e2el_ms"]["counted"]["count"]
+    )
+
+
+@pytest.fixture
+def file(profile: Path, tmp_path: Path) -> Path:
+    """Return a file into which the profile was written."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("before\n")
+    write(path, "after\n", profile)
+    return path
+
+
+def write(path: Path, text: str, profile: Path | None) -> None:
+    digest = None if profile is None else profiles.load(profile).digest
+    backup.write(path, text.encode(), was=path.read_bytes(), profile=digest)
+
+
+def test_a_slow_server_breaks_the_promise_and_the_file_is_restored(
+    watch: Callable[..., Watched], slow: SimulatedServer, file: Path
+) -> None:
+    found, ended = watch(page_of(slow), rollback=file)
+    assert isinstance(ended, GateError)
+    assert "re-tune now: iterations take 1.5" in str(ended)
+    assert found["windows"] < 39  # it does not wait
+    assert file.read_text() == "before\n"
+    assert "restored" in found["rolled_back"]
+    assert "restored" in ended.hint
+
+
+def other_profile(file: Path) -> None:
+    backup.write(file, b"newer\n", was=b"after\n", profile="sha256:" + "1" * 64)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda file: file.with_name("serve.yaml.tuner-backup.json").unlink(), "no backup of it"),
+        (lambda file: file.write_text("edited\n"), "was edited after tuner wrote it"),
+        (lambda file: file.write_text("before\n"), "already is what it was before"),
+        (lambda file: file.with_name("serve.yaml.tuner-backup").unlink(), "is missing"),
+        (other_profile, "is not this profile, sha256:"),
+        (lambda file: write(file, "newer\n", None), "nothing says which profile"),
+        (lambda file: file.chmod(0o400), "is read-only"),
+    ],
+)
+def test_a_file_that_cannot_be_restored_is_refused_before_anything_is_watched(
+    watch: Callable[..., Watched],
+    honest: SimulatedServer,
+    file: Path,
+    spoil: Callable[[Path], object],
+    said: str,
+) -> None:
+    spoil(file)
+    asked = list[float]()
+
+    def page(at_s: float) -> str | None:
+        asked.append(at_s)
+        return page_of(honest)(at_s)
+
+    found, ended = watch(page, rollback=file)
+    assert isinstance(ended, TargetError)
+    assert said in str(ended)
+    assert (found, asked) == ({"text": ""}, [])
+
+
+def test_a_file_that_another_profile_was_written_into_meanwhile_is_left_alone(
+    watch: Callable[..., Watched], slow: SimulatedServer, file: Path
+) -> None:
+    clock = FreeClock()
+    clock.at_wake[51.0] = lambda: other_profile(file)
+    found, ended = watch(page_of(slow), clock, rollback=file)
+    assert isinstance(ended, GateError)
+    assert "was not restored" in found["rolled_back"]
+    assert file.read_text() == "newer\n"
+
+
+def test_other_traffic_fails_only_when_asked_and_rolls_nothing_back(
+    watch: Callable[..., Watched], file: Path
+) -> None:
+    heavy = simulated(WORLD, poisson(1.6 * RATE, LENGTH_S, seed=5), cap=CAP, until_s=LENGTH_S)
+    found, ended = watch(page_of(heavy), rollback=file, for_="300s")
+    assert (found["verdict"], ended) == ("drifting", None)
+    found, ended = watch(page_of(heavy), rollback=file, fail_on="drifting", for_="300s")
+    assert isinstance(ended, GateError)
+    assert "the rate is 1." in str(ended)
+    assert file.read_text() == "after\n"
+    assert found["rolled_back"] is None
+
+
+def test_a_server_of_years_ago_is_read_too(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, ended = watch(page_of(honest, OLD_NAMES), for_="300s")
+    assert (found["verdict"], ended) == ("still valid", None)
+
+
+def test_scrapes_that_fail_now_and_then_are_counted_and_forgiven(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    def fine(at_s: float) -> str:
+        text = page_of(honest)(at_s)
+        assert text is not None
+        return text
+
+    def page(at_s: float) -> str | None:
+        if at_s and at_s % 30 < 2:
+            return None
+        if at_s and at_s % 70 < 2:  # cut short, though it promised more
+            return "\x01" + fine(at_s)[:3000]
+        return "\x00<html>" if at_s and at_s % 50 < 2 else fine(at_s)
+
+    found, ended = watch(page)
+    assert ended is None
+    assert found["verdict"] == "still valid"
+    assert found["servers"][0]["missed_scrapes"] > 10
+
+
+def test_a_server_that_dies_ends_the_watch_with_what_is_known(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine = page_of(honest)
+    found, ended = watch(lambda at_s: fine(at_s) if at_s < 200 else None)
+    assert isinstance(ended, EngineError)
+    assert "does not answer any more" in str(ended)
+    assert found["windows"] >= 19
+    assert found["requests"] > 500
+
+
+def hanging(server: SimulatedServer, from_s: float) -> Page:
+    return lambda at_s: exposition({"0": server.scrape(min(at_s, from_s))})
+
+
+def test_a_server_that_hangs_ends_the_watch(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, ended = watch(hanging(honest, 60.0))
+    assert isinstance(ended, EngineError)
+    assert re.search(r"hangs: \d+ requests run and no token came for 120 s", str(ended))
+    assert found["windows"] == 17
+
+
+def test_a_canary_that_hangs_is_rolled_back(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    clock = FreeClock()
+    with serving(hanging(honest, 30.0), clock) as canary:
+        found, ended = watch(page_of(honest), clock, canary=canary)
+    assert isinstance(ended, GateError)
+    assert found["verdict"] == "roll back"
+    assert found["reason"].startswith("the canary hangs: ")
+
+
+def test_an_idle_server_does_not_hang() -> None:
+    idle = ServerMetrics({"running": 0.0}, {"output_tokens": 7.0}, {})
+    busy = ServerMetrics({"running": 1.0}, {"output_tokens": 7.0}, {})
+    untold = ServerMetrics({"running": 1.0}, {}, {})
+    for server, hangs in ((idle, False), (untold, False), (busy, True)):
+        stall = Stall()
+        said = [stall.add(2.0 * place, {"0": server}) for place in range(100)]
+        assert any(said) is hangs
+
+
+def test_ctrl_c_says_what_is_known_so_far(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    clock = FreeClock()
+
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    clock.at_wake[101.0] = stop
+    found, ended = watch(page_of(honest), clock)
+    assert isinstance(ended, Interrupted)
+    assert "so far: not enough evidence" in str(ended)
+    assert found["windows"] == 10
+
+
+def test_too_little_is_no_verdict_and_says_what_it_would_take(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, ended = watch(page_of(honest), for_="60s", json=False)
+    assert isinstance(ended, UndecidedError)
+    assert "more windows like these would do" in str(ended)
+    assert "--for 2h" in ended.hint
+    assert "not enough evidence" in found["text"]
+    assert "between tokens" in found["text"]
+
+
+@pytest.mark.parametrize(
+    ("page", "changes", "kind", "said"),
+    [
+        ("hello", {}, InputError, "not Prometheus text"),
+        ("vllm:x{ 3", {}, InputError, "not Prometheus text"),
+        ('vllm:a_bucket{le="1"} 1\n', {}, InputError, "no metric of vLLM"),
+        (None, {}, InputError, "no answer"),
+        ("", {"url": "ftp://x"}, UsageError, "neither http:// nor https://"),
+        ("", {"canary": "x"}, InputError, "no metric of vLLM"),
+        ("", {"every": "8s"}, UsageError, "less than 2 times --every"),
+        ("", {"for_": "5s"}, UsageError, "shorter than one window"),
+        ("", {"window": "1h", "for_": "9h"}, UsageError, "more readings than a watch remembers"),
+        ("", {"window": "0s"}, UsageError, "not a positive duration"),
+        ("", {"canary": "x", "fail_on": "drifting"}, UsageError, "--canary exclude each other"),
+    ],
+)
+def test_what_cannot_be_watched_is_said_at_once(
+    watch: Callable[..., Watched], page: str | None, changes: dict[str, Any], kind: type, said: str
+) -> None:
+    found, ended = watch(lambda _: page, **changes)
+    assert isinstance(ended, kind)
+    assert said in str(ended)
+    assert found == {"text": ""}
+
+
+def test_several_models_are_told_apart(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine = page_of(honest)
+
+    def page(at_s: float) -> str | None:
+        text = fine(at_s)
+        assert text is not None
+        return text + text.replace('model_name="m"', 'model_name="n"')
+
+    _, ended = watch(page)
+    assert isinstance(ended, InputError)
+    assert "--served-model m" in ended.hint
+    found, ended = watch(page, served_model="m", for_="120s")
+    assert found["servers"][0]["missed_scrapes"] == 0
+
+
+def test_the_verdict_is_there_for_prometheus_while_it_goes_on(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    clock, said = FreeClock(), list[str]()
+
+    def look() -> None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            said.append(answer.read().decode())
+
+    clock.at_wake[381.0] = look
+    watch(page_of(honest), clock, metrics_port=port)
+    assert 'tuner_watch_verdict{verdict="still valid"} 1.0' in said[0]
+    assert 'tuner_watch_beyond{measure="slowness"} 0.0' in said[0]
+    assert 'tuner_watch_measure{bound="high",measure="slowness"} 1.' in said[0]
+    assert "tuner_watch_choice_rightness 1.0" in said[0]
+
+
+def test_a_canary_is_rolled_back_or_promoted(
+    watch: Callable[..., Watched],
+    honest: SimulatedServer,
+    slow: SimulatedServer,
+    file: Path,
+    tmp_path: Path,
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(slow), clock) as canary:
+        found, ended = watch(page_of(honest), clock, canary=canary)
+        assert isinstance(ended, GateError)
+        assert "tuner apply --rollback FILE" in ended.hint
+        assert file.read_text() == "after\n"
+        clock.at_s = 0.0
+        found, ended = watch(page_of(honest), clock, canary=canary, rollback=file)
+    assert found["verdict"] == "roll back"
+    assert found["measures"]["tpot"]["state"] == "above"
+    assert file.read_text() == "before\n"
+    clock = FreeClock()
+    with serving(page_of(honest), clock) as canary:
+        found, ended = watch(page_of(honest), clock, canary=canary, run_dir=tmp_path / "run")
+    assert (found["verdict"], ended) == ("promote", None)
+    assert found["windows"] < 39
+    last = (tmp_path / "run" / "windows.jsonl").read_text().splitlines()[-1]
+    assert json.loads(last)["effects"]["tpot"] == 0.0
+
+
+def test_a_canary_that_dies_is_rolled_back(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine, clock = page_of(honest), FreeClock()
+    with serving(lambda at_s: fine(at_s) if at_s < 60 else None, clock) as canary:
+        found, ended = watch(fine, clock, canary=canary)
+    assert found["verdict"] == "roll back"
+    assert isinstance(ended, GateError)
+    assert "does not answer any more" in str(ended)
+
+
+def crashing(server: SimulatedServer, times: int) -> Page:
+    """Return a server that is down for 30 s of every minute, and counts anew, so many times."""
+
+    def page(at_s: float) -> str | None:
+        round_ = min(times, int(at_s // 60))
+        if round_ and at_s < 60 * times + 30 and at_s % 60 < 30:
+            return None
+        return exposition({"0": server.scrape(at_s - 60 * round_)}, started_s=1e9 + 60 * round_)
+
+    return page
+
+
+@pytest.mark.parametrize(
+    ("times", "verdict", "said"),
+    [(1, "promote", "the canary was restarted once"), (9, "roll back", "was restarted 2 times")],
+)
+def test_a_canary_that_crashes_again_and_again_is_rolled_back_and_one_crash_is_told(
+    watch: Callable[..., Watched], honest: SimulatedServer, times: int, verdict: str, said: str
+) -> None:
+    clock = FreeClock()
+    with serving(crashing(honest, times), clock) as canary:
+        found, _ = watch(page_of(honest), clock, canary=canary)
+    assert found["verdict"] == verdict
+    assert said in found["reason"]
+    assert [one["restarts"] for one in found["servers"]] == [0, min(times, 2)]
+
+
+@pytest.mark.parametrize("as_canary", [False, True])
+def test_a_server_of_another_model_is_refused(
+    watch: Callable[..., Watched], honest: SimulatedServer, *, as_canary: bool
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(honest), clock, root="org/other") as other:
+        given = {"canary": other} if as_canary else {"url": other}
+        found, ended = watch(page_of(honest), clock, **given)
+    assert isinstance(ended, InputError)
+    assert "serves model org/other and not m (served as m)" in str(ended)
+    assert found == {"text": ""}
+
+
+def test_a_server_that_only_calls_its_model_otherwise_is_a_warning(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    def page(at_s: float) -> str:
+        return exposition({"0": honest.scrape(at_s)}).replace('model_name="m"', 'model_name="n"')
+
+    found, _ = watch(page, for_="120s")
+    (warning,) = found["warnings"]
+    assert "serves model n and not m (a name" in warning
+
+
+def test_a_server_that_serves_another_model_from_then_on_ends_the_watch(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    def page(at_s: float) -> str:
+        text = exposition({"0": honest.scrape(at_s)})
+        return text if at_s < 100 else text.replace('model_name="m"', 'model_name="n"')
+
+    found, ended = watch(page)
+    assert isinstance(ended, EngineError)
+    assert "serves n now, m before" in str(ended)
+    assert found["windows"] == 9
+
+
+def test_what_a_server_does_not_tell_is_said(
+    profile: Path, honest: SimulatedServer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(honest), clock) as url, pytest.raises(UndecidedError):
+        run(options(profile, url, for_="20s"), clock=clock)
+    assert "does not tell max_num_seqs, max_num_batched_tokens" in capsys.readouterr().err
+
+
+def test_all_fits_into_80_columns(
+    profile: Path,
+    slow: SimulatedServer,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    clock = FreeClock()
+    with serving(page_of(slow), clock) as url, pytest.raises(GateError) as ended:
+        run(options(profile, url, for_="250s", json=False), clock=clock)
+    said = capsys.readouterr()
+    windows = [line for line in said.err.splitlines() if line.endswith("x")]
+    assert len(windows) == 25
+    assert max(map(len, windows)) <= 80
+    assert "re-tune now" in [line.partition(": ")[2] for line in said.err.splitlines()]
+    table = [line for line in said.out.splitlines() if "/" in line and "  " in line]
+    assert len(table) == 4
+    assert max(map(len, table)) <= 80
+    assert "\N{HORIZONTAL ELLIPSIS}" not in said.out
+    assert "The traffic is not why" in ended.value.hint
+
+
+def test_several_servers_behind_one_address_are_refused(
+    watch: Callable[..., Watched], honest: SimulatedServer, slow: SimulatedServer
+) -> None:
+    def page(at_s: float) -> str:
+        place = round(at_s / 2) % 2
+        return exposition({"0": (honest, slow)[place].scrape(at_s)}, started_s=1e9 + 100 * place)
+
+    _, ended = watch(page)
+    assert isinstance(ended, InputError)
+    assert "several servers answer in turn" in str(ended)
+    assert "one replica" in ended.hint
+
+
+def test_a_canary_is_not_rolled_back_because_our_own_network_is_down(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    fine, clock = page_of(honest), FreeClock()
+
+    def till_a_minute(at_s: float) -> str | None:
+        return fine(at_s) if at_s < 60 else None
+
+    with serving(till_a_minute, clock) as canary:
+        found, ended = watch(till_a_minute, clock, canary=canary)
+    assert found["verdict"] == "undecided"
+    assert isinstance(ended, EngineError)
+
+
+def test_the_command_itself_ends_with_two_lines_where_nobody_answers(profile: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    done = subprocess.run(
+        [TUNER, "watch", str(profile), "--url", f"http://127.0.0.1:{port}", "--for", "30s"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 3
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 2
+    assert "no answer" in done.stderr
+
+
+def test_engines_are_told_apart_by_their_label(
+    watch: Callable[..., Watched], honest: SimulatedServer
+) -> None:
+    found, _ = watch(
+        lambda at_s: exposition({name: honest.scrape(at_s) for name in ("0", "1")}), for_="120s"
+    )
+    assert found["measures"]["rate"]["value"]["value"] == pytest.approx(1.0, abs=0.2)
+    assert found["measures"]["slowness"]["value"]["value"] == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_server_that_never_answers_is_gone_after_a_minute() -> None:
+    absence = Absence(2.0)
+    gone = [absence.add(Scrape(2.0 * place, None, "refused")) for place in range(40)]
+    assert gone.index(True) * 2.0 == GONE_S

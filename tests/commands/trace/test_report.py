@@ -1,0 +1,251 @@
+"""The report of ``tuner trace show`` beyond what a trace of arrivals and lengths can say."""
+
+import csv
+import json
+from io import StringIO
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from tests.commands.trace.test_trace import Run
+from tests.support.traces import HEADER, SLICES, needs_slices, request, row, write_lines
+from tuner.commands.trace import report as trace_report
+from tuner.trace.columns import Columns, columns_of
+from tuner.trace.trace import load
+from tuner.traffic.arrivals import dispersion, same_time_share
+from tuner.traffic.cautions import cautions
+from tuner.traffic.concurrency import levels, recorded_running
+from tuner.traffic.levels import count_levels
+from tuner.traffic.summary import describe
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    return Run(monkeypatch, capsys)
+
+
+# -- in flight and running
+
+
+def queued() -> list[dict[str, object]]:
+    """Return a request every second that waits for 2 s and is served for 3 s."""
+    return [row(i * 1000, e2e_ms=5000, queue_ms=2000) for i in range(101)]
+
+
+def test_waiting_and_running_are_kept_apart(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *queued())
+    found = json.loads(tuner("trace", "show", path, "--json").out)
+    assert found["in_flight"]["mean"] == found["in_flight"]["max"] == 5
+    assert found["running"]["mean"] == found["running"]["max"] == 3
+    assert found["concurrency"]["mean"] == 5
+    assert found["littles_mean"] == pytest.approx(5, rel=0.02)
+    out = tuner("trace", "show", path).out
+    assert "running (recorded)" in out
+    assert "Little's law" in out
+
+
+def test_no_number_of_a_long_context_is_cut_off_in_80_columns() -> None:
+    columns = columns_of(
+        [request(i, float(i), input_length=900_000 + i) for i in range(9)], block_size=16
+    )
+    screen = StringIO()
+    table = trace_report._spread_table(describe(columns))
+    Console(width=trace_report.LEAST_WIDTH, file=screen).print(table)
+    assert "900,008" in screen.getvalue()
+    assert "…" not in screen.getvalue()
+
+
+def test_a_part_of_one_request_is_not_called_like_the_whole(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *(row(i * 70_000) for i in range(30)))
+    out = tuner("trace", "show", path).out
+    assert ": 1 request, " in out
+    assert "too few of them to hold their lengths against the whole's" in out
+
+
+def test_running_is_unknown_where_waits_are_not_recorded() -> None:
+    def table(unknown: int) -> Columns:
+        waits = [None if i < unknown else 2.0 for i in range(100)]
+        return columns_of(
+            [request(i, float(i), e2e_s=5.0, queue_s=wait) for i, wait in enumerate(waits)],
+            block_size=16,
+        )
+
+    assert recorded_running(table(6)) is None
+    assert recorded_running(table(5)) is not None
+
+
+def test_a_wait_beyond_the_end_ran_for_no_time() -> None:
+    table = columns_of(
+        [request(i, float(i), e2e_s=1.0, queue_s=2.0) for i in range(9)], block_size=1
+    )
+    found = recorded_running(table)
+    assert found is not None
+    assert found.max() == 0
+
+
+def test_the_most_in_flight_of_each_stretch_of_time() -> None:
+    table = columns_of([request(0, 1.0, e2e_s=2.0), request(1, 2.0, e2e_s=0.5)], block_size=1)
+    found = levels(table, table.e2e_s, start_s=1.0, end_s=4.0)
+    assert found is not None
+    assert found.highest_in(np.array([0.0, 1.0, 2.0, 2.2, 2.6, 4.0, 5.0])) == [
+        None, 1, 2, 2, 1, None,
+    ]  # fmt: skip
+
+
+@needs_slices
+@pytest.mark.parametrize(
+    ("name", "within"), [("RTXPRO6000_Llama-3.1-8B", 1.0), ("RTX4090_Llama-3.1-8B", 10.0)]
+)
+def test_intervals_reproduce_what_a_real_engine_counted(name: str, within: float) -> None:
+    """Where KV cache was full (RTX 4090), preempted requests wait and the intervals do not know."""
+    trace = load(SLICES / f"vllmbench_{name}_requests.jsonl")
+    table = columns_of(trace.requests, block_size=16)
+    with (SLICES / f"vllmbench_{name}_timeseries.csv").open() as file:
+        gauges = [(float(one["t"]), int(one["running"])) for one in csv.DictReader(file)]
+    found = count_levels(
+        table.arrival_s + table.queue_s,
+        table.arrival_s + table.e2e_s,
+        None,
+        start_s=0.0,
+        end_s=gauges[-1][0] + 1,
+    )
+    assert found is not None
+    edges_s = np.cumsum(found.duration_s.astype(np.float64))
+
+    def error(shift_s: float) -> float:
+        """Return the mean difference if the gauges began so long before the first arrival."""
+        at = np.searchsorted(edges_s, [max(0.0, at_s - shift_s) for at_s, _ in gauges])
+        counted = found.level[np.minimum(at, len(found.level) - 1)]
+        return float(np.mean(np.abs(counted - [running for _, running in gauges])))
+
+    assert min(error(shift / 20) for shift in range(-20, 20)) <= within
+
+
+@needs_slices
+def test_a_server_that_was_full_is_no_measure_of_what_the_traffic_needs() -> None:
+    trace = load(SLICES / "vllmbench_RTXPRO6000_Llama-3.1-8B_requests.jsonl")
+    table = columns_of(trace.requests, block_size=16)
+    found = describe(table)
+    assert found.running is not None
+    assert found.running.p95 == 128  # its max_num_seqs
+    assert any("old server's limit shows" in text for text in cautions(table, found, trace.header))
+
+
+# -- burstiness
+
+
+def test_counts_of_even_arrivals_do_not_vary_and_bursts_do() -> None:
+    assert dispersion(np.array([i / 2 for i in range(100)]), 1.0) == 0.0
+    bursts = np.array([10.0 * (i // 10) + 0.5 for i in range(100)])
+    assert dispersion(bursts, 1.0) == pytest.approx(9, rel=0.1)  # 10 in one of ten seconds
+
+
+def test_a_few_bins_say_nothing_of_variance() -> None:
+    assert dispersion(np.array([float(i) for i in range(9)]), 1.0) is None
+
+
+def test_arrivals_over_ages_need_no_memory() -> None:
+    assert dispersion(np.array([0.0, 1e11]), 1.0) == pytest.approx(1.0)
+
+
+def test_arrivals_at_one_time_are_counted() -> None:
+    assert same_time_share(np.array([0.0, 0.0, 0.0, 1.0])) == 0.5
+
+
+@needs_slices
+@pytest.mark.parametrize(
+    ("name", "in_1s", "in_10s"),
+    [
+        ("azure2023_code.csv", 14.5, 82.29),
+        ("azure2023_conv.csv", 1.3, 3.03),
+        ("mooncake_conversation.jsonl", 7.43, 1.95),
+        ("mooncake_synthetic.jsonl", 1.03, 1.1),
+    ],
+)
+def test_burstiness_of_public_traces(name: str, in_1s: float, in_10s: float) -> None:
+    arrival_s = columns_of(load(SLICES / name).requests, block_size=512).arrival_s
+    assert dispersion(arrival_s, 1.0) == pytest.approx(in_1s, abs=0.01)
+    assert dispersion(arrival_s, 10.0) == pytest.approx(in_10s, abs=0.01)
+
+
+# -- the part, the plot, the replicas
+
+
+def test_the_busiest_part_is_held_against_the_whole(tuner: Run, tmp_path: Path) -> None:
+    calm = [row(i * 1000) for i in range(600)]
+    burst = [row(300_000 + i * 100) for i in range(600)]
+    path = write_lines(tmp_path / "t", HEADER, *calm, *burst)
+    found = json.loads(tuner("trace", "show", path, "--json").out)["window"]
+    assert found["start_s"] == pytest.approx(300, abs=1)
+    assert (found["length_s"], found["is_like"]) == (60, True)
+    assert found["load"] == pytest.approx(11 / 2, rel=0.02)
+    out = tuner("trace", "show", path).out
+    assert "the heaviest part of that length" in out
+    assert "^^^^^^" in out
+
+
+def test_a_part_of_ones_choice_is_held_against_the_whole(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(100)))
+    found = json.loads(tuner("trace", "show", path, "--window", "10s+5s", "--json").out)["window"]
+    assert (found["start_s"], found["length_s"], found["requests"]) == (10, 5, 5)
+    found = json.loads(tuner("trace", "show", path, "--length", "90s", "--json").out)["window"]
+    assert found["length_s"] == 90
+
+
+def test_lengths_unlike_the_wholes_are_said(tuner: Run, tmp_path: Path) -> None:
+    lines = [row(i * 1000, output_length=5 if i < 150 else 900) for i in range(200)]
+    path = write_lines(tmp_path / "t", HEADER, *lines)
+    assert "lengths unlike the whole's" in tuner("trace", "show", path, "--window", "150+40").out
+
+
+def test_a_short_trace_has_no_busiest_part(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(100)))
+    assert json.loads(tuner("trace", "show", path, "--json").out)["window"] is None
+
+
+def test_a_part_without_requests_is_refused(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(0), row(9000))
+    ended = tuner("trace", "show", path, "--window", "2s+3s")
+    assert ended.code == 3
+    assert "no request was served in 2s+3s" in ended.err
+
+
+def test_replicas_that_the_trace_knows_are_shown(tuner: Run, tmp_path: Path) -> None:
+    lines = [row(i * 1000, e2e_ms=1500, replica=2_000_000_000 * (i % 3 == 0)) for i in range(99)]
+    path = write_lines(tmp_path / "t", HEADER, *lines)
+    found = json.loads(tuner("trace", "show", path, "--json").out)["per_replica"]
+    assert (found["router"], found["requests"]) == ("as recorded", [66, 33])
+    assert "2 replicas, router as recorded" in tuner("trace", "show", path).out
+
+
+def test_bars_show_arrivals_and_what_was_in_flight(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *queued())
+    out = tuner("trace", "show", path).out
+    assert "arrivals a second" in out
+    assert "most in flight" in out
+    assert "█" in out
+
+
+def test_a_trace_of_failures_is_shown(tuner: Run, tmp_path: Path) -> None:
+    lines = [{"timestamp": i * 1000, "status": "rejected", "replica": i % 2} for i in range(300)]
+    path = write_lines(tmp_path / "t", HEADER, *lines)
+    found = json.loads(tuner("trace", "show", path, "--json").out)
+    assert found["window"] is found["running"] is found["in_flight"] is None
+    assert tuner("trace", "show", path).code == 0
+
+
+def test_requests_of_one_time_are_shown(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(5), row(5))
+    assert tuner("trace", "show", path).code == 0
+    assert json.loads(tuner("trace", "show", path, "--json").out)["same_time_share"] == 0.5
+
+
+def test_shared_beginnings_and_a_single_replica_are_told_apart_from_many(
+    tuner: Run, tmp_path: Path
+) -> None:
+    lines = [row(i * 1000, input_length=32, hash_ids=[0, i + 1], replica=0) for i in range(4)]
+    path = write_lines(tmp_path / "t", HEADER, *lines)
+    assert "prefix sharing: 37.5% of prompt tokens" in tuner("trace", "show", path).out
+    assert "per_replica" not in json.loads(tuner("trace", "show", path, "--json").out)

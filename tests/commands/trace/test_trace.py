@@ -1,0 +1,436 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import tracemalloc
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
+from tuner import cli
+from tuner.trace.formats.aiperf import DELAYED
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.trace import load
+
+SAMPLE = SAMPLES / "translation.jsonl"
+CONTRACT = [
+    "requests",
+    "rows_read",
+    "dropped",
+    "duration_s",
+    "arrival_rate_rps",
+    "interarrival_cv",
+    "tick_ms",
+    "input_tokens",
+    "output_tokens",
+    "concurrency",
+    "prefix_share",
+    "warnings",
+]
+BESIDES = [
+    "dispersion",
+    "same_time_share",
+    "peak_arrivals",
+    "in_flight",
+    "running",
+    "littles_mean",
+    "window",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    code: object
+    out: str
+    err: str
+
+
+@pytest.fixture
+def tuner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> "Run":
+    return Run(monkeypatch, capsys)
+
+
+class Run:
+    """The program, in this process: arguments in, exit code and both streams out."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+        self.monkeypatch, self.capsys = monkeypatch, capsys
+
+    def __call__(self, *arguments: object) -> Ended:
+        self.monkeypatch.setattr("sys.argv", ["tuner", *map(str, arguments)])
+        with pytest.raises(SystemExit) as caught:
+            cli.main()
+        return Ended(caught.value.code, *self.capsys.readouterr())
+
+
+def test_show_prints_the_contracts_object_and_nothing_else(tuner: Run) -> None:
+    ended = tuner("trace", "show", SAMPLE, "--json")
+    found = json.loads(ended.out)
+    assert (ended.code, ended.err) == (0, "")
+    assert list(found) == [*CONTRACT, *BESIDES]
+    assert list(found["input_tokens"]) == ["mean", "p50", "p95", "p99", "max"]
+    assert list(found["concurrency"]) == ["basis", "mean", "p50", "p95", "p99", "max"]
+    assert found["concurrency"]["basis"] == "recorded"
+    assert found["requests"] == found["rows_read"] == len(load(SAMPLE).requests)
+    assert found["tick_ms"] is None
+
+
+def test_show_counts_reconcile(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(0), row(-1), row(1000), row(None), "{")
+    found = json.loads(tuner("trace", "show", path, "--json").out)
+    assert found["rows_read"] == 5
+    assert found["dropped"] == {"before_origin": 1, "no_timestamp": 1, "malformed": 1}
+    assert found["requests"] == found["rows_read"] - sum(found["dropped"].values())
+    assert sum("rows dropped" in warning for warning in found["warnings"]) == 3
+
+
+def test_a_band_has_a_low_and_a_high_end(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", *(row(i * 100, output_length=100) for i in range(1000)))
+    found = json.loads(tuner("trace", "show", path, "--json").out)["concurrency"]
+    assert found["basis"] == "band"
+    assert found["mean"] == [pytest.approx(10, rel=0.01), pytest.approx(80, rel=0.01)]
+
+
+def test_one_request_is_shown_without_a_rate(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(5))
+    found = json.loads(tuner("trace", "show", path, "--json").out)
+    assert found["arrival_rate_rps"] is found["interarrival_cv"] is found["concurrency"] is None
+    assert "all at one time" in tuner("trace", "show", path).out
+
+
+def test_nothing_but_rejected_requests_is_shown_without_lengths(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, {"timestamp": 1, "status": "rejected"})
+    found = json.loads(tuner("trace", "show", path, "--json").out)
+    assert found["input_tokens"] is found["output_tokens"] is found["concurrency"] is None
+
+
+def test_the_report_says_at_once_if_a_unit_is_wrong(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", *(row(i) for i in range(0, 7200, 2)))
+    ended = tuner("trace", "show", path)
+    assert ended.code == 0
+    assert "3,600 requests over 0.001999 h (7.2s), 500 req/s, tick 2 ms" in ended.out
+    as_s = tuner("trace", "show", path, "--time-unit", "s")
+    assert "3,600 requests over 1.999 h (7,198.0s), 0.5 req/s, tick 2,000 ms" in as_s.out
+
+
+def test_the_report_holds_lengths_concurrency_and_time_above(tuner: Run) -> None:
+    out = tuner("trace", "show", SAMPLE).out
+    for text in (
+        "input tokens",
+        "output tokens",
+        "in flight (recorded)",
+        "more than",
+        "tuner:tiny",
+    ):
+        assert text in out
+
+
+def test_what_was_assumed_is_said_once_at_the_import_and_ever_after(
+    tuner: Run, tmp_path: Path
+) -> None:
+    turns = [
+        {"session_id": "a", "timestamp": 0, "input_length": 5, "output_length": 5},
+        {"session_id": "a", "delay": 9, "input_length": 5, "output_length": 5},
+    ]
+    path, out = write_lines(tmp_path / "t", *turns), tmp_path / "out"
+    assert tuner("trace", "import", path, "-o", out).out.count(DELAYED) == 1
+    assert tuner("trace", "show", path).out.count(f"Warning: {DELAYED}") == 1
+    assert tuner("trace", "show", out).out.count(f"note: {DELAYED}") == 1
+
+
+def test_replicas_are_shown_by_the_busiest(tuner: Run) -> None:
+    ended = tuner("trace", "show", SAMPLE, "--replicas", 2, "--router", "rr", "--json")
+    found = json.loads(ended.out)
+    assert list(found) == [*CONTRACT, *BESIDES, "per_replica"]
+    assert sum(found["per_replica"]["requests"]) == found["requests"]
+    half = found["per_replica"]["busiest_concurrency"]["mean"]
+    assert half == pytest.approx(found["concurrency"]["mean"] / 2, rel=0.1)
+    assert (
+        "2 replicas, router rr"
+        in tuner("trace", "show", SAMPLE, "--replicas", 2, "--router", "rr").out
+    )
+
+
+def test_what_a_file_says_of_itself_cannot_move_the_cursor(tuner: Run, tmp_path: Path) -> None:
+    header = {**HEADER, "source": "\x1b[2J[red]x", "dropped": {"\x1b]0;y": 1}}
+    path = write_lines(tmp_path / "t", header, row(0, **{"\x1bkey": 1}))
+    out = tuner("trace", "show", path).out
+    assert "\x1b" not in out
+    assert "[red]x" in out
+
+
+def test_an_import_is_the_same_traffic_with_a_header(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", row(2000, request_id=7), row(1000.0, hash_ids=[1]))
+    out = tmp_path / "out"
+    ended = tuner("trace", "import", path, "-o", out, "--time-unit", "ms", "--model", "m")
+    assert (ended.code, ended.err) == (0, "")
+    assert "2 requests over" in ended.out
+    before, after = load(path, time_unit="ms"), load(out)
+    assert after.requests == before.requests
+    assert after.digest == before.digest
+    assert (after.header.model, after.header.source) == ("m", "mooncake")
+    assert after.header.block_size == 512
+
+
+@needs_slices
+@pytest.mark.parametrize("name", ["azure2023_conv.csv", "mooncake_synthetic.jsonl"])
+def test_public_slices_are_imported(tuner: Run, tmp_path: Path, name: str) -> None:
+    assert tuner("trace", "import", SLICES / name, "-o", tmp_path / "out").code == 0
+    before, after = load(SLICES / name), load(tmp_path / "out")
+    assert after.digest == before.digest
+    assert after.header == before.header
+
+
+def test_dates_out_of_order_count_from_the_first(tuner: Run, tmp_path: Path) -> None:
+    path = tmp_path / "t.csv"
+    path.write_text(
+        "TIMESTAMP,ContextTokens,GeneratedTokens\n"
+        "2023-11-16 00:00:01.5,20,2\n2023-11-16 00:00:00.25,10,1\n"
+    )
+    tuner("trace", "import", path, "-o", tmp_path / "out")
+    lines = (tmp_path / "out").read_text().splitlines()
+    stamps = [json.loads(line).get("timestamp") for line in lines]
+    assert stamps == [None, 1250, 0]
+    assert load(tmp_path / "out").digest == load(path).digest
+
+
+def test_rows_that_come_after_later_ones_keep_their_place(tuner: Run, tmp_path: Path) -> None:
+    """So many that the first are put down before the earliest is met."""
+    path = tmp_path / "t.csv"
+    rows = [f"2023-11-16 00:{at // 60:02}:{at % 60:02}.0,{at + 1},1\n" for at in range(3600)]
+    late = rows[:1] * 5000
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(rows[1:] + late))
+    tuner("trace", "import", path, "-o", tmp_path / "out")
+    lines = (tmp_path / "out").read_text().splitlines()[1:]
+    assert [json.loads(line)["timestamp"] for line in lines] == [
+        *range(1000, 3_600_000, 1000), *[0] * 5000,
+    ]  # fmt: skip
+    assert load(tmp_path / "out").digest == load(path).digest
+
+
+def test_ticks_are_spread_evenly_and_the_result_says_so(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", *(row(i // 10 * 3000) for i in range(1000)))
+    for name in ("a", "b"):
+        ended = tuner("trace", "import", path, "-o", tmp_path / name, "--spread-ticks", "--seed", 3)
+        assert "tick none" in ended.out
+        assert "grid" not in ended.out
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    before, after = load(path), load(tmp_path / "a")
+    assert after.header.notes == ("spread evenly within ticks of 3000 ms, seed 3",)
+    moved_s = sorted(
+        one.arrival_s - old.arrival_s
+        for old, one in zip(before.requests, after.requests, strict=True)
+    )
+    assert 0 <= moved_s[0] < 0.1
+    assert 2.9 < moved_s[-1] < 3
+    found = json.loads(tuner("trace", "show", tmp_path / "a", "--json").out)
+    assert found["tick_ms"] is None
+    assert found["interarrival_cv"] == pytest.approx(1, abs=0.1)
+
+
+def test_without_ticks_there_is_nothing_to_spread(tuner: Run, tmp_path: Path) -> None:
+    ended = tuner("trace", "import", SAMPLE, "-o", tmp_path / "out", "--spread-ticks")
+    assert "nothing to spread" in ended.out
+    assert load(tmp_path / "out").digest == load(SAMPLE).digest
+
+
+def test_a_cut_sends_the_same_prompts_as_the_whole(tuner: Run, tmp_path: Path) -> None:
+    ended = tuner("trace", "cut", SAMPLE, "-o", tmp_path / "out", "--window", "60s+1m")
+    assert (ended.code, ended.err) == (0, "")
+    whole, part = load(SAMPLE), load(tmp_path / "out")
+    expected = [one for one in whole.requests if 60 <= one.arrival_s < 120]
+    assert [one.row for one in part.requests] == [one.row for one in expected]
+    assert [one.arrival_s for one in part.requests] == pytest.approx(
+        [one.arrival_s - 60 for one in expected]
+    )
+    assert part.header.notes[-1] == "cut 60s+60s"
+
+
+def test_a_cut_of_an_unsorted_file_numbers_rows_by_arrival(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(3000), row(1000), row(2000), row(0))
+    tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "1+2")
+    assert [(one.row, one.arrival_s) for one in load(tmp_path / "out").requests] == [
+        (1, 0.0),
+        (2, 1.0),
+    ]
+
+
+def test_a_cut_of_a_cut_keeps_the_first_numbers(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(10)))
+    tuner("trace", "cut", path, "-o", tmp_path / "a", "--window", "4+5")
+    tuner("trace", "cut", tmp_path / "a", "-o", tmp_path / "b", "--window", "2s+2s")
+    assert [one.row for one in load(tmp_path / "b").requests] == [6, 7]
+
+
+def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:
+    quiet = [row(i * 10_000) for i in range(50)]
+    burst = [row(200_000 + i, output_length=100) for i in range(50)]
+    path = write_lines(tmp_path / "t", HEADER, *quiet, *burst)
+    ended = tuner(
+        "trace", "cut", path, "-o", tmp_path / "out", "--window", "busiest", "--length", "20s"
+    )
+    assert ended.code == 0
+    assert len(load(tmp_path / "out").requests) == 52
+
+
+def test_longer_requests_are_dropped_and_counted(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", HEADER, row(0), row(1, input_length=100), row(2))
+    ended = tuner(
+        "trace", "cut", path, "-o", tmp_path / "out", "--window", "0+1", "--max-model-len", 50
+    )
+    assert "rows: 3 read, 2 kept, dropped: 1 over_max_model_len" in ended.out
+    assert [one.row for one in load(tmp_path / "out").requests] == [0, 2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["show", "{t}/nope"], 3, "nope: no such file or directory"),
+        (["show", "{t}/empty"], 3, "empty: empty"),
+        (["show", "{t}/binary"], 3, "binary: binary, not text"),
+        (["show", "{t}/in_s"], 3, "in_s:2: timestamp 1.5 may be s or ms"),
+        (["show", "{t}/good", "--format", "x"], 2, "no trace format 'x'"),
+        (["show", "{t}/good", "--time-unit", "h"], 2, None),
+        (["import", "{t}/good"], 2, None),
+        (["import", "{t}/good", "-o", "{t}/taken"], 3, "taken: already there"),
+        (["import", "{t}/empty", "-o", "{t}/out"], 3, "empty: empty"),
+        (["import", "{t}/in_s", "-o", "{t}/out"], 3, "in_s:2: timestamp 1.5"),
+        (["import", "{t}/good", "-o", "{t}/no/out"], 3, "there is no folder"),
+        (["import", "{t}/good", "-o", "{t}"], 3, "is a directory"),
+        (["cut", "{t}/good", "-o", "{t}/out", "--window", "5"], 2, "--window: cannot read '5'"),
+        (["cut", "{t}/good", "-o", "{t}/out", "--window", "0+0"], 2, "'0' is not a positive"),
+        (
+            ["cut", "{t}/good", "-o", "{t}/out", "--window", "0+9", "--length", "5"],
+            2,
+            "--window 0+9 has a length, so --length 5 means nothing",
+        ),
+        (
+            ["cut", "{t}/good", "-o", "{t}/out", "--window", "9s+9s"],
+            3,
+            "no request arrives in 9s+9s",
+        ),
+        (
+            ["cut", "{t}/good", "-o", "{t}/out", "--window", "0+9", "--max-model-len", "3"],
+            3,
+            "every request is longer than 3 tokens",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_two_lines_an_exit_code_and_no_file(
+    tuner: Run, tmp_path: Path, arguments: list[str], code: int, message: str | None
+) -> None:
+    write_lines(tmp_path / "good", HEADER, row(0), row(1000))
+    write_lines(tmp_path / "in_s", row(0), row(1.5))
+    (tmp_path / "empty").touch()
+    (tmp_path / "binary").write_bytes(bytes(range(9)))
+    (tmp_path / "taken").write_text("precious")
+    before = sorted(tmp_path.iterdir())
+    ended = tuner("trace", *(argument.format(t=tmp_path) for argument in arguments))
+    assert (ended.code, ended.out) == (code, "")
+    assert "Traceback" not in ended.err
+    if message is not None:
+        first, second = ended.err.splitlines()
+        assert message in first
+        assert second
+    assert sorted(tmp_path.iterdir()) == before
+    assert (tmp_path / "taken").read_text() == "precious"
+
+
+def test_force_overwrites(tuner: Run, tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("old")
+    assert tuner("trace", "import", SAMPLE, "-o", tmp_path / "out", "--force").code == 0
+    assert load(tmp_path / "out").digest == load(SAMPLE).digest
+
+
+def test_a_trace_can_be_imported_over_itself(tuner: Run, tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "t", row(0), row(1000))
+    digest = load(path).digest
+    assert tuner("trace", "import", path, "-o", path, "--force").code == 0
+    assert load(path).digest == digest
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_an_interruption_leaves_nothing_half_written(
+    tmp_path: Path, ending: signal.Signals
+) -> None:
+    path = tmp_path / "t"
+    path.write_bytes(b'{"timestamp":1,"input_length":1,"output_length":1}\n' * 1_000_000)
+    program = [sys.executable, "-c", "from tuner.cli import main; main()", "trace", "import"]
+    with subprocess.Popen(
+        [*program, path, "-o", tmp_path / "out"],
+        stderr=subprocess.PIPE,
+        cwd=SAMPLES.parent,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)},
+    ) as process:
+        while not list(tmp_path.glob(".tuner-*")) and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(ending)
+        _, err = process.communicate()
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert [one.name for one in tmp_path.iterdir()] == ["t"]
+
+
+def test_reading_takes_the_memory_of_a_part_and_not_of_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "t"
+    line = b'{"timestamp":1,"input_length":1000,"output_length":1,"x":"' + b"y" * 900 + b'"}\n'
+    path.write_bytes(line * 30_000)
+    source, _ = open_trace(path)
+    tracemalloc.start()
+    count = sum(1 for _ in source.rows)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert count == 30_000
+    assert peak < path.stat().st_size / 4
+
+
+def test_help_needs_no_numbers() -> None:
+    code = (
+        "import sys, tuner.commands.trace.options; "
+        "print({'numpy', 'msgspec', 'rich.table'} & {*sys.modules})"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=SAMPLES.parent
+    )
+    assert result.stdout.strip() == "set()"
+
+
+def test_what_one_recorded_server_got_can_be_cut_out(tuner: Run, tmp_path: Path) -> None:
+    rows = [row(i * 1000, replica=i % 2, output_length=5 + 5 * (i % 2)) for i in range(10)]
+    path = write_lines(tmp_path / "t", HEADER, *rows)
+    assert "the traffic of 2 servers" in tuner("trace", "show", path).out
+    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", "--replica", "busiest")
+    assert "the traffic of" not in ended.out
+    found = load(tmp_path / "out")
+    assert [(one.row, one.arrival_s) for one in found.requests] == [
+        (i, float(i)) for i in range(1, 10, 2)
+    ]
+    assert found.header.notes == ("replica 1",)
+    assert found.header.rows_kept == 5
+    tuner("trace", "cut", path, "-o", tmp_path / "a", "--replica", "0", "--window", "2s+4s")
+    assert [one.arrival_s for one in load(tmp_path / "a").requests] == [0.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "says"),
+    [
+        ((), 2, "nothing to cut"),
+        (("--replica", "x"), 2, "--replica 'x' is no number"),
+        (("--replica", "busiest"), 2, "does not say which server"),
+        (("--replica", "7"), 3, "no request of replica 7"),
+        (("--replica", "0", "--length", "5s"), 2, "--length is of the busiest part"),
+    ],
+)
+def test_a_cut_that_cannot_be_made_is_refused(
+    tuner: Run, tmp_path: Path, options: tuple[str, ...], code: int, says: str
+) -> None:
+    path = write_lines(tmp_path / "t", HEADER, *(row(i * 1000) for i in range(4)))
+    ended = tuner("trace", "cut", path, "-o", tmp_path / "out", *options)
+    assert ended.code == code
+    assert says in ended.err
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,182 @@
+import re
+from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.places import ROOT
+from tuner.engines.sim.world import World, WorldNoise, padded, read_world, step_law
+from tuner.errors import InputError
+from tuner.trace.trace import load
+from tuner.traffic.slo import Slo
+from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
+
+ARTICLE = """
+step:
+  a: 0.020
+  b: 0.0006
+  n0: 16
+  h: 0.0025
+  c: 0.00012
+  c2: 0.0
+  p0: 0.0
+  d: 2.0e-7
+  pad: false
+  async_release: false
+  lag: 0.0
+kv: {blocks: 1200, block_size: 16}
+budget: 2048
+engine_start: 60.0
+noise:
+  sigma_iter: 0.05
+  sigma_drift: 0.02
+  tau: 120.0
+  sigma_start: 0.01
+  stall_rate: 0.0083
+  stall_mean: 0.10
+  episode_rate: 0.0
+  episode_len: 45.0
+  episode_mult: 1.4
+seed: 1
+"""
+
+
+def world_file(folder: Path, text: str | bytes) -> Path:
+    path = folder / "mine.yaml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    return path
+
+
+def test_every_key_is_read(tmp_path: Path) -> None:
+    world = read_world(world_file(tmp_path, ARTICLE))
+    assert (world.step.a, world.step.h, world.step.n0, world.step.d) == (0.02, 0.0025, 16, 2e-7)
+    assert (world.kv.blocks, world.budget, world.noise.stall_mean) == (1200, 2048, 0.1)
+    assert world.name == "mine"
+
+
+def test_what_is_not_in_the_file_is_not_in_the_world(tmp_path: Path) -> None:
+    world = read_world(world_file(tmp_path, ""))
+    assert (world.step.a, world.step.b, world.step.c, world.step.lag) == (0.02, 0, 0, 0)
+    assert world.noise.is_calm
+
+
+def test_numbers_may_be_written_as_people_write_them(tmp_path: Path) -> None:
+    world = read_world(world_file(tmp_path, "step: {a: 2e-2, d: .5E-6, b: 1}\nseed: +7\n"))
+    assert (world.step.a, world.step.d, world.step.b, world.seed) == (0.02, 5e-7, 1, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "what"),
+    [
+        ("step: {a: 0.02, e: 1}", ":1: step.e", "unknown key"),
+        ("kv:\n  blocks: 10\n  size: 3", ":3: kv.size", "unknown key"),
+        ("speed: 3", ":1: speed", "unknown key"),
+        ("name: x", ":1: name", "unknown key"),
+        ("step: {a: fast}", "step.a", "not a number"),
+        ("step: {a: .nan}", "step.a", "not a number"),
+        ("step: {a: -0.02}", "step.a", "-0.02 is not between"),
+        ("step: {a: 1e999}", "step.a", "1e999 is not between"),
+        ("step: {a: '0.02'}", "step.a", "not a number"),
+        ("step: {a: 1:30}", "step.a", "not a number"),
+        ("step: {a: [0.02]}", "step.a", "a list or a mapping"),
+        ("step: {pad: 1}", "step.pad", "not true or false"),
+        ("budget: 10.5", "budget", "not a whole number"),
+        ("budget: 0", "budget", "0 is not between 1"),
+        ("kv: {blocks: 99999999999}", "kv.blocks", "not between"),
+        ("kv: 12", ":1: kv", "no keys of its own"),
+        ("noise: [1]", ":1: noise", "no keys of its own"),
+        ("step: {a: 0}", "step", "takes no time"),
+        ("seed: 1\nseed: 2", ":2", "twice"),
+        ("- 1", ":1", "not a mapping"),
+        ("step: {a: 1", ":1", ""),
+        (b"seed: \xff", ":1", "not UTF-8"),
+        (b"seed: \x00", ":1", ""),
+        ("a: &a [x]\nb: &b [*a, *a]\nc: [*b, *b]", ":1: a", "unknown key"),
+        ("seed: !!python/name:os.system x", "seed", "not a whole number"),
+    ],
+)
+def test_what_is_not_a_world_is_refused_in_one_line_with_its_place(
+    tmp_path: Path, text: str | bytes, place: str, what: str
+) -> None:
+    path = world_file(tmp_path, text)
+    with pytest.raises(InputError) as refusal:
+        read_world(path)
+    message = str(refusal.value)
+    assert message.startswith(str(path))
+    assert place in message
+    assert what in message
+    assert "\n" not in message + refusal.value.hint
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"absent\.yaml: no such file"):
+        read_world(tmp_path / "absent.yaml")
+
+
+def test_the_law_is_the_formula_of_the_world(tmp_path: Path) -> None:
+    text = "step: {a: 1, b: 2, n0: 2, h: 10, c: 3, c2: 4, p0: 5, d: 6}"
+    law = step_law(read_world(world_file(tmp_path, text)).step, 4)
+    assert law.decode_s.tolist() == [1, 3, 5, 17, 29]
+    assert law[1:] == (3, 4, 5, 6)
+
+
+def test_padding_follows_the_sizes_of_cuda_graphs() -> None:
+    batch = np.array([0, 1, 2, 3, 4, 5, 8, 9, 31, 256, 257, 512, 513])
+    assert padded(batch).tolist() == [0, 1, 2, 4, 4, 8, 8, 16, 32, 256, 272, 512, 513]
+
+
+def test_a_padded_law_has_steps(tmp_path: Path) -> None:
+    law = step_law(read_world(world_file(tmp_path, "step: {a: 0, b: 1, c: 1, pad: true}")).step, 9)
+    assert law.decode_s.tolist() == [0, 1, 2, 4, 4, 8, 8, 8, 8, 16]
+
+
+WORLDS = sorted((ROOT / "examples/worlds").iterdir())
+
+
+def keys() -> list[tuple[str, object]]:
+    """Return every key of a world with its default."""
+    found = []
+    for each in fields(World):
+        section = getattr(World(), each.name)
+        if is_dataclass(section):
+            found += [(f"{each.name}.{one.name}", one.default) for one in fields(section)]
+        elif each.name not in {"name", "digest"}:
+            found.append((each.name, each.default))
+    return found
+
+
+@pytest.mark.parametrize(("key", "default"), keys())
+def test_every_key_is_documented_with_its_default(key: str, default: float) -> None:
+    page = (ROOT / "docs/simulator.md").read_text(encoding="utf-8")
+    row = re.search(rf"^\| `{re.escape(key)}` \| ([^|]+) \|", page, flags=re.MULTILINE)
+    assert row is not None
+    assert row[1] == (str(default).lower() if isinstance(default, bool) else f"{default:g}")
+
+
+@pytest.mark.parametrize("path", WORLDS, ids=lambda path: path.stem)
+def test_in_the_articles_worlds_8_is_too_few_16_best_and_32_too_many(path: Path) -> None:
+    world = read_world(path)
+    trace = load(ROOT / "traces/translation.jsonl")
+    traffic = Traffic.of(
+        (one.arrival_s, one.input_length, max(1, one.output_length)) for one in trace.requests
+    )
+    shape = EngineShape(world.budget, world.kv.block_size, world.kv.blocks, 10_000)
+    law = step_law(world.step, 32)
+    replays = {cap: simulate(traffic, law, shape, max_num_seqs=cap) for cap in (8, 16, 32)}
+    slo = Slo(ttft_s=1.16, ttft_s_per_input_token=0.0006, tpot_s=0.041)
+    served = {cap: attainment(traffic, one, slo) for cap, one in replays.items()}
+    assert served[8] == pytest.approx(0.02, abs=0.01)
+    assert served[16] == pytest.approx(0.94, abs=0.01)
+    assert served[32] == pytest.approx(0.68, abs=0.01)
+    rates_rps = {cap: len(traffic) / one.duration_s for cap, one in replays.items()}
+    assert rates_rps[8] < 0.96 * rates_rps[16]
+    assert tail_s(replays[32]) > 1.9 * tail_s(replays[16])
+    tpot_s = {cap: np.nanquantile(one.tpot_s, 0.95) for cap, one in replays.items()}
+    assert tpot_s[32] > 2 * tpot_s[16]
+
+
+def test_the_articles_worlds_differ_in_their_noise_alone() -> None:
+    calm = {replace(read_world(path), noise=WorldNoise(), name="", digest="") for path in WORLDS}
+    assert len(WORLDS) == 3
+    assert len(calm) == 1

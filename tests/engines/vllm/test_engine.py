@@ -1,0 +1,191 @@
+"""The real engine: what the contract does not say. Each process started here is also gone here."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import VLLM_CRAMPED, request, until_it_generates
+from tests.support.places import ROOT
+from tests.support.processes import PATIENCE_S, cores, family, lives, wait_until
+from tuner.engines.seam import ArgumentValue, Reply
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import EngineError
+from tuner.system import scratch
+
+pytestmark = pytest.mark.vllm
+
+
+def launch(log: Path, how: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.support.lone_engine", str(log), how],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, **environment},
+    )
+
+
+@pytest.fixture
+def temporary(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder for temporary files, with a path that leaves room for the names of sockets."""
+    monkeypatch.delenv("VLLM_RPC_BASE_PATH", raising=False)  # where this process has theirs
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as name:
+        yield Path(name)
+
+
+@pytest.fixture
+def program(tmp_path: Path, temporary: Path) -> Iterator[subprocess.Popen[str]]:
+    with launch(tmp_path / "vllm.log", "for-ever", TMPDIR=str(temporary)) as process:
+        yield process
+        process.kill()
+
+
+def sockets_in(folder: Path) -> list[Path]:
+    return [path for path in folder.rglob("*") if path.is_socket()]
+
+
+def test_no_engine_survives_a_tuner_that_is_killed_while_it_generates(
+    program: subprocess.Popen[str], temporary: Path
+) -> None:
+    assert program.stdout is not None
+    assert program.stdout.readline() == "generating\n"
+    everybody = family(program.pid)
+    assert cores(program.pid) <= everybody
+    assert cores(program.pid)
+    program.kill()
+    wait_until(lambda: not any(map(lives, everybody)))
+    assert sockets_in(temporary)
+    scratch.new_folder("vllm", str(temporary))  # as the next run does
+    assert not sockets_in(temporary)
+
+
+def test_no_engine_survives_a_tuner_that_is_killed_while_it_starts(
+    program: subprocess.Popen[str],
+) -> None:
+    wait_until(lambda: bool(cores(program.pid)))
+    everybody = family(program.pid)
+    program.kill()
+    wait_until(lambda: not any(map(lives, everybody)))
+
+
+def test_the_engine_is_silent_and_its_log_is_not(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+    with launch(log, "once") as process:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, out, err) == (0, "generating\n400\n", "")
+    said = log.read_text()
+    assert "EngineCore" in said
+    assert "LoggedScheduler" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"model": "/no/such/folder"}, "/no/such/folder", "tuner:tiny"),
+        ({"max_num_batched_tokens": 4}, r"max_num_batched_tokens \(4\)", "--ceiling"),
+        ({"max_model_len": 99_999}, "99999", "max_model_len"),
+        ({"max_model_len": "wide"}, "max_model_len: .*'wide'", ""),
+        ({"gpu_memory_utilization": 3.0}, "gpu_memory_utilization", ""),
+        ({"max_num_seq": 3}, "max_num_seq is not an engine argument", "max_num_seqs"),
+        ({"max_num_active_seqs": 3}, "max_num_active_seqs", "Leave"),
+        ({"scheduler_cls": "a.B"}, "scheduler_cls", "Leave"),
+        ({"data_parallel_size": 2}, "data_parallel_size is 2", "--replicas"),
+    ],
+)
+def test_what_vllm_would_refuse_is_refused_before_anything_starts(
+    arguments: dict[str, ArgumentValue], message: str, hint: str
+) -> None:
+    starter = VllmStarter({"model": "tuner:tiny", **arguments})
+    with pytest.raises(EngineError, match=message) as caught:
+        starter.resolve(max_num_seqs=8)
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value) + caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        ({"num_gpu_blocks_override": 1}, "cache blocks", "kv_cache_memory_bytes"),
+        ({"kv_cache_memory_bytes": 1 << 45}, "32768.0 GiB", "kv_cache_memory_bytes"),
+        ({"load_format": "auto"}, "weights", "vllm.log"),
+    ],
+)
+def test_a_failed_start_says_why_and_leaves_nothing(
+    tmp_path: Path, arguments: dict[str, ArgumentValue], message: str, hint: str
+) -> None:
+    before = cores()
+    starter = VllmStarter({"model": "tuner:tiny", **arguments}, log=tmp_path / "vllm.log")
+    with pytest.raises(EngineError, match=message) as caught:
+        asyncio.run(starter.start(max_num_seqs=4))
+    assert hint in caught.value.hint
+    assert "\n" not in str(caught.value) + caught.value.hint
+    assert cores() == before
+
+
+def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
+    before = cores()
+    starter = VllmStarter(VLLM_CRAMPED, log=tmp_path / "vllm.log")
+
+    async def main() -> None:
+        task = asyncio.create_task(starter.start(max_num_seqs=4))
+        async with asyncio.timeout(PATIENCE_S):
+            while not cores() - before:  # noqa: ASYNC110 - another process gives no event
+                await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(main())
+    assert cores() == before
+
+
+def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
+    log = tmp_path / "vllm.log"
+
+    async def main() -> None:
+        engine = await VllmStarter(VLLM_CRAMPED, log=log).start(max_num_seqs=2)
+        reply = Reply()
+        task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
+        await until_it_generates(reply)
+        core = engine._context.processes[0].pid
+        assert core is not None
+        os.kill(core, signal.SIGKILL)
+        with pytest.raises(EngineError, match="killed by SIGKILL") as caught:
+            await task
+        assert "gpu_memory_utilization" in caught.value.hint
+        for refused in (engine.is_idle, engine.take_iterations, engine.reset_prefix_cache):
+            with pytest.raises(EngineError, match="died"):
+                await refused()
+        await engine.stop()
+
+    asyncio.run(main())
+
+
+def test_a_shipped_model_brings_what_a_deployment_without_tuner_needs() -> None:
+    arguments = VllmStarter({"model": "tuner:tiny"}).resolve(max_num_seqs=2)
+    assert arguments["model"] == "tuner:tiny"
+    assert arguments["load_format"] == "dummy"
+    assert not {"skip_tokenizer_init", "scheduler_cls", "disable_log_stats"} & arguments.keys()
+
+
+def test_the_token_budget_is_the_servers_own_when_none_is_asked_for() -> None:
+    starter = VllmStarter({"model": "tuner:tiny", "max_model_len": 100})
+    assert {starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 8)} == {2048}
+
+
+def test_what_is_private_is_in_no_profile() -> None:
+    private: dict[str, ArgumentValue] = {
+        "hf_token": "secret",
+        "served_model_name": ["a"],
+        "download_dir": "/here",
+    }
+    arguments = VllmStarter({"model": "tuner:tiny", **private}).resolve(max_num_seqs=2)
+    assert not private.keys() & arguments.keys()

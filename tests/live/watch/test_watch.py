@@ -1,0 +1,276 @@
+"""What a watch says of a simulated server: honest, slower, with other traffic, or another cap."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
+from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
+from tuner.live.prometheus import Histogram, ServerMetrics
+from tuner.live.watch.drift import reference
+from tuner.live.watch.promised import Promised, wander_of
+from tuner.live.watch.reasons import reason, server_is_why
+from tuner.live.watch.sequential import ARL
+from tuner.live.watch.verdict import Watch
+from tuner.live.watch.windows import WindowMaker
+from tuner.profile.stored_twin import restored
+from tuner.twin.simulation import Traffic
+
+WORLD = World(
+    step=WorldStep(a=0.02, b=0.0006, n0=16, h=0.0025, c=1e-4),
+    kv=WorldKv(blocks=4000),
+    noise=WorldNoise(sigma_iter=0.05, sigma_drift=0.02, tau=120.0, sigma_start=0.01),
+)
+CAP, CAPS, RATE = 16, (4, 8, 16, 32), 5.0
+STORED = poisson(RATE, 600.0, seed=1)
+HONEST_S = 1000.0
+
+
+@pytest.fixture(scope="module")
+def promised() -> Promised:
+    one = profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS)
+    assert one.twin is not None
+    twin = restored(one.twin, source="here")
+    return Promised(
+        twin=twin,
+        slo=one.decision.slo.slo,
+        max_num_seqs=CAP,
+        caps=CAPS,
+        reference=reference(twin, captured_rps=RATE, validated_load=1.25),
+        wander=0.02,
+        tolerance=0.10,
+    )
+
+
+def watched(promised: Promised, servers: dict[str, SimulatedServer], until_s: float) -> Watch:
+    maker, watch = WindowMaker(10.0, 2.0, 60.0), Watch(promised)
+    for place in range(int(until_s / 2) + 1):
+        at_s = 2.0 * place
+        window = maker.add(at_s, {name: one.scrape(at_s) for name, one in servers.items()})
+        if window is not None:
+            watch.add(window)
+    watch.ask()
+    return watch
+
+
+def joined(one: Traffic, other: Traffic, from_s: float) -> Traffic:
+    """Return one kind of traffic and from some time on another."""
+    early, late = one.between(0, from_s), other
+    return Traffic(
+        np.concatenate((early.arrival_s, late.arrival_s + from_s)),
+        np.concatenate((early.input_length, late.input_length)),
+        np.concatenate((early.output_length, late.output_length)),
+        np.concatenate((early.cached_length, late.cached_length)),
+    )
+
+
+def test_an_honest_server_is_still_valid_and_nothing_alarms_in_100_windows(
+    promised: Promised,
+) -> None:
+    traffic = poisson(RATE, HONEST_S, seed=2)
+    maker, watch = WindowMaker(10.0, 2.0, 60.0), Watch(promised)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=HONEST_S)
+    said = []
+    for place in range(int(HONEST_S / 2) + 1):
+        window = maker.add(2.0 * place, {"0": server.scrape(2.0 * place)})
+        if window is not None:
+            watch.add(window)
+            said.append(watch.verdict)
+    assert len(said) == 100
+    assert set(said) == {"not enough evidence", "still valid"}
+    assert said[-1] == "still valid"
+    assert watch.beyond == []
+    slowness = watch.measures()["slowness"].value
+    assert slowness is not None
+    assert slowness.value == pytest.approx(1.0, abs=0.05)
+    assert "the choice of 16 holds" in reason(watch)
+    assert watch.requests == pytest.approx(len(traffic), abs=10)
+
+
+def test_a_server_that_becomes_slower_is_told_with_the_window_and_how_much(
+    promised: Promised,
+) -> None:
+    traffic = poisson(RATE, 600.0, seed=3)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=300.0, slow_by=1.4)
+    watch = watched(promised, {"0": server}, 600.0)
+    assert watch.beyond == ["slowness"]
+    found = watch.measures()["slowness"]
+    assert found.value is not None
+    assert found.value.value == pytest.approx(1.4, abs=0.06)
+    assert abs(found.changed_at - 30) <= 2
+    assert watch.verdict == "re-tune now"
+    assert server_is_why(watch)
+    assert "times what the law says" in reason(watch)
+
+
+def test_a_little_over_the_limit_is_drift_and_not_another_engine(promised: Promised) -> None:
+    """Slower by 22 %: beyond 14 %, and not surely beyond 27 %."""
+    traffic = poisson(RATE, 600.0, seed=17)
+    server = simulated(WORLD, traffic, cap=CAP, until_s=600.0, slow_from_s=0.0, slow_by=1.22)
+    watch = watched(promised, {"0": server}, 600.0)
+    assert watch.beyond == ["slowness"]
+    assert not watch.is_far_slower
+    assert watch.verdict == "drifting"
+
+
+def test_far_slower_is_claimed_as_rarely_as_any_alarm(promised: Promised) -> None:
+    """Just at 25 % and a deviation of the machine, in 200 windows that spread widely."""
+    rng, far = np.random.default_rng(8), 0
+    for _ in range(60):
+        watch = Watch(promised)
+        for value in (math.log(1.25) + promised.wander + rng.normal(0, 0.2, 200)).tolist():
+            watch.server["slowness"].add(value)
+            watch.far.add(value)
+            if watch.is_far_slower:
+                far += 1
+                break
+    assert far <= 60 * 200 / ARL + 2
+
+
+def test_other_lengths_are_a_reason_beside_the_server(promised: Promised) -> None:
+    """Slower, with the mean prompt as ever but none of 50 to 150 tokens: not the server alone."""
+    rng = np.random.default_rng(18)
+    plain = poisson(RATE, 500.0, seed=18)
+    prompts = rng.choice([20, 200], len(plain))
+    other = Traffic(plain.arrival_s, prompts, plain.output_length, plain.cached_length)
+    server = simulated(WORLD, other, cap=CAP, until_s=500.0, slow_from_s=0.0, slow_by=1.22)
+    watch = watched(promised, {"0": server}, 500.0)
+    assert watch.beyond == ["slowness"]
+    assert watch.distant_lengths == ["input_length"]
+    assert not server_is_why(watch)
+
+
+def test_heavier_traffic_is_told_as_traffic_and_not_as_a_slow_server(promised: Promised) -> None:
+    light, heavy = poisson(RATE, 300.0, seed=4), poisson(1.7 * RATE, 400.0, seed=5)
+    server = simulated(WORLD, joined(light, heavy, 300.0), cap=CAP, until_s=700.0)
+    watch = watched(promised, {"0": server}, 700.0)
+    assert watch.beyond == ["rate"]
+    assert watch.measures()["slowness"].state == "within"
+    assert not server_is_why(watch)
+    assert "the rate is 1." in reason(watch)
+
+
+def test_longer_outputs_are_told(promised: Promised) -> None:
+    light, long = poisson(RATE, 200.0, seed=6), poisson(0.5 * RATE, 600.0, seed=7, output=120)
+    server = simulated(WORLD, joined(light, long, 200.0), cap=CAP, until_s=800.0)
+    watch = watched(promised, {"0": server}, 800.0)
+    assert "output_length" in watch.beyond
+    assert watch.measures()["slowness"].state == "within"
+
+
+def test_traffic_that_would_choose_another_cap_is_to_be_tuned_for(promised: Promised) -> None:
+    """Twice the requests need more than 16 slots, or wait."""
+    small = replace(promised, max_num_seqs=4)
+    server = simulated(WORLD, poisson(2 * RATE, 500.0, seed=8), cap=4, until_s=500.0)
+    honest = replace(
+        small,
+        twin=replace(promised.twin, traffic=poisson(0.5, 600.0, seed=9), length_s=600.0),
+        reference=reference(
+            replace(promised.twin, traffic=poisson(0.5, 600.0, seed=9), length_s=600.0),
+            captured_rps=0.5,
+            validated_load=1.25,
+        ),
+    )
+    watch = watched(honest, {"0": server}, 500.0)
+    assert "rate" in watch.beyond
+    assert watch.choice is not None
+    assert watch.choice.best > 4
+    assert watch.choice.is_another
+    assert watch.verdict == "re-tune now"
+    assert "the twin would choose max_num_seqs" in reason(watch)
+
+
+def test_several_engines_are_each_held_against_their_own_part(promised: Promised) -> None:
+    servers = {
+        str(i): simulated(WORLD, poisson(RATE, 300.0, seed=10 + i), cap=CAP, until_s=300.0)
+        for i in range(2)
+    }
+    watch = watched(promised, servers, 300.0)
+    assert watch.beyond == []
+    rate, slowness = (watch.measures()[name].value for name in ("rate", "slowness"))
+    assert rate is not None
+    assert rate.value == pytest.approx(1.0, abs=0.15)
+    assert slowness is not None
+    assert slowness.value == pytest.approx(1.0, abs=0.06)
+
+
+def test_a_server_with_another_cap_is_told_and_not_taken_for_a_slow_one(
+    promised: Promised,
+) -> None:
+    server = simulated(WORLD, poisson(2 * RATE, 400.0, seed=13), cap=32, until_s=400.0)
+    watch = watched(promised, {"0": server}, 400.0)
+    assert watch.runs_another_cap
+    assert watch.verdict in {"drifting", "re-tune now"}
+    assert "does not run this profile" in reason(watch)
+    assert watch.measures()["slowness"].state != "above"
+
+
+def test_a_restart_in_between_is_counted_and_nothing_else(promised: Promised) -> None:
+    one = simulated(WORLD, poisson(RATE, 200.0, seed=14), cap=CAP, until_s=200.0)
+    two = simulated(WORLD, poisson(RATE, 200.0, seed=15), cap=CAP, until_s=200.0)
+    maker, watch = WindowMaker(10.0, 2.0, 60.0), Watch(promised)
+    for place in range(201):
+        at_s = 2.0 * place
+        server = one.scrape(at_s) if at_s <= 200 else two.scrape(at_s - 200)
+        window = maker.add(at_s, {"0": server})
+        if window is not None:
+            watch.add(window)
+    assert maker.restarts == 1
+    assert watch.beyond == []
+
+
+def test_other_buckets_after_a_restart_leave_every_measure_watched(promised: Promised) -> None:
+    server = simulated(WORLD, poisson(RATE, 400.0, seed=19), cap=CAP, until_s=400.0)
+    maker, watch = WindowMaker(10.0, 2.0, 60.0), Watch(promised)
+    for place in range(201):
+        scraped = server.scrape(2.0 * place)
+        if place >= 60:  # the newer server has half the bounds
+            scraped = replace(
+                scraped,
+                distributions={
+                    name: Histogram(one.bounds[::-2][::-1], one.counts[::-2][::-1], one.total)
+                    for name, one in scraped.distributions.items()
+                },
+            )
+        window = maker.add(2.0 * place, {"0": scraped})
+        if window is not None:
+            watch.add(window)
+    assert watch.measures()["ttft_excess"].windows > 25
+    assert watch.beyond == []
+
+
+def test_no_traffic_is_no_evidence(promised: Promised) -> None:
+    nothing = Traffic.of([])
+    server = simulated(WORLD, nothing, cap=CAP, until_s=100.0)
+    watch = watched(promised, {"0": server}, 100.0)
+    assert watch.verdict == "not enough evidence"
+    assert "watch while there is traffic" in reason(watch)
+
+
+def test_a_server_that_tells_little_is_judged_by_what_it_tells(promised: Promised) -> None:
+    server = simulated(WORLD, poisson(RATE, 300.0, seed=16), cap=CAP, until_s=300.0)
+    maker, watch = WindowMaker(10.0, 2.0, 60.0), Watch(promised)
+    for place in range(151):
+        full = server.scrape(2.0 * place)
+        less = ServerMetrics(
+            full.gauges, {}, {"e2el_s": full.distributions["e2el_s"]}, full.finish_reasons
+        )
+        window = maker.add(2.0 * place, {"0": less})
+        if window is not None:
+            watch.add(window)
+    assert watch.measures()["slowness"].windows == 0
+    assert watch.measures()["rate"].windows > 10
+    assert watch.verdict == "not enough evidence"
+    assert "the server's speed" in reason(watch)
+
+
+def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now(promised: Promised) -> None:
+    known = wander_of(promised.twin, None)
+    assert 0 < known < 0.02
+    assert wander_of(promised.twin, 0.0) == known
+    told = wander_of(promised.twin, 0.3)
+    assert told == pytest.approx(math.sqrt((0.3 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
+    assert wander_of(promised.twin, 5.0) == 0.10
+    assert wander_of(replace(promised.twin, draws=()), None) == 0.0

@@ -1,0 +1,300 @@
+"""A serving profile reads back as it was written, and shows every later edit."""
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from pydantic import BaseModel
+
+from tests.support import golden
+from tests.support.places import ROOT
+from tests.support.profiles import any_profile, profile, step
+from tuner.errors import InputError, ProfileError
+from tuner.profile.profile import (
+    CurveStep,
+    Decision,
+    EngineSeconds,
+    KvCacheUsage,
+    Promise,
+    Provenance,
+    ServingProfile,
+    SloSection,
+    Spread,
+    Validity,
+    dump,
+    load,
+    parse,
+    save,
+)
+from tuner.system import yaml_strict
+
+SECTIONS: list[type[BaseModel]] = [
+    *(ServingProfile, Decision, SloSection, CurveStep, Spread, KvCacheUsage, Promise, Validity),
+    *(Provenance, EngineSeconds),
+]
+PROFILE = profile()
+TEXT = dump(PROFILE)
+NUMBERS = [
+    (match.start(), match.end())
+    for match in re.finditer(r"(?<=[ \[])-?\d+(\.\d+)?(?=[\n,\]}])", TEXT)
+]  # fmt: skip
+
+
+NEWLINE = "\n"
+VERDICTS = (
+    "decision.verdict: input should be 'knee', 'plateau', 'kv_bound', 'not_reached', "
+    "'overloaded' or 'inconclusive', found 'good'"
+)
+
+
+def line_of(needle: str, text: str = TEXT) -> int:
+    return text[: text.index(needle)].count("\n") + 1
+
+
+def refused(text: str) -> ProfileError:
+    with pytest.raises(ProfileError) as caught:
+        parse(text, source="p.yaml")
+    assert "\n" not in str(caught.value)
+    assert "\n" not in caught.value.hint
+    return caught.value
+
+
+@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@given(any_profile())
+def test_what_is_written_reads_back(any_: ServingProfile) -> None:
+    assert parse(dump(any_), source="memory") == any_
+
+
+@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@given(any_profile())
+def test_writing_twice_gives_the_same_text(any_: ServingProfile) -> None:
+    assert dump(parse(dump(any_), source="memory")) == dump(any_)
+
+
+def test_a_profile_on_disk_reads_back(tmp_path: Path) -> None:
+    save(PROFILE, tmp_path / "profile.yaml")
+    assert load(tmp_path / "profile.yaml") == PROFILE
+
+
+def test_the_sections_come_in_reading_order() -> None:
+    assert list(yaml.safe_load(TEXT)) == [
+        "schema_version", "engine", "decision", "curve", "promise", "admission", "validity",
+        "provenance", "twin", "digest",
+    ]  # fmt: skip
+
+
+def test_the_digest_is_that_of_the_canonical_json() -> None:
+    content = yaml.safe_load(TEXT)
+    claimed = content.pop("digest")
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    assert claimed == "sha256:" + hashlib.sha256(canonical).hexdigest()
+
+
+def test_comments_may_be_added() -> None:
+    assert parse("# ours\n" + TEXT.replace("curve:", "curve:  # see page 3"), source="m") == PROFILE
+
+
+@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@given(st.sampled_from(NUMBERS), st.data())
+def test_any_edit_of_one_character_of_a_number_is_refused(
+    place: tuple[int, int], data: st.DataObject
+) -> None:
+    start, end = place
+    at = data.draw(st.integers(start, end), label="at")
+    cut = data.draw(st.integers(0, min(1, end - at)), label="characters removed")
+    put = data.draw(st.sampled_from(["", *"0123456789.-+_eExX:~, '\""]), label="put in")
+    edited = TEXT[:at] + put + TEXT[at + cut :]
+    number = edited[start : end + len(put) - cut]
+    assume(number.strip(" ,") != TEXT[start:end])  # a blank or a comma behind it is no edit of it
+    with pytest.raises(ProfileError):
+        parse(edited, source="p.yaml")
+
+
+@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@given(st.integers(0, len(TEXT) - 1))
+def test_a_file_cut_anywhere_is_refused(length: int) -> None:
+    assume(TEXT[:length].strip() != TEXT.strip())
+    with pytest.raises(ProfileError):
+        parse(TEXT[:length], source="p.yaml")
+
+
+@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@given(st.binary(max_size=200))
+def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
+    with pytest.raises(ProfileError):
+        parse(yaml_strict.decode(content, source="p.yaml", error=ProfileError), source="p.yaml")
+
+
+def test_an_edited_number_is_named_as_an_edit() -> None:
+    error = refused(TEXT.replace("gpu_memory_utilization: 0.3", "gpu_memory_utilization: 0.4"))
+    assert str(error) == (
+        f"p.yaml:{TEXT.count(NEWLINE)}: digest: does not fit the content: a value was edited"
+    )
+    assert "tuner sweep" in error.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("  max_num_seqs: 16\n  max_num_b", "  max_num_seqs: '16'\n  max_num_b",
+         "engine.max_num_seqs: must be a whole number of at least 1"),
+        ("  max_num_seqs: 16\n  max_num_b", "  max_num_seqs: true\n  max_num_b",
+         "engine.max_num_seqs: must be a whole number of at least 1"),
+        ("  max_num_seqs: 16\n  max_num_b", "  max_num_seqs: 20\n  max_num_b",
+         "engine.max_num_seqs: is 20, but decision.max_num_seqs is 16"),
+        ("max_num_batched_tokens: 8192", "max_num_batched_tokens: 8",
+         "engine.max_num_batched_tokens: is 8, less than max_num_seqs 16"),
+        ("model: m", "model: ''", "engine.model: must name a model"),
+        ("kv_cache_dtype: auto", "max_num_active_seqs: 8",
+         "engine.max_num_active_seqs: must be max_num_seqs (16) or absent"),
+        ("interval: [16, 16]", "interval: [32, 16]",
+         "decision.interval: begins at 32, above its end 16"),
+        ("created: '2025-06-01T12:00:00Z'", "created: yesterday",
+         "provenance.created: is no time in UTC: 'yesterday'"),
+        ("kv_cache_dtype", "KV-cache", "engine.KV-cache: is not spelt like a vLLM engine argument"),
+        ("attainment: 0.995", "attainment: 1.5",
+         "curve.0.attainment: input should be less than or equal to 1, found 1.5"),
+        ("attainment: 0.995", "attainment: .nan",
+         "curve.0.attainment: input should be a finite number, found nan"),
+        ("preemptions: 0", "preemptions: -1",
+         "curve.0.preemptions: input should be greater than or equal to 0, found -1"),
+        ("p50: 38.0", "p50: '38'",
+         "curve.0.ttft_ms.p50: input should be a valid number, found '38'"),
+        ("cut: false", "cut: 0", "curve.0.cut: input should be a valid boolean, found 0"),
+        ("verdict: knee", "verdict: good", VERDICTS),
+        ("verdict: knee", "verdict: knee\n  color: red",
+         "decision.color: is not in schema version 1"),
+        ("created: '2025-06-01T12:00:00Z'", "created: '2025-06-01T12:00:00+02:00'",
+         "provenance.created: is no time in UTC: '2025-06-01T12:00:00+02:00'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_is_named_with_line_and_key(old: str, new: str, message: str) -> None:
+    text = TEXT.replace(old, new, 1)
+    key = new.replace("\n  max_num_b", "").split("\n")[-1]
+    assert str(refused(text)) == f"p.yaml:{line_of(key, text)}: {message}"
+
+
+def test_a_missing_key_is_named_with_its_section() -> None:
+    text = TEXT.replace("  objective: goodput_rps\n", "")
+    line = line_of("  verdict: knee", text)
+    assert str(refused(text)) == f"p.yaml:{line}: decision: objective is missing"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "p.yaml: not a serving profile: schema_version is missing"),
+        ("max-num-seqs: 16\n", "p.yaml: not a serving profile: schema_version is missing"),
+        ("- 1\n", "p.yaml:1: not a mapping of keys to values"),
+        ("schema_version: 2\n", "p.yaml:1: schema_version: is 2, this tuner reads 1"),
+        ("schema_version: 1\n", "p.yaml: digest: is missing: the file is cut short or incomplete"),
+        ("a: &x [1]\nb: *x\n", "p.yaml:1: anchor or alias 'x'"),
+        ("a: !!python/object/apply:os.system [ls]\n",
+         "p.yaml:1: tag 'tag:yaml.org,2002:python/object/apply:os.system'"),
+        ("a: 1\na: 2\n", "p.yaml:2: 'a' is there twice, first in line 1"),
+        ("a: 1\n---\nb: 2\n", "p.yaml:2: found another document"),
+        ("a: " + "[" * 100, "p.yaml:1: nested more than 32 levels deep"),
+        ("a: 2025-01-01\n", "p.yaml:1: '2025-01-01' is read as a timestamp"),
+        ("a: 0x10\n", "p.yaml:1: the number 0x10 should be spelt 16"),
+        ("a: 1.50\n", "p.yaml:1: the number 1.50 should be spelt 1.5"),
+        ("a:\n\t- 1\n", "p.yaml:2: found character '\\t' that cannot start any token"),
+        ("a: \x07\n", "p.yaml:1: a character that YAML does not allow (#x0007)"),
+        ("a: 'x\n", "p.yaml:2: found unexpected end of stream"),
+        ("? [1, 2]\n: 3\n", "p.yaml:1: a key that is not text"),
+        ("<<: {a: 1}\n", "p.yaml:1: '<<' is read as a merge"),
+        ("a: " + "9" * 5000, "p.yaml:1: the number " + "9" * 32
+         + " should be spelt with at most 32 characters"),
+    ],
+)  # fmt: skip
+def test_what_is_no_profile_is_refused_with_its_line(text: str, message: str) -> None:
+    assert str(refused(text)) == message
+
+
+def test_a_bomb_of_aliases_is_refused_at_its_first_anchor() -> None:
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x]"]
+    lines += [
+        f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]"
+        for old, new in zip("abcdefgh", "bcdefghi", strict=True)
+    ]
+    assert str(refused("\n".join(lines))) == "p.yaml:1: anchor or alias 'a'"
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"\xff\xfea\x00", "{}:1: not UTF-8 text (byte 0)"),
+        (b"a: 1\nb: \xc3\n", "{}:2: not UTF-8 text (byte 8)"),
+        (b"a" * (2**20 + 1), "{}: larger than 1 MiB"),
+    ],
+)
+def test_a_file_that_is_no_text_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "p.yaml"
+    path.write_bytes(content)
+    with pytest.raises(ProfileError) as caught:
+        load(path)
+    assert str(caught.value) == message.format(path)
+
+
+@pytest.mark.parametrize(("name", "why"), [("none.yaml", "no such file"), (".", "is a directory")])
+def test_a_path_that_leads_nowhere_is_named(tmp_path: Path, name: str, why: str) -> None:
+    path = tmp_path / name
+    with pytest.raises(ProfileError, match=f"^{re.escape(str(path))}: {why}$"):
+        load(path)
+
+
+def test_a_pipe_is_refused_rather_than_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.yaml")
+    with pytest.raises(ProfileError, match="is not a regular file") as caught:
+        load(tmp_path / "pipe.yaml")
+    assert caught.value.hint
+
+
+def test_a_path_that_no_file_can_have_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"cannot be read: File name too long$"):
+        load(tmp_path / ("a" * 300))
+
+
+def test_numbers_keep_six_digits() -> None:
+    assert step(16, goodput_rps=8.123456789).goodput_rps == 8.12346
+
+
+def test_sections_that_contradict_are_not_sealed() -> None:
+    with pytest.raises(InputError, match=r"curve\.1\.max_num_seqs: is 8 after 16"):
+        profile(curve=(step(16), step(8)))
+
+
+def test_the_file_looks_like_this(update_golden: bool) -> None:
+    golden.check("profile.yaml", TEXT, update=update_golden)
+
+
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.__name__)
+def test_every_key_is_documented(section: type[BaseModel]) -> None:
+    page = (ROOT / "profiles" / "README.md").read_text(encoding="utf-8")
+    assert {name for name in section.model_fields if f"`{name}`" not in page} == set()
+
+
+def test_the_documented_command_computes_the_digest() -> None:
+    page = (ROOT / "profiles" / "README.md").read_text(encoding="utf-8")
+    command = re.search(r"```sh\n(.*?)```", page, flags=re.DOTALL)
+    assert command is not None
+    code = re.search(r"-c '(.*?)'", command[1].replace("\\\n", ""), flags=re.DOTALL)
+    assert code is not None
+    done = subprocess.run(
+        [sys.executable, "-c", code[1]], input=TEXT, capture_output=True, text=True, check=True
+    )
+    assert f"sha256:{done.stdout.strip()}" == PROFILE.digest
+
+
+def test_the_shipped_profile_is_whole_and_says_what_it_rests_on() -> None:
+    shipped = load(ROOT / "profiles" / "translation-tiny-cpu.yaml")
+    assert shipped.provenance.engine == "vllm"
+    assert shipped.provenance.engine_starts == 2
+    assert shipped.promise.source == "confirming run"

@@ -1,0 +1,166 @@
+"""Records and iterations become numbers."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.builders import iterations, record, replay_of
+from tuner.errors import GeneratorLateError
+from tuner.replay.device_use import DeviceUse
+from tuner.replay.iterations import batch_times, weighted_quantile
+from tuner.replay.measure import in_flight_peak, measure, spread
+from tuner.replay.punctuality import check_generator
+from tuner.replay.records import DEVICE
+from tuner.traffic.slo import Slo
+
+LAX = Slo(ttft_s=100.0)
+
+
+def test_latency_counts_from_the_planned_time_not_from_when_it_was_sent() -> None:
+    late = record(planned_s=1.0, sent_s=1.5, first_token_s=2.0, last_token_s=4.0, end_s=4.0)
+    one = measure([replay_of([late])], LAX)
+    assert one.ttft_s == spread([1.0])
+    assert one.e2el_s == spread([3.0])
+
+
+def test_percentiles_are_over_all_requests_of_all_blocks() -> None:
+    blocks = [replay_of([record(row=i, last_token_s=s, end_s=s)]) for i, s in enumerate((1.0, 3.0))]
+    one = measure(blocks, LAX)
+    assert one.e2el_s is not None
+    assert (one.blocks, one.e2el_s.p50) == (2, 2.0)
+
+
+def test_the_run_in_is_sent_but_not_scored() -> None:
+    one = measure([replay_of([record(scored=False), record(row=1, last_token_s=2.0)])], LAX)
+    assert one.requests == 1
+    assert one.e2el_s == spread([2.0])
+
+
+def test_a_failed_request_counts_as_a_miss_and_has_no_latency() -> None:
+    failed = record(row=1, outcome="failed", last_token_s=None, first_token_s=None)
+    one = measure([replay_of([record(), failed])], LAX)
+    assert (one.attainment, one.completed, one.failed) == (0.5, 1, 1)
+    assert one.goodput_rps == 1 / 10
+
+
+def test_an_aborted_request_is_good_when_nothing_it_saw_broke_a_limit() -> None:
+    aborted: dict[str, Any] = {
+        "outcome": "aborted", "last_token_s": None, "end_s": 2.0, "tpot_s": None,
+    }  # fmt: skip
+    served = record(**aborted)
+    waited = record(row=1, **{**aborted, "first_token_s": None})
+    assert measure([replay_of([served, waited])], Slo(ttft_s=1.5)).attainment == 0.5
+
+
+def test_of_a_cut_replay_both_bounds_of_the_attainment_are_told() -> None:
+    good = record()
+    open_ = record(row=1, outcome="cut", last_token_s=None, tpot_s=None, end_s=1.5)
+    lost = record(row=2, outcome="cut", first_token_s=None, last_token_s=None, end_s=3.0)
+    one = measure(
+        [replay_of([good, open_, lost], cut="hopeless", unsent=1, elapsed_s=3.0)], Slo(ttft_s=2.0)
+    )
+    assert (one.requests, one.attainment, one.attainment_bound) == (4, 0.25, 0.75)
+
+
+def test_arithmetic_can_bound_a_cut_replay_further() -> None:
+    one = measure([replay_of([], cut="ruled out", unsent=4, attainment_bound=0.3)], LAX)
+    assert one.attainment_bound == 0.3
+
+
+def test_throughput_counts_what_came_out_in_the_window_whoever_asked() -> None:
+    run_in = record(scored=False, planned_s=-1.0, end_s=1.0)
+    inside = record(row=1, end_s=3.0)
+    after = record(row=2, end_s=11.0, first_token_s=10.5)
+    log = iterations(
+        [
+            {"start_s": 1.0, "duration_s": 1.0, "decode_seqs": 2, "prefill_tokens": 10},
+            {"start_s": 11.0, "duration_s": 1.0, "decode_seqs": 5},
+        ]
+    )
+    one = measure([replay_of([run_in, inside, after], iterations=log)], LAX)
+    assert one.requests_per_s == 2 / 10
+    assert one.output_tokens_per_s == (2 + 2) / 10  # two decoded, two first tokens
+    assert one.total_tokens_per_s == (2 + 2 + 10) / 10
+
+
+def test_decode_time_is_told_by_the_batch_that_really_ran() -> None:
+    log = iterations(
+        [
+            {"duration_s": 0.01, "decode_seqs": 1},
+            {"duration_s": 0.03, "decode_seqs": 1},
+            {"duration_s": 0.02, "decode_seqs": 4},
+            {"duration_s": 9.0, "decode_seqs": 4, "prefill_tokens": 100},
+        ]
+    )
+    assert [(one.decode_seqs, one.iterations, one.median_s) for one in batch_times(log)] == [
+        (1, 2, 0.02),
+        (4, 1, 0.02),
+    ]
+
+
+def test_kv_usage_is_weighted_by_time() -> None:
+    log = iterations(
+        [
+            {"start_s": 0, "duration_s": 3.0, "kv_blocks_used": 20},
+            {"start_s": 3, "duration_s": 1.0, "kv_blocks_used": 60},
+        ]
+    )
+    usage = measure([replay_of([record()], iterations=log)], LAX).kv_cache_usage
+    assert usage is not None
+    assert usage.mean == pytest.approx(0.3)
+    assert (usage.p99, usage.peak) == (0.6, 0.6)
+
+
+def test_waiting_is_told_apart_by_what_binds() -> None:
+    log = iterations(
+        [
+            {"start_s": 0, "duration_s": 1.0, "running": 4, "waiting": 2},
+            {"start_s": 1, "duration_s": 2.0, "running": 3, "waiting": 2},
+            {"start_s": 3, "duration_s": 1.0, "running": 3, "waiting": 0},
+        ]
+    )
+    one = measure([replay_of([record()], iterations=log)], LAX)
+    assert (one.cap_bound_share, one.kv_bound_share) == (0.25, 0.5)
+
+
+def test_in_flight_ends_before_it_starts_at_equal_times() -> None:
+    assert in_flight_peak([record(end_s=3.0), record(planned_s=3.0, end_s=4.0)]) == 1
+
+
+def test_a_weighted_quantile_is_the_least_value_with_that_share() -> None:
+    values, weights = np.array([3.0, 1.0, 2.0]), np.array([1.0, 1.0, 2.0])
+    assert [weighted_quantile(values, weights, share) for share in (0.25, 0.75, 1.0)] == [1, 2, 3]
+
+
+def test_a_generator_that_was_late_is_refused() -> None:
+    on_time = replay_of([record(sent_s=0.004)])
+    late = replay_of([record(sent_s=0.060)])
+    check_generator([on_time])
+    with pytest.raises(GeneratorLateError, match=r"p99 lag 60\.0 ms, limit 50\.0 ms"):
+        check_generator([late])
+
+
+def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:
+    one = measure([replay_of([])], LAX)
+    assert (one.ttft_s, one.requests_per_s, one.batch_times) == (None, 0.0, ())
+
+
+def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> None:
+    rows = [
+        (0.0, np.nan, 100.0, 0.0, 0.0, 2000.0, 0.0),
+        (1.0, np.nan, 300.0, 0.5, 0.1, 1000.0, 0.5),
+    ]
+    one = measure([replay_of([record()], device=np.array(rows, DEVICE))], LAX)
+    assert one.device == DeviceUse(
+        utilisation_mean=0.5,
+        utilisation_sd=0.5,
+        idle_share=0.5,
+        memory_peak_bytes=None,
+        power_mean_w=200.0,
+        others_mean=0.25,
+        steal_mean=0.05,
+        clock_drop=0.25,
+        throttled_share=0.5,
+    )
+    assert measure([replay_of([record()])], LAX).device is None

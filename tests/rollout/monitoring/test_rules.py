@@ -1,0 +1,297 @@
+"""Alert rules for a knee, read and run by Prometheus' own programs."""
+
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, Phase, given, settings
+
+from tests.support.monitored import LABELS, Case, at_knee, case, get, remembered, rules, unit_tests
+from tests.support.places import ROOT
+from tests.support.profiles import any_profile, profile
+from tests.support.scraped import binary, prometheus
+from tuner.errors import TargetError, UsageError
+from tuner.profile.profile import ServingProfile, load
+from tuner.rollout.monitoring import alerts, lines, prometheus_rule_crd, prometheus_rules, seal
+from tuner.rollout.monitoring.promql import BOUNDS_S, Servers, bound_s, selector
+
+SHIPPED = load(ROOT / "profiles" / "translation-tiny-cpu.yaml")
+BURN = "TunerSloBudgetBurn"
+BURNS = [(BURN, "ticket", "3d"), (BURN, "ticket", "1d"), (BURN, "page", "6h"), (BURN, "page", "1h")]
+BEYOND = ("TunerConcurrencyBeyondValidated", "ticket", "")
+OTHER = {"gpu_memory_utilization": "0.9", "cache_dtype": "auto"}
+
+
+def promtool(*words: str) -> str:
+    done = subprocess.run([binary("promtool"), *words], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def check(text: str, folder: Path) -> int:
+    """Return how many rules promtool finds in the text; a fault fails the test."""
+    (folder / "rules.yaml").write_text(text)
+    return int(promtool("check", "rules", str(folder / "rules.yaml")).split()[-3])
+
+
+def fires(folder: Path, *cases: Case, text: str | None = None) -> None:
+    """Fail unless in each case exactly its alerts fire."""
+    (folder / "rules.yaml").write_text(rules() if text is None else text)
+    (folder / "test.yaml").write_text(unit_tests("rules.yaml", cases))
+    promtool("test", "rules", str(folder / "test.yaml"))
+
+
+def test_promtool_takes_the_rules(tmp_path: Path) -> None:
+    assert check(rules(), tmp_path) == 2 * 7 + 4 + 16
+    assert check(rules(SHIPPED), tmp_path) == 7 + 4 + 16
+    crd = yaml.safe_load(prometheus_rule_crd.render(SHIPPED, matchers=""))
+    assert (crd["kind"], crd["metadata"]["name"]) == ("PrometheusRule", "tuner-tuner-tiny")
+    assert yaml.safe_dump(crd["spec"]) == yaml.safe_dump(yaml.safe_load(rules(SHIPPED)))
+
+
+@settings(
+    max_examples=6,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],
+)
+@given(chosen=any_profile())
+def test_whatever_stands_in_a_profile_the_rules_are_rules(
+    tmp_path: Path, chosen: ServingProfile
+) -> None:
+    assert check(rules(chosen), tmp_path) > 0
+
+
+def test_a_server_that_keeps_its_promise_is_silent(tmp_path: Path) -> None:
+    idle = at_knee(requests=0, running=0, kv=0)
+    fires(tmp_path, case(at_knee()), case(at_knee(old=True)), case(idle))
+
+
+def test_each_broken_promise_is_said_and_nothing_else(tmp_path: Path) -> None:
+    slower, fuller = ("TunerDecodeSlower", "ticket", ""), ("TunerKvCacheFuller", "ticket", "")
+    fires(
+        tmp_path,
+        case(at_knee(itl_s=0.045), firing=[slower]),
+        case(at_knee(itl_s=0.045, old=True), firing=[slower]),
+        case(at_knee(ttft_s=0.050), firing=[("TunerFirstTokenSlower", "ticket", "")]),
+        case(at_knee(e2el_s=0.050), firing=[("TunerRequestsSlower", "ticket", "")]),
+        case(at_knee(running=14, waiting=1), firing=[BEYOND]),
+        case(at_knee(requests=601), firing=[("TunerLoadBeyondValidated", "ticket", "")]),
+        case(at_knee(kv=0.7), firing=[fuller]),
+        case(at_knee(kv=0.7, old=True), firing=[fuller]),
+        case(at_knee(preemptions=5), firing=[("TunerMorePreemptions", "ticket", "")]),
+        case(at_knee(settings=OTHER), firing=[("TunerOtherSettings", "ticket", "")]),
+    )
+
+
+def test_up_to_the_limit_nothing_is_said(tmp_path: Path) -> None:
+    fires(
+        tmp_path,
+        case(at_knee(itl_s=0.044)),
+        case(at_knee(ttft_s=0.048)),
+        case(at_knee(e2el_s=0.048)),
+        case(at_knee(running=14)),
+        case(at_knee(requests=599)),
+        case(at_knee(kv=0.68)),
+        case(at_knee(preemptions=4)),
+        case(at_knee(settings={"block_size": "32"})),  # the profile does not say
+        case(at_knee(missed_tpot=0.02)),
+    )
+
+
+def test_a_full_batch_with_a_queue_is_said_and_a_growing_queue_pages(tmp_path: Path) -> None:
+    binds = ("TunerCapBinds", "info", "")
+    grows = at_knee(running=16, waiting=1, waiting_grows=2)
+    fires(
+        tmp_path,
+        case(at_knee(running=16, waiting=3), firing=[binds, BEYOND]),
+        case(grows, firing=[binds, BEYOND, ("TunerQueueGrowing", "page", "")]),
+        case(at_knee(running=16), firing=[BEYOND]),
+        case(at_knee(running=17), firing=[BEYOND, ("TunerOtherCap", "ticket", "")]),
+    )
+
+
+def test_the_faster_the_budget_burns_the_louder(tmp_path: Path) -> None:
+    """The budget is 1 - (0.995 - 0.02) = 0.025."""
+    fires(
+        tmp_path,
+        *(
+            case(at_knee(**{limit: missed}), firing=BURNS[:windows])
+            for limit in ("missed_tpot", "missed_ttft")
+            for missed, windows in [(0.03, 1), (0.10, 2), (0.20, 3), (0.40, 4)]
+        ),
+    )
+
+
+def test_a_few_misses_at_night_wake_nobody(tmp_path: Path) -> None:
+    """Half of ten requests an hour miss, and then half of 120: still too few for three days."""
+    few, many = at_knee(requests=10 / 60, missed_ttft=0.5), at_knee(requests=2, missed_ttft=0.5)
+    fires(tmp_path, case(few), case(many, firing=BURNS[1:]))
+
+
+def test_of_several_servers_only_those_that_are_meant_are_watched(tmp_path: Path) -> None:
+    slow = at_knee(itl_s=9.0, labels={**LABELS, "model_name": "other", "instance": "gpu2:8000"})
+    fires(tmp_path, case(at_knee(), slow))
+    slower = case(at_knee(), slow, firing=[("TunerDecodeSlower", "ticket", "")])
+    fires(tmp_path, slower, text=rules(matchers='job="vllm"'))
+    nothing = case(at_knee(), slow, firing=[("TunerNothingWatched", "ticket", "")])
+    fires(tmp_path, nothing, text=rules(matchers='job="another"'))
+
+
+def test_profiles_of_two_models_do_not_mix(tmp_path: Path) -> None:
+    """The series that both record have one name; each alert looks at its own profile's."""
+    other = profile(engine={"model": "n", "max_num_seqs": 16, "max_num_batched_tokens": 8192})
+    missing = at_knee(missed_ttft=0.4, labels={**LABELS, "model_name": "n"})
+    both = rules() + rules(other).partition("groups:\n")[2]
+    fires(tmp_path, case(at_knee(), missing, firing=BURNS), text=both)
+    assert alerting(both, BURN)[0]["expr"] != alerting(rules(other), BURN)[0]["expr"]
+
+
+def alerting(text: str, name: str) -> list[dict[str, Any]]:
+    return [
+        rule
+        for group in yaml.safe_load(text)["groups"]
+        for rule in group["rules"]
+        if rule.get("alert") == name
+    ]
+
+
+def test_a_real_prometheus_loads_the_rules_and_their_expressions_return_data(
+    tmp_path: Path,
+) -> None:
+    """A server that breaks every promise: each recorded series and each template has a value."""
+    broken = at_knee(
+        running=20, waiting=1, waiting_grows=5, requests=700, ttft_s=1, itl_s=1, e2el_s=1, kv=0.9,
+        preemptions=90, missed_tpot=0.6, missed_ttft=0.6,
+        settings=OTHER,
+    )  # fmt: skip
+    (tmp_path / "rules.yaml").write_text(rules())
+    remembered(broken, tmp_path)
+    config = "global: {evaluation_interval: 1s}\nrule_files: [rules.yaml]\n"
+    every_alert = {alert.name for alert in alerts.alerts(lines.lines(profile()), Servers(""), "")}
+    expected = every_alert - {"TunerNothingWatched"}
+    with prometheus(tmp_path, config) as url:
+        said: dict[str, str] = {}
+        every: list[dict[str, Any]] = []
+        while said.keys() != expected:  # some rest on what was recorded a second before
+            found = get(url, "/api/v1/rules")["groups"]
+            every = [rule for group in found for rule in group["rules"]]
+            assert not [rule["lastError"] for rule in every if rule.get("lastError")]
+            pending = get(url, "/api/v1/alerts")["alerts"]
+            said = {one["labels"]["alertname"]: one["annotations"]["summary"] for one in pending}
+        silent = [
+            rule["name"] for rule in every if get(url, "/api/v1/query", query=rule["query"]) == []
+        ]
+    assert {name for name in silent if name != "TunerNothingWatched"} == set()
+    assert said["TunerKvCacheFuller"] == (
+        "gpu1:8000 (m, engine 0): 90% of the KV cache is in use, the promised peak is 62.5%"
+    )
+    assert "mean decode time per token is 1s, promised 40 ms" in said["TunerDecodeSlower"]
+    assert [words for words in said.values() if "error" in words or "<no value>" in words] == []
+
+
+def test_the_tolerances_are_those_of_verify() -> None:
+    from tuner.commands.verify import options as verify  # noqa: PLC0415
+    from tuner.runs.verify import gates  # noqa: PLC0415 - only here, it is slow to import
+
+    assert lines.ATTAINMENT_TOLERANCE == gates.ATTAINMENT_TOLERANCE
+    assert {
+        "ttft_s": lines.SLACK_S["ttft"],
+        "tpot_s": lines.SLACK_S["itl"],
+        "e2el_s": lines.SLACK_S["e2el"],
+    } == gates.SLACK_S
+    assert lines.MOST_MISSED == gates.HALF
+    defaults = verify.verify.__kwdefaults__ or {}
+    assert defaults["tolerance"] == lines.TOLERANCE
+
+
+def test_every_limit_is_the_profiles() -> None:
+    found = lines.lines(SHIPPED)
+    promised, (captured, raised) = SHIPPED.promise, SHIPPED.promise.predicted
+    assert (found.cap, found.in_flight) == (
+        SHIPPED.decision.max_num_seqs, SHIPPED.validity.peak_concurrency,
+    )  # fmt: skip
+    assert found.requests_per_s == pytest.approx(
+        SHIPPED.validity.arrival_rate_rps * SHIPPED.validity.validated_load
+    )
+    assert promised.itl_ms is not None
+    assert raised.itl_ms is not None
+    assert found.means_s["itl"].promised == pytest.approx(promised.itl_ms.mean / 1e3)
+    assert found.means_s["itl"].limit >= raised.itl_ms.mean / 1e3 * 1.1
+    assert found.attainment.limit == pytest.approx(
+        min(raised.attainment, *(low for one in (captured, raised)
+                                 for low in [one.intervals.get("attainment", (1, 1))[0]]),
+            promised.attainment) - 0.02
+    )  # fmt: skip
+    assert "ttft" not in found.slo_s  # it grows with the prompt: no histogram tells
+
+
+def test_a_budget_beyond_reach_still_pages_when_half_of_all_miss() -> None:
+    overloaded = profile(verdict="overloaded")
+    few = overloaded.promise.model_copy(update={"attainment": 0.6})
+    found = alerts.burns(lines.lines(overloaded.model_copy(update={"promise": few})))
+    assert [(burn.long, share) for burn, share in found] == [
+        ("1h", 0.5),
+        ("3d", pytest.approx(0.42)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("limit", "seconds", "bound"),
+    [("ttft", 0.5, 0.5), ("ttft", 0.51, 0.75), ("tpot", 0.0119, 0.025), ("e2el", 9000.0, None)],
+)
+def test_a_miss_is_counted_from_the_next_end_of_a_bucket(
+    limit: str, seconds: float, bound: float | None
+) -> None:
+    assert bound_s(limit, seconds) == bound
+
+
+@pytest.mark.parametrize(
+    ("asked", "matchers"),
+    [
+        ('job="vllm"', 'job="vllm"'),
+        ('{job = "a b", namespace=~"prod.*"}', 'job="a b",namespace=~"prod.*"'),
+        (r'x!="a\"b",', r'x!="a\"b"'),
+    ],
+)
+def test_a_selector_is_label_matchers(asked: str, matchers: str, tmp_path: Path) -> None:
+    assert selector(asked) == matchers
+    assert check(rules(matchers=matchers), tmp_path) > 0
+
+
+@pytest.mark.parametrize("asked", ["", "{}", "job=vllm", 'job="a"} or up{', "up", 'a="b'])
+def test_anything_else_is_no_selector(asked: str) -> None:
+    with pytest.raises(UsageError, match="no label matchers of PromQL"):
+        selector(asked)
+
+
+def test_every_alert_says_what_to_do_and_is_documented() -> None:
+    documented = (ROOT / "docs" / "apply.md").read_text()
+    for rule in [one for group in yaml.safe_load(rules())["groups"] for one in group["rules"]]:
+        if "alert" in rule:
+            assert f"`{rule['alert']}`" in documented
+            assert len(rule["annotations"]["description"]) > 40
+            assert rule["annotations"]["profile"] == profile().digest
+
+
+def test_the_label_of_a_profile_is_text_in_any_yaml() -> None:
+    odd = profile().model_copy(update={"digest": "sha256:" + "12e3456789012345"})
+    assert prometheus_rules.short(odd) == "sha256-12e345678901"
+
+
+def test_a_file_is_known_again_and_an_edit_too() -> None:
+    text = rules()
+    assert (seal.kind_of(text), seal.kind_of("groups: []\n")) == ("prometheus-rules", None)
+    seal.check_replaceable(text, "prometheus-rules", source="f", force=False)
+    with pytest.raises(TargetError, match="edited after tuner wrote it"):
+        seal.check_replaceable(text + "# mine\n", "prometheus-rules", source="f", force=False)
+
+
+@pytest.mark.vllm
+def test_vllm_still_has_these_metrics_and_these_buckets() -> None:
+    from vllm.v1.metrics import buckets  # noqa: PLC0415
+
+    assert tuple(BOUNDS_S["ttft"]) == buckets.TIME_TO_FIRST_TOKEN_BUCKETS
+    assert tuple(BOUNDS_S["tpot"]) == buckets.INTER_TOKEN_LATENCY_BUCKETS
+    assert tuple(BOUNDS_S["e2el"]) == buckets.REQUEST_LATENCY_BUCKETS

@@ -1,0 +1,323 @@
+"""What is written, as vLLM's own parser reads it; and what we know of that parser, still true."""
+
+import dataclasses
+import http.client
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.deployments import ENGINE as ENGINE_OF_EXAMPLES
+from tests.support.deployments import EXAMPLES, MODEL, WORDS, Example, applied
+from tests.support.places import ROOT
+from tests.support.profiles import ENGINE, profile
+from tuner.engines.models import shipped as models
+from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import flags as vllm_flags
+from tuner.live import prometheus
+from tuner.rollout import rollout
+from tuner.rollout.monitoring import prometheus_rules
+from tuner.rollout.targets.kinds import vllm_config
+from tuner.rollout.targets.kinds.registry import named
+
+pytestmark = pytest.mark.vllm
+BY_FILE = {example.file: example for example in EXAMPLES}
+STARTED = ("vllm.env", "vllm.service")
+"""What a server is really started from: a variable in a shell, and a unit; every kind's words are
+held against vLLM's parser."""
+
+OLD_METRICS = {
+    "vllm:gpu_cache_usage_perc",
+    *(f"vllm:time_per_output_token_seconds_{part}" for part in ("sum", "count")),
+}
+
+
+class Serve:
+    """``vllm serve`` up to the parsed arguments: its parser inside the outer one."""
+
+    def __init__(self) -> None:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+        from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
+
+        self.outer = FlexibleArgumentParser(prog="vllm")
+        self.flags = make_arg_parser(
+            self.outer.add_subparsers(dest="subparser").add_parser("serve")
+        )
+
+    def parse_words(self, words: list[str]) -> Namespace:
+        arguments: Namespace = self.outer.parse_args(["serve", *words])
+        return arguments
+
+    def parse(self, config: Path) -> Namespace:
+        arguments: Namespace = self.outer.parse_args(["serve", "--config", str(config)])
+        return arguments
+
+    def engine_arguments(self, config: Path) -> Any:  # noqa: ANN401 - of vLLM
+        from vllm import AsyncEngineArgs  # noqa: PLC0415
+
+        return AsyncEngineArgs.from_cli_args(self.parse(config))
+
+
+@pytest.fixture(scope="module")
+def serve() -> Serve:
+    return Serve()
+
+
+def written(folder: Path, text: str, arguments: dict[str, ArgumentValue]) -> Path:
+    path = folder / "serve.yaml"
+    path.write_text(vllm_config.write(text, arguments, source="serve.yaml"), encoding="utf-8")
+    return path
+
+
+ANY_KIND: dict[str, ArgumentValue] = {
+    "model": "m",
+    "max_num_seqs": 16,
+    "max_num_batched_tokens": 8192,
+    "gpu_memory_utilization": 0.3,
+    "enable_prefix_caching": False,
+    "enforce_eager": True,
+    "async_scheduling": False,
+    "disable_log_stats": True,
+    "seed": -1,
+    "max_model_len": 4096,
+    "kv_cache_dtype": "auto",
+    "cudagraph_capture_sizes": [1, 2, 4],
+    "hf_overrides": {"rope_theta": 1.5, "nested": {"on": True, "none": None}},
+    "kv_cache_memory_bytes": 256 * 2**20,
+    "quantization": None,
+}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "",
+        "port: 8000\n",
+        "no-enforce-eager: true\nenable_prefix_caching: true\nquantization: fp8\nseed: 1\n",
+        "enable-prefix-caching: false\ndevice-memory-utilization: 0.9\nmax_num_seqs: '8'\n",
+    ],
+)
+def test_vllm_gets_every_value_with_its_type(serve: Serve, tmp_path: Path, before: str) -> None:
+    parsed = serve.parse(written(tmp_path, before, ANY_KIND))
+    assert {name: getattr(parsed, name) for name in ANY_KIND} == ANY_KIND
+
+
+def test_vllm_builds_its_engine_arguments_from_a_profile(serve: Serve, tmp_path: Path) -> None:
+    path = written(tmp_path, "", rollout.settings(profile(), live_knob=True))
+    arguments = serve.engine_arguments(path)
+    assert (arguments.model, arguments.max_num_seqs, arguments.max_num_active_seqs) == ("m", 32, 16)
+    assert arguments.compilation_config.pass_config.fuse_norm_quant is True
+
+
+def test_vllm_accepts_the_shipped_model_with_the_settings_of_a_profile(
+    serve: Serve, tmp_path: Path
+) -> None:
+    shipped = profile(
+        engine={
+            **{name: ENGINE[name] for name in ("max_num_seqs", "enforce_eager")},
+            "model": "tuner:tiny",
+            "load_format": "dummy",
+            "max_num_batched_tokens": 512,
+        }
+    )
+    path = written(tmp_path, "", rollout.settings(shipped, live_knob=False))
+    arguments = serve.engine_arguments(path)
+    arguments.skip_tokenizer_init = True  # only the resolving is tried here
+    config = arguments.create_engine_config()
+    assert config.model_config.model == models.model_path("tuner:tiny")
+    assert config.scheduler_config.max_num_seqs == 16
+
+
+def test_texts_reach_vllm_as_they_are(serve: Serve, tmp_path: Path) -> None:
+    for text in ["on", "1", "null", "a: b #c", "ü", "a, b", "{x", "2025-01-01", "$(x) `y` ;z", "~"]:
+        assert serve.parse(written(tmp_path, "", {"model": text})).model == text
+
+
+def test_vllm_serve_still_drops_false(serve: Serve, tmp_path: Path) -> None:
+    """Why False is written as ``no-…: true``. When this fails, both forms do."""
+    path = tmp_path / "serve.yaml"
+    path.write_text("model: m\nenable-prefix-caching: false\n")
+    assert serve.parse(path).enable_prefix_caching is None
+
+
+def test_the_second_names_of_arguments_are_all_known(serve: Serve) -> None:
+    found = {
+        option.removeprefix("--").replace("-", "_"): action.dest
+        for action in serve.flags._actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    negatives = {name for name in found if name.startswith("no_")}
+    seconds = {name: dest for name, dest in found.items() if name != dest and name not in negatives}
+    assert seconds == vllm_flags.ALIASES
+
+
+def test_no_argument_is_itself_called_no_something(serve: Serve) -> None:
+    assert [one.dest for one in serve.flags._actions if one.dest.startswith("no_")] == []
+
+
+def test_the_switches_without_a_negative_are_all_known(serve: Serve) -> None:
+    positive_only = {
+        action.dest
+        for action in serve.flags._actions
+        if action.nargs == 0 and not any(one.startswith("--no-") for one in action.option_strings)
+    }
+    assert positive_only - {"help"} == vllm_flags.WITHOUT_NEGATIVE
+
+
+def test_the_arguments_that_tuner_reasons_about_exist() -> None:
+    from vllm import AsyncEngineArgs  # noqa: PLC0415
+
+    known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    reasoned = {*rollout.LIMITED, *rollout.LIMITED.values(), *rollout.OVERRULES}
+    assert reasoned | set(rollout.OVERRULES.values()) | rollout.OF_THE_MODEL <= known
+
+
+def test_the_example_is_a_file_that_vllm_takes(serve: Serve) -> None:
+    example = ROOT / "examples" / "serve.yaml"
+    parsed = serve.parse(example)
+    stated = vllm_config.read(example.read_text(encoding="utf-8"), source="serve.yaml")
+    assert parsed.max_num_seqs == stated["max_num_seqs"].value
+    assert parsed.enable_prefix_caching is False
+    assert set(yaml.safe_load(example.read_text(encoding="utf-8"))) >= {"model", "middleware"}
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
+def test_vllm_takes_what_every_kind_of_file_makes_of_a_profile(
+    serve: Serve, example: Example
+) -> None:
+    words = WORDS[example.file](applied(example))
+    parsed = serve.parse_words(words)
+    model = getattr(parsed, "model_tag", None) or parsed.model
+    found = {name: getattr(parsed, name) for name in ENGINE_OF_EXAMPLES if name != "model"}
+    assert {"model": model, **found} == ENGINE_OF_EXAMPLES
+
+
+def test_a_switch_still_takes_no_value(serve: Serve, capsys: pytest.CaptureFixture[str]) -> None:
+    """Why ``--enable-prefix-caching=false`` is mended, not read. When this fails, it is False."""
+    with pytest.raises(SystemExit):
+        serve.parse_words(["m", "--enable-prefix-caching=false"])
+    assert "ignored explicit argument 'false'" in capsys.readouterr().err
+
+
+def test_what_is_known_of_the_flags_without_vllm_is_true(serve: Serve) -> None:
+    actions = [one for one in serve.flags._actions if one.dest != "help"]
+    names = {
+        option[2:].replace("-", "_")
+        for action in actions
+        for option in action.option_strings
+        if option.startswith("--")
+    }
+    short = {
+        option: action.dest
+        for action in actions
+        for option in action.option_strings
+        if not option.startswith("--")
+    }
+    assert short == vllm_flags.SHORT
+    assert {one.dest for one in actions if one.nargs == 0} == vllm_flags.SWITCHES
+    assert {one.dest for one in actions if one.nargs in ("+", "*")} == vllm_flags.LISTS
+    assert {
+        name for name in names if any(one != name and one.startswith(name) for one in names)
+    } == vllm_flags.WHOLE_NAMES
+
+
+TINY: dict[str, ArgumentValue] = {
+    "model": "tuner:tiny",
+    "dtype": "float32",
+    "max_num_seqs": 3,
+    "max_num_batched_tokens": 512,
+    "max_model_len": 256,
+    "kv_cache_memory_bytes": 64 * 2**20,
+    "enforce_eager": True,
+    "load_format": "dummy",
+}
+
+
+def scripts(kind: str) -> str:
+    """Return what starts the server once the profile is in an example of this kind."""
+    text = applied_to_tiny(BY_FILE[kind])
+    if kind == "vllm.env":
+        return "set -a; . ./vllm.env; exec vllm serve $VLLM_ARGS"
+    if kind == "statefulset.yaml":  # its own script, flags and all
+        return str(yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]["args"][0])
+    return shlex.join(["exec", "vllm", "serve", *WORDS[kind](text)])
+
+
+def applied_to_tiny(example: Example) -> str:
+    """Return the example with the tiny model and its profile in it."""
+    arguments = rollout.settings(profile(engine=TINY), live_knob=False)
+    text = example.text.replace("/models", "models").replace(MODEL, str(arguments["model"]))
+    text = re.sub(r"--port([ =])8000", r"--port\g<1>0", text)
+    return named(example.kind).write(text, arguments, source=example.file)
+
+
+@pytest.mark.parametrize("kind", STARTED)
+def test_a_server_started_from_a_file_runs_with_the_profile(tmp_path: Path, kind: str) -> None:
+    if kind == "vllm.env":
+        (tmp_path / kind).write_text(applied_to_tiny(BY_FILE[kind]))
+    script = scripts(kind).rstrip() + " --uds server.sock"
+    with started(script, tmp_path) as log:
+        assert re.search(r"non-default args: .*'max_num_seqs': 3\b", log)
+        assert re.search(r"non-default args: .*'max_num_batched_tokens': 512\b", log)
+        said = scraped(tmp_path / "server.sock")
+    config = prometheus.parse(said, source=kind).cache_config
+    assert config["kv_cache_memory_bytes"] == str(64 * 2**20)
+    watched = prometheus_rules.render(profile(engine=TINY), matchers="")
+    names = set(re.findall(r"vllm:\w+", watched)) - OLD_METRICS
+    assert [name for name in sorted(names) if not re.search(rf"(?m)^{name}\{{", said)] == []
+
+
+def scraped(socket_path: Path) -> str:
+    """Return what the server says at /metrics."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(socket_path))
+        client = http.client.HTTPConnection("localhost")
+        client.sock = connection
+        client.request("GET", "/metrics")
+        return client.getresponse().read().decode()
+
+
+@contextmanager
+def started(script: str, folder: Path) -> Iterator[str]:
+    """Run a server until it answers; give its log; stop it."""
+    log = folder / "log"
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "VLLM_NO_USAGE_STATS": "1",
+        "OMP_NUM_THREADS": "1",
+    }
+    with log.open("w") as output:
+        server = subprocess.Popen(
+            ["sh", "-c", script],
+            cwd=folder,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+    try:
+        while "Application startup complete" not in log.read_text():
+            with suppress(subprocess.TimeoutExpired):
+                code = server.wait(0.5)
+                pytest.fail(f"the server ended with {code}:\n{log.read_text()[-2000:]}")
+        yield log.read_text()
+    finally:
+        server.send_signal(signal.SIGTERM)
+        try:
+            server.wait(60)
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(server.pid, signal.SIGKILL)

@@ -1,0 +1,351 @@
+"""Refinements on a real Ray cluster of two nodes: what is lost, left, refused and gone on with."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.places import ROOT
+from tuner.profile import profile
+
+os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+ray = pytest.importorskip("ray")
+
+from ray.cluster_utils import Cluster  # noqa: E402 - after the variable that it reads
+
+from tuner.runs.cluster import session  # noqa: E402 - imports ray
+
+pytestmark = [
+    pytest.mark.timeout(180),  # the first test waits for a sweep and a cluster
+    pytest.mark.filterwarnings("default"),  # what Ray warns about is not ours to mend
+]
+
+TUNER = str(Path(sys.executable).with_name("tuner"))
+WORLD = """\
+step: {a: 0.020, b: 0.0004, n0: 12, h: 0.012, c: 1.0e-5}
+engine_start: 30
+noise: {sigma_iter: 0.02, sigma_drift: 0.003, sigma_start: 0.001}
+"""
+TRACE = ("--trace", "prod.jsonl", "--step", "20s")
+SIM = ("--engine", "sim", "--world", "world.yaml", *TRACE)
+SLO = ("--slo", "ttft=2s,tpot=50ms")
+FEW = ("--search", "max_num_seqs=10,12,14", "--search", "max_num_batched_tokens=2048")
+NODE = {"num_cpus": 1, "object_store_memory": 80 << 20}
+SLOW, FAST = ({**NODE, "labels": {"tuner/kind": kind}} for kind in ("slow", "fast"))
+GONE_S = 20.0
+"""How long Ray may take to notice that a driver is gone."""
+
+
+_STARTED: list["subprocess.Popen[str]"] = []
+
+
+@pytest.fixture(autouse=True)
+def _nothing_goes_on() -> Iterator[None]:
+    """End what a test that failed has left running."""
+    yield
+    for running in _STARTED:
+        if running.poll() is None:
+            running.kill()
+            running.communicate()
+    _STARTED.clear()
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("swept")
+    (folder / "world.yaml").write_text(WORLD)
+    (folder / "fast.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.012"))
+    shutil.copy(ROOT / "traces" / "translation.jsonl", folder / "prod.jsonl")
+    words = [TUNER, "sweep", *SIM, *SLO]
+    subprocess.run(words, cwd=folder, capture_output=True, check=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    head = {**SLOW, "include_dashboard": False}
+    found = Cluster(initialize_head=True, head_node_args=head)
+    found.add_node(**FAST)
+    ray.init(address=found.address, log_to_driver=False, logging_level="CRITICAL")
+    yield found
+    ray.shutdown()
+    found.shutdown()
+
+
+@pytest.fixture
+def two_nodes(cluster: Cluster) -> Cluster:
+    """The cluster, with a second node again where a test took it."""
+    while len(cluster.list_all_nodes()) < 2:
+        cluster.add_node(**FAST)
+    wait_until(lambda: ray.cluster_resources().get("CPU") == 2)
+    return cluster
+
+
+def wait_until(condition: Callable[[], bool], *, within_s: float = GONE_S) -> None:
+    end_s = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < end_s
+        time.sleep(0.05)
+
+
+def started(folder: Path, *words: str) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    _STARTED.append(
+        subprocess.Popen([TUNER, *words], cwd=folder, stdout=pipe, stderr=pipe, text=True)
+    )
+    return _STARTED[-1]
+
+
+def refining(folder: Path, address: str, *options: str) -> "subprocess.Popen[str]":
+    return started(folder, "refine", "profile.yaml", *SIM, *FEW, "--ray", address, *options)
+
+
+def wait_for_line(running: "subprocess.Popen[str]", text: str) -> None:
+    assert running.stderr is not None
+    said = []
+    for line in running.stderr:
+        said.append(line)
+        if text in line:
+            return
+    pytest.fail(f"never said {text!r}: {''.join(said)}")
+
+
+def events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+
+
+def replays(run_dir: Path) -> list[dict[str, Any]]:
+    return [one for one in events(run_dir) if one["event"] == "replay"]
+
+
+def starts(run_dir: Path) -> list[dict[str, Any]]:
+    return [one for one in events(run_dir) if one["event"] == "start"]
+
+
+def ours(part: str) -> list[psutil.Process]:
+    """Processes that descend from this one, with a part of their command lines."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if part in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def workers() -> list[psutil.Process]:
+    """The processes that trials and sweeps are made in."""
+    return [*ours("ray::Worker"), *ours("ray::SweepWorker")]
+
+
+def assert_nothing_is_left() -> None:
+    """Neither processes nor room: all of the cluster is free again."""
+    wait_until(lambda: workers() == [])
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
+    groups = ray.util.placement_group_table().values()
+    assert {one["state"] for one in groups} <= {"REMOVED"}
+
+
+@pytest.fixture(scope="module")
+def died(swept: Path, cluster: Cluster) -> dict[str, Any]:
+    """What a refinement found while one of two nodes died."""
+    running = refining(swept, cluster.address, "--run-dir", "died", "--json", "-o", "died.yaml")
+    wait_for_line(running, "climb max_num_seqs")
+    cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
+    out, told = running.communicate()
+    assert running.returncode == 0, told
+    assert "Traceback" not in told
+    assert_nothing_is_left()
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_a_study_on_two_nodes_ends_well_while_one_of_them_dies(
+    swept: Path, died: dict[str, Any]
+) -> None:
+    assert died["refined"]
+    assert 9 <= died["chosen"]["max_num_seqs"] <= 14
+    assert profile.load(swept / "died.yaml").promise.source == "confirming run"
+
+
+def test_every_place_replays_the_knee_and_one_place_makes_all_pairs(
+    swept: Path, died: dict[str, Any]
+) -> None:
+    assert died["complete"]
+    ends = [one for one in events(swept / "died") if one["event"] == "measured"]
+    trials = [one for one in events(swept / "died") if one["event"] == "trial"]
+    made = list(zip(trials, ends, strict=True))
+    searching = {end["worker"] for trial, end in made if trial["purpose"] == "search"}
+    first: dict[str, int] = {}
+    for trial, end in made:
+        first.setdefault(end["worker"], trial["max_num_seqs"])
+    knee = profile.load(swept / "profile.yaml").decision.max_num_seqs
+    assert {first[worker] for worker in searching} == {knee}
+    assert len({e["worker"] for t, e in made if t["purpose"] in {"refined", "knee"}}) == 1
+
+
+def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
+    swept: Path, two_nodes: Cluster
+) -> None:
+    running = refining(
+        swept, two_nodes.address, "--run-dir", "killed", "--json", "-o", "killed.yaml"
+    )
+    for moment in ("climb max_num_seqs", "search max_num_seqs=1", "knee max_num_seqs"):
+        wait_for_line(running, moment)
+        for process in workers()[:1]:
+            process.kill()
+    out, told = running.communicate()
+    assert running.returncode == 0, told
+    assert 9 <= json.loads(out)["chosen"]["max_num_seqs"] <= 14
+    lost = [one for one in events(swept / "killed") if one["event"] == "lost"]
+    assert lost
+    assert all(one["worker"] and one["why"] for one in lost)
+    assert_nothing_is_left()
+
+
+def test_a_driver_that_is_killed_leaves_nothing_and_goes_on_without_loss(
+    swept: Path, two_nodes: Cluster
+) -> None:
+    running = refining(swept, two_nodes.address, "--run-dir", "restarted")
+    wait_for_line(running, "comparing")
+    running.kill()
+    running.communicate()
+    assert_nothing_is_left()
+    kept = replays(swept / "restarted")
+    assert len(kept) >= 4
+    again = refining(
+        swept,
+        two_nodes.address,
+        "--run-dir",
+        "restarted",
+        "--resume",
+        "--json",
+        "-o",
+        "restarted.yaml",
+    )
+    out, told = again.communicate()
+    assert again.returncode == 0, told
+    after = replays(swept / "restarted")
+    assert after[: len(kept)] == kept
+    searched = [one["max_num_seqs"] for one in after if one["purpose"] == "search"]
+    assert searched == [one["max_num_seqs"] for one in kept if one["purpose"] == "search"]
+    assert json.loads(out)["complete"]
+    assert_nothing_is_left()
+
+
+def test_a_driver_that_is_stopped_gives_everything_back_and_says_how_to_go_on(
+    swept: Path, two_nodes: Cluster, tmp_path: Path
+) -> None:
+    shutil.copytree(ROOT / "tuner", tmp_path / "tuner")
+    with (tmp_path / "tuner" / "slo.py").open("a") as file:
+        file.write("# of another day\n")
+    other = two_nodes.add_node(**NODE, env_vars={"PYTHONPATH": str(tmp_path)})
+    try:
+        running = refining(swept, two_nodes.address, "--run-dir", "stopped")
+        wait_for_line(running, "the modules of tuner differ from those here")
+        wait_for_line(running, "climb max_num_seqs")
+        running.terminate()
+        out, told = running.communicate()
+    finally:
+        two_nodes.remove_node(other)
+    assert running.returncode == 130
+    assert out == ""
+    assert "Traceback" not in told
+    assert "--resume" in told.splitlines()[-1]
+    assert_nothing_is_left()
+
+
+def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) -> None:
+    words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
+    running = started(swept, *words, "--run-dir", "alone")
+    wait_for_line(running, "climb max_num_seqs")
+    assert {one.nice() for one in workers()} == {os.nice(0)}
+    started_by_it = ours("/tuner-ray-")
+    assert started_by_it
+    folders = [one.parent for one in Path(tempfile.gettempdir()).glob("tuner-ray-*/r")]
+    assert folders
+    assert {one.stat().st_mode & 0o077 for one in folders} == {0}  # nobody else's to read
+    running.kill()
+    running.communicate()
+    _, alive = psutil.wait_procs(started_by_it, timeout=GONE_S)
+    assert alive == []
+
+
+def test_the_folder_of_a_cluster_whose_driver_was_killed_is_removed_for_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as place:
+        monkeypatch.setattr(tempfile, "tempdir", place)
+        (Path(place) / "tuner-ray-killed" / "session_latest").mkdir(parents=True)
+        made = Path(session._new_folder())
+        assert list(Path(place).iterdir()) == [made]
+
+
+def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
+    swept: Path, two_nodes: Cluster
+) -> None:
+    worlds = ("--engine", "sim", "--world", "slow=world.yaml,fast=fast.yaml")
+    options = ("--prices", "slow=1.8,fast=3.6", "--json", "-o", "kinds.yaml", "--force")
+    words = ("sweep", *worlds, *TRACE, *SLO, "--ray", two_nodes.address, *options)
+    running = started(swept, *words, "--run-dir", "kinds")
+    wait_for_line(running, "iterations")
+    for process in workers()[:1]:
+        process.kill()
+    out, told = running.communicate()
+    assert running.returncode == 0, told
+    assert "its worker is gone" in told
+    kinds = json.loads(out)["kinds"]
+    assert set(kinds) == {"slow", "fast"}
+    here, there = (profile.load(swept / name) for name in ("profile.yaml", "kinds-slow.yaml"))
+    assert there.curve == here.curve
+    assert there.decision == here.decision
+    fast = kinds["fast"]
+    step = next(o for o in fast["curve"] if o["max_num_seqs"] == fast["max_num_seqs"])
+    served = step["output_tokens_per_s"] * step["attainment"]
+    assert fast["cost_per_million_output_tokens"] == pytest.approx(
+        3.6 / 3600 / served * 1e6, rel=1e-4
+    )
+    assert {one["facts"]["device"]["name"] for one in starts(swept / "kinds" / "fast")} == {
+        "simulated:fast"
+    }
+    assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
+        (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
+        (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
+        (("--ray", "HERE", "--ray-cpus", "64"), 3, "an engine takes 64 CPU, more than any of"),
+        (("--ray", "HERE", "--world", "fast.yaml"), 6, "the profile was measured with"),
+        (("--ray-engines", "2"), 2, "--ray-engines is for --ray"),
+    ],
+)
+def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
+    swept: Path, cluster: Cluster, options: tuple[str, ...], code: int, said: str
+) -> None:
+    words = [cluster.address if word == "HERE" else word for word in options]
+    ended = started(swept, "refine", "profile.yaml", *SIM, *words, "--run-dir", "refused")
+    out, told = ended.communicate()
+    assert (ended.returncode, out) == (code, "")
+    assert said in told.splitlines()[-2]
+    assert not (swept / "refused").exists()
+
+
+def test_a_sweep_that_is_refused_leaves_no_folder_to_resume(swept: Path, cluster: Cluster) -> None:
+    words = ("sweep", *SIM, *SLO, "--ray", cluster.address, "--window", "9999s+10s")
+    ended = started(swept, *words, "--run-dir", "no-window")
+    _, told = ended.communicate()
+    assert ended.returncode == 3
+    assert "window 9999s+10s: no request arrives there" in told
+    assert not (swept / "no-window").exists()

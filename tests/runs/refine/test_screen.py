@@ -1,0 +1,64 @@
+"""The twin's first look: a mean over the speeds that the machine wanders between."""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.runs.refine.test_balance import KNEE, OTHER, SHAPE, screen_of
+from tuner.engines.scheduler.state import StepLaw
+from tuner.runs.refine.gains.screen import Screen, paces_of
+from tuner.runs.refine.knobs import CAP
+from tuner.twin.simulation import simulate
+
+TWOS = [(float(at_s), 10, 10) for at_s in np.arange(0.0, 600.0, 10.0).repeat(2)]
+"""Two requests at a time, of 1 s each: with one slot the second has its first token after 1.1 s,
+of 1.5 s that are allowed."""
+
+WANDER = 0.3
+"""The slower pace takes 1.68 times as long: 1.1 s become 1.85 s."""
+
+
+def screen(wander: float) -> Screen:
+    return replace(screen_of(TWOS), paces=paces_of(wander))
+
+
+def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare() -> None:
+    steady, wandering = screen(0.0), screen(WANDER)
+    for cap in (1, 4):
+        assert steady.measurement(0, {**KNEE, CAP: cap}).attainment == 1.0
+    assert wandering.measurement(0, KNEE).attainment == pytest.approx(1 - 0.5 / 6)
+    assert wandering.measurement(0, OTHER).attainment == 1.0
+    gains = [
+        foreseen.gains[0]
+        for one in (steady, wandering)
+        for foreseen in [one.foresee(OTHER)]
+        if foreseen is not None
+    ]
+    assert gains[1] > math.log(1 / (1 - 0.5 / 6)) > 0.05 > gains[0]
+
+
+@pytest.mark.parametrize("wander", [0.0, 0.009, 0.05, 0.3])
+def test_paces_have_the_mean_and_the_spread_of_the_wandering(wander: float) -> None:
+    logs, shares = np.array([(math.log(factor), share) for factor, share in paces_of(wander)]).T
+    assert shares.sum() == pytest.approx(1.0)
+    assert (shares * logs).sum() == pytest.approx(0.0, abs=1e-12)
+    spread = math.sqrt(float((shares * logs**2).sum()))
+    assert spread == pytest.approx(wander if wander >= 0.01 else 0.0)
+
+
+def test_a_pace_is_the_whole_laws() -> None:
+    """Twice as slow a machine serves traffic that comes at half the rate twice as late."""
+    law = StepLaw(np.array([0.0, 0.1, 0.15, 0.2, 0.3]), 0.01, 1e-4, 0.02, 1e-4)
+    slow = replace(screen(0.0), laws=(law,), paces=((2.0, 1.0),))
+    half = replace(slow.traffic, arrival_s=2 * slow.traffic.arrival_s)
+    usual = simulate(slow.traffic, law, SHAPE, max_num_seqs=4)
+    late = replace(slow, traffic=half).measurement(0, OTHER).e2el_s
+    assert late is not None
+    assert late.p99 == pytest.approx(2 * float(np.quantile(usual.e2el_s, 0.99)), rel=0.01)
+
+
+def test_at_the_usual_speed_nothing_wanders() -> None:
+    assert screen(WANDER).measurement(0, KNEE).attainment < 1.0
+    assert screen(WANDER).at_usual_speed().measurement(0, KNEE).attainment == 1.0

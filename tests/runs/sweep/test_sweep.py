@@ -1,0 +1,327 @@
+"""The whole run on the simulated engine: what is measured, kept, resumed and confirmed."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.builders import request
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.virtual_time import run
+from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
+from tuner.errors import RunError, TraceError, UsageError
+from tuner.replay.measure import Measurement
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep import sweep
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo
+
+SETTINGS = SweepSettings(
+    ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25, fast=False,
+    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+)  # fmt: skip
+
+SLOTS_COST_LATE = World(step=WorldStep(a=0.020, b=0.0006, n0=16, h=0.0025))
+"""Beyond 16 sequences each further one costs four times as much: the article's machine."""
+
+NOISY = World(
+    step=SLOTS_COST_LATE.step,
+    noise=WorldNoise(
+        sigma_iter=0.15, sigma_drift=0.06, tau=60.0, sigma_start=0.04, stall_rate=0.033
+    ),
+)
+
+# A request every 0.25 s, 50 + 50 to 150 tokens: about 400 output tokens/s. In this world 8 slots
+# give 8 / 24.8 ms = 323 tokens/s, 16 give 16 / 29.6 ms = 541.
+TRAFFIC = [
+    request(row, arrival_s=row * 0.25, input_length=50, output_length=50 + (row * 37) % 101)
+    for row in range(800)
+]
+
+
+# The same, but 24 come at once every 6 s: 16 at a time give each a token in 30 ms, and all 24 at a
+# time in 20 + 14.4 + 8 x 2.5 = 54 ms.
+BURSTS = [replace(one, arrival_s=one.row // 24 * 6.0) for one in TRAFFIC]
+
+
+class Notes:
+    """Keeps what a run tells."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.stop_at: int | None = None
+        """Interrupted before the replay of this number, counted from 0."""
+
+        self.stop_on: str | None = None
+        """Interrupted when told so much of a sentence."""
+
+    def stage(self, text: str) -> None:
+        self.told.append(text)
+        if self.stop_on is not None and self.stop_on in text:
+            raise KeyboardInterrupt
+
+    def trial(self, what: str, length_s: float) -> None:
+        self.told.append(f"{what} {length_s:.0f}")
+        if self.stop_at is not None:
+            if not self.stop_at:
+                raise KeyboardInterrupt
+            self.stop_at -= 1
+
+    def live(self, elapsed_s: float, done: int, in_flight: int) -> None: ...
+
+    def measured(self, what: str, measurement: Measurement) -> None:
+        self.told.append(f"{what} {measurement.attainment:.2f}")
+
+    def warn(self, text: str) -> None:
+        self.told.append(text)
+
+
+def swept(  # noqa: PLR0913 - what a test may vary
+    run_dir: Path,
+    world: World = SLOTS_COST_LATE,
+    settings: SweepSettings = SETTINGS,
+    *,
+    notes: Notes | None = None,
+    resume: bool = False,
+    traffic: Sequence[TraceRequest] = TRAFFIC,
+) -> SweepOutcome:
+    book = journal.resume(run_dir, {}) if resume else journal.create(run_dir, {})
+    starter = SimStarter(world)
+    starter.go_on_after(Evidence(book).engines())
+    try:
+        sweeping = sweep(traffic, starter, settings, book, notes or Notes())
+        return run(sweeping, begin_s=book.clock_s)
+    finally:
+        book.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A run that several tests look at."""
+
+    run_dir: Path
+    outcome: SweepOutcome
+    told: list[str]
+
+
+def _run(run_dir: Path, world: World) -> Run:
+    notes = Notes()
+    return Run(run_dir, swept(run_dir, world, notes=notes), notes.told)
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _run(tmp_path_factory.mktemp("calm") / "run", SLOTS_COST_LATE)
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY)
+
+
+def test_the_articles_machine_has_its_knee_at_16(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, slo=Slo(ttft_s=4.0, tpot_s=0.040))
+    outcome = swept(tmp_path, settings=settings, traffic=BURSTS)
+    assert (outcome.verdict.kind, outcome.verdict.max_num_seqs) == ("knee", 16)
+    assert len(outcome.starts_s) == 2
+    assert [step.numbers.max_num_seqs for step in outcome.curve] == [1, 2, 4, 8, 16, 32]
+    by_cap = {step.numbers.max_num_seqs: step for step in outcome.curve}
+    assert by_cap[8].numbers.attainment < 0.9
+    assert by_cap[16].source == "both"
+    assert by_cap[16].numbers.attainment > 0.99
+    assert by_cap[32].changes["goodput_rps"].high < 0
+    assert outcome.confirmed is not None
+    assert outcome.confirmed.attainment == pytest.approx(by_cap[16].numbers.attainment, abs=0.02)
+
+
+def test_a_whole_sweep_replays_less_than_seven_steps(calm: Run) -> None:
+    assert calm.outcome.replay_s <= 400
+
+
+def test_the_fast_sweep_gives_the_same_answer_for_half_of_the_time(
+    calm: Run, tmp_path: Path
+) -> None:
+    fast = swept(tmp_path, settings=replace(SETTINGS, fast=True))
+    assert fast.verdict.max_num_seqs == calm.outcome.verdict.max_num_seqs
+    assert fast.replay_s <= 200
+    assert fast.confirmed is not None
+    assert {step.source for step in fast.curve} == {"twin"}
+
+
+def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> None:
+    view = calm.outcome.conclusion.view
+    assert view is not None
+    assert {one.max_num_seqs for one in view.errors} == {8, 16, 32}
+    assert view.error < 0.02
+
+
+def test_the_twin_promises_at_the_captured_load_and_with_headroom(calm: Run) -> None:
+    captured, raised = calm.outcome.predictions
+    assert (captured.load, raised.load) == (1.0, 1.25)
+    assert raised.numbers.arrival_rate_rps == pytest.approx(
+        1.25 * captured.numbers.arrival_rate_rps, rel=0.01
+    )
+    low, high = captured.intervals["e2el_p99_ms"]
+    assert captured.numbers.e2el_s is not None
+    assert 0.95 * low <= captured.numbers.e2el_s.p99 * 1e3 <= 1.05 * high
+
+
+def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(
+    calm: Run, tmp_path: Path
+) -> None:
+    fresh = swept(tmp_path, settings=replace(SETTINGS, fresh=True, budget_s=3600))
+    assert fresh.verdict.max_num_seqs == calm.outcome.verdict.max_num_seqs
+    assert len(fresh.starts_s) > len(calm.outcome.starts_s)
+
+
+@pytest.mark.parametrize("stop_at", [0, 1, 4, 7, 12, 15])
+def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
+    noisy: Run, tmp_path: Path, stop_at: int
+) -> None:
+    whole = noisy.outcome
+    notes = Notes()
+    notes.stop_at = stop_at
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, NOISY, notes=notes)
+    resumed = swept(tmp_path, NOISY, resume=True)
+    events = _events(tmp_path)
+    assert _trials(events) == _trials(_events(noisy.run_dir))
+    assert sum(event["event"] == "probe" for event in events) == 1
+    assert resumed.verdict == whole.verdict
+    assert resumed.curve == whole.curve
+    assert (resumed.confirmed, resumed.with_headroom) == (whole.confirmed, whole.with_headroom)
+    assert resumed.predictions == whole.predictions
+
+
+def test_a_climb_that_only_lacks_its_end_is_not_made_again(noisy: Run, tmp_path: Path) -> None:
+    notes = Notes()
+    notes.stop_on = "iterations"
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, NOISY, notes=notes)
+    assert [one["event"] for one in _events(tmp_path)][-1] == "replay"
+    swept(tmp_path, NOISY, resume=True)
+    assert _trials(_events(tmp_path)) == _trials(_events(noisy.run_dir))
+
+
+def test_a_finished_run_resumes_without_an_engine(calm: Run) -> None:
+    notes = Notes()
+    again = swept(calm.run_dir, resume=True, notes=notes)
+    assert again.verdict == calm.outcome.verdict
+    assert again.starts_s == calm.outcome.starts_s
+    assert not any("starting" in told for told in notes.told)
+
+
+def test_traffic_that_one_slot_serves_is_a_plateau(tmp_path: Path) -> None:
+    fast = World(step=WorldStep(a=0.001))
+    verdict = swept(tmp_path, fast).verdict
+    assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 1)
+
+
+def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:
+    # each further sequence costs nearly as much as an engine of its own: 5 tokens/s at most
+    slow = World(step=WorldStep(a=0.05, b=0.2))
+    settings = replace(SETTINGS, ceiling=8)
+    outcome = swept(tmp_path, slow, settings)
+    assert outcome.verdict.kind == "overloaded"
+    assert outcome.confirmed is None
+
+
+def test_a_ceiling_that_is_too_low_is_not_blamed_on_the_load(tmp_path: Path) -> None:
+    slow = World(step=WorldStep(a=0.2))
+    verdict = swept(tmp_path, slow, replace(SETTINGS, ceiling=4)).verdict
+    assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 4)
+    assert "--ceiling 8" in verdict.reason
+
+
+def test_memory_that_binds_before_the_cap_is_said(tmp_path: Path) -> None:
+    # 400 tokens/s at 20 ms a step need 8 slots; each takes about 7 blocks, and 70 hold 10.
+    small = World(step=WorldStep(a=0.020), kv=WorldKv(blocks=70))
+    settings = replace(SETTINGS, slo=Slo(ttft_s=10.0))
+    outcome = swept(tmp_path, small, settings)
+    assert outcome.verdict.kind == "kv_bound"
+    assert max(step.numbers.running_peak for step in outcome.curve) < 16
+
+
+def test_a_slow_neighbour_changes_the_confidence_and_not_the_run(noisy: Run) -> None:
+    outcome = noisy.outcome
+    assert 0.0 <= outcome.verdict.confidence <= 1.0
+    low, high = outcome.verdict.interval
+    assert low <= outcome.verdict.max_num_seqs <= high
+
+
+def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
+    short = replace(SETTINGS, budget_s=300)
+    outcome = swept(tmp_path / "short", settings=short)
+    assert sum(one.replay_s for one in outcome.windows) < 30
+    assert sum(outcome.starts_s) + outcome.replay_s <= 300
+    with pytest.raises(UsageError, match="--budget"):
+        swept(tmp_path / "none", settings=replace(SETTINGS, budget_s=150))
+
+
+def test_requests_that_the_engine_cannot_take_are_left_out_and_counted(tmp_path: Path) -> None:
+    # 40 blocks of 4 tokens: 160 tokens; 50 + up to 150 do not always fit.
+    narrow = World(step=WorldStep(a=0.010), kv=WorldKv(blocks=40, block_size=4))
+    outcome = swept(tmp_path, narrow)
+    too_long = sum(one.input_length + one.output_length > 160 for one in TRAFFIC)
+    assert outcome.dropped == {"over_max_model_len": too_long}
+    assert any(f"{too_long} of 800 requests" in warning for warning in outcome.warnings)
+
+
+def test_a_trace_that_fits_nowhere_is_refused(tmp_path: Path) -> None:
+    narrow = World(kv=WorldKv(blocks=4, block_size=4))
+    with pytest.raises(TraceError, match="longer than max_model_len=16"):
+        swept(tmp_path, narrow)
+
+
+def test_the_cost_is_told_before_the_ladder(calm: Run) -> None:
+    (told,) = [text for text in calm.told if "expect up to" in text]
+    expected_s = float(told.split("expect up to ")[1].split("s of replay")[0])
+    assert 0.5 * expected_s < calm.outcome.replay_s <= expected_s
+    first = next(text for text in calm.told if text.startswith("climb "))
+    assert calm.told.index(told) < calm.told.index(first)
+
+
+def _events(run_dir: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run_dir / "journal.jsonl").read_text().splitlines()]
+
+
+def _trials(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
+    return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
+
+
+def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
+    notes = Notes()
+    notes.stop_at = 2
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path, notes=notes)
+    other = replace(SLOTS_COST_LATE, digest="sha256:another")
+    with pytest.raises(RunError, match="was measured with device digest"):
+        swept(tmp_path, other, resume=True)
+
+
+def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, slo=Slo(ttft_s=0.001), ceiling=2)
+    verdict = swept(tmp_path, settings=settings).verdict
+    assert verdict.kind == "overloaded"
+    assert "no number of replicas can meet it" in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("noise", "said"),
+    [
+        (WorldNoise(stall_rate=0.2, stall_mean=1.0), "went into stalls"),
+        (WorldNoise(sigma_drift=0.3, tau=30.0), "speed wanders by"),
+    ],
+    ids=["stalling", "wandering"],
+)
+def test_a_machine_that_stalls_or_wanders_is_told(
+    tmp_path: Path, noise: WorldNoise, said: str
+) -> None:
+    verdict = swept(tmp_path, World(step=SLOTS_COST_LATE.step, noise=noise)).verdict
+    assert any(said in warning for warning in verdict.warnings)

@@ -1,0 +1,164 @@
+"""A server whose every number can be set, as promtool and Prometheus get to see it."""
+
+import json
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.support.profiles import profile
+from tests.support.scraped import open_metrics, write_blocks
+from tuner.profile.profile import ServingProfile
+from tuner.rollout.monitoring import prometheus_rules
+from tuner.rollout.monitoring.promql import BOUNDS_S
+
+STEP_S = 60
+MINUTES = 90
+"""How long a case lasts: longer than any alert needs."""
+
+LABELS = {"instance": "gpu1:8000", "job": "vllm", "model_name": "m", "engine": "0"}
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """What a server does every minute; at first exactly what ``tests.support.profiles`` promises."""
+
+    running: float = 10
+    waiting: float = 0
+    waiting_grows: float = 0
+    """Requests a minute."""
+
+    requests: float = 480
+    """A minute, as the rest that is counted."""
+
+    ttft_s: float = 0.040
+    itl_s: float = 0.040
+    e2el_s: float = 0.040
+    missed_tpot: float = 0.0
+    """Share of requests whose TPOT is twice the SLO's limit of 50 ms."""
+
+    missed_ttft: float = 0.0
+    kv: float = 0.5
+    preemptions: float = 0
+    settings: Mapping[str, str] = field(
+        default_factory=lambda: {
+            "gpu_memory_utilization": "0.3",
+            "enable_prefix_caching": "True",
+            "cache_dtype": "auto",
+        }
+    )
+    old: bool = False
+    """Speaks with the names of an older vLLM."""
+
+    labels: Mapping[str, str] = field(default_factory=lambda: LABELS)
+
+
+def at_knee(**changes: Any) -> Server:  # noqa: ANN401 - any field
+    return replace(Server(), **changes)
+
+
+def series(server: Server) -> Iterator[tuple[str, float, float]]:
+    """Yield (series, value at first, what a minute adds)."""
+
+    def named(name: str, **more: str) -> str:
+        pairs = ",".join(f'{key}="{value}"' for key, value in {**server.labels, **more}.items())
+        return f"vllm:{name}{{{pairs}}}"
+
+    yield named("num_requests_running"), server.running, 0
+    yield named("num_requests_waiting"), server.waiting, server.waiting_grows
+    usage = "gpu_cache_usage_perc" if server.old else "kv_cache_usage_perc"
+    yield named(usage), server.kv, 0
+    yield named("num_preemptions_total"), 0, server.preemptions
+    for reason, share in (("stop", 0.75), ("length", 0.25)):
+        yield named("request_success_total", finished_reason=reason), 0, share * server.requests
+    itl = "time_per_output_token_seconds" if server.old else "inter_token_latency_seconds"
+    for name, mean_s in (
+        ("time_to_first_token_seconds", server.ttft_s),
+        (itl, server.itl_s),
+        ("e2e_request_latency_seconds", server.e2el_s),
+    ):
+        yield named(f"{name}_sum"), 0, mean_s * server.requests
+        yield named(f"{name}_count"), 0, server.requests
+        yield named(f"{name}_bucket", le="+Inf"), 0, server.requests
+        if name != "time_to_first_token_seconds":
+            yield named(f"{name}_bucket", le="0.1"), 0, server.requests
+    for limit, name, missed, kept_s in (
+        ("ttft", "time_to_first_token_seconds", server.missed_ttft, 0.5),
+        ("tpot", "request_time_per_output_token_seconds", server.missed_tpot, 0.05),
+    ):
+        for bound in (one for one in BOUNDS_S[limit] if kept_s / 3 < one < kept_s * 3):
+            share = 0 if bound < kept_s else 1 - missed if bound <= 2 * kept_s else 1
+            yield named(f"{name}_bucket", le=str(float(bound))), 0, share * server.requests
+        if limit == "tpot":
+            yield named(f"{name}_count"), 0, server.requests
+    config = {key: value for key, value in server.labels.items() if key != "model_name"}
+    pairs = ",".join(f'{key}="{value}"' for key, value in {**config, **server.settings}.items())
+    yield f"vllm:cache_config_info{{{pairs}}}", 1, 0
+
+
+Firing = tuple[str, str, str]
+"""An alert: its name, its severity and, of several with one name, its window."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Servers, and exactly the alerts that fire in the end."""
+
+    servers: tuple[Server, ...]
+    firing: frozenset[Firing]
+
+
+def case(*servers: Server, firing: Iterable[Firing] = ()) -> Case:
+    return Case(servers, frozenset(firing))
+
+
+def unit_tests(rules: str, cases: Iterable[Case]) -> str:
+    """Return a file for ``promtool test rules``."""
+    tests = [_test(one) for one in cases]
+    return yaml.safe_dump({"rule_files": [rules], "evaluation_interval": "1m", "tests": tests})
+
+
+def _test(one: Case) -> dict[str, Any]:
+    samples = [{"labels": _labels(*firing), "value": 1} for firing in sorted(one.firing)]
+    fired = 'count by (alertname, severity, window) (ALERTS{alertstate="firing"}) > bool 0'
+    return {
+        "interval": f"{STEP_S}s",
+        "input_series": [
+            {"series": name, "values": f"{first:.9g}+{step:.9g}x{MINUTES}"}
+            for server in one.servers
+            for name, first, step in series(server)
+        ],
+        "promql_expr_test": [{"expr": fired, "eval_time": f"{MINUTES}m", "exp_samples": samples}],
+    }
+
+
+def _labels(name: str, severity: str, window: str) -> str:
+    pairs = {"alertname": name, "severity": severity, **({"window": window} if window else {})}
+    return "{" + ",".join(f'{key}="{value}"' for key, value in pairs.items()) + "}"
+
+
+def remembered(server: Server, folder: Path) -> None:
+    """Write four hours of the server, up to now, as a Prometheus would have kept them."""
+    since_s = datetime.now(UTC).timestamp() - 240 * STEP_S
+    samples = (
+        (name, first + step * minute, since_s + STEP_S * minute)
+        for name, first, step in series(server)
+        for minute in range(240)
+    )
+    write_blocks(open_metrics(samples, epoch_s=0.0), folder)
+
+
+def get(url: str, path: str, **query: str) -> Any:  # noqa: ANN401 - JSON
+    """Return what a Prometheus answers."""
+    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}") as answer:
+        data = json.load(answer)["data"]
+    return data.get("result", data) if isinstance(data, dict) else data
+
+
+def rules(chosen: ServingProfile | None = None, *, matchers: str = "") -> str:
+    return prometheus_rules.render(chosen or profile(), matchers=matchers)

@@ -1,0 +1,52 @@
+"""Traces for tests: small ones by hand, and the slices of public ones where they are at hand."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.places import ROOT, THIRD_PARTY
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest
+
+SAMPLES = ROOT / "traces"
+SLICES = THIRD_PARTY / "traces"
+LOGS = SLICES.with_name("logs")
+
+needs_slices = pytest.mark.skipif(not SLICES.is_dir(), reason="the public slices are not here")
+needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the real logs are not here")
+
+HEADER = {"tuner_trace": 1, "time_unit": "ms"}
+
+
+def row(timestamp: object = 0, **fields: object) -> dict[str, object]:
+    return {"timestamp": timestamp, "input_length": 10, "output_length": 5, **fields}
+
+
+def write_lines(path: Path, *lines: object) -> Path:
+    """Write objects as JSON lines, text and bytes as they are."""
+    with path.open("wb") as file:
+        for line in lines:
+            if isinstance(line, bytes):
+                file.write(line)
+            elif isinstance(line, str):
+                file.write(line.encode())
+            else:
+                file.write(json.dumps(line).encode())
+            file.write(b"\n")
+    return path
+
+
+def request(
+    row: int = 0,
+    arrival_s: float = 0.0,
+    **fields: Any,  # noqa: ANN401 - any field
+) -> TraceRequest:
+    return TraceRequest(
+        **{"row": row, "arrival_s": arrival_s, "input_length": 10, "output_length": 5, **fields}
+    )
+
+
+def trace_of(*requests: TraceRequest, block_size: int = 16) -> Trace:
+    header = TraceHeader(source="test", block_size=block_size)
+    return Trace(header, requests, digest(requests, block_size))

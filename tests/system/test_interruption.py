@@ -1,0 +1,216 @@
+"""What signals do to a command, one after the other: each program here is ended by them."""
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests.support.traces import SAMPLES
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PREPARED = """
+import asyncio, os, signal, sys, threading
+from pathlib import Path
+from tuner.system import interruption
+interruption.listen()
+interruption.say_at_the_end(lambda: ("2 replays are kept", "Go on."))
+"""
+TOLD = "Interrupted: 2 replays are kept\nGo on.\n"
+BY_ITSELF = "Interrupted: nothing half-written was left behind\nRun the command again.\n"
+
+
+def ended(
+    program: str, signals: list[signal.Signals], *words: str | Path
+) -> subprocess.CompletedProcess[str]:
+    """Run a program, send a signal after each line that it prints, end its input, and wait."""
+    arguments = [sys.executable, "-c", PREPARED + textwrap.dedent(program), *map(str, words)]
+    with subprocess.Popen(
+        arguments,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(SAMPLES.parent)},
+    ) as process:
+        assert process.stdout is not None
+        lines = []
+        for number in signals:
+            lines.append(process.stdout.readline())
+            process.send_signal(number)
+        try:
+            out, told = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    return subprocess.CompletedProcess(arguments, process.returncode, "".join(lines) + out, told)
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.product(SIGNALS, SIGNALS)))
+def test_the_first_signal_cleans_up_and_the_second_does_not_wait_for_that(
+    first: signal.Signals, second: signal.Signals
+) -> None:
+    done = ended(
+        """
+        async def main():
+            try:
+                print("up", flush=True)
+                await asyncio.sleep(3600)
+            finally:
+                print("cleaning", flush=True)
+                await asyncio.to_thread(threading.Event().wait)
+        interruption.ends_with_us(lambda: print("the engine is ended", flush=True))
+        interruption.run(main())
+        """,
+        [first, second],
+    )
+    assert (done.returncode, done.stderr) == (130, TOLD)
+    assert done.stdout == "up\ncleaning\nthe engine is ended\n"
+
+
+def test_an_ending_that_fails_keeps_no_other_from_ending() -> None:
+    done = ended(
+        """
+        def fails(): raise RuntimeError
+        interruption.ends_with_us(lambda: print("ended", flush=True))
+        interruption.ends_with_us(fails)
+        try:
+            print("up", flush=True)
+            signal.pause()
+        except KeyboardInterrupt:
+            print("cleaning", flush=True)
+            signal.pause()
+        """,
+        [signal.SIGTERM, signal.SIGTERM],
+    )
+    assert (done.returncode, done.stderr) == (130, TOLD)
+    assert done.stdout == "up\ncleaning\nended\n"
+
+
+def test_what_must_be_put_back_is_put_back_whatever_comes() -> None:
+    done = ended(
+        """
+        with interruption.held():
+            try:
+                print("up", flush=True)
+                signal.pause()
+            except KeyboardInterrupt:
+                print("cleaning", flush=True)
+                sys.stdin.read()
+                print("put back", flush=True)
+        """,
+        [signal.SIGINT, signal.SIGINT],
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "up\ncleaning\nput back\n"
+
+
+def test_a_signal_that_a_finalizer_drops_is_heard_all_the_same() -> None:
+    done = ended(
+        """
+        class Finalized:
+            def __del__(self):
+                print("up", flush=True)
+                signal.pause()
+        Finalized()
+        threading.Event().wait()
+        """,
+        [signal.SIGINT],
+    )
+    assert (done.returncode, done.stderr) == (130, TOLD)
+
+
+def test_what_falls_over_on_the_way_out_is_not_told() -> None:
+    """A task, a thread and a coroutine that nobody waited for: Python tells of each of them."""
+    done = ended(
+        """
+        def fails(): raise RuntimeError
+        async def falls_over():
+            try:
+                await asyncio.sleep(3600)
+            finally:
+                fails()
+        async def main():
+            other = asyncio.create_task(falls_over())
+            await asyncio.sleep(0)
+            try:
+                print("up", flush=True)
+                await asyncio.sleep(3600)
+            finally:
+                thread = threading.Thread(target=fails)
+                thread.start()
+                thread.join()
+                falls_over()
+        try:
+            interruption.run(main())
+        except KeyboardInterrupt:
+            print("ended in order")
+        """,
+        [signal.SIGTERM],
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (0, "", "up\nended in order\n")
+
+
+def test_nothing_half_written_stays_when_a_command_ends_at_once(tmp_path: Path) -> None:
+    done = ended(
+        """
+        from tuner.system.files import whole_file
+        with whole_file(Path(sys.argv[1])) as file:
+            try:
+                print("up", flush=True)
+                signal.pause()
+            except KeyboardInterrupt:
+                print(*(path.name[:6] for path in Path(sys.argv[1]).parent.iterdir()), flush=True)
+                signal.pause()
+        """,
+        [signal.SIGINT, signal.SIGTERM],
+        tmp_path / "profile.yaml",
+    )
+    assert (done.returncode, done.stderr, done.stdout) == (130, TOLD, "up\n.tuner\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_words_are_said_also_while_an_engines_process_is_being_started(
+    tmp_path: Path,
+) -> None:
+    """For that long standard error is the engine's log."""
+    done = ended(
+        """
+        from tuner.engines.vllm.core_process import _output_to
+        try:
+            print("up", flush=True)
+            signal.pause()
+        except KeyboardInterrupt:
+            with _output_to(Path(sys.argv[1])):
+                os.kill(os.getpid(), signal.SIGINT)
+                signal.pause()
+        """,
+        [signal.SIGINT],
+        tmp_path / "log",
+    )
+    assert (done.returncode, done.stderr) == (130, TOLD)
+    assert not (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("is_hit", [True, False])
+def test_an_error_that_a_signal_causes_is_the_signals_and_others_stay_bugs(
+    tmp_path: Path, *, is_hit: bool
+) -> None:
+    """Extension modules make an ImportError of a KeyboardInterrupt that hits them."""
+    hit = "os.kill(os.getpid(), signal.SIGINT); signal.pause()" if is_hit else "pass"
+    (tmp_path / "typer.py").write_text(
+        f"import os, signal\ntry: {hit}\n"
+        "except KeyboardInterrupt: pass\nraise ImportError('cannot be imported')\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", "from tuner.cli import main; main()"],
+        capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}:{SAMPLES.parent}"},
+    )  # fmt: skip
+    if is_hit:
+        assert (done.returncode, done.stderr) == (130, BY_ITSELF)
+    else:
+        assert "ImportError: cannot be imported" in done.stderr

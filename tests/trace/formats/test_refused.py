@@ -1,0 +1,80 @@
+from pathlib import Path
+
+import pytest
+
+from tests.support.format_examples import EXAMPLES, jsonl, read
+from tuner.errors import TraceError
+from tuner.trace.formats.reading.refused import REFUSED
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("0,1.5,1.1,Gamma,0.8,0.6\n600,2.5,1.0,Weibull,0.9,0.3\n", "a ServeGen rate file"),
+        ("600,1.5,1.1,,0.8,0.6\n", "a ServeGen rate file"),
+        ('{"0": {"input_tokens": "{1: 0.5}", "output_tokens": "{2: 1.0}"}}', "ServeGen length"),
+        ("time_sec,concurrency\n0,4\n60,16\n", "a concurrency schedule"),
+        (jsonl({"time_sec": 0, "concurrency": 4}), "a concurrency schedule"),
+        ('[{"time_sec": 0, "concurrency": 4}]', "a concurrency schedule"),
+        (jsonl({"prompt": "", "output_tokens": 10}), "prompts without arrival times"),
+        ('[{"id": "x", "conversations": []}]', "prompts without arrival times"),
+    ],
+)
+def test_what_can_be_no_trace_is_refused_by_name_with_what_to_do_instead(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        read(tmp_path / "t", content, None)
+    assert str(caught.value).startswith(str(tmp_path / "t"))
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_no_trace_is_refused_for_what_it_is_not(name: str) -> None:
+    assert [one.what for one in REFUSED if one.sniff(EXAMPLES[name].encode())] == []
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"data": [{"traceID": "a", "spans": []}]}', "spans, but not as OTLP/JSON"),
+        ('{"batches": [{"scopeSpans": []}]}', "spans, but not as OTLP/JSON"),
+        (
+            '{\n "context": {"trace_id": "0x1"},\n "parent_id": null,\n "start_time": "x"\n}',
+            "spans, but not as OTLP/JSON",
+        ),
+        ('{"data": [{"session_id": "a", "payloads": []}]}', "prompts without arrival times"),
+        (jsonl({"metadata": {"request_start_ns": 1}, "metrics": {}}), "a load generator"),
+        ('{"metadata": {}, "benchmarks": [{"requests": {}}]}', "a load generator"),
+        ("t,prompt_throughput,running,waiting\n1.0,3392.0,5,2\n", "a series of gauges"),
+        (jsonl({"log": "{}\n", "stream": "stdout", "time": "x"}), "the log of a container"),
+        ("2026-11-21T10:00:00.1Z stdout F {}\n", "the log of a container"),
+        ('1.1.1.1 - - [21/Nov/2026:10:01:13 +0000] "POST /v1 HTTP/1.1" 200 1\n', "an access log"),
+        ("version https://git-lfs.github.com/spec/v1\noid sha256:a\n", "a pointer of Git LFS"),
+        ("<!DOCTYPE html><html></html>", "a page of HTML"),
+    ],
+)
+def test_what_people_have_instead_of_a_trace_is_named_with_its_cure(
+    tmp_path: Path, content: str, message: str
+) -> None:
+    with pytest.raises(TraceError, match=message) as caught:
+        read(tmp_path / "t", content, None)
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("begins", "cure"),
+    [
+        (b"\x1f\x8b", "gunzip"),
+        (b"\x28\xb5\x2f\xfd", "unzstd"),
+        (b"\xfd7zXZ\x00", "unxz"),
+        (b"PAR1", "read_parquet"),
+        (b"\xff\xfe{\x00", "iconv"),
+    ],
+)
+def test_a_packed_file_is_refused_with_what_unpacks_it(
+    tmp_path: Path, begins: bytes, cure: str
+) -> None:
+    with pytest.raises(TraceError) as caught:
+        read(tmp_path / "t", begins + b"x" * 40, None)
+    assert cure in str(caught.value.hint)

@@ -1,0 +1,135 @@
+import hashlib
+import os
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.traces import request
+from tuner.traffic.prompts import SPECIAL_IDS, prompt_token_ids, reuse_warning
+
+BLOCK = 16
+VOCABULARY = 32_000
+
+IDS = st.lists(st.integers(0, 2**63 - 1), max_size=5, unique=True).map(tuple)
+
+
+def prompt(  # noqa: PLR0913 - what makes a prompt
+    row: int = 0,
+    length: int = 40,
+    hash_ids: tuple[int, ...] = (),
+    *,
+    seed: int = 0,
+    vocab_size: int = VOCABULARY,
+    block_size: int = BLOCK,
+) -> list[int]:
+    one = request(row, input_length=length, hash_ids=hash_ids)
+    return prompt_token_ids(one, seed=seed, vocab_size=vocab_size, block_size=block_size)
+
+
+@given(
+    row=st.integers(0, 2**31),
+    length=st.integers(1, 200),
+    hash_ids=IDS,
+    seed=st.integers(0, 2**64),
+    vocab_size=st.integers(SPECIAL_IDS + 2, 300_000),
+)
+def test_a_prompt_has_the_recorded_length_and_no_special_ids(
+    row: int, length: int, hash_ids: tuple[int, ...], seed: int, vocab_size: int
+) -> None:
+    found = prompt(row, length, hash_ids, seed=seed, vocab_size=vocab_size)
+    assert len(found) == length
+    assert all(SPECIAL_IDS <= token < vocab_size for token in found)
+    assert found == prompt(row, length, hash_ids, seed=seed, vocab_size=vocab_size)
+
+
+@given(shared=IDS, rows=st.tuples(st.integers(0, 999), st.integers(1000, 1999)))
+def test_equal_ids_give_equal_tokens_and_what_follows_is_the_rows_own(
+    shared: tuple[int, ...], rows: tuple[int, int]
+) -> None:
+    covered = len(shared) * BLOCK
+    first, second = (prompt(row, covered + 20, shared) for row in rows)
+    assert first[:covered] == second[:covered]
+    assert first[covered] != second[covered]
+
+
+def test_prompts_without_ids_share_no_first_token() -> None:
+    assert len({prompt(row, 1)[0] for row in range(5000)}) == 5000
+
+
+def test_siblings_differ_from_their_first_token_on() -> None:
+    children = [prompt(0, 2 * BLOCK, (7, child)) for child in range(8, 5000)]
+    assert len({tuple(child[:BLOCK]) for child in children}) == 1
+    assert len({child[BLOCK] for child in children}) == len(children)
+
+
+def test_another_seed_gives_other_prompts() -> None:
+    assert prompt(seed=1) != prompt(seed=2)
+    assert prompt(hash_ids=(1, 2), seed=1)[:32] != prompt(hash_ids=(1, 2), seed=2)[:32]
+
+
+def test_the_number_of_a_block_and_of_a_row_are_different_things() -> None:
+    assert prompt(5, BLOCK)[1:] != prompt(0, BLOCK, (5,))[1:]
+
+
+@pytest.mark.parametrize("length", [2 * BLOCK, 2 * BLOCK + 1, 3 * BLOCK - 1])
+def test_an_id_may_stand_for_the_partial_last_block_or_not(length: int) -> None:
+    floor = prompt(0, length, (1, 2))
+    ceiling = prompt(0, length, (1, 2, 3)[: -(-length // BLOCK)])
+    assert floor[: 2 * BLOCK] == ceiling[: 2 * BLOCK]
+    assert len(floor) == len(ceiling) == length
+
+
+def test_a_partial_block_begins_like_the_whole_one() -> None:
+    assert prompt(0, BLOCK + 3, (1, 2)) == prompt(9, 2 * BLOCK, (1, 2))[: BLOCK + 3]
+
+
+def test_the_ids_of_the_trace_stand_for_the_blocks_of_the_trace() -> None:
+    assert prompt(1, 600, (4,), block_size=512)[:512] == prompt(2, 600, (4,), block_size=512)[:512]
+
+
+def test_tokens_use_the_whole_vocabulary_evenly() -> None:
+    tokens = prompt(length=100_000, vocab_size=SPECIAL_IDS + 10)
+    counts = [tokens.count(SPECIAL_IDS + i) for i in range(10)]
+    assert sum(counts) == 100_000
+    assert max(abs(count - 10_000) for count in counts) < 500  # five standard deviations
+
+
+def test_a_vocabulary_of_special_ids_alone_is_refused() -> None:
+    with pytest.raises(ValueError, match="leaves no ids"):
+        prompt(vocab_size=SPECIAL_IDS + 1)
+
+
+PROBE = """
+from tuner.traffic.prompts import prompt_token_ids
+from tuner.trace.trace import TraceRequest
+one = TraceRequest(3, 0.0, 100, 5, hash_ids=(1, 2))
+print(prompt_token_ids(one, seed=7, vocab_size=32000, block_size=16))
+"""
+
+
+@pytest.mark.parametrize("hash_seed", ["0", "12345"])
+def test_every_process_makes_the_same_prompts(hash_seed: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-c", PROBE],
+        env={**os.environ, "PYTHONHASHSEED": hash_seed},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.strip() == str(prompt(3, 100, (1, 2), seed=7))
+
+
+def test_prompts_are_the_same_in_every_version() -> None:
+    """A stored curve was measured with these prompts: a change here is a new one."""
+    tokens = prompt(3, 1000, (1, 2), seed=7)
+    assert hashlib.sha256(str(tokens).encode()).hexdigest()[:16] == "6703cffb7ea9ac41"
+
+
+def test_coarser_blocks_than_the_engines_are_told() -> None:
+    assert reuse_warning(trace_block_size=16, engine_block_size=16) is None
+    warning = reuse_warning(trace_block_size=512, engine_block_size=16)
+    assert warning is not None
+    assert "understated" in warning

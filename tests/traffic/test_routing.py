@@ -1,0 +1,143 @@
+from collections import Counter
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.traces import request
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.scaling import JITTER_S, scale_load
+
+REQUESTS = [request(i, i / 10, e2e_s=1.0, session_id=f"s{i % 7}") for i in range(200)]
+
+routers = pytest.mark.parametrize("router", get_args(Router))
+
+
+@routers
+def test_every_request_goes_to_one_replica_at_its_own_time(router: Router) -> None:
+    parts = route(REQUESTS, replicas=3, router=router, seed=0)
+    assert len(parts) == 3
+    assert sorted((one for part in parts for one in part), key=lambda one: one.row) == REQUESTS
+    assert all(part == sorted(part, key=lambda one: one.arrival_s) for part in parts)
+
+
+@routers
+def test_the_same_seed_routes_the_same_way(router: Router) -> None:
+    again = [route(REQUESTS, replicas=3, router=router, seed=5) for _ in range(2)]
+    assert again[0] == again[1]
+
+
+@routers
+def test_one_replica_gets_everything(router: Router) -> None:
+    assert route(REQUESTS, replicas=1, router=router, seed=0) == [REQUESTS]
+
+
+def test_round_robin_takes_turns() -> None:
+    parts = route(REQUESTS[:5], replicas=2, router="rr", seed=0)
+    assert [[one.row for one in part] for part in parts] == [[0, 2, 4], [1, 3]]
+
+
+def test_random_is_about_even_and_depends_on_the_seed() -> None:
+    parts = route(REQUESTS, replicas=2, router="random", seed=0)
+    assert 70 < len(parts[0]) < 130
+    assert parts != route(REQUESTS, replicas=2, router="random", seed=1)
+
+
+def test_a_session_stays_where_it_began() -> None:
+    parts = route(REQUESTS, replicas=3, router="session", seed=0)
+    homes = [{one.session_id for one in part} for part in parts]
+    assert sum(map(len, homes)) == 7
+
+
+def test_requests_without_a_session_are_spread() -> None:
+    alone = [request(i, float(i)) for i in range(100)]
+    assert min(map(len, route(alone, replicas=2, router="session", seed=0))) > 30
+
+
+def test_least_goes_where_the_fewest_are_in_flight() -> None:
+    long, short = 100.0, 0.5
+    requests = [
+        request(0, 0.0, e2e_s=long),
+        request(1, 1.0, e2e_s=short),
+        request(2, 2.0, e2e_s=short),
+        request(3, 3.0, e2e_s=long, n=2),
+        request(4, 4.0, e2e_s=short),
+    ]
+    parts = route(requests, replicas=2, router="least", seed=0)
+    assert [[one.row for one in part] for part in parts] == [[0, 4], [1, 2, 3]]
+
+
+def test_least_guesses_how_long_requests_last_where_nobody_knows() -> None:
+    requests = [
+        request(0, 0.0, output_length=1000),  # 20 s
+        request(1, 1.0, output_length=10),
+        request(2, 2.0, output_length=10),
+    ]
+    parts = route(requests, replicas=2, router="least", seed=0)
+    assert [[one.row for one in part] for part in parts] == [[0], [1, 2]]
+
+
+def test_the_busiest_part_is_asked_for_the_most_tokens() -> None:
+    assert busiest_part([[request()] * 3, [request(input_length=100)], []]) == 1
+
+
+# -- more and less load
+
+
+@pytest.mark.parametrize(("factor", "count"), [(0.5, 100), (1.0, 200), (1.25, 250), (3.1, 620)])
+def test_load_grows_by_requests(factor: float, count: int) -> None:
+    assert len(scale_load(REQUESTS, factor, seed=0)) == count
+
+
+@given(factor=st.floats(0.1, 3.0), seed=st.integers(0, 9))
+def test_time_is_never_squeezed(factor: float, seed: int) -> None:
+    scaled = scale_load(REQUESTS, factor, seed=seed)
+    rows = {one.row: one for one in REQUESTS}
+    assert [one.arrival_s for one in scaled] == sorted(one.arrival_s for one in scaled)
+    assert all(0.0 <= one.arrival_s <= 19.9 for one in scaled)
+    originals = [one for one in scaled if one.row in rows]
+    assert all(one == rows[one.row] for one in originals)
+    if factor >= 1:
+        assert len(originals) == len(REQUESTS)
+
+
+def test_added_requests_come_near_the_ones_they_copy_with_prompts_of_their_own() -> None:
+    requests = [request(i, i * 100.0, input_length=100 + i) for i in range(50)]
+    scaled = scale_load(requests, 1.5, seed=0)
+    added = [one for one in scaled if one.row >= 50]
+    assert len(added) == 25
+    assert len({one.row for one in scaled}) == 75
+    for one in added:
+        assert abs(one.arrival_s - (one.input_length - 100) * 100.0) <= JITTER_S
+
+
+def test_added_requests_share_what_others_share_and_no_more() -> None:
+    requests = [request(i, float(i), input_length=48, hash_ids=(1, 10 + i)) for i in range(10)]
+    scaled = scale_load(requests, 2.0, seed=0)
+    seen = Counter(block for one in scaled for block in one.hash_ids)
+    assert seen.pop(1) == 20
+    assert set(seen.values()) == {1}
+
+
+def test_prefix_sharing_is_about_the_same_under_more_load() -> None:
+    requests = [
+        request(i, float(i), input_length=48, hash_ids=(1, 100 + i // 4, 1000 + i))
+        for i in range(400)
+    ]
+
+    def share(some: list[TraceRequest]) -> float:
+        columns = columns_of(some, block_size=16)
+        assert columns.reused_tokens is not None
+        return columns.reused_tokens / float(columns.input_length.sum())
+
+    assert share(scale_load(requests, 1.25, seed=0)) == pytest.approx(share(requests), abs=0.03)
+
+
+def test_less_load_is_a_random_part() -> None:
+    kept = scale_load(REQUESTS, 0.5, seed=0)
+    assert kept != REQUESTS[:100]
+    assert kept == sorted(kept, key=lambda one: one.arrival_s)
+    assert set(kept) < set(REQUESTS)

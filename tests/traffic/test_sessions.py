@@ -1,0 +1,44 @@
+"""Which request waits for which."""
+
+from tests.support.builders import request
+from tuner.traffic.sessions import Turn, turns_of
+
+
+def test_a_turn_waits_for_the_one_before_it_in_its_session() -> None:
+    turns = turns_of(
+        [
+            request(0, arrival_s=0.0, session_id="a", e2e_s=2.0),
+            request(1, arrival_s=1.0, session_id="b", e2e_s=1.0),
+            request(2, arrival_s=5.0, session_id="a", e2e_s=1.0),
+            request(3, arrival_s=9.0, session_id="a"),
+        ]
+    )
+    assert turns == {2: Turn(parent=0, think_s=3.0), 3: Turn(parent=2, think_s=3.0)}
+
+
+def test_a_named_parent_beats_the_order_in_the_session() -> None:
+    turns = turns_of(
+        [
+            request(0, arrival_s=0.0, request_id="r0", session_id="a", e2e_s=1.0),
+            request(1, arrival_s=2.0, request_id="r1", session_id="a", e2e_s=1.0),
+            request(2, arrival_s=6.0, request_id="r2", session_id="a", parent_id="r0"),
+        ]
+    )
+    assert turns[2] == Turn(parent=0, think_s=5.0)
+
+
+def test_nobody_waits_without_a_recorded_end_or_for_what_had_not_ended() -> None:
+    assert turns_of([request(0, session_id="a"), request(1, session_id="a")]) == {}
+    overlapping = [
+        request(0, arrival_s=0.0, session_id="a", e2e_s=5.0),
+        request(1, arrival_s=1.0, session_id="a", e2e_s=5.0),
+    ]
+    assert turns_of(overlapping) == {}
+
+
+def test_two_that_name_each_other_do_not_wait_for_ever() -> None:
+    circle = [
+        request(0, arrival_s=1.0, request_id="a", parent_id="b", e2e_s=0.0),
+        request(1, arrival_s=1.0, request_id="b", parent_id="a", e2e_s=0.0),
+    ]
+    assert turns_of(circle) == {1: Turn(parent=0, think_s=0.0)}

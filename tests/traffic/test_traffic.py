@@ -1,0 +1,353 @@
+import math
+from collections.abc import Sequence
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.traces import request
+from tuner.trace.columns import NO_AFFINITY, Columns, columns_of, columns_of_rows
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.arrivals import (
+    arrival_rate_rps,
+    busiest_window,
+    interarrival_cv,
+    peak_arrivals,
+    tick_ms,
+)
+from tuner.traffic.cautions import cautions
+from tuner.traffic.concurrency import levels, recorded_levels
+from tuner.traffic.levels import Levels
+from tuner.traffic.summary import describe
+
+
+def columns(*requests: TraceRequest, block_size: int = 16) -> Columns:
+    return columns_of(requests, block_size=block_size)
+
+
+def arrivals(*arrival_s: float) -> list[TraceRequest]:
+    return [request(row, at_s) for row, at_s in enumerate(arrival_s)]
+
+
+def in_flight(requests: Sequence[TraceRequest], start_s: float, end_s: float) -> Levels:
+    table = columns(*requests)
+    found = levels(table, table.e2e_s, start_s=start_s, end_s=end_s)
+    assert found is not None
+    return found
+
+
+# -- columns
+
+
+def test_columns_are_in_order_of_arrival() -> None:
+    found = columns(request(0, 2.0, input_length=2), request(1, 1.0, input_length=1))
+    assert found.arrival_s.tolist() == [1.0, 2.0]
+    assert found.input_length.tolist() == [1, 2]
+
+
+def test_what_is_unknown_is_nan_or_minus_one() -> None:
+    found = columns(request(0, e2e_s=None, replica=None), request(1, e2e_s=2.0, replica=3))
+    assert math.isnan(found.e2e_s[0])
+    assert found.e2e_s[1] == 2.0
+    assert found.replica.tolist() == [-1, 3]
+
+
+def test_rows_and_requests_give_the_same_columns() -> None:
+    rows = [Row(1500, 10, 5, e2e_ms=250), Row(2000, None, None, status="rejected")]
+    of_rows, origin_ms = columns_of_rows(iter(rows), block_size=16, absolute=False)
+    of_requests = columns(
+        request(0, 1.5, e2e_s=0.25),
+        request(1, 2.0, input_length=0, output_length=0, status="rejected"),
+    )
+    assert origin_ms == 0
+    for name in ("arrival_s", "e2e_s", "input_length", "output_length", "served", "affinity"):
+        np.testing.assert_array_equal(getattr(of_rows, name), getattr(of_requests, name))
+
+
+def test_dates_count_from_the_first_arrival() -> None:
+    rows = [Row(1_700_000_001_500.0, 1, 1), Row(1_700_000_000_250.5, 1, 1)]
+    found, origin_ms = columns_of_rows(iter(rows), block_size=16, absolute=True)
+    assert origin_ms == 1_700_000_000_250.5
+    assert found.arrival_s.tolist() == [0.0, 1.2495]
+
+
+def test_tokens_that_came_before_are_counted_in_full_blocks() -> None:
+    found = columns(
+        request(0, input_length=40, hash_ids=(1, 2, 3)),  # the third block is partial
+        request(1, input_length=40, hash_ids=(1, 2, 3)),
+        request(2, input_length=40, hash_ids=(1, 9)),
+    )
+    assert found.reused_tokens == (2 + 1) * 16
+    assert describe(found).prefix_share == 48 / 120
+
+
+def test_without_ids_sharing_is_unknown_and_not_zero() -> None:
+    assert describe(columns(request())).prefix_share is None
+
+
+def test_sticky_routers_go_by_session_or_by_what_tells_prompts_apart() -> None:
+    system_prompt, alice, bob = 1, 2, 3
+    found = columns(
+        request(0, hash_ids=(system_prompt, alice)),
+        request(1, hash_ids=(system_prompt, bob, 7)),
+        request(2, hash_ids=(system_prompt, alice, 8)),
+        request(3, hash_ids=(system_prompt,)),
+        request(4),
+        request(5, session_id="x"),
+        request(6, session_id="x", hash_ids=(system_prompt, bob)),
+    ).affinity.tolist()
+    assert found[:5] == [alice, bob, alice, NO_AFFINITY, NO_AFFINITY]
+    assert found[5] == found[6]
+
+
+# -- arrivals
+
+
+def test_the_rate_is_one_over_the_mean_gap() -> None:
+    table = columns(*arrivals(0, 1, 2, 4))
+    assert arrival_rate_rps(table.arrival_s) == 3 / 4
+    assert interarrival_cv(table.arrival_s) == pytest.approx(math.sqrt(2 / 9) / (4 / 3))
+
+
+def test_even_gaps_have_no_variation() -> None:
+    assert interarrival_cv(columns(*arrivals(0, 1, 2)).arrival_s) == 0
+
+
+def test_requests_of_one_time_have_no_rate() -> None:
+    found = describe(columns(*arrivals(5, 5, 5)))
+    assert (found.arrival_rate_rps, found.interarrival_cv, found.tick_ms) == (None, None, None)
+    assert found.duration_s == 0
+
+
+def test_the_peak_is_over_any_window_wherever_it_begins() -> None:
+    table = columns(*arrivals(0, 0.9, 1.0, 1.1, 1.9, 5))
+    assert peak_arrivals(table.arrival_s, 1.0) == 3
+    assert peak_arrivals(table.arrival_s, 10.0) == 6
+
+
+@pytest.mark.parametrize("tick", [10, 100, 1000, 3000])
+def test_a_grid_is_found(tick: int) -> None:
+    at_s = [i * tick / 1000 for i in (0, 1, 1, 2, 4, 5, 7, 7, 8, 9, 10, 12, 13, 14, 17)]
+    assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == tick
+
+
+def test_a_grid_may_jitter_by_a_millisecond() -> None:
+    at_s = [i * 3 + (i % 3 - 1) / 1000 for i in range(1, 60)]
+    assert tick_ms(columns(*arrivals(*at_s)).arrival_s) == 3000
+
+
+def test_a_clock_that_counts_ms_is_no_grid() -> None:
+    rng = np.random.default_rng(1)
+    at_s = np.sort(rng.integers(0, 100_000, 500)) / 1000
+    assert tick_ms(at_s) is None
+
+
+def test_any_few_times_are_on_a_grid_and_say_nothing() -> None:
+    assert tick_ms(columns(*arrivals(0, 5, 10, 15)).arrival_s) is None
+
+
+def test_the_busiest_window_has_the_most_tokens_not_the_most_requests() -> None:
+    small = [request(i, 10 + i / 10, input_length=1, output_length=1) for i in range(5)]
+    large = [request(9, 50.0, input_length=100, output_length=100)]
+    end = [request(10, 100.0, input_length=1, output_length=1)]
+    assert busiest_window([*small, *large, *end], 5.0) == (50.0, 55.0)
+
+
+def test_what_was_not_served_is_not_load() -> None:
+    failed = request(0, 0.0, input_length=1000, status="error")
+    served = [request(1, 50.0), request(2, 99.0)]
+    assert busiest_window([failed, *served], 5.0)[0] == 50.0
+
+
+def test_the_busiest_window_does_not_reach_past_the_end() -> None:
+    start_s, end_s = busiest_window([*arrivals(0, 8), request(9, 10.0, output_length=1000)], 4.0)
+    assert 10.0 < end_s < 10.001
+    assert end_s - start_s == pytest.approx(4.0)
+
+
+def test_a_window_longer_than_the_trace_begins_with_it() -> None:
+    assert busiest_window(arrivals(3, 4), 60.0) == (3.0, 63.0)
+
+
+# -- concurrency
+
+
+def test_levels_hold_for_as_long_as_they_hold() -> None:
+    found = in_flight([request(0, 0.0, e2e_s=4.0), request(1, 1.0, e2e_s=1.0)], 0.0, 4.0)
+    assert found.level.tolist() == [1, 2, 1]
+    assert found.duration_s.tolist() == [1.0, 1.0, 2.0]
+    assert found.mean() == 5 / 4
+    assert found.quantiles(0.5, 0.75, 0.76, 1.0) == (1, 1, 2, 2)
+    assert found.max() == 2
+    assert found.share_above(1) == 0.25
+    assert found.longest_above_s(0) == 4.0
+    assert found.longest_above_s(2) == 0.0
+
+
+def test_the_longest_time_above_has_no_break_in_it() -> None:
+    found = in_flight(
+        [request(0, 0.0, e2e_s=1.0), request(1, 2.0, e2e_s=2.0), request(2, 3.0, e2e_s=4.0)],
+        0.0,
+        10.0,
+    )
+    assert found.longest_above_s(0) == 5.0
+
+
+def test_one_that_ends_makes_room_for_one_that_begins() -> None:
+    assert in_flight([request(0, 0.0, e2e_s=1.0), request(1, 1.0, e2e_s=1.0)], 0.0, 2.0).max() == 1
+
+
+def test_a_request_of_n_counts_n_times() -> None:
+    assert in_flight([request(0, 0.0, e2e_s=1.0, n=3)], 0.0, 2.0).mean() == 1.5
+
+
+def test_what_was_not_served_held_no_slot() -> None:
+    both = [request(0, 0.0, e2e_s=1.0, status="rejected"), request(1, 0.0, e2e_s=1.0)]
+    assert in_flight(both, 0.0, 1.0).max() == 1
+
+
+def test_an_empty_time_has_no_levels() -> None:
+    table = columns(request(e2e_s=1.0))
+    assert levels(table, table.e2e_s, start_s=1.0, end_s=1.0) is None
+
+
+def test_the_time_in_which_the_trace_fills_up_does_not_count() -> None:
+    requests = [request(i, float(i), e2e_s=3.0) for i in range(101)]
+    found = describe(columns(*requests)).recorded
+    assert found is not None
+    assert found.mean == found.max == 3
+
+
+def test_mean_concurrency_obeys_littles_law() -> None:
+    rng = np.random.default_rng(0)
+    at_s = np.sort(rng.uniform(0, 1000, 5000))
+    requests = [
+        request(i, t, e2e_s=e)
+        for i, (t, e) in enumerate(zip(at_s, rng.exponential(2, 5000), strict=True))
+    ]
+    found = describe(columns(*requests))
+    assert found.recorded is not None
+    assert found.littles_mean == pytest.approx(10, rel=0.05)
+    assert found.recorded.mean == pytest.approx(found.littles_mean, rel=0.02)
+
+
+def test_durations_of_zero_are_half_a_tick_of_their_clock() -> None:
+    requests = [request(i, float(i), e2e_s=float(i % 2)) for i in range(20)]
+    found = describe(columns(*requests))
+    assert found.grain_s == 1.0
+    assert found.recorded is not None
+    assert found.recorded.mean == pytest.approx(0.75, abs=0.03)
+
+
+def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:
+    requests = [request(i, i / 10, output_length=100) for i in range(1000)]
+    found = describe(columns(*requests))
+    assert found.recorded is None
+    assert {speed: round(one.mean) for speed, one in found.band.items()} == {
+        0.010: 10, 0.020: 20, 0.040: 40, 0.080: 80,
+    }  # fmt: skip
+
+
+def test_a_few_unknown_ends_are_left_out_and_many_are_too_many() -> None:
+    def table(unknown: int) -> Columns:
+        ends = [None if i < unknown else 1.0 for i in range(100)]
+        return columns(*(request(i, float(i), e2e_s=end) for i, end in enumerate(ends)))
+
+    assert recorded_levels(table(5)) is not None
+    assert recorded_levels(table(6)) is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 50), st.integers(0, 20), st.integers(1, 3)),
+        min_size=1,
+        max_size=20,
+    )
+)
+def test_levels_agree_with_counting_at_every_moment(found: list[tuple[int, int, int]]) -> None:
+    requests = [
+        request(i, float(at_s), e2e_s=float(lasts_s), n=n)
+        for i, (at_s, lasts_s, n) in enumerate(found)
+    ]
+    stretches = in_flight(requests, 0.0, 80.0)
+    edges = np.concatenate([[0.0], np.cumsum(stretches.duration_s)])
+    assert edges[-1] == 80.0
+    for (begin, end), level in zip(pairwise(edges), stretches.level, strict=True):
+        middle = (begin + end) / 2
+        assert level == sum(
+            one.n for one in requests if one.arrival_s <= middle < one.arrival_s + (one.e2e_s or 0)
+        )
+
+
+# -- what to beware of
+
+
+def told(*requests: TraceRequest, header: TraceHeader | None = None) -> str:
+    table = columns(*requests)
+    return "\n".join(cautions(table, describe(table), header or TraceHeader()))
+
+
+def healthy(count: int = 200, gap_s: float = 0.5) -> list[TraceRequest]:
+    rng = np.random.default_rng(0)
+    at_s = np.cumsum(rng.exponential(gap_s, count))
+    lengths = rng.integers(10, 200, count)
+    return [
+        request(
+            i,
+            float(t),
+            output_length=int(n),
+            e2e_s=1 + int(n) / 100,
+            hash_ids=(i,),
+            input_length=16,
+        )
+        for i, (t, n) in enumerate(zip(at_s, lengths, strict=True))
+    ]
+
+
+def test_a_healthy_trace_has_nothing_to_beware_of() -> None:
+    assert told(*healthy()) == ""
+
+
+@pytest.mark.parametrize(
+    ("requests", "text"),
+    [
+        ([*healthy(), request(999, 1e7)], "200 requests before it and 1 after"),
+        (healthy(20), "too few to carry a tuning"),
+        (healthy(gap_s=0.0005), "if the stamps are in s, import with --time-unit s"),
+        (healthy(gap_s=1000), "if the stamps are in ms"),
+        (healthy(gap_s=1000), "less than most servers see"),
+        ([request(i, 1.7e6 + i) for i in range(200)], "seconds since 1970"),
+        ([request(i, float(i)) for i in range(200)], "grid of 1,000 ms"),
+        ([request(i, float(i)) for i in range(200)], "uniform lengths"),
+        ([*healthy(), request(999, 1.0, status="error")], "1 request was failed or rejected"),
+        ([request(i, i * 0.7) for i in range(200)], "ends are not recorded"),
+        ([request(i, i * 0.7) for i in range(200)], "no hash_ids"),
+        ([request(i, i * 0.7, e2e_s=float(i % 3)) for i in range(200)], "whole seconds"),
+        (
+            [request(i, i * 0.1 if i < 150 else i * 20.0, e2e_s=100.0) for i in range(200)],
+            "far from arrival rate x mean duration",
+        ),
+    ],
+)
+def test_what_to_beware_of_is_told(requests: list[TraceRequest], text: str) -> None:
+    assert text in told(*requests)
+
+
+def test_what_the_source_cannot_show_is_told() -> None:
+    assert "cannot show aborted" in told(*healthy(), header=TraceHeader(missing=("aborts",)))
+    assert "understated" in told(*healthy(), header=TraceHeader(block_size=512))
+
+
+def test_dates_are_not_said_to_be_of_another_unit() -> None:
+    said = told(*healthy(gap_s=0.0005), header=TraceHeader(source="litellm"))
+    assert "are the stamps right?" in said
+    assert "--time-unit" not in said
+
+
+def test_a_server_that_mostly_idles_shows_no_limit() -> None:
+    idle = [request(i, i * 1.0, e2e_s=0.1 if i % 50 else 3.0, queue_s=0.0) for i in range(200)]
+    assert "the old server's limit" not in told(*idle)

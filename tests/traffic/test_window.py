@@ -1,0 +1,91 @@
+"""Which part of the trace is replayed, and the plan."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.builders import request
+from tuner.errors import TraceError, UsageError
+from tuner.replay.plan import plan_requests
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
+
+HOUR = [request(row) for row in range(3600)]
+
+
+def busiest(_: object, length_s: float) -> tuple[float, float]:
+    return 100.0, 100.0 + length_s
+
+
+def test_durations_are_read_in_their_units() -> None:
+    texts = ("90", "90s", "1.5m", "2h", "500ms")
+    assert [parse_duration_s(text, option="--x") for text in texts] == [90, 90, 90, 7200, 0.5]
+
+
+@pytest.mark.parametrize("text", ["", "0", "-5s", "5d", "nan", "1e9999", "s"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="--budget"):
+        parse_duration_s(text, option="--budget")
+
+
+def part(requests: list[TraceRequest], asked: str, length_s: float = 60.0) -> Part:
+    return choose_part(requests, asked, length_s=length_s, busiest=busiest)
+
+
+def test_all_is_the_whole_trace_with_its_last_request() -> None:
+    whole = part(HOUR, "all")
+    assert whole.begin_s == 0.0
+    assert 3599.0 < whole.end_s < 3599.01
+
+
+def test_the_busiest_part_is_as_long_as_a_step_or_the_whole_trace() -> None:
+    assert part(HOUR, "busiest") == Part(100.0, 160.0)
+    assert part(HOUR[:11], "busiest") == part(HOUR[:11], "all")
+
+
+def test_a_part_can_be_named_by_its_start_and_length() -> None:
+    assert part(HOUR, "2m+60s") == Part(120.0, 180.0)
+
+
+def test_one_request_or_one_burst_is_a_part_too() -> None:
+    for requests in (HOUR[:1], [request(row, arrival_s=5.0) for row in range(9)]):
+        found = part(requests, "all")
+        assert all(found.begin_s <= one.arrival_s < found.end_s for one in requests)
+
+
+def test_a_part_without_requests_is_refused_with_the_traces_span() -> None:
+    with pytest.raises(TraceError, match="no request arrives there") as caught:
+        part(HOUR, "2h+60s")
+    assert "0.0s to 3599.0s" in caught.value.hint
+
+
+def test_a_part_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(UsageError, match="cannot read 'noon'"):
+        part(HOUR, "noon")
+
+
+def prompt(one: TraceRequest) -> list[int]:
+    return [one.row] * one.input_length
+
+
+def test_the_plan_starts_with_the_run_in_and_scores_the_window() -> None:
+    window = Window(start_s=10.0, length_s=2.0, run_in_s=1.0)
+    plan = plan_requests(in_window(HOUR, window), window, max_model_len=100, prompt=prompt)
+    assert [(one.planned_s, one.scored) for one in plan] == [(0, False), (1, True), (2, True)]
+    assert plan[0].prompt_token_ids == [9] * 10
+
+
+def test_what_production_refused_is_not_sent() -> None:
+    requests = [request(0, status="rejected"), request(1, status="error"), request(2)]
+    assert [one.row for one in in_window(requests, Window(0, 10, 0))] == [2]
+
+
+def test_an_abort_keeps_asking_until_its_client_gave_up() -> None:
+    gone = request(0, status="aborted", e2e_s=1.5, output_length=3, max_tokens=500)
+    unknown = request(1, status="aborted", output_length=0)
+    plan = plan_requests([gone, unknown], Window(0, 10, 0), max_model_len=100, prompt=prompt)
+    assert (plan[0].output_length, plan[0].abort_after_s) == (90, 1.5)
+    asked = replace(gone, max_tokens=60)
+    (one,) = plan_requests([asked], Window(0, 10, 0), max_model_len=100, prompt=prompt)
+    assert one.output_length == 60
+    assert (plan[1].output_length, plan[1].abort_after_s) == (1, None)

@@ -1,0 +1,235 @@
+"""What to measure next, and what the curve says."""
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.support.builders import block, flat, hopeless, measurement, request
+from tuner.replay.iterations import BatchTime, KvCacheUsage
+from tuner.runs.ladder import cut_floor, doubling, next_trial
+from tuner.trace.trace import TraceRequest
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.workload import FASTEST, littles_bound
+from tuner.twin.knee import decide
+from tuner.twin.uncertainty import Block, Trial, choose, intervals, relative_changes
+
+
+def article() -> list[Block]:
+    """Return the story: 8 is throughput-limited, 16 best, 32 slower for everybody."""
+    return [
+        *(block(hopeless(cap)) for cap in (1, 2, 4)),
+        block(measurement(8, attainment=0.80, goodput_rps=8.0, e2el_s=flat(3.0))),
+        block(measurement(16, e2el_s=flat(2.0), tpot_s=flat(0.020))),
+        block(measurement(32, e2el_s=flat(3.0), tpot_s=flat(0.030))),
+    ]
+
+
+def repeated(blocks: list[Block]) -> list[Block]:
+    """Return the blocks with everything that was not cut measured twice more, alike."""
+    again = [Block(Trial(b.trial.max_num_seqs, "repeat"), b.measurement) for b in blocks]
+    return [*blocks, *(2 * [b for b in again if b.measurement.cut is None])]
+
+
+def test_the_ladder_doubles_and_ends_at_the_ceiling() -> None:
+    assert doubling(1) == (1,)
+    assert doubling(32) == (1, 2, 4, 8, 16, 32)
+    assert doubling(20) == (1, 2, 4, 8, 16, 20)
+
+
+def test_the_article_is_a_knee_at_16() -> None:
+    verdict = decide(repeated(article()), ceiling=32)
+    assert (verdict.kind, verdict.max_num_seqs, verdict.interval) == ("knee", 16, (16, 16))
+    assert verdict.confidence > 0.95
+    assert verdict.reason == (
+        "knee at 16 (95 %: 16-16): 32 gives +0.0% goodput, +50% p95 TPOT, +50% p99 E2EL; "
+        "8 gives -20.0% goodput, +0% p95 TPOT, +50% p99 E2EL"
+    )
+
+
+def test_slots_that_are_never_filled_are_a_plateau() -> None:
+    blocks = [
+        block(hopeless(1)),
+        block(measurement(2, e2el_s=flat(3.0))),
+        block(measurement(4, running_peak=3)),
+    ]
+    assert next_trial(blocks, ceiling=32) != Trial(8, "ladder")
+    verdict = decide(repeated(blocks), ceiling=32)
+    assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 4)
+    assert "never needs more than 3 slots" in verdict.reason
+
+
+def test_a_curve_that_still_rises_at_the_ceiling_says_how_to_go_on() -> None:
+    blocks = [block(measurement(1, e2el_s=flat(4.0))), block(measurement(2, e2el_s=flat(2.0)))]
+    verdict = decide(repeated(blocks), ceiling=2)
+    assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 2)
+    assert "--ceiling 4" in verdict.reason
+
+
+def test_full_memory_under_an_open_cap_is_kv_bound() -> None:
+    full = KvCacheUsage(0.9, 1.0, 1.0)
+    memory = {"running_peak": 5, "kv_bound_share": 0.5, "kv_cache_usage": full, "preemptions": 3}
+    blocks = [
+        block(measurement(4, e2el_s=flat(4.0))),
+        block(measurement(8, **memory)),
+        block(measurement(16, **memory)),
+    ]
+    verdict = decide(repeated(blocks), ceiling=16)
+    assert (verdict.kind, verdict.max_num_seqs) == ("kv_bound", 8)
+    assert "gpu_memory_utilization" in verdict.reason
+    assert any("3 preemptions" in warning for warning in verdict.warnings)
+
+
+def test_when_no_cap_meets_half_of_the_slo_the_load_that_would_fit_is_told() -> None:
+    slow = {"attainment": 0.1, "attainment_bound": 0.4, "cut": "hopeless"}
+    blocks = [
+        block(measurement(1, output_tokens_per_s=100.0, **slow)),
+        block(measurement(2, output_tokens_per_s=250.0, **slow)),
+    ]
+    verdict = decide(blocks, ceiling=2)
+    assert (verdict.kind, verdict.max_num_seqs) == ("overloaded", 2)
+    assert "about 25% of this load would fit, or 4 replicas" in verdict.reason
+
+
+def test_rivals_within_the_noise_are_inconclusive_and_the_answer_is_still_given() -> None:
+    blocks = [
+        *(block(measurement(8, e2el_s=flat(s)), "repeat") for s in (1.0, 3.0)),
+        *(block(measurement(16, e2el_s=flat(s)), "repeat") for s in (2.6, 0.9)),
+        *(block(measurement(32, e2el_s=flat(s)), "repeat") for s in (1.1, 2.7)),
+    ]
+    verdict = decide(blocks, ceiling=32)
+    assert verdict.kind == "inconclusive"
+    assert verdict.confidence < 0.8
+    assert verdict.max_num_seqs in {8, 16, 32}
+
+
+def test_a_run_that_the_budget_ended_early_is_inconclusive() -> None:
+    blocks = [block(measurement(1, e2el_s=flat(4.0))), block(measurement(2, e2el_s=flat(2.0)))]
+    verdict = decide(blocks, ceiling=32, complete=False)
+    assert (verdict.kind, verdict.max_num_seqs) == ("inconclusive", 2)
+    assert "ended the run at 2, before the curve turned" in verdict.reason
+    assert (verdict.interval, verdict.confidence) == ((1, 32), 0.0)
+    cut = decide([block(hopeless(1))], ceiling=32, complete=False)
+    assert (cut.kind, cut.max_num_seqs) == ("inconclusive", 1)
+
+
+def test_a_drifting_machine_is_told_and_lowers_the_confidence() -> None:
+    slower = measurement(1, batch_times=(BatchTime(1, 50, 0.013),), cut="hopeless", attainment=0.0)
+    close = [
+        block(hopeless(1)),
+        *repeated(
+            [
+                block(measurement(8, e2el_s=flat(2.26))),
+                block(measurement(16, e2el_s=flat(2.0))),
+                block(measurement(32, e2el_s=flat(2.26))),
+            ]
+        ),
+    ]
+    steady, drifted = (
+        decide(close, ceiling=32),
+        decide([*close, block(slower, "bracket")], ceiling=32),
+    )
+    assert any("drifted" in warning and "+30%" in warning for warning in drifted.warnings)
+    assert drifted.confidence < steady.confidence
+
+
+def test_the_order_of_trials_is_up_down_control() -> None:
+    by_cap = {b.trial.max_num_seqs: b.measurement for b in article()}
+    blocks: list[Block] = []
+    order = []
+    while (trial := next_trial(blocks, ceiling=32)) is not None:
+        order.append((trial.max_num_seqs, trial.purpose))
+        blocks.append(Block(trial, by_cap[trial.max_num_seqs]))
+    assert order[:6] == [(cap, "ladder") for cap in (1, 2, 4, 8, 16, 32)]
+    assert order[6:] == [(32, "repeat"), (16, "repeat"), (8, "repeat"), (1, "bracket")]
+
+
+def test_a_run_never_asks_for_more_than_it_needs() -> None:
+    blocks: list[Block] = []
+    while (trial := next_trial(blocks, ceiling=1)) is not None:
+        blocks.append(Block(trial, measurement(trial.max_num_seqs)))
+    assert [b.trial.purpose for b in blocks] == ["ladder", "repeat"]
+
+
+def test_the_floor_of_a_cut_follows_the_best_so_far() -> None:
+    assert cut_floor(0.0) == 0.5
+    assert cut_floor(0.9) == 0.89
+
+
+def test_littles_law_rules_out_what_no_schedule_can_serve() -> None:
+    # Each request holds a slot for 1 s; ten arrive at once; TTFT limit 2.5 s: a slot serves three.
+    unloaded = Unloaded(ttft_s=0.0, ttft_s_per_input_token=0.0, tpot_s=0.1)
+    burst = [request(row, arrival_s=0.0, output_length=11) for row in range(10)]
+    slo = Slo(ttft_s=FASTEST * 2.5)
+
+    def bound(requests: list[TraceRequest], cap: int, since_s: float = 0.0) -> float:
+        return littles_bound(requests, unloaded, slo, cap=cap, scored_from_s=since_s)
+
+    assert bound(burst, 1) == pytest.approx(0.3)
+    assert bound(burst, 2) == pytest.approx(0.6)
+    assert bound(burst, 4) == 1.0
+    patient = [*burst, *(request(row, arrival_s=0.0, status="aborted") for row in range(10, 20))]
+    assert bound(patient, 1) == pytest.approx(1.3 / 2)
+    late = [*burst, request(10, arrival_s=100.0, output_length=11)]
+    assert bound(late, 1, since_s=50.0) == 1.0
+    assert bound([replace(burst[0], n=4), *burst[1:]], 1) == pytest.approx(0.1)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from([1, 2, 4, 8, 16, 32]),
+        st.tuples(st.floats(0, 1), st.floats(-3, 3)),
+        min_size=1,
+    )
+)
+def test_the_choice_is_never_worse_than_the_objective_allows(
+    values: dict[int, tuple[float, float]],
+) -> None:
+    attainment, tail = values[choose(values)]
+    assert attainment >= max(a for a, _ in values.values()) - 0.01
+    equals = [t for a, t in values.values() if a >= max(x for x, _ in values.values()) - 0.01]
+    assert tail <= min(equals) + math.log(1.05)
+
+
+@given(st.permutations(repeated(article())))
+def test_the_order_of_measuring_does_not_matter(blocks: list[Block]) -> None:
+    assert decide(blocks, ceiling=32).max_num_seqs == 16
+
+
+def test_intervals_widen_with_the_noise_and_hold_the_mean() -> None:
+    calm = [block(measurement(8)), block(measurement(8), "repeat")]
+    wild = [
+        block(measurement(8, e2el_s=flat(1.5))),
+        block(measurement(8, e2el_s=flat(2.5)), "repeat"),
+    ]
+    calm_low, calm_high = intervals(calm, 8)["e2el_p99_ms"]
+    wild_low, wild_high = intervals(wild, 8)["e2el_p99_ms"]
+    assert calm_low < 2000 < calm_high
+    assert wild_high / wild_low > calm_high / calm_low
+    assert intervals([block(hopeless(1))], 1) == {}
+
+
+def test_a_step_of_the_ladder_is_told_with_its_interval() -> None:
+    blocks = repeated(article())
+    found = relative_changes(blocks, 16, 32)
+    value, low, high = found["tpot_p95_ms"]
+    assert value == pytest.approx(0.5)
+    assert low < 0.5 < high
+    assert found["goodput_rps"][0] == pytest.approx(0.0)
+    assert relative_changes(blocks, 4, 8) == {}
+
+
+def test_a_neighbour_that_met_a_bad_moment_is_tried_again() -> None:
+    unlucky = measurement(16, attainment=0.2, attainment_bound=0.45, cut="certain to stay below")
+    up = [
+        *(block(hopeless(cap)) for cap in (1, 2, 4, 8)),
+        block(unlucky),
+        block(measurement(32, running_peak=25, attainment=0.85)),
+    ]
+    assert next_trial(up, ceiling=32) == Trial(32, "repeat")
+    down = [*up, block(measurement(32, running_peak=25, attainment=0.85), "repeat")]
+    assert next_trial(down, ceiling=32) == Trial(16, "repeat")
+    lucky = [*down, block(measurement(16, attainment=0.97), "repeat")]
+    assert decide(lucky, ceiling=32).confidence < decide(lucky[5:], ceiling=32).confidence
