@@ -6,8 +6,15 @@ import pytest
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
-from tuner.runs.refine.knob_text import parse_search
-from tuner.runs.refine.knobs import CAP, TOKENS, fails_like, frees, restart_key, smallest
+from tuner.runs.refine.knobs import (
+    CAP,
+    TOKENS,
+    fails_like,
+    frees,
+    parse_search,
+    restart_key,
+    smallest,
+)
 from tuner.runs.refine.space import Demand, build_space
 
 ENGINE: dict[str, ArgumentValue] = {

@@ -18,8 +18,7 @@ from tuner.engines.vllm.flags import Setting
 from tuner.errors import TraceError, TunerError, UsageError
 from tuner.profile.schema import ServingProfile
 from tuner.runs.refine.bench import Vary
-from tuner.runs.refine.knob_text import parse_search
-from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Space, number
+from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Space, number, parse_search
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
 from tuner.runs.refine.refinement import Plan
