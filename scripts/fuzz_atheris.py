@@ -2,9 +2,9 @@
 
 atheris (``pip install -e '.[dev,fuzz]'``) changes files of each format and keeps the changes that
 reach new code: half of them as tests/support/mutations.py damages files, half as libFuzzer changes
-bytes. Each of N files must end in one clear refusal, or in rows and counts that reconcile, within 10 s and
-2 GiB. The first one that does not is written to the folder given with --keep, and the script exits
-with 1. ``scripts/fuzz_formats.py`` asks the same of files that are damaged blindly.
+bytes. Each of N files must end in one clear refusal, or in rows and counts that reconcile, within
+10 s and 2 GiB. The first one that does not is written to the folder given with --keep, and the
+script exits with 1. ``scripts/fuzz_formats.py`` asks the same of files that are damaged blindly.
 """
 
 import argparse

@@ -8,7 +8,7 @@ and its twin is asked what some cells of scripts/study_refine.py's grid gain ove
 law and by laws as likely; the truth is all of the traffic on the machine without noise. Printed:
 how far off the sweep's twin is in the machine's usual speed, beside what it says it may be; what
 the cell that it likes best of all truly gains, as a search would choose it; and for each aim the
-constants of ``tuner.runs.refine.gains.with_twin`` that make the truth the most likely, and how much less
+constants of runs/refine/gains/with_twin.py that make the truth the most likely, and how much less
 likely it is by those that are used (log likelihood).
 """
 

@@ -1,4 +1,4 @@
-"""The layers, as a test: what decides may not reach the world; each big dependency has one home."""
+"""The house, as a test: rooms keep their order, what decides is pure, dependencies have a home."""
 
 import ast
 import re
@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.places import ROOT
 
 PACKAGE = Path(tuner.__file__).parent
 PATHS = {
@@ -20,24 +21,9 @@ PATHS = {
 }
 
 PURE_AT_LEAST = {
-    *(
-        "replay.measure",
-        "twin.knee",
-        "twin.reasons",
-        "twin.uncertainty",
-        "traffic.slo",
-        "traffic.window",
-        "traffic.workload",
-        "runs.outcome",
-    ),
-    *(
-        "traffic.prompts",
-        "traffic",
-        "replay.records",
-        "runs.result",
-        "engines.seam",
-        "rollout.targets.seam",
-    ),
+    *("replay.measure", "replay.records", "twin.knee", "twin.reasons", "twin.uncertainty"),
+    *("traffic.slo", "traffic.window", "traffic.workload", "traffic.prompts", "runs.outcome"),
+    *("runs.result", "engines.seam", "rollout.targets.seam"),
 }
 """Those that decide. Any other module joins them by calling itself pure."""
 
@@ -46,21 +32,10 @@ NOT_ASKED = frozenset({"system.jit", "profile.profile", "trace.trace"})
 beside what reads and writes them."""
 
 HOMES = {
-    "vllm": {
-        "capture.stat_logger",
-        *("engines.live_scheduler", "engines.vllm.logged_scheduler", "engines.vllm.arguments"),
-        *("engines.vllm.config", "engines.vllm.engine", "engines.vllm.llm"),
-        "engines.workers.worker_process",
-    },
+    "vllm": {"capture.stat_logger", "engines.live_scheduler", "engines.vllm", "engines.workers"},
     "torch": set[str](),
-    "optuna": {
-        "runs.refine.study.importance",
-        "runs.refine.study.optuna_study",
-        "runs.refine.study.parameters",
-        "runs.refine.study.storage",
-        "runs.refine.study.study",
-    },
-    "plotly": {"commands.compare.plot", "report"},
+    "optuna": {"runs.refine"},
+    "plotly": {"commands.compare.plot"},
     "prometheus_client": {"live.exporter", "live.prometheus"},
     "pynvml": {"engines.devices"},
     "ray": {"runs.cluster.session"},
@@ -134,11 +109,10 @@ def reaches(module: str, *, but_not_through: frozenset[str] = frozenset()) -> se
 
 
 def is_pure(module: str) -> bool:
+    """Whether a module calls itself pure; of a package only its paragraph does."""
     says = ast.get_docstring(tree(module)) or ""
-    return module in PURE_AT_LEAST or (
-        re.search(r"\bPure\b|\bTypes only\.", says) is not None
-        and PATHS[module].name != "__init__.py"
-    )
+    named = re.search(r"\bPure\b|\bTypes only\.", says) is not None
+    return module in PURE_AT_LEAST or (named and PATHS[module].name != "__init__.py")
 
 
 def lives_in(homes: set[str], module: str) -> bool:
@@ -148,6 +122,28 @@ def lives_in(homes: set[str], module: str) -> bool:
 def run_python(code: str) -> str:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return done.stdout
+
+
+def test_the_house_is_kept() -> None:
+    script = ROOT / "scripts" / "rooms.py"
+    command = [sys.executable, str(script), "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_every_room_says_what_comes_in_what_goes_out_and_what_it_may_touch() -> None:
+    for room in re.findall(r"^    (\w+) +\S", tuner.__doc__ or "", flags=re.MULTILINE):
+        says = ast.get_docstring(tree(room)) or ""
+        assert says.count("\n\n") == 1, room
+        assert re.search(r"\b[Ii]n come", says), room
+        assert "out go" in says.replace("\n", " "), room
+
+
+def test_the_walk_names_every_room_once_in_the_order_of_imports() -> None:
+    listed = re.findall(r"^    (\w+) +\S", tuner.__doc__ or "", flags=re.MULTILINE)
+    rooms = (ROOT / "scripts" / "rooms.py").read_text(encoding="utf-8")
+    order = re.findall(r'"(\w+)"', rooms[rooms.index("ROOMS = (") : rooms.index("UPWARDS")])
+    assert listed == [room for room in order if (PACKAGE / room).is_dir()]
 
 
 @pytest.mark.parametrize("module", sorted(PURE_AT_LEAST | set(filter(is_pure, PATHS))))
@@ -196,9 +192,7 @@ def test_commands_that_serve_nothing_need_no_engine(command: str) -> None:
 
 
 def test_what_is_imported_is_declared() -> None:
-    project = tomllib.loads((PACKAGE.parent / "pyproject.toml").read_text(encoding="utf-8"))[
-        "project"
-    ]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     declared = {
         IMPORT_NAMES.get(name, name.replace("-", "_"))

@@ -26,7 +26,7 @@ LABELS = {"instance": "gpu1:8000", "job": "vllm", "model_name": "m", "engine": "
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """What a server does every minute; at first exactly what ``tests.support.profiles`` promises."""
+    """What a server does every minute; at first exactly what ``support.profiles`` promises."""
 
     running: float = 10
     waiting: float = 0

@@ -2,7 +2,7 @@
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
 Importing it adds three utility methods to EngineCore, which the front end calls by name and which
-run between two iterations. Every vLLM name used here is checked by tests/engines/vllm/test_engine.py.
+run between two iterations. Every vLLM name used here is checked by tests/engines/vllm.
 """
 
 # mypy: allow-subclassing-any
