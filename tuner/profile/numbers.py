@@ -216,4 +216,4 @@ class Twin(Section):
     """How long the traffic below takes to arrive."""
 
     data: str
-    """Base64 of the compressed traffic and of laws as likely; see ``twin.store``."""
+    """Base64 of the compressed traffic and of laws as likely; see ``profile.stored_twin``."""

@@ -7,7 +7,7 @@ neither their load nor what the profile chose to change, and what both feel at t
 cancels. Where the baseline runs more at a time than the twin knows, nothing can be said of it: then
 the canary is held against the promise alone, with the limits of a watch.
 
-An effect is claimed, or ruled out, by the tests of ``watch.sequential``, however often one looks.
+An effect is claimed, or ruled out, by the tests of ``sequential.py``, however often one looks.
 """
 
 import math

@@ -2,7 +2,7 @@
 
 Every window is held against what the twin in the profile says of today's own requests, so that
 heavier traffic shows as traffic and a slower server as slower than its law. Alarms are valid
-however often one looks (``watch.sequential``). Whether the choice still holds is the twin's to say:
+however often one looks (``sequential.py``). Whether the choice still holds is the twin's to say:
 traffic that changed and would choose the same cap is drift, and no reason to tune again.
 """
 

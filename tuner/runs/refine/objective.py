@@ -56,7 +56,7 @@ class Objective:
     """Whether it is attainment: luck adds to that and does not multiply it, and so does noise."""
 
     def log(self, one: Numbers, *, luck: float = 0.0) -> float | None:
-        """Return the logarithm, so that larger is better, without what ``refine.luck`` says was
+        """Return the logarithm, so that larger is better, without what ``gains/luck.py`` says was
         luck; None where nothing was measured."""
         value = self.of(one)
         if value is not None and self.is_share:

@@ -1,6 +1,6 @@
 """How much of the luck that the twin sees is real, as pairs of replays show it. Pure.
 
-Lucks are per pair the knee's and the refined one's, as ``refine.luck`` has them.
+Lucks are per pair the knee's and the refined one's, as ``luck.py`` has them.
 """
 
 import math

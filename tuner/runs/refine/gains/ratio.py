@@ -71,7 +71,7 @@ def ratio(
     Student's t over the pairs' log ratios, of shares over what each adds to the ratio of all; how
     far two replays differ is pooled with what is usual (``uncertainty.PRIOR_SD``; of shares, of all
     requests), so that two pairs that happen to agree prove nothing. ``lucks`` (per pair the knee's
-    and the refined one's, as ``refine.luck`` has them) are taken out, as far as the pairs show that
+    and the refined one's, as ``luck.py`` has them) are taken out, as far as the pairs show that
     the twin is right about them. Where what is left to trust changes more than MOST_LUCK, the
     interval covers what the replays say without it as well.
 
