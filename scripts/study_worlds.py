@@ -28,12 +28,12 @@ from tuner.engines.scheduler.model import abort, advance
 from tuner.engines.scheduler.state import (
     DONE,
     FINISHED,
-    OUT_OF_WEATHER,
+    OUT_OF_NOISE,
     Scheduler,
     new_requests,
     new_scheduler,
 )
-from tuner.engines.sim.weather import EngineWeather, Machine
+from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import step_law
 from tuner.twin.check import Observed, anchor, check, lag_s, median_error
 from tuner.twin.choice import weigh
@@ -52,7 +52,7 @@ class Lab:
         self.case = case_
         self.now_s = self.replay_s = 0.0
         self.starts = self.jitter = 0
-        self.machine = Machine(case_.world)
+        self.machine = MachineNoise(case_.world)
         self.law = step_law(case_.world.step, CEILING)
         self.start()
 
@@ -60,8 +60,8 @@ class Lab:
         """Start a fresh engine."""
         self.now_s += self.case.world.engine_start
         self.starts += 1
-        self.weather = EngineWeather(self.machine, number=self.starts)
-        self.known = self.weather.until(self.now_s)
+        self.noise = EngineNoise(self.machine, number=self.starts)
+        self.known = self.noise.until(self.now_s)
         self.jitter = 0
 
     def window(self, cap: int, begin_s: float, length_s: float) -> tuple[Segment, Observed]:
@@ -140,9 +140,9 @@ class Lab:
     def _go(self, scheduler: Scheduler, until_s: float, *, stop: bool = False) -> int:
         while True:
             news = advance(scheduler, self.law, self.known, until_s, stop)
-            if news != OUT_OF_WEATHER:
+            if news != OUT_OF_NOISE:
                 return news
-            self.known = self.weather.until(float(scheduler.state["now"][0]))
+            self.known = self.noise.until(float(scheduler.state["now"][0]))
             scheduler.state["jitter"] = 0
 
     def _end(self, scheduler: Scheduler, start_s: float) -> Segment:

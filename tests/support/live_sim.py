@@ -9,17 +9,17 @@ import numpy as np
 from tests.support.profiles import profile, step
 from tuner.engines.scheduler.model import advance
 from tuner.engines.scheduler.state import (
-    CALM,
     FINISHED,
     FULL,
-    OUT_OF_WEATHER,
+    NO_NOISE,
+    OUT_OF_NOISE,
     Floats,
     Ints,
-    Weather,
+    Noise,
     new_requests,
     new_scheduler,
 )
-from tuner.engines.sim.weather import EngineWeather, Machine
+from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import World, step_law
 from tuner.live.prometheus import Counter, Distribution, Histogram, ServerMetrics
 from tuner.profile.profile import seal
@@ -147,7 +147,7 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
 
     ``start`` counts the engine starts on that machine, each with its own speed.
     """
-    weather, forecast = _weather(world, until_s, slow_from_s, slow_by, start)
+    noise, engine_noise = _noise(world, until_s, slow_from_s, slow_by, start)
     law = step_law(world.step, max(cap, 64))
     scheduler = new_scheduler(
         max_num_seqs=cap,
@@ -164,14 +164,14 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
     )
     scheduler.state["rows"] = len(traffic)
     logs = []
-    while (news := advance(scheduler, law, weather, until_s, False)) in {FULL, OUT_OF_WEATHER}:
+    while (news := advance(scheduler, law, noise, until_s, False)) in {FULL, OUT_OF_NOISE}:
         if news == FULL:
             logs.append(scheduler.log.copy())
             scheduler.state["logged"] = 0
         else:
-            assert forecast is not None
-            weather = _slowed(
-                forecast.until(float(scheduler.state["now"][0])), slow_from_s, slow_by
+            assert engine_noise is not None
+            noise = _slowed(
+                engine_noise.until(float(scheduler.state["now"][0])), slow_from_s, slow_by
             )
             scheduler.state["jitter"] = 0
     logs.append(scheduler.log[: scheduler.state["logged"][0]].copy())
@@ -183,21 +183,21 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
     )  # fmt: skip
 
 
-def _weather(
+def _noise(
     world: World, until_s: float, slow_from_s: float, slow_by: float, start: int
-) -> tuple[Weather, EngineWeather | None]:
+) -> tuple[Noise, EngineNoise | None]:
     if world.noise.is_calm:
         grid = np.where(np.arange(int(until_s) + 2) >= slow_from_s, slow_by, 1.0)
-        return CALM._replace(slowness=grid, begin_s=0.0, grid_s=1.0), None
-    machine = Machine(world)
+        return NO_NOISE._replace(slowdown=grid, begin_s=0.0, grid_s=1.0), None
+    machine = MachineNoise(world)
     machine.extend(until_s + 700)
-    forecast = EngineWeather(machine, number=start)
-    return _slowed(forecast.until(0.0), slow_from_s, slow_by), forecast
+    engine_noise = EngineNoise(machine, number=start)
+    return _slowed(engine_noise.until(0.0), slow_from_s, slow_by), engine_noise
 
 
-def _slowed(weather: Weather, from_s: float, by: float) -> Weather:
-    times = weather.begin_s + np.arange(len(weather.slowness)) * weather.grid_s
-    return weather._replace(slowness=weather.slowness * np.where(times >= from_s, by, 1.0))
+def _slowed(noise: Noise, from_s: float, by: float) -> Noise:
+    times = noise.begin_s + np.arange(len(noise.slowdown)) * noise.grid_s
+    return noise._replace(slowdown=noise.slowdown * np.where(times >= from_s, by, 1.0))
 
 
 def _recorded(  # noqa: PLR0913, PLR0917 - what the scheduler leaves behind

@@ -9,12 +9,14 @@ from pathlib import Path
 
 from tuner.engines.seam import EngineRequest, Reply
 from tuner.engines.workers.seam import Batching
-from tuner.engines.workers.vllm import VllmSite
+from tuner.engines.workers.vllm import VllmTestbed
 
 
 async def main(log: Path) -> None:
-    site = VllmSite({"model": "tuner:tiny", "max_model_len": 512}, None, queue_size=4, log=log)
-    engine = await site.workers(1, Batching())
+    testbed = VllmTestbed(
+        {"model": "tuner:tiny", "max_model_len": 512}, None, queue_size=4, log=log
+    )
+    engine = await testbed.workers(1, Batching())
     try:
         print("serving", flush=True)  # noqa: T201 - what the test waits for
         while True:

@@ -1,4 +1,4 @@
-"""The hardware: what it is, and how busy it and its neighbours are."""
+"""Describe the hardware, and measure how busy it is and how much of that is not ours."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""What a number rests on: versions, environment, the content of the model."""
+"""Record what a number rests on: package versions, environment, content of the model."""
 
 import hashlib
 import importlib.metadata

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tuner.engines.scheduler.model import advance
 from tuner.engines.scheduler.state import (
     ABORTED,
-    CALM,
     FINISHED,
     FULL,
+    NO_NOISE,
     Floats,
     Ints,
     StepLaw,
@@ -193,11 +193,11 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     refused = traffic.input_length + traffic.output_length > most
     requests["status"][refused] = ABORTED
     state["rows"] = len(traffic)
-    law, weather = law.up_to(max_num_seqs), CALM
+    law, noise = law.up_to(max_num_seqs), NO_NOISE
     if pace is not None:
-        weather = CALM._replace(slowness=pace.factors, begin_s=pace.begin_s, grid_s=pace.grid_s)
+        noise = NO_NOISE._replace(slowdown=pace.factors, begin_s=pace.begin_s, grid_s=pace.grid_s)
     logs = []
-    while advance(scheduler, law, weather, until_s, False) == FULL:
+    while advance(scheduler, law, noise, until_s, False) == FULL:
         logs.append(scheduler.log.copy())
         state["logged"] = 0
     logs.append(scheduler.log[: state["logged"][0]].copy())

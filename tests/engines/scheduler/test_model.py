@@ -10,16 +10,16 @@ from hypothesis import strategies as st
 from tuner.engines.scheduler.model import abort, advance
 from tuner.engines.scheduler.state import (
     ABORTED,
-    CALM,
     DONE,
     FINISHED,
     FULL,
-    OUT_OF_WEATHER,
+    NO_NOISE,
+    OUT_OF_NOISE,
     REACHED,
+    Noise,
     Records,
     Scheduler,
     StepLaw,
-    Weather,
     new_requests,
     new_scheduler,
 )
@@ -57,7 +57,7 @@ def scheduler_of(  # noqa: PLR0913 - the engine's arguments, with values that ne
 
 def play(scheduler: Scheduler, law: StepLaw = SECOND) -> tuple[Records, IterationLog]:
     """Run to the end."""
-    assert advance(scheduler, law, CALM, np.inf, False) == REACHED
+    assert advance(scheduler, law, NO_NOISE, np.inf, False) == REACHED
     return scheduler.requests, scheduler.log[: scheduler.state["logged"][0]]
 
 
@@ -158,33 +158,33 @@ def test_late_release_costs_nothing_when_nothing_else_could_run() -> None:
 
 def test_an_iteration_that_ends_too_late_stays_in_flight() -> None:
     scheduler = scheduler_of([(0, 1, 2)])
-    assert advance(scheduler, SECOND, CALM, 1.5, False) == REACHED
+    assert advance(scheduler, SECOND, NO_NOISE, 1.5, False) == REACHED
     assert scheduler.requests["generated"].tolist() == [1]
     assert scheduler.state["end"] == 2
-    assert advance(scheduler, SECOND, CALM, 2.0, False) == REACHED
+    assert advance(scheduler, SECOND, NO_NOISE, 2.0, False) == REACHED
     assert scheduler.requests["status"].tolist() == [FINISHED]
 
 
 def test_time_stands_still_where_a_request_finished() -> None:
     scheduler = scheduler_of([(0, 1, 1), (0, 1, 2)])
-    assert advance(scheduler, SECOND, CALM, np.inf, True) == DONE
+    assert advance(scheduler, SECOND, NO_NOISE, np.inf, True) == DONE
     assert scheduler.state["now"] == 1
-    assert advance(scheduler, SECOND, CALM, np.inf, True) == DONE
+    assert advance(scheduler, SECOND, NO_NOISE, np.inf, True) == DONE
     assert scheduler.state["now"] == 2
 
 
 def test_a_full_log_interrupts_and_loses_nothing() -> None:
     scheduler = scheduler_of([(0, 1, 5)], log_length=2)
-    assert advance(scheduler, SECOND, CALM, np.inf, False) == FULL
+    assert advance(scheduler, SECOND, NO_NOISE, np.inf, False) == FULL
     assert scheduler.log["start_s"].tolist() == [0, 1]
     scheduler.state["logged"] = 0
-    assert advance(scheduler, SECOND, CALM, np.inf, False) == FULL
+    assert advance(scheduler, SECOND, NO_NOISE, np.inf, False) == FULL
     assert scheduler.log["start_s"].tolist() == [2, 3]
 
 
 def test_aborted_requests_leave_slot_and_blocks_to_others() -> None:
     scheduler = scheduler_of([(0, 4, 9), (0, 4, 9), (0, 4, 1)], max_num_seqs=1, kv_blocks=14)
-    advance(scheduler, SECOND, CALM, 2.5, False)
+    advance(scheduler, SECOND, NO_NOISE, 2.5, False)
     abort(scheduler, 0)
     abort(scheduler, 1)
     requests, _ = play(scheduler)
@@ -194,25 +194,25 @@ def test_aborted_requests_leave_slot_and_blocks_to_others() -> None:
     assert scheduler.state["free_blocks"] == 14
 
 
-def weather(
-    *, jitter: Sequence[float], slowness: Sequence[float], stalls: Sequence[tuple[float, float]]
-) -> Weather:
-    """Return weather with one slowness per 10 seconds."""
+def noise(
+    *, jitter: Sequence[float], slowdown: Sequence[float], stalls: Sequence[tuple[float, float]]
+) -> Noise:
+    """Return noise with one slowdown per 10 seconds."""
     at_s, lasting_s = zip(*stalls, (np.inf, 0.0), strict=True)
-    return Weather(
+    return Noise(
         np.array(jitter),
-        np.array(slowness),
+        np.array(slowdown),
         0.0,
         10.0,
-        10.0 * len(slowness),
+        10.0 * len(slowdown),
         np.array(at_s),
         np.array(lasting_s),
     )
 
 
-def test_weather_stretches_iterations() -> None:
+def test_noise_stretches_iterations() -> None:
     scheduler = scheduler_of([(0, 1, 2), (10, 1, 1), (12, 1, 1)])
-    rough = weather(jitter=[1, 2, 1, 1, 1], slowness=[1, 3], stalls=[(1.5, 4), (8, 99), (10.5, 1)])
+    rough = noise(jitter=[1, 2, 1, 1, 1], slowdown=[1, 3], stalls=[(1.5, 4), (8, 99), (10.5, 1)])
     assert advance(scheduler, SECOND, rough, np.inf, False) == REACHED
     log = scheduler.log[: scheduler.state["logged"][0]]
     # As the law says; twice as long and stalled; three times as slow and stalled (the stall at 8
@@ -220,14 +220,14 @@ def test_weather_stretches_iterations() -> None:
     assert log["duration_s"].tolist() == [1, 2 + 4, 3 + 1, 3]
 
 
-def test_the_model_asks_for_more_weather_when_it_is_used_up() -> None:
+def test_the_model_asks_for_more_noise_when_it_is_used_up() -> None:
     scheduler = scheduler_of([(0, 1, 5)])
-    short = weather(jitter=[1, 1], slowness=[1], stalls=[])
-    assert advance(scheduler, SECOND, short, np.inf, False) == OUT_OF_WEATHER
+    short = noise(jitter=[1, 1], slowdown=[1], stalls=[])
+    assert advance(scheduler, SECOND, short, np.inf, False) == OUT_OF_NOISE
     assert scheduler.state["now"] == 2
     scheduler = scheduler_of([(0, 1, 50)])
-    long = weather(jitter=[1] * 99, slowness=[1], stalls=[])
-    assert advance(scheduler, SECOND, long, np.inf, False) == OUT_OF_WEATHER
+    long = noise(jitter=[1] * 99, slowdown=[1], stalls=[])
+    assert advance(scheduler, SECOND, long, np.inf, False) == OUT_OF_NOISE
     assert scheduler.state["now"] == 10
 
 
@@ -283,7 +283,7 @@ def test_coasting_over_iterations_gives_the_times_of_one_by_one(
             **limits,  # type: ignore[arg-type]
         )
         for end_s in (until, np.inf):
-            assert advance(scheduler, law, CALM, end_s, False) == REACHED
+            assert advance(scheduler, law, NO_NOISE, end_s, False) == REACHED
         found.append((scheduler.requests.tobytes(), scheduler.state[0]))
     (one_by_one, slow), (at_once, fast) = found
     assert one_by_one == at_once

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.engines.scheduler.model import advance
-from tuner.engines.scheduler.state import CALM, new_requests, new_scheduler
+from tuner.engines.scheduler.state import NO_NOISE, new_requests, new_scheduler
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError, Starter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -332,7 +332,7 @@ def test_one_by_one_or_all_at_once_the_times_are_the_same(
     arrival_s, inputs, outputs = (np.array(column) for column in zip(*traffic, strict=True))
     scheduler.requests[:] = new_requests(arrival_s, inputs, outputs)
     scheduler.state["rows"] = len(traffic)
-    advance(scheduler, step_law(step, max_num_seqs), CALM, np.inf, False)
+    advance(scheduler, step_law(step, max_num_seqs), NO_NOISE, np.inf, False)
     replies = run(main())
     assert [reply.last_token_s for reply in replies] == scheduler.requests["last_token_s"].tolist()
     assert [reply.first_token_s for reply in replies] == scheduler.requests[

@@ -17,7 +17,7 @@ from tests.support.places import ROOT
 from tests.support.processes import cores, family, lives, wait_until
 from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
 from tuner.engines.workers.seam import Batching, Setup
-from tuner.engines.workers.vllm import VllmSite
+from tuner.engines.workers.vllm import VllmTestbed
 from tuner.errors import EngineError
 from tuner.replay.measure import Measurement
 from tuner.runs.compare.approaches.registry import chosen
@@ -39,8 +39,8 @@ BASE: Mapping[str, ArgumentValue] = {
 QUEUE = 6
 
 
-def site(log: Path, **changes: int) -> VllmSite:
-    return VllmSite({**BASE, **changes}, None, queue_size=QUEUE, log=log)
+def testbed(log: Path, **changes: int) -> VllmTestbed:
+    return VllmTestbed({**BASE, **changes}, None, queue_size=QUEUE, log=log)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class Batcher:
 def batcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batcher]:
     log = tmp_path_factory.mktemp("workers") / "vllm.log"
     with asyncio.Runner() as runner:
-        engine = runner.run(site(log).workers(1, Batching(size=3, wait_s=0.5)))
+        engine = runner.run(testbed(log).workers(1, Batching(size=3, wait_s=0.5)))
         yield Batcher(runner, engine)
         runner.run(engine.stop())
 
@@ -128,7 +128,7 @@ def test_two_workers_that_do_not_fit_say_why(tmp_path: Path) -> None:
     """One has room for a request of 1,024 tokens (6 MiB), half of it has not."""
     before = cores()
     with asyncio.Runner() as runner, pytest.raises(EngineError) as refused:
-        runner.run(site(tmp_path / "log", kv_cache_memory_bytes=10 << 20).workers(2, Batching()))
+        runner.run(testbed(tmp_path / "log", kv_cache_memory_bytes=10 << 20).workers(2, Batching()))
     assert "vLLM did not start" in str(refused.value)
     assert "kv_cache_memory_bytes" in refused.value.hint
     assert cores() == before
@@ -172,7 +172,7 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
     requests = [TraceRequest(row, 0.2 * row, 20, 10) for row in range(15)]
     comparing = Comparing(create(tmp_path / "run", {}))
     watcher = KillsWorkers()
-    place = site(tmp_path / "log")
+    place = testbed(tmp_path / "log")
 
     async def main() -> None:
         await calibrate(requests, place, settings, comparing, watcher)
@@ -205,7 +205,7 @@ def test_no_worker_survives_a_start_that_is_cancelled(tmp_path: Path) -> None:
     async def main() -> None:
         for serving in (False, True):
             log = tmp_path / f"{serving}.log"
-            start = asyncio.create_task(site(log).workers(2, Batching()))
+            start = asyncio.create_task(testbed(log).workers(2, Batching()))
             while len(cores() - before) < 1 + serving:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
             start.cancel()

@@ -7,9 +7,9 @@ from typing import Any, Protocol, TypeVar, cast
 
 from tuner.commands.compare.setup import CompareOptions
 from tuner.commands.shared.machine import Here, ThisMachine
-from tuner.engines.base import engine_arguments
+from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.workers.seam import Site
+from tuner.engines.workers.seam import Testbed
 from tuner.errors import UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -36,7 +36,7 @@ class Place(Protocol):
         """Return what a run here stands and falls with: ``engine_arguments``, pinned, and more."""
         ...
 
-    def site(self, comparing: Comparing, settings: CompareSettings) -> Site: ...
+    def testbed(self, comparing: Comparing, settings: CompareSettings) -> Testbed: ...
 
     def starter(self, sweep_book: journal.Journal) -> Starter:
         """Return what starts the engines of a sweep."""
@@ -106,8 +106,8 @@ class _Simulated:
         arguments = self.new_starter().resolve(max_num_seqs=self.options.untuned)
         return {"engine_arguments": dict(arguments), "world_digest": self.world.digest}
 
-    def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
-        from tuner.engines.workers.sim import SimSite  # noqa: PLC0415 - numba
+    def testbed(self, comparing: Comparing, settings: CompareSettings) -> Testbed:
+        from tuner.engines.workers.sim import SimTestbed  # noqa: PLC0415 - numba
 
         starter = self.new_starter()
         sizes = [int(size) for size in comparing.evidence.engines()]
@@ -115,7 +115,9 @@ class _Simulated:
             sizes[-1] *= 2  # one simulated engine is both of them
         starter.go_on_after(sizes, lost=_was_interrupted(comparing, settings))
         engine = self.profile.engine if self.profile is not None else {}
-        return SimSite(starter, self.world, cast("Any", engine), queue_size=self.options.queue_size)
+        return SimTestbed(
+            starter, self.world, cast("Any", engine), queue_size=self.options.queue_size
+        )
 
     def starter(self, sweep_book: journal.Journal) -> Starter:
         starter = self.new_starter()
@@ -164,12 +166,12 @@ class _Real:
         arguments = self.new_starter(self.arguments).resolve(max_num_seqs=self.options.untuned)
         return {"engine_arguments": dict(arguments)}
 
-    def site(self, comparing: Comparing, settings: CompareSettings) -> Site:
-        from tuner.engines.workers.vllm import VllmSite  # noqa: PLC0415 - for vllm alone
+    def testbed(self, comparing: Comparing, settings: CompareSettings) -> Testbed:
+        from tuner.engines.workers.vllm import VllmTestbed  # noqa: PLC0415 - for vllm alone
 
         del settings
         engine = self.profile.engine if self.profile is not None else None
-        return VllmSite(
+        return VllmTestbed(
             self.arguments,
             cast("Any", engine),
             queue_size=self.options.queue_size,

@@ -56,8 +56,8 @@ def run(options: CompareOptions) -> None:
     comparing = Comparing(book)
     read = DeviceMeter().read if options.engine == "vllm" else None
     with kept(book, where), progress:
-        site = place.site(comparing, settings)
-        place.execute(calibrate(requests, site, settings, comparing, progress), book)
+        testbed = place.testbed(comparing, settings)
+        place.execute(calibrate(requests, testbed, settings, comparing, progress), book)
         blocks = Blocks(requests, settings, comparing)
         place.execute(_chosen(blocks, progress), book)
         _keep_traffic(blocks, trace, book.run_dir)
@@ -68,7 +68,7 @@ def run(options: CompareOptions) -> None:
             untuned=options.untuned,
             of_profile=_of_profile(options),
         )
-        run = Comparison(blocks, site, comparing, progress, read)
+        run = Comparison(blocks, testbed, comparing, progress, read)
         place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
     warnings = (*trace.warnings, *cautions_of(options), *blocks.warnings, *run.warnings)
     _report(options, blocks, tuned, warnings)

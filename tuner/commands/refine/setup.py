@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.sweep.setup import Execute, cautions_of
-from tuner.engines.base import value_of
+from tuner.engines.engine_arguments import value_of
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
 from tuner.engines.vllm.flags import Setting

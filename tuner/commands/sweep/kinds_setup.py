@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.commands.sweep.setup import SweepOptions, starter_of
-from tuner.engines.base import engine_arguments
+from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import Starter
 from tuner.errors import RunError, UsageError
 from tuner.runs.cluster.kinds import Description

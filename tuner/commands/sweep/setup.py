@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from tuner.engines.base import engine_arguments
+from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import TraceError, UsageError

@@ -1,4 +1,4 @@
-"""vLLM V1's scheduler as a discrete-event model, compiled: the simulated engine and the twin.
+"""A discrete-event model of vLLM V1's scheduler, compiled, for the simulated engine and the twin.
 
 The order of scheduling is vLLM's: running requests first, each computing min(tokens left, budget
 left); when KV blocks are short the last running request is preempted (its computed tokens fall to
@@ -13,7 +13,7 @@ State is arrays, changed in place: the same code serves requests that arrive one
 import numpy as np
 
 from tuner.engines.scheduler import state as its
-from tuner.engines.scheduler.coast import coast
+from tuner.engines.scheduler.fast_forward import fast_forward
 from tuner.engines.scheduler.queue import (
     allocate,
     arrival_s,
@@ -24,7 +24,7 @@ from tuner.engines.scheduler.queue import (
     total,
     wait,
 )
-from tuner.engines.scheduler.state import Record, Records, Scheduler, StepLaw, Weather
+from tuner.engines.scheduler.state import Noise, Record, Records, Scheduler, StepLaw
 from tuner.system.jit import compiled
 
 
@@ -117,8 +117,8 @@ def _schedule(scheduler: Scheduler) -> None:
 
 
 @compiled
-def _duration_s(law: StepLaw, weather: Weather, state: Record, iteration: Record) -> float:
-    """Return what the law says of the iteration, under the weather of the moment."""
+def _duration_s(law: StepLaw, noise: Noise, state: Record, iteration: Record) -> float:
+    """Return what the law says of the iteration, under the noise of the moment."""
     prefill = iteration["prefill_tokens"]
     seconds = (
         law.decode_s[iteration["decode_seqs"]]
@@ -127,17 +127,17 @@ def _duration_s(law: StepLaw, weather: Weather, state: Record, iteration: Record
         + law.prefill_seq_s * iteration["prefill_seqs"]
         + law.context_token_s * iteration["context_tokens"]
     )
-    if weather.slowness.size > 0:
-        place = int((state["now"] - weather.begin_s) / weather.grid_s)
-        seconds *= weather.slowness[min(max(place, 0), weather.slowness.size - 1)]
-    if weather.jitter.size > 0:
-        seconds *= weather.jitter[state["jitter"]]
+    if noise.slowdown.size > 0:
+        place = int((state["now"] - noise.begin_s) / noise.grid_s)
+        seconds *= noise.slowdown[min(max(place, 0), noise.slowdown.size - 1)]
+    if noise.jitter.size > 0:
+        seconds *= noise.jitter[state["jitter"]]
         state["jitter"] += 1
-    while weather.stall_at_s[state["stall"]] < state["now"]:
+    while noise.stall_at_s[state["stall"]] < state["now"]:
         state["stall"] += 1
     undisturbed = state["now"] + seconds
-    while weather.stall_at_s[state["stall"]] < undisturbed:
-        seconds += weather.stall_s[state["stall"]]
+    while noise.stall_at_s[state["stall"]] < undisturbed:
+        seconds += noise.stall_s[state["stall"]]
         state["stall"] += 1
     return float(seconds)
 
@@ -194,19 +194,19 @@ def _wake(state: Record, requests: Records, until: float) -> bool:
 
 
 @compiled
-def _begin_iteration(scheduler: Scheduler, law: StepLaw, weather: Weather) -> int:
+def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     """Put the next iteration into flight, or return what it lacks."""
     state, iteration = scheduler.state[0], scheduler.iteration[0]
-    log, tokens, jitter = scheduler.log.size, scheduler.tokens.row.size, weather.jitter.size
+    log, tokens, jitter = scheduler.log.size, scheduler.tokens.row.size, noise.jitter.size
     if log > 0 and state["logged"] == log:
         return its.FULL
     if tokens > 0 and state["tokens"] + scheduler.running.size > tokens:
         return its.FULL
-    if state["now"] >= weather.end_s or (jitter > 0 and state["jitter"] == jitter):
-        return its.OUT_OF_WEATHER
+    if state["now"] >= noise.end_s or (jitter > 0 and state["jitter"] == jitter):
+        return its.OUT_OF_NOISE
     _schedule(scheduler)
     iteration["start_s"] = state["now"]
-    iteration["duration_s"] = _duration_s(law, weather, state, iteration)
+    iteration["duration_s"] = _duration_s(law, noise, state, iteration)
     state["end"] = state["now"] + iteration["duration_s"]
     state["in_flight"] = 1
     state["preemptions"] += iteration["preemptions"]
@@ -217,7 +217,7 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, weather: Weather) -> in
 
 @compiled
 def advance(
-    scheduler: Scheduler, law: StepLaw, weather: Weather, until: float, stop_at_finish: bool
+    scheduler: Scheduler, law: StepLaw, noise: Noise, until: float, stop_at_finish: bool
 ) -> int:
     """Run iterations that begin before ``until`` and end by then; return why it came back.
 
@@ -225,8 +225,8 @@ def advance(
     """
     state = scheduler.state[0]
     sinks = scheduler.log.size + scheduler.tokens.row.size
-    noise = weather.jitter.size + weather.slowness.size + weather.stall_s.size - 1
-    unseen = sinks + noise == 0
+    disturbed = noise.jitter.size + noise.slowdown.size + noise.stall_s.size - 1
+    unseen = sinks + disturbed == 0
     lacking = its.REACHED
     while lacking == its.REACHED:
         if state["in_flight"]:
@@ -235,10 +235,10 @@ def advance(
             if _finish_iteration(scheduler) and stop_at_finish:
                 return its.DONE
         if unseen and state["running"] > 0:
-            coast(scheduler, law, until)
+            fast_forward(scheduler, law, until)
         if not _wake(state, scheduler.requests, until):
             return its.REACHED
-        lacking = _begin_iteration(scheduler, law, weather)
+        lacking = _begin_iteration(scheduler, law, noise)
     return lacking
 
 

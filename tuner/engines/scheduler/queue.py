@@ -1,4 +1,4 @@
-"""The scheduler model's ledgers: who waits, who holds which blocks, and the totals."""
+"""The scheduler model's waiting queue, KV blocks and totals."""
 
 from tuner.engines.scheduler import state as its
 from tuner.engines.scheduler.state import Record, Records

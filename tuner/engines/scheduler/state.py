@@ -1,4 +1,4 @@
-"""What the scheduler model works on: arrays of records, changed in place. Times are seconds."""
+"""The arrays of records that the scheduler model changes in place. Times are seconds."""
 
 from typing import NamedTuple
 
@@ -55,7 +55,7 @@ STATE = np.dtype(
         ("given_blocks", "i8"),  # how often a block was given to a request
         ("held_slots", "i8"),  # finished, not free yet
         ("held_blocks", "i8"),
-        ("jitter", "i8"),  # how much of the weather and of the buffers is used
+        ("jitter", "i8"),  # how much of the noise and of the buffers is used
         ("stall", "i8"),
         ("logged", "i8"),
         ("tokens", "i8"),
@@ -77,9 +77,9 @@ NEVER = np.inf
 COMING, WAITING, RUNNING, FINISHED, ABORTED = range(5)
 """A request's status."""
 
-REACHED, DONE, FULL, OUT_OF_WEATHER = range(4)
+REACHED, DONE, FULL, OUT_OF_NOISE = range(4)
 """Why `advance` came back: the time asked for is reached or nothing is left to do; a request
-finished; the log or the token list is full; the weather is known no further."""
+finished; the log or the token list is full; the noise is known no further."""
 
 
 class StepLaw(NamedTuple):
@@ -118,11 +118,11 @@ class StepLaw(NamedTuple):
         return StepLaw(factor * decode_s, *(factor * each for each in rest))
 
 
-class Weather(NamedTuple):
+class Noise(NamedTuple):
     """What makes iterations slower or faster than the law. Arrays of length 0 mean: nothing."""
 
     jitter: Floats  # one factor per iteration, consumed in order
-    slowness: Floats  # factor by time, on a grid; before and after as at its ends
+    slowdown: Floats  # factor by time, on a grid; before and after as at its ends
     begin_s: float  # of the grid
     grid_s: float
     end_s: float  # known until here
@@ -148,7 +148,7 @@ class Scheduler(NamedTuple):
     tokens: Tokens
 
 
-CALM = Weather(np.ones(0), np.ones(0), 0.0, 1.0, np.inf, np.array([np.inf]), np.zeros(1))
+NO_NOISE = Noise(np.ones(0), np.ones(0), 0.0, 1.0, np.inf, np.array([np.inf]), np.zeros(1))
 
 
 def new_scheduler(  # noqa: PLR0913 - the engine's arguments

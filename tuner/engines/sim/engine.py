@@ -1,4 +1,4 @@
-"""A running simulated engine: vLLM's scheduler on virtual time.
+"""A simulated engine that is running: the scheduler model on virtual time.
 
 Of the world's numbers it shows what an engine shows: iterations and the times of tokens.
 """
@@ -13,7 +13,7 @@ from tuner.engines.scheduler import model
 from tuner.engines.scheduler.state import (
     DONE,
     FULL,
-    OUT_OF_WEATHER,
+    OUT_OF_NOISE,
     REQUEST,
     new_requests,
     new_scheduler,
@@ -25,8 +25,8 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
+from tuner.engines.sim.noise import EngineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
-from tuner.engines.sim.weather import EngineWeather
 from tuner.engines.sim.world import World, step_law
 from tuner.errors import EngineError
 
@@ -48,7 +48,7 @@ class SimEngine:
     """A started engine. It moves when the loop has nothing else to do; see virtual_time."""
 
     def __init__(
-        self, facts: EngineFacts, world: World, weather: EngineWeather, loop: VirtualTimeLoop
+        self, facts: EngineFacts, world: World, noise: EngineNoise, loop: VirtualTimeLoop
     ) -> None:
         self._facts = facts
         self._max_num_seqs = int(str(facts.arguments["max_num_seqs"]))
@@ -66,8 +66,8 @@ class SimEngine:
             token_length=max(_TOKEN_LENGTH, 2 * self._max_num_seqs),
         )
         self._state = self._scheduler.state[0]
-        self._forecast = weather
-        self._weather = weather.anew(loop.time())
+        self._engine_noise = noise
+        self._noise = noise.anew(loop.time())
         self._loop = loop
         self._tickets: dict[int, _Ticket] = {}
         self._logs: list[IterationLog] = []
@@ -136,10 +136,10 @@ class SimEngine:
         """See virtual_time.Process."""
         while True:
             news = model.advance(
-                self._scheduler, self._law, self._weather, until, stop_at_finish=True
+                self._scheduler, self._law, self._noise, until, stop_at_finish=True
             )
-            if news == OUT_OF_WEATHER:
-                self._weather = self._forecast.until(float(self._state["now"]))
+            if news == OUT_OF_NOISE:
+                self._noise = self._engine_noise.until(float(self._state["now"]))
                 self._state["jitter"] = 0
                 continue
             self._hand_out()
@@ -213,7 +213,7 @@ class SimEngine:
             await asyncio.sleep(float(state["end"]) - self._loop.time())
         state["free_blocks"] += state["held_blocks"]
         state["held_slots"] = state["held_blocks"] = 0
-        self._weather = self._forecast.anew(self._loop.time())
+        self._noise = self._engine_noise.anew(self._loop.time())
         self._state["jitter"] = 0
 
     def _keep_log(self) -> None:

@@ -1,4 +1,4 @@
-"""The simulated engine: how engines come into being on a machine that a world file describes."""
+"""Start simulated engines on a machine that a world file describes."""
 
 import asyncio
 import platform
@@ -9,8 +9,8 @@ import numba
 
 from tuner.engines.seam import SIMULATED, ArgumentValue, EngineFacts
 from tuner.engines.sim.engine import SimEngine
+from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
-from tuner.engines.sim.weather import EngineWeather, Machine
 from tuner.engines.sim.world import World, WorldKv
 from tuner.errors import EngineError
 
@@ -26,21 +26,21 @@ VARIABLE = ("max_num_batched_tokens", "num_gpu_blocks_override", "block_size")
 class _Line:
     """The engines that were started on one machine, one after the other."""
 
-    machine: Machine
+    machine: MachineNoise
     started: int = 0
     lost: int | None = None
     """The size of one that an interruption ended."""
 
 
 class SimStarter:
-    """Starts engines on one simulated machine, whose weather goes on from engine to engine."""
+    """Starts engines on one simulated machine, whose noise goes on from engine to engine."""
 
     def __init__(
         self, world: World, *, model: str | None = None, line: _Line | None = None
     ) -> None:
         self._world = world
         self._model = model or f"sim:{world.name}"
-        self._line = line or _Line(Machine(world))
+        self._line = line or _Line(MachineNoise(world))
 
     @property
     def device(self) -> Mapping[str, ArgumentValue]:
@@ -56,7 +56,7 @@ class SimStarter:
         """Take up an interrupted run that had started engines of these sizes, in order.
 
         The last of them, unless it had done its work, was ``lost`` with it: started again it is the
-        same engine, and no time passes, so that the rest of the run meets the weather that it
+        same engine, and no time passes, so that the rest of the run meets the noise that it
         would have met.
         """
         self._line.started = len(sizes)
@@ -114,7 +114,7 @@ class SimStarter:
         }
 
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
-        """See the seam. ``world``: as what this engine finds the machine, its weather apart."""
+        """See the seam. ``world``: as what this engine finds the machine, its noise apart."""
         loop = asyncio.get_running_loop()
         if not isinstance(loop, VirtualTimeLoop):
             raise EngineError(
@@ -138,7 +138,7 @@ class SimStarter:
             versions=self.versions,
             device=self.device,
         )
-        weather = EngineWeather(line.machine, number=line.started)
-        engine = SimEngine(facts, world or self._world, weather, loop)
+        noise = EngineNoise(line.machine, number=line.started)
+        engine = SimEngine(facts, world or self._world, noise, loop)
         loop.attach(engine)
         return engine

@@ -1,4 +1,4 @@
-"""Engine arguments as text → as vLLM's own command line reads them. Imports vLLM."""
+"""Read engine arguments that were written as text with vLLM's own parser. Imports vLLM."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""vLLM's engine arguments, checked, pinned and resolved. Imports vLLM."""
+"""Check, pin and resolve engine arguments, as vLLM's server would. Imports vLLM."""
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 

@@ -1,4 +1,4 @@
-"""Where vLLM's EngineCore runs: a child process that writes to a log file and dies with us.
+"""Run vLLM's EngineCore in a child process that writes to a log file and ends when we end.
 
 vLLM starts EngineCore through a ``multiprocessing`` context; for the length of one start it is
 given ours. On a CPU that is a fork server which imports vLLM while we do: a start then costs 3 s

@@ -1,4 +1,4 @@
-"""What vLLM's failures mean: its exceptions and its log → one line, and one with the cure. Pure."""
+"""Turn vLLM's exceptions and log lines into one line that says what failed, and a cure. Pure."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""AsyncLLM without what tuner has no use for: how one is made, asked and closed. Imports vLLM."""
+"""Start, ask and close an AsyncLLM without the parts tuner has no use for. Imports vLLM."""
 
 # mypy: allow-subclassing-any
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed

@@ -1,4 +1,4 @@
-"""Where vLLM and its kin speak to: a file, never the tuner's own output."""
+"""Send what vLLM and its dependencies log to a file, never to tuner's own output."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""vLLM's scheduler as a sweep needs it: a cap that changes between replays, a log of iterations.
+"""vLLM's scheduler with a cap that changes between replays and a log of its iterations.
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
 Importing it adds three utility methods to EngineCore, which the front end calls by name and which

@@ -1,4 +1,4 @@
-"""How engines of the kind ``vllm`` come into being. Light: vLLM is imported by the first need."""
+"""Start engines of the kind ``vllm``. vLLM is imported when the first one is needed."""
 
 import asyncio
 import functools

@@ -1,4 +1,4 @@
-"""Whether two values are the same argument to vLLM. Pure."""
+"""Tell whether two values are the same argument to vLLM. Pure."""
 
 
 def same(one: object, other: object) -> bool:

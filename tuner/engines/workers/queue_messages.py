@@ -1,4 +1,4 @@
-"""What goes through the queues between tuner and its worker processes. Types only.
+"""The messages in the queues between tuner and its worker processes. Types only.
 
 Times are the machine's monotonic clock, which all its processes share.
 """
@@ -24,7 +24,7 @@ class Order(NamedTuple):
     what: Literal["take_iterations", "reset_prefix_cache"]
 
 
-class Done(NamedTuple):
+class Completion(NamedTuple):
     """A prompt's reply, whole: what such a worker sends."""
 
     number: int
@@ -40,7 +40,7 @@ class Done(NamedTuple):
     sent_s: float
 
 
-class Answer(NamedTuple):
+class OrderResult(NamedTuple):
     """Of an order."""
 
     number: int

@@ -1,4 +1,4 @@
-"""What an approach of ``tuner compare`` is, and what it is built from. Types only."""
+"""An approach of ``tuner compare`` and the testbed that it is built on. Types only."""
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Setup:
     """The profile's own ``max_num_seqs``; None without a profile."""
 
 
-class Site(Protocol):
+class Testbed(Protocol):
     """A machine on which approaches are built: a real one with vLLM, or a simulated one.
 
     Every engine that it starts has the whole device to itself. All may raise EngineError.
@@ -50,4 +50,4 @@ class Site(Protocol):
 class Approach:
     name: str
     title: str
-    start: Callable[[Site, Setup], Awaitable[Engine]]
+    start: Callable[[Testbed, Setup], Awaitable[Engine]]

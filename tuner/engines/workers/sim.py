@@ -1,4 +1,4 @@
-"""The approaches of ``tuner compare`` on a simulated machine.
+"""Build the approaches of ``tuner compare`` on a simulated machine.
 
 A worker is a task that does what the real one's process does: take a request or a batch off the
 queue, let the engine serve it to the end, send all replies. Its queue costs what the world says.
@@ -23,8 +23,8 @@ from tuner.engines.workers.seam import Batching
 from tuner.errors import EngineError
 
 
-class SimSite:
-    """See tuner.engines.workers.seam.Site."""
+class SimTestbed:
+    """See tuner.engines.workers.seam.Testbed."""
 
     def __init__(
         self,

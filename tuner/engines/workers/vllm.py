@@ -1,4 +1,4 @@
-"""The approaches of ``tuner compare`` on a real machine."""
+"""Build the approaches of ``tuner compare`` on a real machine."""
 
 import asyncio
 import contextlib
@@ -22,14 +22,21 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.vllm.start import VllmStarter
-from tuner.engines.workers.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.queue_messages import (
+    Completion,
+    Order,
+    OrderResult,
+    Prompt,
+    Ready,
+    Skipped,
+)
 from tuner.engines.workers.seam import Batching
-from tuner.engines.workers.worker import Message, Worker
+from tuner.engines.workers.worker import Message, QueueWorker
 from tuner.errors import EngineError
 
 
-class VllmSite:
-    """See tuner.engines.workers.seam.Site."""
+class VllmTestbed:
+    """See tuner.engines.workers.seam.Testbed."""
 
     def __init__(
         self,
@@ -72,7 +79,7 @@ class _VllmWorkers:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._workers: list[Worker] = []
+        self._workers: list[QueueWorker] = []
         self._numbers = count()
         self._newest = -1
         self._waiting: dict[int, asyncio.Future[tuple[Message, float]]] = {}
@@ -85,7 +92,7 @@ class _VllmWorkers:
         self, arguments: Mapping[str, Any], batching: Batching, *, queue_size: int, log: Path
     ) -> None:
         """Start one more worker."""
-        worker = Worker(
+        worker = QueueWorker(
             arguments,
             batching,
             queue_size=queue_size,
@@ -128,7 +135,7 @@ class _VllmWorkers:
             if not self._prompts:
                 for one in self._workers:
                     one.skip_before(self._newest + 1)
-        assert isinstance(message, Done)
+        assert isinstance(message, Completion)
         reply.first_token_s = reply.last_token_s = now_s
         reply.output_tokens = message.output_tokens
         reply.output_s = list(message.output_s)
@@ -178,7 +185,7 @@ class _VllmWorkers:
         finally:
             for number, _ in asked:
                 del self._waiting[number]
-        return [one.value for one in found if isinstance(one, Answer)]
+        return [one.value for one in found if isinstance(one, OrderResult)]
 
     def _next(self) -> tuple[int, "asyncio.Future[tuple[Message, float]]"]:
         self._newest = next(self._numbers)

@@ -1,4 +1,4 @@
-"""A worker process seen from here: started, sent to, listened to, ended."""
+"""Start, ask and end one worker process, from tuner's side of its two queues."""
 
 import asyncio
 import contextlib
@@ -13,7 +13,14 @@ from tuner.engines.seam import RequestFailedError
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.workers import worker_process
-from tuner.engines.workers.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.queue_messages import (
+    Completion,
+    Order,
+    OrderResult,
+    Prompt,
+    Ready,
+    Skipped,
+)
 from tuner.engines.workers.seam import Batching
 from tuner.errors import EngineError
 
@@ -24,12 +31,12 @@ if TYPE_CHECKING:
 _LISTEN_S = 0.2
 """How often a thread that listens looks whether it still should."""
 
-Message = Done | Answer | Skipped
+Message = Completion | OrderResult | Skipped
 Received = Callable[[Message, float], None]
 """Called on the event loop with a message and when it was read."""
 
 
-class Worker:
+class QueueWorker:
     """One worker process with its two queues."""
 
     def __init__(  # noqa: PLR0913 - what it runs, and who hears of it
@@ -129,7 +136,7 @@ class Worker:
             if not self._ready.done():
                 self._ready.set_result(message)
             return
-        if isinstance(message, Done | Skipped):
+        if isinstance(message, Completion | Skipped):
             self.in_hand -= 1
         self._received(message, now_s)
 

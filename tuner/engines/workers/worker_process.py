@@ -1,4 +1,4 @@
-"""What runs in a worker process of ``tuner compare``: a queue, ``vllm.LLM``, another queue.
+"""The program of a worker process of ``tuner compare``: a queue, ``vllm.LLM``, another queue.
 
 The engine runs in the worker's own process and thread: while it serves a batch nothing else
 happens there. Imports vLLM when it runs, not before.
@@ -15,7 +15,14 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from tuner.engines.workers.queue_messages import Answer, Done, Order, Prompt, Ready, Skipped
+from tuner.engines.workers.queue_messages import (
+    Completion,
+    Order,
+    OrderResult,
+    Prompt,
+    Ready,
+    Skipped,
+)
 from tuner.engines.workers.seam import Batching
 
 if TYPE_CHECKING:
@@ -27,7 +34,7 @@ def work(
     arguments: Mapping[str, Any],
     batching: Batching,
     requests: "Queue[Prompt | Order]",
-    results: "Queue[Ready | Done | Answer | Skipped]",
+    results: "Queue[Ready | Completion | OrderResult | Skipped]",
     wanted_from: "Synchronized[int]",
 ) -> None:
     """Start the engine, then serve batches until the process is ended."""
@@ -51,7 +58,7 @@ def _serve(
     engine: "_Engine",
     batching: Batching,
     requests: "Queue[Prompt | Order]",
-    results: "Queue[Ready | Done | Answer | Skipped]",
+    results: "Queue[Ready | Completion | OrderResult | Skipped]",
     wanted_from: "Synchronized[int]",
 ) -> None:
     while True:
@@ -67,7 +74,7 @@ def _serve(
                 results.put(done._replace(sent_s=time.monotonic()))
             engine.rest()
         if order is not None:
-            results.put(Answer(order.number, engine.obey(order)))
+            results.put(OrderResult(order.number, engine.obey(order)))
 
 
 def _collect(
@@ -129,7 +136,7 @@ class _Engine:
             kv_blocks=self._scheduler.tuner_state()["kv_blocks"],
         )
 
-    def serve(self, batch: Sequence[tuple[Prompt, float]]) -> list[Done]:
+    def serve(self, batch: Sequence[tuple[Prompt, float]]) -> list[Completion]:
         """Generate a batch, and return when the slowest is done."""
         from tuner.engines.vllm.llm import exactly  # noqa: PLC0415 - imports vLLM
 
@@ -141,7 +148,7 @@ class _Engine:
         )
         done_s = time.monotonic()
         return [
-            Done(
+            Completion(
                 number=prompt.number,
                 output_tokens=len(output.outputs[0].token_ids),
                 output_s=tuple(self._token_s.pop(output.request_id)),

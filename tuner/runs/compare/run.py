@@ -11,7 +11,7 @@ from functools import partial
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineFacts
-from tuner.engines.workers.seam import Approach, Setup, Site
+from tuner.engines.workers.seam import Approach, Setup, Testbed
 from tuner.errors import EngineError, GeneratorLateError
 from tuner.replay.attempts import replay_in_time
 from tuner.replay.plan import plan_requests
@@ -34,7 +34,7 @@ CALIBRATION_SHARE = 0.1
 
 async def calibrate(
     requests: Sequence[TraceRequest],
-    site: Site,
+    testbed: Testbed,
     settings: CompareSettings,
     comparing: Comparing,
     watcher: Watcher,
@@ -46,7 +46,7 @@ async def calibrate(
     if comparing.reference() is not None:
         return
     watcher.stage(f"starting the engine with max_num_seqs={settings.untuned}")
-    engine = await site.continuous(max_num_seqs=settings.untuned)
+    engine = await testbed.continuous(max_num_seqs=settings.untuned)
     try:
         facts = engine.facts
         comparing.add_start(facts, CALIBRATION)
@@ -75,10 +75,15 @@ class Comparison:
     """A run under way."""
 
     def __init__(
-        self, blocks: Blocks, site: Site, comparing: Comparing, watcher: Watcher, read: Read | None
+        self,
+        blocks: Blocks,
+        testbed: Testbed,
+        comparing: Comparing,
+        watcher: Watcher,
+        read: Read | None,
     ) -> None:
         self.blocks, self.settings = blocks, blocks.settings
-        self.site, self.comparing, self.watcher, self.read = site, comparing, watcher, read
+        self.testbed, self.comparing, self.watcher, self.read = testbed, comparing, watcher, read
         self.warnings: list[str] = []
 
     async def run(self, setup: Setup, *, elsewhere_s: float) -> None:
@@ -106,7 +111,7 @@ class Comparison:
         """Start an approach, replay what is left of a block on it, and stop it."""
         self.watcher.stage(f"block {block + 1}: starting {approach.title}")
         try:
-            engine = await approach.start(self.site, setup)
+            engine = await approach.start(self.testbed, setup)
         except EngineError as error:
             self.failed(error, approach, block, None)
             return

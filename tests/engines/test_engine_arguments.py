@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.engines.base import engine_arguments
+from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError, UsageError
 

@@ -1,10 +1,10 @@
-"""What a simulated machine does to the law of its engine: noise, drift, stalls, bad neighbours.
+"""The noise of a simulated machine: jitter, drift, stalls and busy neighbours.
 
 Drift, stalls and episodes belong to the machine and go on over engine starts; the jitter of
 iterations and the offset of a start belong to one engine. Both are drawn ahead and extended when
 the scheduler model has used them up, and do not depend on what is asked of the engine. Jitter
 begins anew whenever the engine is idle, from the time it is then: so a run that was interrupted
-meets the weather that it would have met.
+meets the noise that it would have met.
 """
 
 import math
@@ -14,22 +14,22 @@ from itertools import accumulate
 import numpy as np
 from numpy.random import Generator
 
-from tuner.engines.scheduler.state import CALM, Floats, Weather
+from tuner.engines.scheduler.state import NO_NOISE, Floats, Noise
 from tuner.engines.sim.world import World, WorldNoise
 
 CHUNK_S = 600.0
-"""How far the machine's weather is drawn at a time."""
+"""How far the machine's noise is drawn at a time."""
 
 JITTER_LENGTH = 8192
 
 
 @dataclass(slots=True)
-class Machine:
-    """The weather of one machine, known from time 0 to ``end_s``."""
+class MachineNoise:
+    """The noise of one machine, drawn from time 0 to ``end_s``."""
 
     world: World
     end_s: float = 0.0
-    slowness: Floats = field(default_factory=lambda: np.ones(0))
+    slowdown: Floats = field(default_factory=lambda: np.ones(0))
     stall_at_s: Floats = field(default_factory=lambda: np.array([math.inf]))
     stall_s: Floats = field(default_factory=lambda: np.zeros(1))
     _log_speed: float = 0.0
@@ -50,17 +50,17 @@ class Machine:
         return min(0.25, max(0.01, self.world.noise.tau / 50))
 
     def extend(self, until_s: float) -> None:
-        """Draw the weather up to ``until_s`` at least, the same however it is asked for."""
+        """Draw the noise up to ``until_s`` at least, the same however it is asked for."""
         while self.end_s < until_s:
             self._extend()
 
     def _extend(self) -> None:
         begin_s = self.end_s
         steps = math.ceil(CHUNK_S / self.grid_s)
-        grid = np.arange(self.slowness.size, self.slowness.size + steps) * np.float64(self.grid_s)
+        grid = np.arange(self.slowdown.size, self.slowdown.size + steps) * np.float64(self.grid_s)
         self.end_s = begin_s + self.grid_s * steps
-        slowness = np.multiply(self._drift(steps), self._episodes(grid))
-        self.slowness = np.concatenate((self.slowness, slowness))
+        slowdown = np.multiply(self._drift(steps), self._episodes(grid))
+        self.slowdown = np.concatenate((self.slowdown, slowdown))
         self._stalls(begin_s)
 
     def _drift(self, steps: int) -> Floats:
@@ -95,34 +95,34 @@ class Machine:
         self.stall_s = np.concatenate((self.stall_s[:-1], lasting_s, [0.0]))
 
 
-class EngineWeather:
-    """What one engine started on a machine meets.
+class EngineNoise:
+    """The noise that one engine on a machine meets.
 
     ``number`` counts the engines of a run from 1.
     """
 
-    def __init__(self, machine: Machine, *, number: int) -> None:
+    def __init__(self, machine: MachineNoise, *, number: int) -> None:
         self._machine = machine
         self._noise: WorldNoise = machine.world.noise
         self._seeds = (machine.world.seed, number)
         self._rng = np.random.default_rng(self._seeds)
         self._offset = float(self._rng.normal(0.0, self._noise.sigma_start))
 
-    def anew(self, now_s: float) -> Weather:
-        """Return the weather from ``now_s`` on, as it is whatever the engine did before."""
+    def anew(self, now_s: float) -> Noise:
+        """Return the noise from ``now_s`` on, as it is whatever the engine did before."""
         self._rng = np.random.default_rng((*self._seeds, round(now_s * 1e6)))
         return self.until(now_s)
 
-    def until(self, until_s: float) -> Weather:
-        """Return the weather up to ``until_s`` at least, with jitter not used before."""
+    def until(self, until_s: float) -> Noise:
+        """Return the noise up to ``until_s`` at least, with jitter not used before."""
         if self._noise.is_calm:
-            return CALM
+            return NO_NOISE
         if until_s + self._machine.grid_s >= self._machine.end_s:
             self._machine.extend(until_s + CHUNK_S)
         log_jitter = self._rng.normal(self._offset, self._noise.sigma_iter, JITTER_LENGTH)
-        return Weather(
+        return Noise(
             jitter=np.exp(log_jitter),
-            slowness=self._machine.slowness,
+            slowdown=self._machine.slowdown,
             begin_s=0.0,
             grid_s=self._machine.grid_s,
             end_s=self._machine.end_s - self._machine.grid_s,

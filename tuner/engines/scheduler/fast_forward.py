@@ -1,4 +1,4 @@
-"""Where the scheduler model hurries: iterations of a batch that stays as it is, all in one go.
+"""Run all iterations of a batch that does not change in one step, to save time.
 
 Most iterations only decode, while nobody comes or leaves: their durations follow from the number
 of context tokens alone.
@@ -42,10 +42,10 @@ def _steady(state: Record, requests: Records, running: Ints) -> tuple[int, int]:
 
 
 @compiled
-def coast(scheduler: Scheduler, law: StepLaw, until: float) -> None:
+def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     """Run many iterations of a steady batch at once, to the same times as one by one.
 
-    Only the totals are kept of them: not with a log, a token list or weather.
+    Only the totals are kept of them: not with a log, a token list or noise.
     """
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     batch = state["running"]

@@ -1,6 +1,6 @@
-"""Which engine arguments a run begins with: ``--model``, ``--base``, ``--set``, the trace's header.
+"""Read a run's engine arguments from ``--model``, ``--base``, ``--set`` and the trace's header.
 
-Light: what a value must look like is vLLM's to say, and vLLM is asked only where there is one.
+vLLM is imported only when there is a value that it must check.
 """
 
 import json
