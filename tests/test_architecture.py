@@ -37,9 +37,11 @@ HOMES = {
     "optuna": {"runs.refine"},
     "plotly": {"commands.compare.plot"},
     "prometheus_client": {"live.exporter", "live.prometheus"},
+    "psutil": {"engines.devices"},
     "pynvml": {"engines.devices"},
     "ray": {"runs.cluster.session"},
     "rich": {"commands"},
+    "scipy": {"twin"},
     "typer": {"commands"},
 }
 """Dependency → the modules, or folders of modules, that may import it."""
@@ -47,7 +49,7 @@ HOMES = {
 WORLD = {
     *("asyncio", "os", "random", "secrets", "selectors", "shutil", "signal", "socket"),
     *("subprocess", "tempfile", "threading", "time"),
-    *(HOMES.keys() - {"prometheus_client"}),  # a part of which only parses
+    *(HOMES.keys() - {"prometheus_client", "scipy"}),  # a part of which only parses
 }
 
 CATCH_ALL = {
@@ -63,7 +65,18 @@ CATCH_ALL = {
 records inside a server may not fail it; a signal may make anything fail. Nothing else is caught
 unnamed."""
 
-HEAVY = {"msgspec", "numba", "numpy", "optuna", "plotly", "pydantic", "ray", "torch", "vllm"}
+HEAVY = {
+    "msgspec",
+    "numba",
+    "numpy",
+    "optuna",
+    "plotly",
+    "pydantic",
+    "ray",
+    "scipy",
+    "torch",
+    "vllm",
+}
 """What ``tuner --help`` has no time for."""
 
 IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}

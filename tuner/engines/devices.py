@@ -9,13 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pynvml
 
 from tuner.engines import provenance
 from tuner.engines.seam import ArgumentValue
-
-_PROC = Path("/proc")
-_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 PARALLEL_SIZES = (
     "tensor_parallel_size",
@@ -90,24 +88,52 @@ def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:
     return math.prod(size for size in sizes if isinstance(size, int))
 
 
+@dataclass(frozen=True, slots=True)
+class CpuTimes:
+    """Seconds since boot, of all cores together."""
+
+    total: float
+    busy: float
+    ours: float
+    steal: float
+
+    @classmethod
+    def now(cls) -> "CpuTimes | None":
+        """Read the counters; None where the system has none, as in a container without /proc."""
+        try:
+            cores = psutil.cpu_times()
+            ours = sum(map(_process_s, _family()))
+        except (psutil.Error, OSError):
+            return None
+        fields = cores._asdict()
+        idle = fields["idle"] + fields.get("iowait", 0.0)
+        steal = fields.get("steal", 0.0)
+        guests = fields.get("guest", 0.0) + fields.get("guest_nice", 0.0)  # in user and nice too
+        total = sum(fields.values()) - guests
+        return cls(total, total - idle - steal, ours, steal)
+
+    def since(self, before: "CpuTimes") -> CpuSample | None:
+        """Return the shares of the time in between, or None when none has passed."""
+        total = self.total - before.total
+        if total <= 0:
+            return None
+        busy = (self.busy - before.busy) / total
+        ours = min(max(self.ours - before.ours, 0.0) / total, busy)
+        return CpuSample(busy, ours, busy - ours, (self.steal - before.steal) / total)
+
+
 class CpuMeter:
-    """Tells what the cores did between two readings; Linux only, elsewhere it tells nothing."""
+    """Tells what the cores did between two readings."""
 
     def __init__(self) -> None:
-        self._last = _cpu_times()
+        self._last = CpuTimes.now()
 
     def sample(self) -> CpuSample | None:
-        """Return the shares since the last call, or None when no time has passed."""
-        before, now = self._last, _cpu_times()
-        if before is None or now is None or now.total <= before.total:
-            return None
-        self._last = now
-        total = now.total - before.total
-        busy = (now.busy - before.busy) / total
-        ours = min(max(now.ours - before.ours, 0.0) / total, busy)
-        return CpuSample(
-            busy=busy, ours=ours, others=busy - ours, steal=(now.steal - before.steal) / total
-        )
+        """Return the shares since the last call; None when no time has passed, or nothing tells."""
+        before, now = self._last, CpuTimes.now()
+        sample = now.since(before) if before and now else None
+        self._last = now if sample else before
+        return sample
 
 
 class DeviceMeter:
@@ -146,46 +172,18 @@ def _total(values: Iterable[float | None]) -> float:
     return float(sum(known)) if known else math.nan
 
 
-@dataclass(frozen=True, slots=True)
-class _CpuTimes:
-    """Clock ticks since boot, of all cores."""
-
-    total: float
-    busy: float
-    ours: float
-    steal: float
+def _family() -> list[psutil.Process]:
+    """Return this process and all its descendants that live."""
+    me = psutil.Process()
+    return [me, *me.children(recursive=True)]
 
 
-def _cpu_times() -> _CpuTimes | None:
+def _process_s(process: psutil.Process) -> float:
+    """Return the CPU seconds of a process and of its children that have ended; 0 if it has too."""
     try:
-        first = (_PROC / "stat").read_text().partition("\n")[0]
-    except OSError:
-        return None
-    user, nice, system, idle, iowait, irq, softirq, steal, *_ = map(int, first.split()[1:])
-    busy = user + nice + system + irq + softirq
-    ours = sum(_process_ticks(pid) for pid in _family(os.getpid()))
-    return _CpuTimes(busy + idle + iowait + steal, busy, ours, steal)
-
-
-def _family(pid: int) -> Iterator[int]:
-    """Yield a process and all its descendants that live."""
-    yield pid
-    for children in (_PROC / str(pid) / "task").glob("*/children"):
-        try:
-            found = children.read_text().split()
-        except OSError:
-            continue  # ended meanwhile
-        for child in found:
-            yield from _family(int(child))
-
-
-def _process_ticks(pid: int) -> int:
-    """Return user and system time of a process and of its children that have ended."""
-    try:
-        fields = (_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0
-    return sum(map(int, fields[11:15]))
+        return float(sum(process.cpu_times()[:4]))
+    except psutil.Error:
+        return 0.0
 
 
 def _cores() -> int:
@@ -197,7 +195,7 @@ def _cores() -> int:
 
 def _cpu_name() -> str:
     try:
-        for line in (_PROC / "cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
             key, _, value = line.partition(":")
             if key.strip() in {"model name", "Hardware"}:
                 return value.strip()
