@@ -53,7 +53,7 @@ WORLD = {
 }
 
 CATCH_ALL = {
-    *("capture.engine_tap", "capture.spool", "cli", "system.guard"),
+    *("capture.engine_tap", "capture.spool", "cli", "system.contain_errors"),
     *(
         "engines.vllm.config",
         "engines.vllm.engine",

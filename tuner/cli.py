@@ -33,7 +33,7 @@ def main() -> None:
 
 def _run() -> int:
     interruption.listen()
-    _mend_streams()
+    _repair_streams()
     from tuner.commands.root import app  # noqa: PLC0415 - see above
     from tuner.errors import Interrupted, TunerError  # noqa: PLC0415
 
@@ -88,7 +88,7 @@ class _Output(io.FileIO):
             ) from None
 
 
-def _mend_streams() -> None:
+def _repair_streams() -> None:
     """Write what the locale cannot spell as escapes, and nothing to a stream that is closed."""
     if sys.stdout is None:
         sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: PTH123, SIM115

@@ -125,8 +125,8 @@ def url(busy: list[Served], tmp_path_factory: pytest.TempPathFactory) -> Iterato
         yield address
 
 
-def engines(url: str, job: str) -> tuple[history.Engine, ...]:
-    place = prometheus_api.Place(url, EPOCH_S, EPOCH_S + 3600, f'job="{job}"')
+def engines(url: str, job: str) -> tuple[history.EngineHistory, ...]:
+    place = prometheus_api.PrometheusQuery(url, EPOCH_S, EPOCH_S + 3600, f'job="{job}"')
     return history.engines(prometheus_api.samples(place, history.METRICS), place=url)
 
 
@@ -139,9 +139,9 @@ def begin_of(header: TraceHeader) -> float:
     return datetime.fromisoformat(header.time_origin or "").timestamp() - EPOCH_S
 
 
-def asked(url: str, job: str) -> capture_run.Asked:
+def asked(url: str, job: str) -> capture_run.HistoryOptions:
     end = f"{EPOCH_S + 3600:.0f}"
-    return capture_run.Asked(url, f"{EPOCH_S:.0f}", end, f'job="{job}"')
+    return capture_run.HistoryOptions(url, f"{EPOCH_S:.0f}", end, f'job="{job}"')
 
 
 def test_as_many_requests_as_finished_or_were_in_flight(url: str, busy: list[Served]) -> None:
@@ -304,7 +304,10 @@ def test_times_and_addresses_are_checked_before_anything_is_asked(tmp_path: Path
     ):
         with pytest.raises(UsageError, match=says):
             capture_run.prometheus(
-                capture_run.Asked(url, begin, end, ""), tmp_path / "out", seed=0, force=False
+                capture_run.HistoryOptions(url, begin, end, ""),
+                tmp_path / "out",
+                seed=0,
+                force=False,
             )
 
 

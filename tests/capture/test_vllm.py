@@ -107,7 +107,9 @@ def ask_every_kind(url: str) -> None:
 def wait_for_scrapes(url: str, begin_s: float, metric: str, value: float) -> None:
     """Wait until Prometheus has scraped so much of a metric."""
     while True:
-        found = prometheus_api.samples(prometheus_api.Place(url, begin_s, now_s()), [metric])
+        found = prometheus_api.samples(
+            prometheus_api.PrometheusQuery(url, begin_s, now_s()), [metric]
+        )
         series = found.get(metric, {}).values()
         if series and sum(values[max(values)] for values in series) >= value:
             return
@@ -133,7 +135,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
             send(url, plan)
         if scraper is not None and scraped is not None:
             wait_for_scrapes(scraper, begin_s, history.SUCCESS, len(plan))
-            asked = capture_run.Asked(scraper, f"{begin_s:.3f}", "now", 'job="vllm"')
+            asked = capture_run.HistoryOptions(scraper, f"{begin_s:.3f}", "now", 'job="vllm"')
             capture_run.prometheus(asked, scraped, seed=0, force=False)
         ask_every_kind(url)
     (path,) = (folder / "trace").iterdir()

@@ -10,12 +10,12 @@ import pytest
 from tests.support.traces import SAMPLES
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import load
-from tuner.traffic.summary import Traffic, describe
+from tuner.traffic.summary import TrafficSummary, describe
 
 ROOT = SAMPLES.parent
 
 
-def traffic(name: str) -> Traffic:
+def traffic(name: str) -> TrafficSummary:
     trace = load(SAMPLES / name)
     return describe(columns_of(trace.requests, block_size=trace.header.block_size))
 

@@ -8,7 +8,7 @@ from tuner.trace.trace import load
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.concurrency import levels
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN, Router, assign
-from tuner.traffic.summary import Traffic, describe
+from tuner.traffic.summary import TrafficSummary, describe
 
 pytestmark = needs_slices
 
@@ -21,14 +21,14 @@ NAMES = {
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def slice_(request: pytest.FixtureRequest) -> tuple[str, Columns, Traffic]:
+def slice_(request: pytest.FixtureRequest) -> tuple[str, Columns, TrafficSummary]:
     trace = load(SLICES / f"{request.param}.{NAMES[request.param]}")
     assert trace.warnings == ()
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
     return request.param, columns, describe(columns)
 
 
-def test_counts_rates_and_burstiness(slice_: tuple[str, Columns, Traffic]) -> None:
+def test_counts_rates_and_burstiness(slice_: tuple[str, Columns, TrafficSummary]) -> None:
     name, _, found = slice_
     expected = {
         "azure2023_code": (4409, 1422.1, 3.1, 14.1),
@@ -46,12 +46,14 @@ def test_counts_rates_and_burstiness(slice_: tuple[str, Columns, Traffic]) -> No
     ) == expected[name]
 
 
-def test_the_grid_of_mooncake_is_found_and_no_other(slice_: tuple[str, Columns, Traffic]) -> None:
+def test_the_grid_of_mooncake_is_found_and_no_other(
+    slice_: tuple[str, Columns, TrafficSummary],
+) -> None:
     name, _, found = slice_
     assert found.tick_ms == (3000 if name == "mooncake_conversation" else None)
 
 
-def test_lengths(slice_: tuple[str, Columns, Traffic]) -> None:
+def test_lengths(slice_: tuple[str, Columns, TrafficSummary]) -> None:
     name, _, found = slice_
     expected = {
         "azure2023_code": ((1454, 7325, 7436, 7437), (13, 85, 247, 1899)),
@@ -91,7 +93,7 @@ def test_lengths(slice_: tuple[str, Columns, Traffic]) -> None:
     ],
 )
 def test_concurrency_over_time(
-    slice_: tuple[str, Columns, Traffic],
+    slice_: tuple[str, Columns, TrafficSummary],
     s_per_prompt_token: float,
     expected: dict[str, tuple[float, ...]],
 ) -> None:
@@ -129,7 +131,9 @@ def test_the_busiest_ten_seconds_of_azure_code_have_415_requests() -> None:
     assert sum(start_s <= one.arrival_s < end_s for one in trace.requests) > 400
 
 
-def test_mooncake_shares_a_third_of_its_prompts(slice_: tuple[str, Columns, Traffic]) -> None:
+def test_mooncake_shares_a_third_of_its_prompts(
+    slice_: tuple[str, Columns, TrafficSummary],
+) -> None:
     name, _, found = slice_
     expected = {"mooncake_conversation": 0.346, "mooncake_synthetic": 0.337}
     assert found.prefix_share == (

@@ -19,10 +19,10 @@ from tuner.traffic.arrivals import (
     peak_arrivals,
     tick_ms,
 )
-from tuner.traffic.cautions import cautions
 from tuner.traffic.concurrency import levels, recorded_levels
 from tuner.traffic.levels import Levels
 from tuner.traffic.summary import describe
+from tuner.traffic.trace_warnings import trace_warnings
 
 
 def columns(*requests: TraceRequest, block_size: int = 16) -> Columns:
@@ -288,7 +288,7 @@ def test_levels_agree_with_counting_at_every_moment(found: list[tuple[int, int, 
 
 def told(*requests: TraceRequest, header: TraceHeader | None = None) -> str:
     table = columns(*requests)
-    return "\n".join(cautions(table, describe(table), header or TraceHeader()))
+    return "\n".join(trace_warnings(table, describe(table), header or TraceHeader()))
 
 
 def healthy(count: int = 200, gap_s: float = 0.5) -> list[TraceRequest]:

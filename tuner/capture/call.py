@@ -1,4 +1,4 @@
-"""What is known of one request to the engine while it is served, and the row it becomes.
+"""One request to the engine while it is served, and the row that it becomes.
 
 The event loop fills it in, in a few assignments a token; the row, with its hashes, is made later by
 the thread that writes.

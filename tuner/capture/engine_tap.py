@@ -1,4 +1,4 @@
-"""What goes into the engine and comes out of it, seen where the server hands it over.
+"""Watch what goes into vLLM's engine and what comes out, where the server hands it over.
 
 ``generate`` of the server's engine client is replaced, on that one object, by a function that calls
 it and hands on what it yields untouched. Written against vLLM 0.32's ``AsyncLLM``; a client that is
@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.capture.call import Call, queue_s
 from tuner.capture.exchange import CURRENT, Exchange
-from tuner.system.guard import Report, guarded
+from tuner.system.contain_errors import Report, contain_errors
 
 
 def attach(engine: Any, report: Report, *, keep_tokens: bool) -> bool:
@@ -29,7 +29,9 @@ def attach(engine: Any, report: Report, *, keep_tokens: bool) -> bool:
         exchange = CURRENT.get()
         if exchange is None:
             return stream
-        call = guarded(report, _begun, engine, exchange, args, kwargs, keep_tokens=keep_tokens)
+        call = contain_errors(
+            report, _begun, engine, exchange, args, kwargs, keep_tokens=keep_tokens
+        )
         return stream if call is None else _Tapped(stream, call, exchange, report)
 
     engine.generate = tapped
@@ -94,14 +96,14 @@ class _Tapped:
         try:
             output = await self._next()
         except BaseException as problem:
-            guarded(self._report, self._stopped, problem)
+            contain_errors(self._report, self._stopped, problem)
             raise
         if not self._counted or output.finished:
-            guarded(self._report, self._saw, output)
+            contain_errors(self._report, self._saw, output)
         return output
 
     async def aclose(self) -> None:
-        guarded(self._report, self._stopped, GeneratorExit())
+        contain_errors(self._report, self._stopped, GeneratorExit())
         await self._stream.aclose()
 
     def __getattr__(self, name: str) -> Any:

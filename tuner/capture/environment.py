@@ -1,4 +1,4 @@
-"""What the environment says of a recording: a server's command line has no room for our options."""
+"""Read a recording's options from the environment: a server's command line has no room for them."""
 
 import binascii
 import secrets
@@ -22,7 +22,7 @@ _BLOCK_SIZES = (1, 2**20)
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Where a recording goes, how large it may become, and what it says of prompts."""
+    """The options of a recording."""
 
     folder: Path
     max_bytes: int

@@ -1,4 +1,4 @@
-"""What Prometheus remembers of vLLM's engines, scrape by scrape. Pure."""
+"""The history of vLLM's engines in Prometheus, scrape by scrape. Pure."""
 
 import math
 from collections import defaultdict
@@ -36,7 +36,7 @@ GAP = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Lengths:
+class Histogram:
     """A histogram at every scrape, since the server's start."""
 
     bounds: tuple[float, ...]
@@ -47,7 +47,7 @@ class Lengths:
 
 
 @dataclass(frozen=True, slots=True)
-class Engine:
+class EngineHistory:
     """One engine; all arrays have one entry a scrape."""
 
     labels: Mapping[str, str]
@@ -57,8 +57,8 @@ class Engine:
     finished: Mapping[str, Floats]
     """Finish reason → requests since the server's start."""
 
-    input_length: Lengths
-    output_length: Lengths
+    input_length: Histogram
+    output_length: Histogram
 
     @property
     def scrape_s(self) -> float:
@@ -66,7 +66,7 @@ class Engine:
         return float(np.median(np.diff(self.times_s))) if len(self.times_s) > 1 else 0.0
 
 
-def engines(samples: Samples, *, place: str) -> tuple[Engine, ...]:
+def engines(samples: Samples, *, place: str) -> tuple[EngineHistory, ...]:
     """Return every engine in what was scraped. Raises InputError where there is none to use."""
     found: defaultdict[Labels, dict[str, list[tuple[Labels, Mapping[float, float]]]]]
     found = defaultdict(dict)
@@ -89,7 +89,7 @@ def engines(samples: Samples, *, place: str) -> tuple[Engine, ...]:
     return tuple(_engine(labels, series, place) for labels, series in known.items())
 
 
-def _engine(labels: Labels, series: "_Series", place: str) -> Engine:
+def _engine(labels: Labels, series: "_Series", place: str) -> EngineHistory:
     needed = [RUNNING, WAITING, SUCCESS]
     needed += [f"{name}_{part}" for name in HISTOGRAMS for part in ("bucket", "sum")]
     for name in needed:
@@ -107,7 +107,7 @@ def _engine(labels: Labels, series: "_Series", place: str) -> Engine:
             f"{place}: fewer than two scrapes in that time", hint="Widen --from and --to."
         )
     scraped = _Scraped(series, times, place)
-    return Engine(
+    return EngineHistory(
         labels=dict(labels),
         times_s=np.array(times),
         running=scraped.gauge(RUNNING),
@@ -139,7 +139,7 @@ class _Scraped:
             parts[dict(of).get(label, "")].append(values)
         return {key: self._added(found) for key, found in parts.items()}
 
-    def lengths(self, name: str) -> Lengths:
+    def lengths(self, name: str) -> Histogram:
         by_bound = self.by(f"{name}_bucket", "le")
         try:
             counts = {float(le): values for le, values in by_bound.items()}
@@ -152,7 +152,7 @@ class _Scraped:
                 hint="vLLM's last bucket is endless: keep the label le as it is.",
             )
         stacked = np.stack([counts[bound] for bound in bounds], axis=1)
-        return Lengths(bounds, stacked, self.gauge(f"{name}_sum"))
+        return Histogram(bounds, stacked, self.gauge(f"{name}_sum"))
 
     def _added(self, found: Iterable[Mapping[float, float]]) -> Floats:
         total = np.zeros(len(self.times_s))
@@ -167,7 +167,7 @@ def increases(counter: Floats) -> Floats:
     return np.where(grown < 0, counter[1:], grown)
 
 
-def restarted(engine: Engine) -> NDArray[np.bool_]:
+def restarted(engine: EngineHistory) -> NDArray[np.bool_]:
     """Return whether the server restarted between a scrape and the one before."""
     fell = np.diff(engine.input_length.counts[:, -1]) < 0
     for counter in (*engine.finished.values(), engine.output_length.counts[:, -1]):
@@ -175,7 +175,7 @@ def restarted(engine: Engine) -> NDArray[np.bool_]:
     return fell
 
 
-def check_whole(engine: Engine, *, place: str) -> None:
+def check_whole(engine: EngineHistory, *, place: str) -> None:
     """Raise InputError where scrapes are missing while the server ran; a restart explains a gap."""
     spacing_s = np.diff(engine.times_s)
     gaps = np.flatnonzero((spacing_s > GAP * engine.scrape_s) & ~restarted(engine))

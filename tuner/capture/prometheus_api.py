@@ -30,8 +30,8 @@ Samples = dict[str, dict[Labels, dict[float, float]]]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where to ask, and for which time, in seconds since 1970."""
+class PrometheusQuery:
+    """The Prometheus to ask, and for which time, in seconds since 1970."""
 
     url: str
     from_s: float
@@ -80,7 +80,7 @@ def without_login(url: str) -> tuple[str, str | None]:
     return urllib.parse.urlunsplit(parts._replace(netloc=host)), f"Basic {encoded}"
 
 
-def samples(place: Place, names: Sequence[str]) -> Samples:
+def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
     """Return all finite samples of these metrics, asked for by the hour.
 
     A range selector is used: the grid of a range query would skip and repeat scrapes, and hide
@@ -109,7 +109,7 @@ def samples(place: Place, names: Sequence[str]) -> Samples:
     return dict(found)
 
 
-def _number(text: str, place: Place) -> float:
+def _number(text: str, place: PrometheusQuery) -> float:
     try:
         return float(text)
     except ValueError:
@@ -119,7 +119,7 @@ def _number(text: str, place: Place) -> float:
         ) from None
 
 
-def _ask(place: Place, query: str, time_s: float) -> list[_Series]:
+def _ask(place: PrometheusQuery, query: str, time_s: float) -> list[_Series]:
     form = urllib.parse.urlencode({"query": query, "time": f"{time_s:.3f}"}).encode()
     headers = {"Authorization": place.authorization} if place.authorization else {}
     address = f"{place.url.rstrip('/')}/api/v1/query"
@@ -146,7 +146,7 @@ def _ask(place: Place, query: str, time_s: float) -> list[_Series]:
     return _result(place, text)
 
 
-def _result(place: Place, text: bytes) -> list[_Series]:
+def _result(place: PrometheusQuery, text: bytes) -> list[_Series]:
     try:
         answer = _decode(text)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

@@ -19,7 +19,7 @@ from tuner.capture.exchange import CURRENT, NOT_TRAFFIC, REFUSED, Exchange
 from tuner.capture.spool import Spool, log
 from tuner.capture.usage import Overheard
 from tuner.errors import TunerError
-from tuner.system.guard import guarded
+from tuner.system.contain_errors import contain_errors
 from tuner.trace.formats.reading.source import TraceHeader
 
 Scope = MutableMapping[str, Any]
@@ -79,19 +79,19 @@ class TraceRecorder:
     async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(str(scope.get("path", "")), self._emit)
         if self._watching is None:
-            guarded(self._stop, self._watch, scope)
+            contain_errors(self._stop, self._watch, scope)
         heard = None
         if not self._watching and exchange.path.endswith(GENERATES):
             heard = Overheard()
 
         async def receiving() -> Message:
             message = await receive()
-            guarded(self._stop, _received, message, exchange, heard)
+            contain_errors(self._stop, _received, message, exchange, heard)
             return message
 
         def sending(message: Message) -> Awaitable[None]:
             if heard is not None or not message.get("more_body"):  # few of a stream's pieces
-                guarded(self._stop, _sends, message, exchange, heard)
+                contain_errors(self._stop, _sends, message, exchange, heard)
             return send(message)
 
         token = CURRENT.set(exchange)
@@ -101,7 +101,7 @@ class TraceRecorder:
             failed = False
         finally:
             CURRENT.reset(token)
-            guarded(self._stop, self._ended, exchange, heard, scope, failed)
+            contain_errors(self._stop, self._ended, exchange, heard, scope, failed)
 
     def _ended(
         self, exchange: Exchange, heard: Overheard | None, scope: Scope, failed: bool

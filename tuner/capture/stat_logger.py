@@ -18,7 +18,7 @@ from vllm.v1.metrics.loggers import AggregateStatLoggerBase
 from tuner.capture.environment import STATS_OUT, recording
 from tuner.capture.spool import Spool, log
 from tuner.errors import TunerError
-from tuner.system.guard import guarded
+from tuner.system.contain_errors import contain_errors
 from tuner.trace.formats.reading.record import Row, Status
 from tuner.trace.formats.reading.source import TraceHeader
 
@@ -74,12 +74,12 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
         """Never raises: an exception in here would kill the engine."""
         del scheduler_stats, mm_cache_stats
         if self._spool is not None and iteration_stats is not None:
-            guarded(self._stop, self._record, iteration_stats, engine_idx)
+            contain_errors(self._stop, self._record, iteration_stats, engine_idx)
 
     def record_admission_rejection(self, reason: str) -> None:
         if self._spool is not None:
             now_s = time.monotonic() - self._spool.origin_s
-            guarded(self._stop, self._spool.put, Finished(now_s, None, str(reason)))
+            contain_errors(self._stop, self._spool.put, Finished(now_s, None, str(reason)))
 
     def log_engine_initialized(self) -> None:
         """There is nothing to say."""

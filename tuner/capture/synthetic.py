@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.capture.history import Engine, Floats, Lengths, increases, restarted
+from tuner.capture.history import EngineHistory, Floats, Histogram, increases, restarted
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.record import Row, Status
 from tuner.trace.formats.reading.source import TraceHeader
@@ -45,7 +45,7 @@ class Arrivals:
     """In flight at the last scrape: their lengths are like the others', and not their own."""
 
 
-def arrivals(engine: Engine, rng: np.random.Generator) -> Arrivals:
+def arrivals(engine: EngineHistory, rng: np.random.Generator) -> Arrivals:
     """Return requests that arrive and finish as this engine's did.
 
     Between two scrapes as many arrive as finish, and as many more as are then in flight. The k-th
@@ -79,7 +79,7 @@ def arrivals(engine: Engine, rng: np.random.Generator) -> Arrivals:
     )
 
 
-def _check_plausible(engine: Engine) -> None:
+def _check_plausible(engine: EngineHistory) -> None:
     """Refuse a history that cannot be true before anything is made of it."""
     histograms = (engine.input_length, engine.output_length)
     counted = [*engine.finished.values(), *(one.counts for one in histograms)]
@@ -101,7 +101,7 @@ def _check_plausible(engine: Engine) -> None:
         )
 
 
-def _finished(engine: Engine) -> Ints:
+def _finished(engine: EngineHistory) -> Ints:
     total: Floats = np.sum([increases(counter) for counter in engine.finished.values()], axis=0)
     return np.rint(total).astype(np.int64)
 
@@ -119,7 +119,7 @@ def _settled(counts: Ints) -> Ints:
     return settled
 
 
-def _earlier(engine: Engine, finished: Ints, count: int, rng: np.random.Generator) -> Floats:
+def _earlier(engine: EngineHistory, finished: Ints, count: int, rng: np.random.Generator) -> Floats:
     """Return when those arrived that were in flight at the first scrape: by Little's law within
     the last count / rate seconds."""
     rate = finished.sum() / (engine.times_s[-1] - engine.times_s[0])
@@ -140,7 +140,7 @@ def _reasons(
     return found
 
 
-def _drawn(lengths: Lengths, rng: np.random.Generator) -> Ints:
+def _drawn(lengths: Histogram, rng: np.random.Generator) -> Ints:
     """Return a length for every request that finished, in the order of the scrapes."""
     uppers = np.array(lengths.bounds)
     lowers = np.concatenate(([0.0], uppers[:-1]))
@@ -153,14 +153,14 @@ def _drawn(lengths: Lengths, rng: np.random.Generator) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *found])
 
 
-def _per_bucket(lengths: Lengths) -> Floats:
+def _per_bucket(lengths: Histogram) -> Floats:
     """Return how many lengths fell into each bucket between each two scrapes."""
     counts: Floats = np.diff(_since(lengths, lengths.counts), axis=1, prepend=0.0)
     whole: Floats = np.maximum(0, np.rint(counts))
     return whole
 
 
-def _since(lengths: Lengths, counter: Floats) -> Floats:
+def _since(lengths: Histogram, counter: Floats) -> Floats:
     """Return what came between each two scrapes; after a restart, which shows in the histogram's
     count, all of it."""
     fell = np.diff(lengths.counts[:, -1]) < 0
@@ -214,7 +214,7 @@ def _power(low: Floats, width: Floats, part: Floats, total: float) -> float:
     return float(np.exp2(least))
 
 
-def trace_of(engines: Sequence[Engine], *, seed: int) -> tuple[TraceHeader, list[Row]]:
+def trace_of(engines: Sequence[EngineHistory], *, seed: int) -> tuple[TraceHeader, list[Row]]:
     """Return the synthetic trace, rows in order of arrival.
 
     Raises TraceError for no request, and for more than a history can mean.
@@ -257,7 +257,7 @@ def trace_of(engines: Sequence[Engine], *, seed: int) -> tuple[TraceHeader, list
     return header, rows
 
 
-def _replicas(engines: Sequence[Engine]) -> list[int]:
+def _replicas(engines: Sequence[EngineHistory]) -> list[int]:
     """Return a replica for each engine: one that took another's place gets the other's number."""
     until_s: list[float] = []
     found = [0] * len(engines)

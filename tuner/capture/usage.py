@@ -42,7 +42,7 @@ _answered = msgspec.json.Decoder(_Answered).decode
 
 @dataclass(slots=True)
 class Heard:
-    """What the wire told of one request; None where it did not."""
+    """The facts that the wire told of one request; None where it did not."""
 
     n: int = 1
     max_tokens: int | None = None
@@ -58,7 +58,7 @@ class Heard:
 
 @dataclass(slots=True)
 class Overheard:
-    """What went over the wire on behalf of one request."""
+    """The bytes that went over the wire for one request."""
 
     request: bytearray = field(default_factory=bytearray)
     answer: bytearray = field(default_factory=bytearray)

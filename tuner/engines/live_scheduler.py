@@ -21,7 +21,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines.server.protocol import Limits, Refused
 from tuner.live.control.thread import LiveThread, switched_off
-from tuner.system.guard import guarded
+from tuner.system.contain_errors import contain_errors
 
 SOCKET = "TUNER_LIVE_SOCKET"
 AUDIT = "TUNER_LIVE_AUDIT"
@@ -58,7 +58,7 @@ class LiveScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         self._boundary = threading.Lock()
         path = os.environ.get(SOCKET)
-        self._live = guarded(switched_off, _control, self, path) if path else None
+        self._live = contain_errors(switched_off, _control, self, path) if path else None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         with self._boundary:
@@ -66,7 +66,7 @@ class LiveScheduler(Scheduler):
 
     def shutdown(self) -> None:
         if self._live is not None:
-            guarded(switched_off, self._live.stop)
+            contain_errors(switched_off, self._live.stop)
         super().shutdown()
 
 

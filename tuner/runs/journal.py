@@ -4,12 +4,12 @@ RUN_DIR/journal.jsonl     one event a line, appended and synced
 RUN_DIR/replays/000.npz   records and iterations of one replay, written before its event
 """
 
-import fcntl
 import json
 import math
 import os
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from tuner.engines.seam import ITERATION
 from tuner.errors import RunError
 from tuner.replay.records import DEVICE, Replay, RequestRecord
+from tuner.system.lock import lock
 
 Event = dict[str, Any]
 FORMAT = 2
@@ -218,13 +219,11 @@ def _read(path: Path) -> tuple[list[Event], int]:
 
 def _lock(run_dir: Path, file: IO[bytes]) -> None:
     """Hold the run directory for this process; the system lets go when it ends, however it ends."""
-    try:
-        fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise RunError(
-            f"{run_dir}: another tuner is at work here", hint="Wait for it, or end it."
-        ) from None
+    with suppress(OSError):
+        if lock(file.fileno()):
+            return
+    file.close()
+    raise RunError(f"{run_dir}: another tuner is at work here", hint="Wait for it, or end it.")
 
 
 def _cannot_write(path: Path, error: OSError) -> RunError:

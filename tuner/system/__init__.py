@@ -1,4 +1,4 @@
-"""What the operating system gives us, made safe: the ground that every other room stands on.
+"""The operating system, made safe: the ground that every other room stands on.
 
 In come paths, bytes, signals and YAML that strangers wrote; out go files written whole or not at
 all, documents checked and bounded, numeric loops as machine code, and errors with place and cure.

@@ -2,17 +2,16 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import secrets
 import stat
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 from tuner.errors import TargetError
 from tuner.system import interruption
+from tuner.system.lock import lock
 
 _CURES = {
     errno.ENOSPC: "Free some space, or write elsewhere.",
@@ -25,8 +24,7 @@ _CURES = {
     errno.ENAMETOOLONG: "Use a shorter name.",
 }
 
-_LOCK_TRIES = 200
-_LOCK_PAUSE_S = 0.05
+_LOCK_WAIT_S = 10.0
 
 
 def resolve(path: Path) -> Path:
@@ -150,27 +148,15 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as problem:
         raise _explained(folder, problem) from None
     try:
-        _lock(descriptor, folder)
+        with contextlib.suppress(OSError):
+            if not lock(descriptor, wait_s=_LOCK_WAIT_S):
+                raise TargetError(
+                    f"{folder}: another tuner has been writing there for {_LOCK_WAIT_S:.0f} s",
+                    hint="Wait until it is done, or end it.",
+                )
         yield
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, folder: Path) -> None:
-    for waited in range(_LOCK_TRIES):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if waited + 1 < _LOCK_TRIES:
-                time.sleep(_LOCK_PAUSE_S)
-        except OSError:
-            return
-        else:
-            return
-    raise TargetError(
-        f"{folder}: another tuner has been writing there for {_LOCK_TRIES * _LOCK_PAUSE_S:.0f} s",
-        hint="Wait until it is done, or end it.",
-    )
 
 
 @contextlib.contextmanager

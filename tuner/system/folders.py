@@ -1,4 +1,4 @@
-"""Whether others could put something else where a path leads, as ssh asks of authorized_keys."""
+"""Check that nobody else can replace what a path leads to, as ssh does for authorized_keys."""
 
 import os
 import stat

@@ -34,7 +34,7 @@ Result = TypeVar("Result")
 
 
 class _Command:
-    """What a signal needs to know of the command that it meets."""
+    """The command that a signal meets."""
 
     def __init__(self, heard: tuple[signal.Signals, ...] = ()) -> None:
         self.heard = heard

@@ -5,11 +5,15 @@ ends: one that is not locked is nobody's any more, and is removed when the next 
 """
 
 import contextlib
-import fcntl
 import os
 import shutil
 import tempfile
 from pathlib import Path
+
+from tuner.system.lock import lock
+
+REMOVAL_S = 60.0
+"""How long whoever takes a new folder for one that was left may be at removing it."""
 
 
 def new_folder(kind: str, place: str | None = None) -> Path:
@@ -22,7 +26,7 @@ def new_folder(kind: str, place: str | None = None) -> Path:
         made = Path(tempfile.mkdtemp(prefix=f"tuner-{kind}-", dir=where))
         descriptor = os.open(made, os.O_RDONLY | os.O_DIRECTORY)  # stays open
         with contextlib.suppress(OSError):  # no locks on this file system: then none is removed
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            lock(descriptor, wait_s=REMOVAL_S)
         if made.exists():
             return made
         os.close(descriptor)  # somebody else was there between the two, and removed it
@@ -32,6 +36,5 @@ def _remove_if_left(folder: Path) -> None:
     with contextlib.suppress(OSError), contextlib.ExitStack() as closing:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         closing.callback(os.close, descriptor)
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(descriptor).st_uid == os.geteuid() and lock(descriptor):
             shutil.rmtree(folder, ignore_errors=True)

@@ -103,7 +103,7 @@ class BoundedLoader(yaml.SafeLoader):
 
 @dataclass(frozen=True, slots=True)
 class _Extent:
-    """How much stands in a node, aliases followed."""
+    """The size of a node, aliases followed."""
 
     values: int
     levels: int

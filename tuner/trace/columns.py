@@ -94,7 +94,7 @@ def columns_of_rows(
 
 @dataclass(frozen=True, slots=True)
 class _Names:
-    """What requests call their times, and in which unit their durations are."""
+    """The names of a request's times, and the unit of its durations."""
 
     arrival: str
     e2e: str

@@ -1,4 +1,4 @@
-"""A part of a trace by what its requests are: how long, and whose. By time it is ``trace.cut``."""
+"""Take a part of a trace by the length of its requests or their server; by time: ``trace.cut``."""
 
 import dataclasses
 

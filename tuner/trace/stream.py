@@ -59,7 +59,7 @@ class Input:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
+class TickSpread:
     """Arrivals moved within the grid's ticks, where the clock had put them all at one time."""
 
     tick_ms: float
@@ -68,7 +68,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """What one pass over a file found."""
+    """The result of one pass over a file."""
 
     header: TraceHeader
     columns: Columns
@@ -135,7 +135,13 @@ def scan(file: Input, tell: Tell, *, draft: Draft | None = None) -> Scan:
 
 
 def convert(  # noqa: PLR0913 - what was read, where to, and how
-    file: Input, scanned: Scan, out: BinaryIO, tell: Tell, *, spread: Spread | None, draft: Draft
+    file: Input,
+    scanned: Scan,
+    out: BinaryIO,
+    tell: Tell,
+    *,
+    spread: TickSpread | None,
+    draft: Draft,
 ) -> None:
     """Write a scanned file in canonical form, its rows in its own order."""
     header = scanned.header
@@ -184,7 +190,7 @@ def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s:
     return Trace(scanned.header, requests, digest(requests, scanned.header.block_size))
 
 
-def _moved(rows: Iterable[Row], origin_ms: float, spread: Spread | None) -> Iterator[Row]:
+def _moved(rows: Iterable[Row], origin_ms: float, spread: TickSpread | None) -> Iterator[Row]:
     """Yield the rows with stamps from the origin, each a random part of a tick later."""
     rng = random.Random(spread.seed if spread else 0)  # noqa: S311 - a replay, no secret
     tick_ms = spread.tick_ms if spread else 0.0

@@ -1,7 +1,7 @@
-"""What a trace says before anything is run, and which part of it is sent.
+"""Describe a trace before anything is run, and choose which part of it is sent.
 
 In come requests; out go rate, burstiness, concurrency and what to beware of, one replica's share,
 windows, prompts with the recorded lengths and shared prefixes, and the objective that one request
 must meet. Pure and seeded: it touches nothing. A warning about a trace is a sentence in
-``cautions.py``.
+``trace_warnings.py``.
 """

@@ -1,4 +1,4 @@
-"""When requests arrive: rate, burstiness, the clock's grid, the busiest time. Pure."""
+"""Describe arrivals: rate, burstiness, the clock's grid, the busiest time. Pure."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""How many requests at a time. Pure.
+"""Count the requests in flight, and those running, over time. Pure.
 
 A request is in flight from its arrival to its end, waiting included, and counts n times. The
 distribution is over time and not over arrivals: quantile q is the least level that holds for a

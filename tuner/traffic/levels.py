@@ -1,4 +1,4 @@
-"""How many of some intervals hold at each time, counted a part at a time: ten million fit. Pure."""
+"""Count how many intervals hold at each time, a part at a time: ten million fit. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ Counts = NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """How long each level held, in order of the levels; those that never did are left out."""
+    """The time that each level held, in order of the levels; those that never did are left out."""
 
     level: Ints
     seconds: Floats
@@ -42,7 +42,7 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Levels:
-    """How many requests were in flight, one entry for each stretch of time, in order."""
+    """The requests in flight, one entry for each stretch of time, in order."""
 
     level: Counts
     duration_s: NDArray[np.float32]

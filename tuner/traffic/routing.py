@@ -1,4 +1,4 @@
-"""Which replica gets which request. Pure, and seeded.
+"""Route requests to replicas. Pure, and seeded.
 
 Time is never stretched instead: that would break bursts and think times.
 """

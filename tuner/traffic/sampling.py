@@ -1,4 +1,4 @@
-"""Which windows stand for a part of the trace that is too long to be replayed. Pure.
+"""Choose windows that stand for a part of the trace too long to be replayed. Pure.
 
 The window in which the most is asked for is taken with certainty. What is left is cut into tiles,
 the tiles are ordered by their load, and the middle one of each half stands for its half. At equal

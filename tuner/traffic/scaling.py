@@ -1,4 +1,4 @@
-"""More or less load from the same traffic. Pure, and seeded.
+"""Make more or less load from the same traffic. Pure, and seeded.
 
 Time is never squeezed: that is always optimistic about tails.
 """

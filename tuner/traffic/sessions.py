@@ -1,4 +1,4 @@
-"""Which request waits for which: turns of a session, for a replay in closed loop. Pure.
+"""Find which request waits for which: turns of a session, for a closed loop. Pure.
 
 In open loop every turn leaves when it was recorded, and load does not shrink because the server is
 slow. A client that reads the answer before it asks again does wait; where that is wanted, a turn
@@ -13,7 +13,7 @@ from tuner.trace.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What one request waits for."""
+    """The turn that one request waits for."""
 
     parent: int
     """Row of the turn before it."""

@@ -84,7 +84,7 @@ def parse_slo(text: str) -> Slo:
 
 @dataclass(frozen=True, slots=True)
 class Unloaded:
-    """What requests cost on an idle engine, one at a time; times in seconds."""
+    """The cost of requests on an idle engine, one at a time; times in seconds."""
 
     ttft_s: float
     ttft_s_per_input_token: float

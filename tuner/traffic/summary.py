@@ -1,4 +1,4 @@
-"""All that a trace says before anything is run, and what to beware of. Pure."""
+"""Summarise a trace before anything is run. Pure."""
 
 from dataclasses import dataclass
 
@@ -53,8 +53,8 @@ class Concurrency:
 
 
 @dataclass(frozen=True, slots=True)
-class Traffic:
-    """What a trace says."""
+class TrafficSummary:
+    """The numbers of a trace."""
 
     requests: int
     served: int
@@ -98,7 +98,7 @@ class Traffic:
     """Whole seconds, tenths, … in which the recorded durations count; None when finer."""
 
 
-def describe(columns: Columns) -> Traffic:
+def describe(columns: Columns) -> TrafficSummary:
     """Return what the trace says; ``columns`` has at least one request."""
     arrival_s, served = columns.arrival_s, columns.served
     lasted_s = duration_s(arrival_s)
@@ -115,7 +115,7 @@ def describe(columns: Columns) -> Traffic:
         for speed in BAND_S_PER_TOKEN
         if recorded is None and (at_speed := concurrency(modelled(columns, s_per_token=speed)))
     }
-    return Traffic(
+    return TrafficSummary(
         requests=len(columns),
         served=int(served.sum()),
         duration_s=lasted_s,

@@ -1,4 +1,4 @@
-"""Which part of the trace is replayed. Pure."""
+"""Choose the part of the trace that is replayed. Pure."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -36,7 +36,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """What one replay sends, in seconds from the trace's origin."""
+    """The stretch of trace that one replay sends, in seconds from the trace's origin."""
 
     start_s: float
     """Where scoring starts."""
@@ -48,7 +48,7 @@ class Window:
 
     @property
     def replay_s(self) -> float:
-        """How long a replay of it sends."""
+        """The time that a replay of it sends."""
         return self.run_in_s + self.length_s
 
     def __str__(self) -> str:

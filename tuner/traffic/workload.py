@@ -1,4 +1,4 @@
-"""What a sweep tunes for: the requests that fit the engine, their SLO, what is replayed. Pure."""
+"""The workload of a sweep: requests that fit the engine, their SLO, what is replayed. Pure."""
 
 import heapq
 import math

@@ -9,7 +9,7 @@ from tests.support.places import ROOT
 from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.replayable import Plain, Replayable, replayable
-from tuner.trace.formats.registry import EXPORTERS, Exporter, open_trace
+from tuner.trace.formats.registry import REPLAY_TOOLS, ReplayTool, open_trace
 from tuner.trace.trace import load
 
 __all__ = ["tuner"]
@@ -138,14 +138,14 @@ def test_what_cannot_be_exported_leaves_no_file(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("exporter", EXPORTERS, ids=lambda one: one.NAME)
+@pytest.mark.parametrize("exporter", REPLAY_TOOLS, ids=lambda one: one.NAME)
 @pytest.mark.parametrize(
     "path",
     [SAMPLE, pytest.param(SLICES / "mooncake_synthetic.jsonl", marks=needs_slices)],
     ids=["sample", "mooncake"],
 )
 def test_what_is_exported_is_read_again_as_the_same_traffic(
-    tuner: Run, tmp_path: Path, exporter: Exporter, path: Path
+    tuner: Run, tmp_path: Path, exporter: ReplayTool, path: Path
 ) -> None:
     tuner("trace", "export", path, "--format", exporter.NAME, "-o", tmp_path / "out")
     served = [one for one in load(path).requests if one.status in ("ok", "aborted")]

@@ -165,7 +165,7 @@ def test_single_bad_entries_are_counted(tmp_path: Path) -> None:
 
 
 def test_a_document_is_read_up_to_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tuner.trace.formats.reading.lines.MAX_DOCUMENT_BYTES", 100)
+    monkeypatch.setattr("tuner.trace.formats.reading.trace_file.MAX_DOCUMENT_BYTES", 100)
     with pytest.raises(TraceError, match="one JSON document of more than"):
         read(tmp_path / "t", EXAMPLES["vllm_bench"], None)
 

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.format_examples import EXAMPLES, jsonl, read
 from tuner.errors import TraceError
-from tuner.trace.formats.reading.refused import REFUSED
+from tuner.trace.formats.reading.refused import LOOKALIKES
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_what_can_be_no_trace_is_refused_by_name_with_what_to_do_instead(
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_no_trace_is_refused_for_what_it_is_not(name: str) -> None:
-    assert [one.what for one in REFUSED if one.sniff(EXAMPLES[name].encode())] == []
+    assert [one.what for one in LOOKALIKES if one.sniff(EXAMPLES[name].encode())] == []
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,20 @@ import pytest
 
 from tuner.trace.formats.reading import same_request
 from tuner.trace.formats.reading.record import Row, Status, Tally
-from tuner.trace.formats.reading.same_request import Found, Span, final_attempts, innermost, merged
+from tuner.trace.formats.reading.same_request import (
+    Fragment,
+    Span,
+    final_attempts,
+    innermost,
+    merged,
+)
 
 
-def found(key: Hashable, at_ms: float = 0, *, status: Status = "ok", output: int = 5) -> Found:
-    return Found(Row(at_ms, 10, output, status=status), line=1, key=key)
+def found(key: Hashable, at_ms: float = 0, *, status: Status = "ok", output: int = 5) -> Fragment:
+    return Fragment(Row(at_ms, 10, output, status=status), line=1, key=key)
 
 
-def merge(rows: Iterable[Found]) -> tuple[list[Row], Tally]:
+def merge(rows: Iterable[Fragment]) -> tuple[list[Row], Tally]:
     tally = Tally("t")
     return list(merged(rows, tally)), tally
 
@@ -30,7 +36,7 @@ def test_memory_is_bounded_by_taking_what_lies_far_apart_for_two(
 
 
 def test_no_request_has_more_sequences_than_an_engine_takes() -> None:
-    rows, tally = merge([Found(Row(0, 1, 1, n=16_000), 1, "a")] * 2)
+    rows, tally = merge([Fragment(Row(0, 1, 1, n=16_000), 1, "a")] * 2)
     assert [row.n for row in rows] == [16_000]
     assert tally.dropped == {"bad_field": 1}
 
@@ -70,7 +76,7 @@ def test_a_span_without_a_trace_stands_alone() -> None:
 def test_what_the_lower_span_knows_is_kept_and_the_rest_handed_down() -> None:
     upper = Row(0, 10, 5, session_id="s0", finish_reason="stop", cached_tokens=8, stream=True)
     lower = Row(1, 11, 5, finish_reason="length", model="m0")
-    spans = [Span("t", "a", "", Found(upper, 1)), Span("t", "b", "a", Found(lower, 2))]
+    spans = [Span("t", "a", "", Fragment(upper, 1)), Span("t", "b", "a", Fragment(lower, 2))]
     (one,) = innermost(spans, Tally("t"))
     assert one.row == Row(
         1, 11, 5, session_id="s0", finish_reason="length", cached_tokens=8, stream=True, model="m0"

@@ -1,7 +1,7 @@
 import pytest
 
 from tuner.trace.formats.reading.scalars import (
-    Numbers,
+    Pseudonyms,
     between_ms,
     epoch_ms,
     failed_tokens,
@@ -107,8 +107,8 @@ def test_paths() -> None:
 
 
 def test_names_are_numbered_by_first_sight_and_the_oldest_forgotten() -> None:
-    numbers = Numbers(most=2)
-    assert [numbers.of(name) for name in ("a", "b", "a", "c", "a", "b", None, "-")] == [
+    names = Pseudonyms(most=2)
+    assert [names.of(name) for name in ("a", "b", "a", "c", "a", "b", None, "-")] == [
         0, 1, 0, 2, 0, 3, None, None,
     ]  # fmt: skip
-    assert numbers.named("s", "a") == "s0"
+    assert names.named("s", "a") == "s0"

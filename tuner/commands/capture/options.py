@@ -34,7 +34,7 @@ def prometheus(  # noqa: PLR0913 - one parameter an option
     from tuner.commands.capture import run as capture_run  # noqa: PLC0415 - keeps --help light
 
     capture_run.prometheus(
-        capture_run.Asked(url, from_, to, selector), output, seed=seed, force=force
+        capture_run.HistoryOptions(url, from_, to, selector), output, seed=seed, force=force
     )
 
 

@@ -1,4 +1,4 @@
-"""What ``tuner capture`` does, once its options are read."""
+"""Run ``tuner capture``, once its options are read."""
 
 import math
 import os
@@ -15,8 +15,8 @@ from tuner.errors import UsageError
 from tuner.system.files import whole_file
 from tuner.trace.formats.canonical import header_line, row_line
 from tuner.trace.stream import Input, scan
-from tuner.traffic.cautions import cautions
 from tuner.traffic.summary import describe
+from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import parse_duration_s
 
 CLOCKS_APART_S = 3600.0
@@ -26,8 +26,8 @@ TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Where and when, as the user writes it."""
+class HistoryOptions:
+    """The Prometheus and the time, as the user writes them."""
 
     url: str
     from_: str
@@ -35,7 +35,7 @@ class Asked:
     selector: str
 
 
-def prometheus(asked: Asked, output: Path, *, seed: int, force: bool) -> None:
+def prometheus(asked: HistoryOptions, output: Path, *, seed: int, force: bool) -> None:
     now_s = datetime.now(UTC).timestamp()
     from_s = _time_s(asked.from_, now_s, option="--from")
     to_s = _time_s(asked.to, now_s, option="--to")
@@ -47,7 +47,7 @@ def prometheus(asked: Asked, output: Path, *, seed: int, force: bool) -> None:
     url, login = prometheus_api.without_login(asked.url)
     if token := os.environ.get(TOKEN):
         login = f"Bearer {token}"
-    place = prometheus_api.Place(url, from_s, to_s, asked.selector, login)
+    place = prometheus_api.PrometheusQuery(url, from_s, to_s, asked.selector, login)
     with whole_file(output, force=force) as out:
         samples = prometheus_api.samples(place, history.METRICS)
         engines = history.engines(samples, place=url)
@@ -71,7 +71,7 @@ def _print_written(output: Path) -> None:
     """Say what was written, as reading it again finds it."""
     scanned = scan(Input(output), lambda _: None)
     traffic = describe(scanned.columns)
-    warnings = (*scanned.warnings, *cautions(scanned.columns, traffic, scanned.header))
+    warnings = (*scanned.warnings, *trace_warnings(scanned.columns, traffic, scanned.header))
     trace_view.print_written(output, traffic, scanned.header, warnings)
 
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from tuner.commands.compare.place import Place, place_of
 from tuner.commands.compare.setup import (
     CompareOptions,
-    cautions_of,
     open_sweep,
     plan_of,
     settings_of,
     sweep_settings_of,
+    warnings_about,
 )
 from tuner.commands.compare.view import json_object, markdown, render
 from tuner.commands.shared.machine import check_machine
@@ -70,7 +70,7 @@ def run(options: CompareOptions) -> None:
         )
         run = Comparison(blocks, testbed, comparing, progress, read)
         place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
-    warnings = (*trace.warnings, *cautions_of(options), *blocks.warnings, *run.warnings)
+    warnings = (*trace.warnings, *warnings_about(options), *blocks.warnings, *run.warnings)
     _report(options, blocks, tuned, warnings)
 
 

@@ -112,7 +112,7 @@ def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> Swe
     )
 
 
-def cautions_of(options: CompareOptions) -> list[str]:
+def warnings_about(options: CompareOptions) -> list[str]:
     """Say what to beware of in what was asked."""
     if options.profile is None:
         return []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner.commands.shared.machine import Here, ThisMachine
-from tuner.commands.sweep.setup import Execute, cautions_of
+from tuner.commands.sweep.setup import Execute, warnings_about
 from tuner.engines.engine_arguments import value_of
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
@@ -247,7 +247,7 @@ def plan_of(
         is_same_trace=is_same,
         warnings=[
             *trace.warnings,
-            *cautions_of(trace),
+            *warnings_about(trace),
             *([] if is_same else ["this is not the trace that the profile was tuned for"]),
         ],
     )

@@ -10,8 +10,8 @@ from pathlib import Path
 from tuner.commands.sweep.setup import (
     SweepOptions,
     Traffic,
-    cautions_of,
     execute_on,
+    warnings_about,
 )
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter, gpus_of
@@ -91,7 +91,7 @@ def rescored(options: SweepOptions, book: journal.Journal) -> Done:
         ) from error
     trace = load(run_dir / TRACE_COPY)
     outcome = rescore(trace.requests, settings, book)
-    said = (*trace.warnings, *cautions_of(trace))
+    said = (*trace.warnings, *warnings_about(trace))
     return Done(outcome, settings, said, run_dir, digest, time.monotonic() - began_s, ranks)
 
 

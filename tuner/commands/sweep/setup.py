@@ -17,11 +17,11 @@ from tuner.system import interruption
 from tuner.trace.columns import columns_of
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
-from tuner.traffic.cautions import cautions
 from tuner.traffic.routing import Router, busiest_part, route
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import parse_slo
 from tuner.traffic.summary import describe
+from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import choose_part, parse_duration_s, parse_window
 from tuner.traffic.workload import parse_step_s
 
@@ -129,7 +129,7 @@ def _requests_of(
     requests = [one for one in trace.requests if one.status in {"ok", "aborted"}]
     if not requests:
         raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
-    warnings += cautions_of(trace)
+    warnings += warnings_about(trace)
     if options.closed_sessions:
         waiting = len(turns_of(requests))
         warnings.append(
@@ -149,10 +149,10 @@ class Execute(Protocol):
     def __call__(self, sweeping: Coroutine[Any, Any, Result], /) -> Result: ...
 
 
-def cautions_of(trace: Trace) -> tuple[str, ...]:
+def warnings_about(trace: Trace) -> tuple[str, ...]:
     """Return what to beware of in a trace."""
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
-    return cautions(columns, describe(columns), trace.header)
+    return trace_warnings(columns, describe(columns), trace.header)
 
 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:

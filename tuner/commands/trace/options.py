@@ -35,7 +35,8 @@ def show(  # noqa: PLR0913 - one parameter an option
     router: Router = "least",
     seed: Annotated[int, typer.Option(min=0, help="Of the routing.")] = 0,
     window: Annotated[
-        str, typer.Option(help="Part to hold against the whole: busiest, or START+LEN (120s+60s).")
+        str,
+        typer.Option(help="Part to hold against the whole: busiest, or START+LEN (120s+60s)."),
     ] = "busiest",
     length: Annotated[
         str | None, typer.Option(help="Length of the busiest part; default: 60s.")
@@ -54,7 +55,7 @@ def show(  # noqa: PLR0913 - one parameter an option
     trace_run.show(
         stream.Input(file, format_name, time_unit),
         trace_run.Replicas(replicas, router, seed),
-        trace_run.Part(window, length, max_model_len=None),
+        trace_run.CutOptions(window, length, max_model_len=None),
         as_json=json_,
     )
 
@@ -158,6 +159,6 @@ def cut(  # noqa: PLR0913 - one parameter an option
     trace_run.cut(
         stream.Input(file, format_name, time_unit),
         output,
-        trace_run.Part(window, length, max_model_len, replica),
+        trace_run.CutOptions(window, length, max_model_len, replica),
         force=force,
     )

@@ -1,4 +1,4 @@
-"""How `tuner trace show` looks: for people, and as the JSON object of the contract."""
+"""Render ``tuner trace show``: for people, and as the JSON object of the contract."""
 
 import json
 import sys
@@ -17,8 +17,8 @@ from tuner.commands.trace.view import headline, plain, print_warnings, requests,
 from tuner.trace.columns import Floats
 from tuner.trace.formats.reading.source import TraceHeader
 from tuner.traffic.levels import Levels
-from tuner.traffic.part import UNLIKE, Likeness
-from tuner.traffic.summary import Concurrency, Lengths, Traffic
+from tuner.traffic.likeness import UNLIKE, Likeness
+from tuner.traffic.summary import Concurrency, Lengths, TrafficSummary
 
 PLOT_HEIGHT = 5
 LEAST_WIDTH = 80
@@ -27,18 +27,18 @@ HEAVIEST = 0.999
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """What the replicas of one trace get."""
+    """The requests that the replicas of one trace get."""
 
     router: str
     requests: tuple[int, ...]
-    busiest: Traffic
+    busiest: TrafficSummary
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class TraceReport:
     path: Path
     header: TraceHeader
-    traffic: Traffic
+    traffic: TrafficSummary
     arrival_s: Floats
     part: Likeness | None
     """A part of the trace held against the whole."""
@@ -47,7 +47,7 @@ class Report:
     shares: Shares | None
 
 
-def print_json(report: Report) -> None:
+def print_json(report: TraceReport) -> None:
     traffic = report.traffic
     found: dict[str, Any] = {
         "requests": traffic.requests,
@@ -81,7 +81,7 @@ def print_json(report: Report) -> None:
     sys.stdout.write(json.dumps(_rounded(found)) + "\n")
 
 
-def print_report(report: Report) -> None:
+def print_report(report: TraceReport) -> None:
     console = console_for(at_least=LEAST_WIDTH)
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
@@ -108,7 +108,7 @@ def print_report(report: Report) -> None:
     print_warnings(console, report.warnings)
 
 
-def _print_arrivals(console: Console, traffic: Traffic) -> None:
+def _print_arrivals(console: Console, traffic: TrafficSummary) -> None:
     cv = "-" if traffic.interarrival_cv is None else f"{traffic.interarrival_cv:.2f}"
     peaks = ", ".join(f"{n:,} in {window_s:g}s" for window_s, n in traffic.peak_arrivals.items())
     console.print(f"arrivals: gaps have CV {cv} (1 = Poisson), at most {peaks}")
@@ -119,7 +119,7 @@ def _print_arrivals(console: Console, traffic: Traffic) -> None:
         console.print(f"{traffic.same_time_share:.1%} arrive at the very time of another")
 
 
-def _print_plot(console: Console, report: Report) -> None:
+def _print_plot(console: Console, report: TraceReport) -> None:
     """Draw what arrived and what was in flight, and mark the part."""
     first_s, last_s = float(report.arrival_s[0]), float(report.arrival_s[-1])
     if last_s <= first_s:
@@ -141,7 +141,7 @@ def _print_plot(console: Console, report: Report) -> None:
         console.print(trace_plot.underline(int(begin), min(int(end), count), "the part below"))
 
 
-def _spread_table(traffic: Traffic) -> Table:
+def _spread_table(traffic: TrafficSummary) -> Table:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in ("mean", "p50", "p90", "p95", "p99", "max"):
@@ -183,7 +183,7 @@ def _time_above(levels: Levels) -> list[dict[str, Any]]:
     return found
 
 
-def _print_law(console: Console, traffic: Traffic) -> None:
+def _print_law(console: Console, traffic: TrafficSummary) -> None:
     if traffic.recorded is None or traffic.littles_mean is None:
         return
     console.print(
@@ -237,7 +237,7 @@ def _lengths_object(lengths: Lengths | None) -> dict[str, float] | None:
     return None if lengths is None else _spread_object(lengths)
 
 
-def _concurrency_object(traffic: Traffic) -> dict[str, Any] | None:
+def _concurrency_object(traffic: TrafficSummary) -> dict[str, Any] | None:
     """Return null where there is nothing, [low, high] of the band where ends are not recorded."""
     if traffic.recorded is not None:
         return {"basis": "recorded", **_spread_object(traffic.recorded)}

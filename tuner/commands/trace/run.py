@@ -1,4 +1,4 @@
-"""What ``tuner trace`` does, once its options are read."""
+"""Run ``tuner trace``, once its options are read."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,16 +17,16 @@ from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.formats.reading.replayable import replayable
-from tuner.trace.formats.registry import exporter_named, open_trace
+from tuner.trace.formats.registry import open_trace, replay_tool
 from tuner.trace.parts import drop_longer, only_replica
-from tuner.trace.stream import Draft, Input, Spread, Tell, convert, excerpt, scan, telling
+from tuner.trace.stream import Draft, Input, Tell, TickSpread, convert, excerpt, scan, telling
 from tuner.trace.trace import cut as cut_out
 from tuner.trace.trace import lines_of, reading_warnings
 from tuner.traffic.arrivals import busiest
-from tuner.traffic.cautions import cautions
-from tuner.traffic.part import MIN_PARTS, Likeness, likeness
+from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import Router, assign
-from tuner.traffic.summary import Traffic, describe
+from tuner.traffic.summary import TrafficSummary, describe
+from tuner.traffic.trace_warnings import trace_warnings
 from tuner.traffic.window import parse_duration_s
 
 BUSIEST = "60s"
@@ -38,7 +38,7 @@ UNKNOWN_REPLICAS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Replicas:
-    """How many servers shared the trace, and how requests reached them."""
+    """The servers that shared the trace, and how requests reached them."""
 
     count: int
     router: Router
@@ -46,7 +46,7 @@ class Replicas:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class CutOptions:
     """The part of a trace to keep, as the user writes it."""
 
     window: str | None
@@ -60,13 +60,13 @@ class Part:
     """A number, or ``busiest``."""
 
 
-def show(file: Input, replicas: Replicas, part: Part, *, as_json: bool) -> None:
+def show(file: Input, replicas: Replicas, part: CutOptions, *, as_json: bool) -> None:
     asked = _start_and_length(part)
     with _telling(f"reading {file.path.name}") as tell:
         scanned = scan(file, tell)
     columns = scanned.columns
     traffic = describe(columns)
-    report = trace_report.Report(
+    report = trace_report.TraceReport(
         path=file.path,
         header=scanned.header,
         traffic=traffic,
@@ -74,7 +74,7 @@ def show(file: Input, replicas: Replicas, part: Part, *, as_json: bool) -> None:
         part=_likeness(columns, asked or _busiest(columns, part), file.path)
         if asked is not None or part.length is not None or _has_parts(traffic)
         else None,
-        warnings=(*scanned.warnings, *cautions(columns, traffic, scanned.header)),
+        warnings=(*scanned.warnings, *trace_warnings(columns, traffic, scanned.header)),
         shares=_shares(columns, replicas),
     )
     if as_json:
@@ -101,16 +101,16 @@ def import_(
         if spread_seed is not None and traffic.tick_ms is None:
             warnings.append("arrivals lie on no grid: nothing to spread")
         elif spread_seed is not None and traffic.tick_ms is not None:
-            spread = Spread(traffic.tick_ms, spread_seed)
+            spread = TickSpread(traffic.tick_ms, spread_seed)
             traffic = replace(traffic, tick_ms=None)
         with _telling(f"writing {output.name}") as tell:
             convert(file, scanned, out, tell, spread=spread, draft=draft)
-    warnings += cautions(scanned.columns, traffic, scanned.header)
+    warnings += trace_warnings(scanned.columns, traffic, scanned.header)
     trace_view.print_written(output, traffic, scanned.header, warnings)
 
 
 def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
-    exporter = exporter_named(format_name)
+    exporter = replay_tool(format_name)
     with whole_file(output, force=force) as out:
         source, tally = open_trace(trace)
         with _telling(f"reading {trace.name}") as tell:
@@ -129,7 +129,7 @@ def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
     trace_view.print_exported(output, found, usage, warnings)
 
 
-def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:
+def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:
     asked = _start_and_length(part)
     with whole_file(output, force=force) as out:
         with _telling(f"reading {file.path.name}") as tell:
@@ -146,11 +146,11 @@ def cut(file: Input, output: Path, part: Part, *, force: bool) -> None:
         out.writelines(lines_of(trace))
     columns = columns_of(trace.requests, block_size=trace.header.block_size)
     traffic = describe(columns)
-    warnings = (*scanned.warnings, *cautions(columns, traffic, trace.header))
+    warnings = (*scanned.warnings, *trace_warnings(columns, traffic, trace.header))
     trace_view.print_written(output, traffic, trace.header, warnings)
 
 
-def _start_and_length(part: Part) -> tuple[float, float] | None:
+def _start_and_length(part: CutOptions) -> tuple[float, float] | None:
     """Return the part in seconds; None for the busiest."""
     if part.window is None or part.window == "busiest":
         return None
@@ -171,7 +171,7 @@ def _start_and_length(part: Part) -> tuple[float, float] | None:
     )
 
 
-def _has_parts(traffic: Traffic) -> bool:
+def _has_parts(traffic: TrafficSummary) -> bool:
     """Whether the busiest part, unless the user says its length, is no more than one of some."""
     least_s = MIN_PARTS * parse_duration_s(BUSIEST, option="--length")
     return traffic.served > 0 and traffic.duration_s >= least_s
@@ -189,13 +189,13 @@ def _likeness(columns: Columns, start_and_length: tuple[float, float], path: Pat
     return found
 
 
-def _busiest(columns: Columns, part: Part) -> tuple[float, float]:
+def _busiest(columns: Columns, part: CutOptions) -> tuple[float, float]:
     length_s = parse_duration_s(part.length or BUSIEST, option="--length")
     start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
     return start_s, length_s
 
 
-def _wanted(columns: Columns, part: Part) -> tuple[float, float]:
+def _wanted(columns: Columns, part: CutOptions) -> tuple[float, float]:
     """Return the busiest part, or, where none is asked for, all there is."""
     if part.window is not None:
         return _busiest(columns, part)
@@ -243,7 +243,7 @@ def _shares(columns: Columns, replicas: Replicas) -> trace_report.Shares | None:
         router, count = "as recorded", len(names)
     requests = np.bincount(chosen, minlength=count)
     tokens = np.bincount(chosen, weights=columns.tokens(), minlength=count)
-    busiest_one: Traffic = describe(columns.take(chosen == tokens.argmax()))
+    busiest_one: TrafficSummary = describe(columns.take(chosen == tokens.argmax()))
     return trace_report.Shares(router, tuple(requests.tolist()), busiest_one)
 
 

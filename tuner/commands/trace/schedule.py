@@ -13,10 +13,10 @@ from tuner.trace.formats.reading.record import SERVED, Row
 from tuner.trace.formats.reading.source import TraceHeader
 from tuner.trace.stream import Input, scan
 from tuner.trace.trace import load
-from tuner.traffic.cautions import cautions
 from tuner.traffic.held import Holder, holding
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 from tuner.traffic.summary import describe
+from tuner.traffic.trace_warnings import trace_warnings
 
 MAX_REQUESTS = 10_000_000
 
@@ -50,7 +50,7 @@ def import_(schedule: Path, lengths: Path, output: Path, *, model: str | None, f
         out.writelines(row_line(_row(one)) for one in holding(ticks, served))
     scanned = scan(Input(output), lambda _: None)
     traffic = describe(scanned.columns)
-    warnings = (*scanned.header.notes, *cautions(scanned.columns, traffic, scanned.header))
+    warnings = (*scanned.header.notes, *trace_warnings(scanned.columns, traffic, scanned.header))
     trace_view.print_written(output, traffic, scanned.header, warnings)
 
 

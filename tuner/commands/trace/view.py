@@ -1,4 +1,4 @@
-"""How a trace looks that was written, and what every view of one shares."""
+"""Render a trace that was written; every view of a trace shares these lines."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -9,11 +9,11 @@ from rich.markup import escape
 from tuner.commands.shared.console import console_for
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.source import TraceHeader
-from tuner.traffic.summary import Traffic
+from tuner.traffic.summary import TrafficSummary
 
 
 def print_written(
-    path: Path, traffic: Traffic, header: TraceHeader, warnings: Iterable[str]
+    path: Path, traffic: TrafficSummary, header: TraceHeader, warnings: Iterable[str]
 ) -> None:
     console = console_for()
     console.print(f"{plain(str(path))}: {headline(traffic)}", soft_wrap=True)
@@ -34,7 +34,7 @@ def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable
     print_warnings(console, warnings)
 
 
-def headline(traffic: Traffic) -> str:
+def headline(traffic: TrafficSummary) -> str:
     """Return the line at which a wrong unit of time shows at once."""
     rate, tick = traffic.arrival_rate_rps, traffic.tick_ms
     return (

@@ -6,18 +6,17 @@ somebody else owns.
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import socket
 import stat
-import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.errors import TargetError
 from tuner.system import files, folders
+from tuner.system.lock import lock, unlock
 
 BACKLOG = 8
 MAX_SCHEDULE_BYTES = 64 * 2**10
@@ -213,29 +212,16 @@ def _locked(at: Place, *, wait_s: float) -> Iterator[None]:
         _check_ours(at.lock, status)
         if status.st_mode & 0o077:
             raise TargetError(f"{at.lock}: others may lock it", hint=f"chmod 600 {at.lock}")
-        _lock(descriptor, at.lock, wait_s=wait_s)
+        if not lock(descriptor, wait_s=wait_s):
+            raise TargetError(
+                f"{at.lock}: another process has locked it", hint="Find it with lsof."
+            )
         try:
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # for a child too that was forked meanwhile
+            unlock(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _lock(descriptor: int, path: Path, *, wait_s: float) -> None:
-    """Lock until the descriptor is closed."""
-    until_s = time.monotonic() + wait_s
-    while True:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            if time.monotonic() > until_s:
-                raise TargetError(
-                    f"{path}: another process has locked it", hint="Find it with lsof."
-                ) from None
-            time.sleep(0.05)
-        else:
-            return
 
 
 def _clear(path: Path, folder: int, address: str) -> None:

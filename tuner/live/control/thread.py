@@ -12,7 +12,7 @@ from tuner.live.control.control import LOOK_S, LiveControl
 from tuner.live.control.limits import Knobs
 from tuner.live.control.listener import Listener
 from tuner.live.control.record import log
-from tuner.system.guard import guarded
+from tuner.system.contain_errors import contain_errors
 
 STOP_S = 2.0
 
@@ -40,7 +40,7 @@ class LiveThread:
         self._listener: Listener | None = None
         self._stopped = threading.Event()
         self._thread = threading.Thread(
-            target=guarded, args=(switched_off, self._run), name="tuner-live", daemon=True
+            target=contain_errors, args=(switched_off, self._run), name="tuner-live", daemon=True
         )
 
     def start(self) -> None:
@@ -57,16 +57,16 @@ class LiveThread:
         at = socket_files.place(self._path, rank=self._about.rank, audit=self._audit)
         listening = socket_files.listen(at)
         try:
-            device = guarded(_unknown, _device_facts)
+            device = contain_errors(_unknown, _device_facts)
             about = self._about.model_copy(update={"device": device})
             control = LiveControl(self._knobs, at, about)
             control.open()
 
             def answer(line: bytes, peer: Peer) -> bytes:
-                return guarded(_complain, control.answer, line, peer) or _BROKEN
+                return contain_errors(_complain, control.answer, line, peer) or _BROKEN
 
             def tick() -> float:
-                return guarded(_complain, control.tick) or LOOK_S
+                return contain_errors(_complain, control.tick) or LOOK_S
 
             self._listener = Listener(
                 listening.socket, answer=answer, refuse=control.refuse, tick=tick

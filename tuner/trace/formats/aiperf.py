@@ -12,12 +12,12 @@ from typing import Any
 from tuner.trace.formats import mooncake
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.recent import Recent
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.scalars import Numbers, is_number
+from tuner.trace.formats.reading.scalars import Pseudonyms, is_number
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "aiperf"
 DESCRIPTION = "aiperf's mooncake_trace with sessions and delays, JSON lines, in ms"
@@ -42,7 +42,7 @@ def sniff(head: bytes) -> bool:
     }
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     block_size = json_rows.block_size(lines, BLOCK_SIZE)
     header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
     sessions = _Sessions(lines.tally, factor=1000 if time_unit == "s" else 1)
@@ -71,7 +71,7 @@ class _Sessions:
     def __init__(self, tally: Tally, *, factor: int) -> None:
         self.tally = tally
         self.factor = factor
-        self.names = Numbers()
+        self.names = Pseudonyms()
         self.last: Recent[_Turn | None] = Recent()
 
     def fields(self, parsed: Object) -> Iterator[Fields]:

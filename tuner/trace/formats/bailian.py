@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.recent import Recent
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "bailian"
 DESCRIPTION = "Alibaba's Qwen-Bailian traces, JSON lines, in s"
@@ -23,7 +23,7 @@ def sniff(head: bytes) -> bool:
     return opening(head).keys() >= KEYS
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in s")
     header = TraceHeader(
         source=NAME,

@@ -9,10 +9,10 @@ tokens is a request that failed, says the source.
 import math
 
 from tuner.trace.formats.reading import csv_rows
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import MAX_MS, Reason, Row
-from tuner.trace.formats.reading.scalars import Numbers
+from tuner.trace.formats.reading.scalars import Pseudonyms
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "burstgpt"
 DESCRIPTION = "BurstGPT's traces, releases 1 to 3, CSV"
@@ -26,7 +26,7 @@ def sniff(head: bytes) -> bool:
     return {STAMP, MODEL, PROMPT, OUTPUT} <= set(names)
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in s")
     columns = csv_rows.first_line(lines)
     headings = csv_rows.headings(columns)
@@ -42,7 +42,7 @@ class _Parser:
 
     def __init__(self, headings: csv_rows.Headings) -> None:
         self.headings = headings
-        self.sessions = Numbers()
+        self.sessions = Pseudonyms()
 
     def row(self, line: bytes) -> Row | Reason:
         cells = self.headings.cells(line)

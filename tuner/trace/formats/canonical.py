@@ -9,7 +9,6 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats.reading.json_rows import TEXT_KEYS, check_text, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import (
     FIELDS,
     Row,
@@ -19,6 +18,7 @@ from tuner.trace.formats.reading.record import (
     problem,
 )
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "canonical"
 DESCRIPTION = "tuner's own: a header line, then one JSON object a line, in ms"
@@ -39,7 +39,7 @@ def sniff(head: bytes) -> bool:
     return "tuner_trace" in opening(head)
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     if time_unit == "s":
         raise UsageError(
             f"{lines.path}: the canonical format is in ms", hint="Leave out --time-unit."
@@ -55,7 +55,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
 
 def rows(
     stream: Iterator[tuple[int, bytes]],
-    lines: Lines,
+    lines: TraceFile,
     *,
     block_size: int,
     time_unit: TimeUnit | None = "ms",
@@ -113,7 +113,7 @@ def row_line(row: Row) -> bytes:
     return _encode(row) + b"\n"
 
 
-def _header(line: bytes, lines: Lines) -> TraceHeader:
+def _header(line: bytes, lines: TraceFile) -> TraceHeader:
     hint = "Compare the first line with docs/traces.md."
     try:
         parsed = _decode(line)
@@ -149,7 +149,7 @@ def _convert(parsed: Any) -> Row:  # noqa: ANN401 - whatever the line holds
         return msgspec.convert(known, Row)
 
 
-def _drop(line: bytes, number: int, lines: Lines) -> None:
+def _drop(line: bytes, number: int, lines: TraceFile) -> None:
     if b'"tuner_trace"' in line:
         raise TraceError(
             f"{lines.path}:{number}: a second header: two traces with two origins in one file",
@@ -169,7 +169,7 @@ def _count_unknown(keys: frozenset[str], tally: Tally) -> None:
         tally.unknown_keys[name] = tally.unknown_keys.get(name, 0) + 1
 
 
-def _in_ms(row: Row, time_unit: TimeUnit | None, lines: Lines, number: int) -> Row:
+def _in_ms(row: Row, time_unit: TimeUnit | None, lines: TraceFile, number: int) -> Row:
     if time_unit == "s":
         return msgspec.structs.replace(row, timestamp=row.timestamp * 1000)
     if isinstance(row.timestamp, float):

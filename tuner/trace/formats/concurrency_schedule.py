@@ -10,9 +10,9 @@ from pathlib import Path
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.exports import entries
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.scalars import real, tokens
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "concurrency_schedule"
 KEYS = frozenset({"time_sec", "concurrency"})
@@ -33,7 +33,7 @@ def read(path: Path) -> tuple[Tick, ...]:
     tally = Tally(str(path))
     found: list[Tick] = []
     try:
-        for number, entry in entries(Lines(path, tally), KEYS):
+        for number, entry in entries(TraceFile(path, tally), KEYS):
             at_s, level = real(entry.get("time_sec")), tokens(entry.get("concurrency"))
             if type(at_s) not in (int, float) or not 0 <= at_s <= MAX_S:
                 raise _wrong(path, number, f"time_sec is {str(at_s)[:40]}")

@@ -6,10 +6,9 @@
 from collections.abc import Iterator
 
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening, rows, with_tokens
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import Reason
 from tuner.trace.formats.reading.scalars import (
-    Numbers,
+    Pseudonyms,
     epoch_ms,
     failed_tokens,
     first,
@@ -19,6 +18,7 @@ from tuner.trace.formats.reading.scalars import (
     tokens,
 )
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "envoy"
 DESCRIPTION = "Envoy AI gateway's access logs, JSON"
@@ -40,12 +40,12 @@ def sniff(head: bytes) -> bool:
     return opening(head).keys() >= KEYS
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="dates")
     header = TraceHeader(
         source=NAME, time_resolution_ms=1, missing=("prefixes", "sessions", "queue", "n")
     )
-    models, replicas = Numbers(), Numbers()
+    models, replicas = Pseudonyms(), Pseudonyms()
 
     def convert(entry: Object) -> Iterator[Fields | Reason]:
         yield _fields(entry, models, replicas)
@@ -59,7 +59,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return Source(header, found, absolute=True)
 
 
-def _fields(entry: Object, models: Numbers, replicas: Numbers) -> Fields | Reason:
+def _fields(entry: Object, models: Pseudonyms, replicas: Pseudonyms) -> Fields | Reason:
     if not may_generate(first(entry, PATH)):
         return "not_generation"
     code = tokens(entry.get("response_code"))

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "guidellm"
 DESCRIPTION = "GuideLLM's trace_synthetic and mooncake replay files, JSON lines, in s"
@@ -21,7 +21,7 @@ def sniff(head: bytes) -> bool:
     return False
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     return in_seconds(lines, time_unit, source=NAME, usual_block_size=BLOCK_SIZE)
 
 
@@ -38,7 +38,7 @@ def usage(name: str, found: Replayable) -> str:
 
 
 def in_seconds(
-    lines: Lines, time_unit: TimeUnit | None, *, source: str, usual_block_size: int
+    lines: TraceFile, time_unit: TimeUnit | None, *, source: str, usual_block_size: int
 ) -> Source:
     """Read Mooncake's keys with stamps in s, unless another unit is named."""
 

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading.exports import entries, first_keys
 from tuner.trace.formats.reading.json_rows import Fields, Object, checked
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.otlp import Names
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.same_request import Found, Span, innermost, merged
+from tuner.trace.formats.reading.same_request import Fragment, Span, innermost, merged
 from tuner.trace.formats.reading.scalars import (
     SPLIT,
     between_ms,
@@ -26,6 +25,7 @@ from tuner.trace.formats.reading.scalars import (
     tokens,
 )
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "langfuse"
 DESCRIPTION = "Langfuse's observations, from its API or its exports"
@@ -53,14 +53,14 @@ def sniff(head: bytes) -> bool:
     return keys >= API or keys >= EXPORT
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="dates")
     header = TraceHeader(source=NAME, missing=("prefixes", "queue"))
     found = innermost(_spans(lines), lines.tally)
     return Source(header, merged(found, lines.tally), absolute=True)
 
 
-def _spans(lines: Lines) -> Iterator[Span]:
+def _spans(lines: TraceFile) -> Iterator[Span]:
     names = Names()
     for number, entry in entries(lines, API, EXPORT):
         lines.tally.rows_read += 1
@@ -72,7 +72,7 @@ def _spans(lines: Lines) -> Iterator[Span]:
         )
 
 
-def _generation(entry: Object, number: int, names: Names, lines: Lines) -> Found | None:
+def _generation(entry: Object, number: int, names: Names, lines: TraceFile) -> Fragment | None:
     if str(entry.get("type")).upper() != "GENERATION":
         lines.tally.drop("not_generation", number)
         return None
@@ -82,7 +82,7 @@ def _generation(entry: Object, number: int, names: Names, lines: Lines) -> Found
             lines.tally.note(SPLIT)
         part = str(entry.get("id") or "")
         trace = first(entry, ("traceId", "trace_id"))
-        return Found(row, number, (str(trace), part) if part else None, part)
+        return Fragment(row, number, (str(trace), part) if part else None, part)
     lines.tally.drop(row, number)
     return None
 

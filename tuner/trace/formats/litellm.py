@@ -8,10 +8,9 @@ from collections.abc import Iterator
 
 from tuner.trace.formats.reading.exports import entries, first_keys
 from tuner.trace.formats.reading.json_rows import Fields, Object, checked
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.otlp import Names
 from tuner.trace.formats.reading.record import Reason, Row
-from tuner.trace.formats.reading.same_request import Found, final_attempts
+from tuner.trace.formats.reading.same_request import Fragment, final_attempts
 from tuner.trace.formats.reading.scalars import (
     SPLIT,
     between_ms,
@@ -26,6 +25,7 @@ from tuner.trace.formats.reading.scalars import (
     tokens,
 )
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "litellm"
 DESCRIPTION = "LiteLLM's spend logs (JSON, CSV) and standard logging payloads"
@@ -45,13 +45,13 @@ def sniff(head: bytes) -> bool:
     return first_keys(head) >= KEYS
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="dates")
     header = TraceHeader(source=NAME, missing=("prefixes", "queue"))
     return Source(header, final_attempts(_found(lines), lines.tally), absolute=True)
 
 
-def _found(lines: Lines) -> Iterator[Found]:
+def _found(lines: TraceFile) -> Iterator[Fragment]:
     names = Names()
     for number, entry in entries(lines, KEYS):
         lines.tally.rows_read += 1
@@ -63,7 +63,7 @@ def _found(lines: Lines) -> Iterator[Found]:
             lines.tally.note(SPLIT)
         trace = first(entry, ("trace_id", "session_id"))
         group = first(entry, ("model_group", "model"))
-        yield Found(row, number, None if trace is None else (str(trace), str(group)))
+        yield Fragment(row, number, None if trace is None else (str(trace), str(group)))
 
 
 def _fields(entry: Object, names: Names) -> Fields | Reason:

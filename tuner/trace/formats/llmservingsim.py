@@ -11,9 +11,9 @@ import msgspec
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.scalars import is_number
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "llmservingsim"
 DESCRIPTION = "LLMServingSim's benchmark records of vLLM, JSON lines"
@@ -30,7 +30,7 @@ def sniff(head: bytes) -> bool:
     return opening(head).keys() >= KEYS
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in s")
     ahead_s = _ahead_s(lines)
 
@@ -57,7 +57,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return Source(header, json_rows.rows(lines, convert, block_size=16), absolute=True)
 
 
-def _ahead_s(lines: Lines) -> float:
+def _ahead_s(lines: TraceFile) -> float:
     """Return how far the monotonic clock is ahead of the other; 0 where no row has both."""
     decode = msgspec.json.Decoder(_Clocks).decode
     least_s = math.inf

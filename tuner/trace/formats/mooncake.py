@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from tuner.trace.formats import canonical
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "mooncake"
 DESCRIPTION = "JSON lines with timestamp, input_length, output_length, hash_ids of 512 tokens"
@@ -24,7 +24,7 @@ def sniff(head: bytes) -> bool:
     return {"timestamp", "input_length", "output_length"} <= opening(head).keys()
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     block_size = json_rows.block_size(lines, BLOCK_SIZE)
     header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
     return Source(

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening, rows, with_tokens
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import Reason, Row
 from tuner.trace.formats.reading.scalars import (
-    Numbers,
+    Pseudonyms,
     between_ms,
     epoch_ms,
     failed_tokens,
@@ -22,6 +21,7 @@ from tuner.trace.formats.reading.scalars import (
     tokens,
 )
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "nginx"
 DESCRIPTION = "nginx's access logs, JSON, with counts of tokens added"
@@ -42,7 +42,7 @@ def sniff(head: bytes) -> bool:
     return "request_time" in keys and any(stamp in keys for stamp in STAMPS)
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="$msec, in s")
     header = TraceHeader(
         source=NAME, time_resolution_ms=1, missing=("prefixes", "sessions", "queue", "n")
@@ -50,8 +50,8 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return Source(header, _rows(lines), absolute=True)
 
 
-def _rows(lines: Lines) -> Iterator[Row]:
-    models, replicas = Numbers(), Numbers()
+def _rows(lines: TraceFile) -> Iterator[Row]:
+    models, replicas = Pseudonyms(), Pseudonyms()
 
     def convert(entry: Object) -> Iterator[Fields | Reason]:
         if not isinstance(real(first(entry, STAMPS)), float | int):  # a date
@@ -66,7 +66,7 @@ def _rows(lines: Lines) -> Iterator[Row]:
     )
 
 
-def _fields(entry: Object, models: Numbers, replicas: Numbers) -> Fields | Reason:
+def _fields(entry: Object, models: Pseudonyms, replicas: Pseudonyms) -> Fields | Reason:
     if not may_generate(_path(entry)):
         return "not_generation"
     code = tokens(entry.get("status"))

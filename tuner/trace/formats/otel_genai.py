@@ -9,7 +9,6 @@ from typing import Literal
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.json_rows import checked
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.otlp import (
     INSTANCE,
     REQUEST_NAME,
@@ -21,9 +20,10 @@ from tuner.trace.formats.reading.otlp import (
     tokens_of,
 )
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.same_request import Found, Span, innermost, merged
+from tuner.trace.formats.reading.same_request import Fragment, Span, innermost, merged
 from tuner.trace.formats.reading.scalars import SPLIT, first
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "otel-genai"
 DESCRIPTION = "gen_ai spans of OpenTelemetry, OpenLLMetry and OpenInference, OTLP/JSON"
@@ -49,7 +49,7 @@ def sniff(head: bytes) -> bool:
     return is_otlp(head)
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in ns")
     header = TraceHeader(source=NAME, time_resolution_ms=0.001, missing=("prefixes",))
     found = innermost(_spans(lines), lines.tally)
@@ -75,7 +75,7 @@ def kind_of(span: RawSpan) -> Kind:
     return "link" if tokens_of(span.attributes) == (None, None) else "request"
 
 
-def _spans(lines: Lines) -> Iterator[Span]:
+def _spans(lines: TraceFile) -> Iterator[Span]:
     names, spans = Names(), 0
     for span in raw_spans(lines):
         spans += 1
@@ -97,7 +97,7 @@ def _spans(lines: Lines) -> Iterator[Span]:
         )
 
 
-def _request(span: RawSpan, names: Names, lines: Lines) -> Found | None:
+def _request(span: RawSpan, names: Names, lines: TraceFile) -> Fragment | None:
     row = checked(request_of(span, names), block_size=1)
     if not isinstance(row, Row):
         lines.tally.drop(row, span.line)
@@ -109,6 +109,6 @@ def _request(span: RawSpan, names: Names, lines: Lines) -> Found | None:
     request = span.attributes.get("gen_ai.request.id")
     part = span.id("spanId")
     if request is None:
-        return Found(row, span.line, (span.id("traceId"), part) if part else None, part)
+        return Fragment(row, span.line, (span.id("traceId"), part) if part else None, part)
     instance = first(span.resource, INSTANCE)
-    return Found(row, span.line, (str(request), str(instance), row.timestamp), part)
+    return Fragment(row, span.line, (str(request), str(instance), row.timestamp), part)

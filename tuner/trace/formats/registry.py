@@ -1,7 +1,8 @@
 """Trace formats: one module each, and this registry.
 
-A format is a module with ``NAME``, ``DESCRIPTION``, ``sniff(head)`` and ``read(lines, time_unit)``.
-Some can also be written, for the tools that replay them: EXPORTERS.
+A format is a module with ``NAME``, ``DESCRIPTION``, ``sniff(head)`` and ``read(lines, time_unit)``,
+or an object with these where one module reads several that differ little.
+Some can also be written, for the tools that replay them: REPLAY_TOOLS.
 To add one, write its file and name it in FORMATS, before any format whose rows look like its own.
 Files that look like a trace and can be none are in ``refused``.
 """
@@ -14,9 +15,7 @@ from typing import Protocol
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats import (
     aiperf,
-    azure2023,
-    azure2024,
-    azure_lmm2025,
+    azure,
     bailian,
     burstgpt,
     canonical,
@@ -35,15 +34,15 @@ from tuner.trace.formats import (
     vllm_otlp,
     weka,
 )
-from tuner.trace.formats.reading.lines import MAX_LINE_BYTES, Lines
 from tuner.trace.formats.reading.record import REASONS, Row, Tally
-from tuner.trace.formats.reading.refused import REFUSED
+from tuner.trace.formats.reading.refused import LOOKALIKES
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.source import Source, TimeUnit
+from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, TraceFile
 
 
 class Format(Protocol):
-    """What a format's module offers."""
+    """A format."""
 
     NAME: str
     DESCRIPTION: str
@@ -52,16 +51,14 @@ class Format(Protocol):
         """Whether a file that begins with these bytes is of this format."""
         ...
 
-    def read(self, lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+    def read(self, lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
         """Raise TraceError for a file that cannot be read at all; count single rows."""
         ...
 
 
 FORMATS: tuple[Format, ...] = (
     canonical,
-    azure2023,
-    azure2024,
-    azure_lmm2025,
+    *azure.FORMATS,
     burstgpt,
     bailian,
     aiperf,
@@ -82,8 +79,8 @@ FORMATS: tuple[Format, ...] = (
 )
 
 
-class Exporter(Protocol):
-    """What a format's module offers if traces can be written for its tool too."""
+class ReplayTool(Protocol):
+    """A tool that replays traces, whose input tuner can write."""
 
     NAME: str
     EXPORTED_BLOCK_SIZE: int | None
@@ -98,7 +95,7 @@ class Exporter(Protocol):
         ...
 
 
-EXPORTERS: tuple[Exporter, ...] = (mooncake, aiperf, guidellm, timed_trace)
+REPLAY_TOOLS: tuple[ReplayTool, ...] = (mooncake, aiperf, guidellm, timed_trace)
 
 HEAD_BYTES = MAX_LINE_BYTES + 2
 """The longest first line there may be, whole, with its end, and one byte more."""
@@ -135,7 +132,7 @@ def open_trace(
     head = _head(path)
     chosen = _named(format_name) if format_name else _detect(path, head)
     tally = Tally(str(path), bytes_total=path.stat().st_size)
-    source = chosen.read(Lines(path, tally, allow_text=allow_text), time_unit=time_unit)
+    source = chosen.read(TraceFile(path, tally, allow_text=allow_text), time_unit=time_unit)
     return replace(source, rows=_at_least_one(source.rows, tally)), tally
 
 
@@ -181,9 +178,9 @@ def _unreadable(place: str, error: OSError) -> TraceError:
     )
 
 
-def exporter_named(name: str) -> Exporter:
+def replay_tool(name: str) -> ReplayTool:
     """Return the exporter of this name, which the command line has checked."""
-    return {known.NAME: known for known in EXPORTERS}[name]
+    return {known.NAME: known for known in REPLAY_TOOLS}[name]
 
 
 def _named(name: str) -> Format:
@@ -199,7 +196,7 @@ def _detect(path: Path, head: bytes) -> Format:
     for known in FORMATS:
         if known.sniff(head):
             return known
-    for refused in REFUSED:
+    for refused in LOOKALIKES:
         if refused.sniff(head):
             raise TraceError(f"{path}: {refused.what}", hint=refused.hint)
     if len(head.partition(b"\n")[0]) > MAX_LINE_BYTES:

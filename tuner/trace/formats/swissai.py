@@ -10,7 +10,6 @@ from hashlib import blake2b
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.scalars import (
     between_ms,
     epoch_ms,
@@ -21,6 +20,7 @@ from tuner.trace.formats.reading.scalars import (
     tokens,
 )
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "swissai"
 DESCRIPTION = "SwissAI's serving trace, JSON lines"
@@ -34,7 +34,7 @@ def sniff(head: bytes) -> bool:
     return opening(head).keys() >= KEYS
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="dates")
 
     def convert(parsed: Object) -> Iterator[Fields]:

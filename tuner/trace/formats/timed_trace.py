@@ -5,9 +5,9 @@ In s unless ``--timed-trace-sec-multiplier`` says otherwise, ids of 16 tokens un
 """
 
 from tuner.trace.formats import guidellm
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.source import Source, TimeUnit
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "timed_trace"
 DESCRIPTION = "vLLM's timed_trace benchmark input, JSON lines, in s"
@@ -19,7 +19,7 @@ sniff = guidellm.sniff
 export = guidellm.export
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     return guidellm.in_seconds(lines, time_unit, source=NAME, usual_block_size=BLOCK_SIZE)
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening
-from tuner.trace.formats.reading.lines import Lines
-from tuner.trace.formats.reading.scalars import Numbers, between_ms, epoch_ms
+from tuner.trace.formats.reading.scalars import Pseudonyms, between_ms, epoch_ms
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "tracelab"
 DESCRIPTION = "TraceLab's rounds of coding agents, JSON lines"
@@ -23,9 +23,9 @@ def sniff(head: bytes) -> bool:
     return opening(head).keys() >= KEYS
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="dates")
-    sessions = Numbers()
+    sessions = Pseudonyms()
 
     def convert(parsed: Object) -> Iterator[Fields]:
         events = parsed.get("timing_events")

@@ -1,4 +1,4 @@
-"""What ``vllm bench serve --save-result --save-detailed`` writes: one JSON document, by columns.
+"""Results of ``vllm bench serve --save-result --save-detailed``: one JSON document, by columns.
 
 Stamps are s of a monotonic clock. Without ``--max-concurrency`` a request is sent when it is due;
 with it, it first waits in the client for ``queue_times``, so that it was due so much earlier.
@@ -12,10 +12,10 @@ import msgspec
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.json_rows import Fields, as_ms, checked, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.scalars import is_number
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "vllm_bench"
 DESCRIPTION = "Result of vllm bench serve --save-detailed, one JSON document"
@@ -47,7 +47,7 @@ def sniff(head: bytes) -> bool:
     return {"tokenizer_id", "num_prompts"} <= keys or {"input_lens", "output_lens"} <= keys
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in s")
     result = _decoded(lines)
     if any(bytes(text) not in EMPTY for text in result.generated_texts):
@@ -65,7 +65,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return Source(header, _rows(result, lines), absolute=True, undated=True)
 
 
-def _decoded(lines: Lines) -> _Result:
+def _decoded(lines: TraceFile) -> _Result:
     text = NO_NUMBER.sub(b"null", lines.document())
     try:
         result = msgspec.json.decode(text, type=_Result)
@@ -92,7 +92,7 @@ def _decoded(lines: Lines) -> _Result:
     return result
 
 
-def _rows(result: _Result, lines: Lines) -> Iterator[Row]:
+def _rows(result: _Result, lines: TraceFile) -> Iterator[Row]:
     tally = lines.tally
     for index in range(len(result.start_times)):
         tally.rows_read += 1

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.json_rows import checked
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.otlp import (
     INSTANCE,
     REQUEST_NAME,
@@ -18,9 +17,10 @@ from tuner.trace.formats.reading.otlp import (
     request_of,
 )
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.same_request import Found, merged
+from tuner.trace.formats.reading.same_request import Fragment, merged
 from tuner.trace.formats.reading.scalars import first
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "vllm-otlp"
 DESCRIPTION = "vLLM's spans, OTLP/JSON"
@@ -32,7 +32,7 @@ def sniff(head: bytes) -> bool:
     return is_otlp(head) and any(mark in head for mark in MARKS)
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in ns")
     header = TraceHeader(
         source=NAME,
@@ -42,7 +42,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return Source(header, merged(_found(lines), lines.tally), absolute=True)
 
 
-def _found(lines: Lines) -> Iterator[Found]:
+def _found(lines: TraceFile) -> Iterator[Fragment]:
     names, spans = Names(), 0
     for span in raw_spans(lines):
         spans += 1
@@ -56,7 +56,7 @@ def _found(lines: Lines) -> Iterator[Found]:
         request = span.attributes.get("gen_ai.request.id")
         instance = first(span.resource, INSTANCE)
         key = None if request is None else (str(request), str(instance), row.timestamp)
-        yield Found(row, span.line, key, span.id("spanId"))
+        yield Fragment(row, span.line, key, span.id("spanId"))
     if not lines.tally.rows_read:
         raise TraceError(
             f"{lines.path}: none of its {spans:,} spans is a request's",

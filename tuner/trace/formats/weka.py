@@ -9,10 +9,10 @@ from typing import Any
 
 from tuner.trace.formats.reading import json_rows
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import Reason, Tally
 from tuner.trace.formats.reading.scalars import is_number
 from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "weka"
 DESCRIPTION = "WEKA's traces of coding agents, a JSON object a conversation, in s"
@@ -36,7 +36,7 @@ def sniff(head: bytes) -> bool:
     return {"id", "models", "block_size", "hash_id_scope"} <= found.keys()
 
 
-def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     lines.refuse_unit(time_unit, the_stamps_are="in s")
     lines.longest = MAX_CONVERSATION_BYTES
     block_size = _block_size(lines)
@@ -47,7 +47,7 @@ def read(lines: Lines, *, time_unit: TimeUnit | None) -> Source:
     return Source(header, json_rows.rows(lines, conversations.fields, block_size=block_size))
 
 
-def _block_size(lines: Lines) -> int:
+def _block_size(lines: TraceFile) -> int:
     _, first = next(iter(lines.again()), (1, b""))
     size = opening(first).get("block_size")
     return size if isinstance(size, int) and 1 <= size <= 2**20 else BLOCK_SIZE

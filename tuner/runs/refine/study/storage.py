@@ -1,6 +1,5 @@
 """Where a study is kept: a file of Optuna's journal, or any storage that a URL names."""
 
-import fcntl
 import json
 import random
 import time
@@ -22,6 +21,7 @@ from sqlalchemy.exc import (
 )
 
 from tuner.errors import RunError
+from tuner.system.lock import lock
 from tuner.system.passwords import passwords_in, without_passwords
 
 PATIENCE_S = 10
@@ -30,7 +30,6 @@ PATIENCE_S = 10
 MOST_AT_ONCE, PAUSE_S = 5, 1.0
 """How often a database that others fill with tables is opened again, and the longest wait."""
 
-LOCK_PAUSE_S = 0.05
 
 LONGEST_LINE = 1 << 24
 """Bytes that no line of Optuna's journal takes: what is longer is not read to its end."""
@@ -118,18 +117,11 @@ class _FileLock(JournalFileOpenLock):
 def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Hold a file for this process alone. Raises RunError when others do not let go."""
     with path.open("a+b") as file:
-        until_s = time.monotonic() + PATIENCE_S
-        while True:
-            try:
-                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > until_s:
-                    raise RunError(
-                        f"{path}: another process has locked it for more than {PATIENCE_S}s",
-                        hint="Wait for it, end it, or give another --storage.",
-                    ) from None
-                time.sleep(LOCK_PAUSE_S)
+        if not lock(file.fileno(), wait_s=PATIENCE_S):
+            raise RunError(
+                f"{path}: another process has locked it for more than {PATIENCE_S}s",
+                hint="Wait for it, end it, or give another --storage.",
+            )
         file.seek(0)
         yield file
 

@@ -1,1 +1,1 @@
-"""What trace formats share: lines and JSON of any size, rows, scalars, spans, refusals."""
+"""The parts that trace formats share: files of any size, rows, scalars, spans, refusals."""

@@ -5,14 +5,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
-from tuner.trace.formats.reading.lines import BOM, Lines
 from tuner.trace.formats.reading.record import Reason, Row
+from tuner.trace.formats.reading.trace_file import BOM, TraceFile
 
 COUNT = rb"(\d{1,9})"
 WHOLE = re.compile(COUNT + rb"\.0*")
 
 SEEN = 20
-"""Lines that are looked at to find a format out."""
+"""TraceFile that are looked at to find a format out."""
 
 DELIMITERS = (b",", b";", b"\t")
 BAD_COUNTS: dict[bytes, Reason] = {
@@ -26,7 +26,7 @@ BAD_COUNTS: dict[bytes, Reason] = {
 
 @dataclass(frozen=True, slots=True)
 class Headings:
-    """What stands in which column; in lower case, for programs that write tables anew change it."""
+    """The headings of a table, in lower case: programs that write tables anew change it."""
 
     names: tuple[bytes, ...]
     delimiter: bytes
@@ -49,13 +49,13 @@ def first_lines(head: bytes) -> tuple[bytes, list[bytes]]:
     return first.strip(), [line.strip() for line in rest[: SEEN - 1]]
 
 
-def first_line(lines: Lines) -> bytes:
+def first_line(lines: TraceFile) -> bytes:
     """Return the first line of a file, from a look of its own."""
     return next(iter(lines.again()), (1, b""))[1]
 
 
 def rows(
-    lines: Lines,
+    lines: TraceFile,
     columns: bytes,
     parse: Callable[[bytes], Row | Reason],
     parse_all: Callable[[bytes], list[Row] | None] = lambda _: None,

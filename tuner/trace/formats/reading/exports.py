@@ -4,7 +4,7 @@ import csv
 from collections.abc import Iterable, Iterator
 
 from tuner.trace.formats.reading.json_rows import Object, check_text, first_listed, objects, opening
-from tuner.trace.formats.reading.lines import BOM, HEAD_BYTES, MAX_LINE_BYTES, Lines
+from tuner.trace.formats.reading.trace_file import BOM, HEAD_BYTES, MAX_LINE_BYTES, TraceFile
 
 MAX_PAGE_BYTES = 64 * 2**20
 """Of one answer of an API."""
@@ -27,7 +27,7 @@ def first_keys(head: bytes) -> frozenset[str]:
     return frozenset(first if isinstance(first, dict) else ()) or frozenset(_headings(head))
 
 
-def entries(lines: Lines, *needed: frozenset[str]) -> Iterator[tuple[int, Object]]:
+def entries(lines: TraceFile, *needed: frozenset[str]) -> Iterator[tuple[int, Object]]:
     """Yield ``(line number, row)``; count what is none as a row that was dropped.
 
     A file is a table if its first line has all headings of one of the sets.
@@ -69,7 +69,7 @@ def _delimiter(headings: str) -> str:
     return max(DELIMITERS, key=headings.count)
 
 
-def _table(lines: Lines) -> Iterator[tuple[int, Object]]:
+def _table(lines: TraceFile) -> Iterator[tuple[int, Object]]:
     """Yield a table's rows as objects; text of several lines may stand in quotes."""
     last = 0
 

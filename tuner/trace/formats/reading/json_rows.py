@@ -8,7 +8,6 @@ from typing import Any
 import msgspec
 
 from tuner.errors import TraceError
-from tuner.trace.formats.reading.lines import BOM, Lines
 from tuner.trace.formats.reading.record import (
     Reason,
     Row,
@@ -18,6 +17,7 @@ from tuner.trace.formats.reading.record import (
     unreadable,
 )
 from tuner.trace.formats.reading.scalars import is_number
+from tuner.trace.formats.reading.trace_file import BOM, TraceFile
 
 Object = dict[str, Any]
 Fields = dict[str, Any]
@@ -64,7 +64,7 @@ def opening(head: bytes) -> Object:
 
 
 def rows(
-    lines: Lines, convert: Callable[[Object], Iterable[Fields | Reason]], *, block_size: int
+    lines: TraceFile, convert: Callable[[Object], Iterable[Fields | Reason]], *, block_size: int
 ) -> Iterator[Row]:
     """Yield the rows that ``convert`` makes of each object, if they can be used; count the others.
 
@@ -83,7 +83,7 @@ def rows(
                 tally.drop(row, number)
 
 
-def objects(lines: Lines) -> Iterator[tuple[int, Object]]:
+def objects(lines: TraceFile) -> Iterator[tuple[int, Object]]:
     """Yield ``(line number, object)``; count what is no object as a row that was dropped.
 
     Raises TraceError for an object that holds text, unless that was allowed.
@@ -106,7 +106,7 @@ def objects(lines: Lines) -> Iterator[tuple[int, Object]]:
             lines.tally.drop(reason, number)
 
 
-def with_tokens(found: Iterable[Row], lines: Lines, what: str, hint: str) -> Iterator[Row]:
+def with_tokens(found: Iterable[Row], lines: TraceFile, what: str, hint: str) -> Iterator[Row]:
     """Yield the rows. Raises TraceError, at the end, if all that is wrong is that none has tokens.
 
     What the user writes into a log format is the user's to change.
@@ -129,7 +129,7 @@ def checked(fields: Fields | Reason, block_size: int) -> Row | Reason:
     return problem(row, block_size) or row
 
 
-def broken(line: bytes, number: int, lines: Lines) -> Reason:
+def broken(line: bytes, number: int, lines: TraceFile) -> Reason:
     """Return why what should be a JSON object is none."""
     reason = unreadable(line) or "malformed"
     if number == lines.unterminated and reason in ("malformed", "encoding"):
@@ -137,7 +137,7 @@ def broken(line: bytes, number: int, lines: Lines) -> Reason:
     return reason
 
 
-def check_text(parsed: Object, number: int, lines: Lines) -> None:
+def check_text(parsed: Object, number: int, lines: TraceFile) -> None:
     """Raise TraceError for an object that holds text, unless that was allowed."""
     for key in TEXT_KEYS & parsed.keys():
         if is_text(parsed[key]):
@@ -149,7 +149,7 @@ def as_ms(value: Any) -> Any:  # noqa: ANN401 - what is no number stays what it 
     return round(value * 1000, 3) if is_number(value) else value
 
 
-def block_size(lines: Lines, usual: int) -> int:
+def block_size(lines: TraceFile, usual: int) -> int:
     """Return how many tokens one of ``hash_ids`` stands for, as the first rows of a file show.
 
     Tools of one format use ids for 16 to 512 tokens, and say so nowhere in the file. Where the

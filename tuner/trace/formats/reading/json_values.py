@@ -44,7 +44,7 @@ def values(chunks: Iterable[bytes], *, array: bool, longest: int) -> Iterator[Va
 
 
 class _Cut(Enum):
-    """Where a bracket or comma parts one value from the next."""
+    """A place where a bracket or comma parts one value from the next."""
 
     NOWHERE = auto()
     BEFORE = auto()
@@ -54,7 +54,7 @@ class _Cut(Enum):
 
 
 class _Scan:
-    """Where in the text the scan is: carried from chunk to chunk."""
+    """The state of the scan, carried from chunk to chunk."""
 
     def __init__(self, *, array: bool, longest: int) -> None:
         self.longest = longest

@@ -13,9 +13,8 @@ from typing import Any
 import msgspec
 
 from tuner.trace.formats.reading.json_rows import Fields, broken, is_text
-from tuner.trace.formats.reading.lines import BOM, Lines
 from tuner.trace.formats.reading.scalars import (
-    Numbers,
+    Pseudonyms,
     between_ms,
     epoch_ms,
     failed_tokens,
@@ -30,6 +29,7 @@ from tuner.trace.formats.reading.scalars import (
     token_sum,
     tokens,
 )
+from tuner.trace.formats.reading.trace_file import BOM, TraceFile
 
 MAX_BATCH_BYTES = 64 * 2**20
 """The collector's batches have thousands of spans, of 2 kB each."""
@@ -122,9 +122,9 @@ class RawSpan:
 class Names:
     """The pseudonyms of one file."""
 
-    replica: Numbers = field(default_factory=Numbers)
-    session: Numbers = field(default_factory=Numbers)
-    model: Numbers = field(default_factory=Numbers)
+    replica: Pseudonyms = field(default_factory=Pseudonyms)
+    session: Pseudonyms = field(default_factory=Pseudonyms)
+    model: Pseudonyms = field(default_factory=Pseudonyms)
 
 
 _export = msgspec.json.Decoder(_Export).decode
@@ -136,7 +136,7 @@ def is_otlp(head: bytes) -> bool:
     return EXPORT.match(head.removeprefix(BOM)) is not None and b'"resourceSpans"' in head
 
 
-def raw_spans(lines: Lines) -> Iterator[RawSpan]:
+def raw_spans(lines: TraceFile) -> Iterator[RawSpan]:
     """Yield all spans; count lines that are none as rows that were dropped.
 
     Raises TraceError for a span that holds text, unless that was allowed.
@@ -210,7 +210,7 @@ def _ttft_ms(attributes: dict[str, Any], start_ms: object) -> object:
 
 
 def _span(
-    raw: msgspec.Raw, number: int, resource: dict[str, Any], lines: Lines
+    raw: msgspec.Raw, number: int, resource: dict[str, Any], lines: TraceFile
 ) -> Iterator[RawSpan]:
     try:
         span = _decode(raw)
@@ -230,7 +230,7 @@ def _span(
 
 
 def _check_text(
-    attributes: dict[str, Any], number: int, lines: Lines, *, event: bool = False
+    attributes: dict[str, Any], number: int, lines: TraceFile, *, event: bool = False
 ) -> None:
     for key, value in attributes.items():
         is_one = _names_text(key) or (event and key in ("content", "body"))

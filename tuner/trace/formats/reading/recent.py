@@ -1,4 +1,4 @@
-"""What was said of the last so many requests or sessions, in bounded memory. Pure."""
+"""A dict of the last so many requests or sessions, in bounded memory. Pure."""
 
 from collections import OrderedDict
 from typing import Generic, TypeVar

@@ -106,7 +106,7 @@ FIELDS = frozenset(Row.__struct_fields__)
 
 @dataclass(slots=True)
 class Tally:
-    """What was read, and what became of it: rows_read = rows_kept + the sum of dropped."""
+    """The count of rows read, kept and dropped: rows_read = rows_kept + the sum of dropped."""
 
     place: str
     """The file, for messages."""

@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.trace.formats.reading.json_rows import first_listed, opening
-from tuner.trace.formats.reading.lines import BOM
+from tuner.trace.formats.reading.trace_file import BOM
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Lookalike:
     """A kind of file that is recognised only to be refused."""
 
     sniff: Callable[[bytes], bool]
@@ -111,63 +111,63 @@ def _is_vllm_debug_log(head: bytes) -> bool:
     return b"prompt_token_ids: [" in head and _is_vllm_log(head)
 
 
-REFUSED: tuple[Refused, ...] = (
-    Refused(
+LOOKALIKES: tuple[Lookalike, ...] = (
+    Lookalike(
         _is_vllm_debug_log,
         "a vLLM log with prompts in it: --max-log-len cuts their token ids without a word, and "
         "completions have no output, so lengths cannot be told from it",
         INSTEAD,
     ),
-    Refused(
+    Lookalike(
         _is_vllm_log,
         "a vLLM log without debugging: it says when requests came, not how long they were",
         INSTEAD,
     ),
-    Refused(
+    Lookalike(
         _is_servegen,
         "a ServeGen rate file: a rate and a shape a window, not requests",
         "Let ServeGen draw requests from it, write them as JSON lines (see docs/traces.md), "
         "import those.",
     ),
-    Refused(
+    Lookalike(
         _is_servegen_dataset,
         "a ServeGen length distribution, not requests",
         "Let ServeGen draw requests from it, write them as JSON lines (see docs/traces.md), "
         "import those.",
     ),
-    Refused(
+    Lookalike(
         _is_prompts,
         "prompts without arrival times, for a benchmark that makes up its own",
         "Capture what the server really gets: when requests come matters as much as their length.",
     ),
-    Refused(
+    Lookalike(
         _is_concurrency_schedule,
         "a concurrency schedule: how many at a time, not when they came nor how long they were",
         "tuner trace import --lengths TRACE makes one of it, with the lengths of another's "
         "requests.",
     ),
-    Refused(
+    Lookalike(
         _is_other_spans,
         "spans, but not as OTLP/JSON",
         "Let the OpenTelemetry collector's file exporter write them: see docs/traces.md.",
     ),
-    Refused(
+    Lookalike(
         _is_load_generators,
         "the result of a load generator: what it sent by itself, not what production asked for",
         "Import the trace that it replayed, or capture production's own.",
     ),
-    Refused(
+    Lookalike(
         _is_gauges,
         "a series of gauges: how many ran and waited, not which requests",
         "Import the requests themselves, or let tuner capture prometheus make a trace of all "
         "that was scraped.",
     ),
-    Refused(
+    Lookalike(
         _is_wrapped,
         "a log inside the log of a container",
         "Unwrap it: jq -r .log FILE for Docker's, cut -d' ' -f4- FILE for Kubernetes'.",
     ),
-    Refused(
+    Lookalike(
         _is_text_access_log,
         "an access log as text: it has no tokens, and its times are ends",
         "Log JSON with counts of tokens: see docs/traces.md on nginx and envoy.",

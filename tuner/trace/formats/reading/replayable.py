@@ -26,7 +26,7 @@ class Plain:
 
 @dataclass(frozen=True, slots=True)
 class Replayable:
-    """What of a trace can be replayed elsewhere."""
+    """The part of a trace that other tools can replay."""
 
     requests: tuple[Plain, ...]
     """In order of arrival."""

@@ -23,7 +23,7 @@ MAX_SEQUENCES = 16_384
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Fragment:
     """A row that may turn out to be part of another."""
 
     row: Row
@@ -42,13 +42,13 @@ class Span:
     trace: str
     id: str
     parent: str
-    found: Found | None = None
+    found: Fragment | None = None
     server: bool = False
 
 
-def merged(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
+def merged(found: Iterable[Fragment], tally: Tally) -> Iterator[Row]:
     """Yield the rows, those of one key as one request with as many sequences; count them all."""
-    held: dict[Hashable, Found] = {}
+    held: dict[Hashable, Fragment] = {}
     parts: dict[Hashable, set[str]] = {}
     for one in found:
         if one.key is None:
@@ -69,7 +69,7 @@ def merged(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
             tally.drop("bad_field", one.line)
         else:
             parts.setdefault(one.key, {other.part}).add(one.part)
-            held[one.key] = Found(
+            held[one.key] = Fragment(
                 _together(other.row, one.row), other.line, one.key, part=other.part
             )
             tally.drop("same_request", one.line)
@@ -78,7 +78,7 @@ def merged(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
         yield one.row
 
 
-def innermost(spans: Iterable[Span], tally: Tally) -> Iterator[Found]:
+def innermost(spans: Iterable[Span], tally: Tally) -> Iterator[Fragment]:
     """Yield the requests; of spans above one another only the lowest, which is nearest the engine.
 
     What an upper one knows and the lower one does not, such as the session, is handed down.
@@ -100,13 +100,13 @@ def innermost(spans: Iterable[Span], tally: Tally) -> Iterator[Found]:
         yield from _lowest(trace, tally)
 
 
-def final_attempts(found: Iterable[Found], tally: Tally) -> Iterator[Row]:
+def final_attempts(found: Iterable[Fragment], tally: Tally) -> Iterator[Row]:
     """Yield the rows without failures soon after which the same key was served; count them all."""
-    failures: dict[Hashable, list[Found]] = {}
+    failures: dict[Hashable, list[Fragment]] = {}
     served: dict[Hashable, float] = {}
     held = 0
     for one in found:
-        gone: list[Found] = [one]  # for which there is nothing to wait any more
+        gone: list[Fragment] = [one]  # for which there is nothing to wait any more
         if one.key is not None and one.row.status in SERVED:
             served[one.key] = one.row.timestamp
             gone += failures.pop(one.key, ())
@@ -163,7 +163,7 @@ def _known(choose: Callable[[list[float]], float], *values: float | None) -> flo
     return choose(known) if known else None
 
 
-def _lowest(trace: list[Span], tally: Tally) -> Iterator[Found]:
+def _lowest(trace: list[Span], tally: Tally) -> Iterator[Fragment]:
     by_id: dict[str, Span] = {}
     for span in trace:
         known = by_id.get(span.id)
@@ -172,7 +172,7 @@ def _lowest(trace: list[Span], tally: Tally) -> Iterator[Found]:
         elif span.found is not None:  # sent twice
             tally.drop("same_request", span.found.line)
     trace = list(by_id.values())
-    above: dict[int, Found] = {}  # a span, by identity → the request above it
+    above: dict[int, Fragment] = {}  # a span, by identity → the request above it
     upper: set[int] = set()
     ways: dict[str, Span | None] = {}
     for span in trace:
@@ -214,7 +214,7 @@ def _next_above(span: Span, by_id: dict[str, Span], known: dict[str, Span | None
     return None if found is span else found
 
 
-def _unlinked(requests: list[Span], above: dict[int, Found], upper: set[int]) -> None:
+def _unlinked(requests: list[Span], above: dict[int, Fragment], upper: set[int]) -> None:
     """Match clients with servers of one trace between whose spans a link was never exported."""
     clients: dict[tuple[int | None, int | None], list[Span]] = {}
     for span in requests:
@@ -240,7 +240,7 @@ def _holds(outer: Row, one: Row) -> bool:
     return outer.timestamp <= one.timestamp and ends
 
 
-def _informed(found: Found, above: Found | None) -> Found:
+def _informed(found: Fragment, above: Fragment | None) -> Fragment:
     if above is None:
         return found
     lower, upper = found.row, above.row
@@ -254,4 +254,4 @@ def _informed(found: Found, above: Found | None) -> Found:
         if lower.cached_tokens is not None
         else upper.cached_tokens,
     )
-    return Found(row, found.line, found.key, found.part)
+    return Fragment(row, found.line, found.key, found.part)

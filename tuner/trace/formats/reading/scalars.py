@@ -192,8 +192,8 @@ SPLIT = "outputs of requests with n > 1 are split evenly: only their sum is know
 """What to note where ``sequences`` found more than one."""
 
 
-class Numbers:
-    """Numbers names by first sight: 0, 1, … The names themselves are never written.
+class Pseudonyms:
+    """Pseudonyms names by first sight: 0, 1, … The names themselves are never written.
 
     Of too many names the oldest are forgotten, and would get a new number.
     """

@@ -1,4 +1,4 @@
-"""What a trace file says of itself, and its rows."""
+"""A trace file as one format reads it: its header and its rows."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ Total = Annotated[int, msgspec.Meta(ge=0)]
 
 @dataclass(frozen=True, slots=True)
 class TraceHeader:
-    """What a trace says of itself; the first line of the canonical form."""
+    """The header of a trace; the first line of the canonical form."""
 
     source: str = "unknown"
     model: str | None = None

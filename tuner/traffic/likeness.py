@@ -1,4 +1,4 @@
-"""How a part of a trace compares with the whole: what a replay of it stands for. Pure."""
+"""Compare a part of a trace with the whole: what a replay of it stands for. Pure."""
 
 from dataclasses import dataclass
 

@@ -16,7 +16,7 @@ HEAD_BYTES = 2**16
 BOM = b"\xef\xbb\xbf"
 
 
-class Lines:
+class TraceFile:
     """Iterate over ``(line number, row)``; without line ends, blank lines and a UTF-8 BOM.
 
     A row is a line. In a file that is one JSON array of objects, or objects that span lines each,
@@ -58,9 +58,9 @@ class Lines:
         self.tally.bytes_read += len(text)
         return text
 
-    def again(self) -> "Lines":
+    def again(self) -> "TraceFile":
         """Return the same rows for another look, which counts nothing in the tally of this one."""
-        other = Lines(self.path, Tally(self.tally.place), allow_text=self.allow_text)
+        other = TraceFile(self.path, Tally(self.tally.place), allow_text=self.allow_text)
         other.longest = self.longest
         return other
 

@@ -1,11 +1,11 @@
-"""What to beware of in a trace: one sentence each, with what to do. Pure."""
+"""Warn of what a trace cannot carry: one sentence each, with what to do. Pure."""
 
 import numpy as np
 
 from tuner.trace.columns import Columns
 from tuner.trace.formats.reading.source import TraceHeader
 from tuner.traffic.prompts import reuse_warning
-from tuner.traffic.summary import Traffic
+from tuner.traffic.summary import TrafficSummary
 
 COARSE_TICK_MS = 500
 MAX_RATE_RPS = 1000.0
@@ -28,7 +28,9 @@ ENGINE_BLOCK_SIZE = 16
 """vLLM's default block_size."""
 
 
-def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[str, ...]:
+def trace_warnings(
+    columns: Columns, traffic: TrafficSummary, header: TraceHeader
+) -> tuple[str, ...]:
     found = [
         _gap(columns, traffic) or _unit(columns, traffic, header),
         _tick(traffic),
@@ -46,7 +48,7 @@ def cautions(columns: Columns, traffic: Traffic, header: TraceHeader) -> tuple[s
     return tuple(text for text in found if text)
 
 
-def _unit(columns: Columns, traffic: Traffic, header: TraceHeader) -> str | None:
+def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> str | None:
     rate = traffic.arrival_rate_rps
     first_s = float(columns.arrival_s[0])
     if header.source not in EITHER_UNIT:  # their stamps are dates, or say their unit
@@ -73,7 +75,7 @@ def _unit(columns: Columns, traffic: Traffic, header: TraceHeader) -> str | None
     return None
 
 
-def _gap(columns: Columns, traffic: Traffic) -> str | None:
+def _gap(columns: Columns, traffic: TrafficSummary) -> str | None:
     gaps_s = np.diff(columns.arrival_s)
     if len(gaps_s) < 2 or gaps_s.max() <= GAP_SHARE * traffic.duration_s:
         return None
@@ -86,7 +88,7 @@ def _gap(columns: Columns, traffic: Traffic) -> str | None:
     )
 
 
-def _tick(traffic: Traffic) -> str | None:
+def _tick(traffic: TrafficSummary) -> str | None:
     if traffic.tick_ms is None or traffic.tick_ms < COARSE_TICK_MS:
         return None
     return (
@@ -95,7 +97,7 @@ def _tick(traffic: Traffic) -> str | None:
     )
 
 
-def _size(traffic: Traffic) -> str | None:
+def _size(traffic: TrafficSummary) -> str | None:
     if traffic.served >= FEW_REQUESTS and traffic.duration_s >= SHORT_S:
         return None
     one = traffic.served == 1
@@ -106,7 +108,7 @@ def _size(traffic: Traffic) -> str | None:
     )
 
 
-def _uniform(columns: Columns, traffic: Traffic) -> str | None:
+def _uniform(columns: Columns, traffic: TrafficSummary) -> str | None:
     lengths = columns.output_length[columns.served]
     if len(lengths) < FEW_REQUESTS or lengths.std() > UNIFORM_SPREAD * lengths.mean():
         return None
@@ -117,7 +119,7 @@ def _uniform(columns: Columns, traffic: Traffic) -> str | None:
     )
 
 
-def _not_served(traffic: Traffic) -> str | None:
+def _not_served(traffic: TrafficSummary) -> str | None:
     lost = traffic.requests - traffic.served
     if not lost:
         return None
@@ -125,7 +127,7 @@ def _not_served(traffic: Traffic) -> str | None:
     return f"{lost:,} {were} failed or rejected and will not be replayed: demand was higher"
 
 
-def _ends(traffic: Traffic) -> str | None:
+def _ends(traffic: TrafficSummary) -> str | None:
     if traffic.recorded or not traffic.band:
         return None
     return (
@@ -134,7 +136,7 @@ def _ends(traffic: Traffic) -> str | None:
     )
 
 
-def _little(traffic: Traffic) -> str | None:
+def _little(traffic: TrafficSummary) -> str | None:
     if traffic.recorded is None or traffic.littles_mean is None:
         return None
     mean, expected = traffic.recorded.mean, traffic.littles_mean
@@ -146,7 +148,7 @@ def _little(traffic: Traffic) -> str | None:
     )
 
 
-def _old_limit(traffic: Traffic) -> str | None:
+def _old_limit(traffic: TrafficSummary) -> str | None:
     running, in_flight = traffic.running, traffic.recorded
     if running is None or in_flight is None:
         return None
@@ -158,7 +160,7 @@ def _old_limit(traffic: Traffic) -> str | None:
     )
 
 
-def _grain(traffic: Traffic) -> str | None:
+def _grain(traffic: TrafficSummary) -> str | None:
     if traffic.recorded is None or traffic.grain_s is None or traffic.grain_s < 1:
         return None
     return f"durations are in whole seconds: bursts below {traffic.grain_s:g}s are unknown"
@@ -180,7 +182,7 @@ def _replicas(columns: Columns) -> str | None:
     )
 
 
-def _prefixes(traffic: Traffic, header: TraceHeader) -> str | None:
+def _prefixes(traffic: TrafficSummary, header: TraceHeader) -> str | None:
     if traffic.prefix_share is None:
         return "no hash_ids: prompts will be unique, prefix reuse 0 is a lower bound"
     return reuse_warning(trace_block_size=header.block_size, engine_block_size=ENGINE_BLOCK_SIZE)

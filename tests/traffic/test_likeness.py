@@ -3,7 +3,7 @@ import pytest
 from tests.support.traces import request
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.part import Likeness, likeness
+from tuner.traffic.likeness import Likeness, likeness
 
 
 def columns(*requests: TraceRequest) -> Columns:

@@ -1,13 +1,23 @@
-"""Rows of Azure's inference traces, which differ in how they write dates, and in one column."""
+"""Azure's inference traces of three years, CSV: they differ in how dates are written.
+
+2023 (Patel et al., "Splitwise", ISCA 2024): ``2023-11-16 18:17:03.9799600,4808,10``, no zone, seven
+digits, CRLF, no final line end. 2024 (Stojkovic et al., "DynamoLLM", HPCA 2025):
+``2024-05-12 00:00:00.001163+00:00,1452,3``, with a zone; some rows lack the fraction. 2025 (Qiu et
+al., "ModServe", SoCC 2025): ``2024-10-15T12:00:00.269Z,2,1452,30``, the second column counts
+images. Their tokens are in the prompt's; the replay sends as many text tokens, and no image encoder
+works.
+"""
 
 import re
 from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from tuner.trace.formats.reading import csv_rows
-from tuner.trace.formats.reading.lines import Lines
 from tuner.trace.formats.reading.record import Reason, Row
+from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import TraceFile
 
+MINUTE = rb"\d\d:\d\d"
 SECOND = rb":([0-5]\d(?:\.\d{1,9})?)"
 TOKENS = rb"([1-9]\d{0,8}),([1-9]\d{0,8})"
 MAX_MINUTES = 10_000
@@ -20,21 +30,27 @@ NEEDED = {b"timestamp", b"contexttokens", b"generatedtokens"}
 IMAGES = b"numimages"
 
 
-class Layout:
-    """One year's columns, and how its dates are written: minute, second, zone."""
+MISSING = ("aborts", "errors", "ends", "prefixes", "sessions")
 
-    def __init__(self, columns: bytes, minute: bytes, zone: bytes) -> None:
+
+class Layout:
+    """One year's format: its columns, and how its dates are written (minute, second, zone)."""
+
+    def __init__(
+        self, name: str, description: str, columns: bytes, *, day: bytes, zone: bytes
+    ) -> None:
+        self.NAME, self.DESCRIPTION = name, description
         self.columns = columns
         self.has_images = IMAGES in columns.lower()
         self.has_zone = bool(zone)
         self.needed = NEEDED | ({IMAGES} if self.has_images else set())
         images = csv_rows.COUNT + b"," if self.has_images else b"()"
-        stamp = b"(" + minute + b")" + SECOND + b"(" + zone + b")"
+        stamp = b"(" + day + MINUTE + b")" + SECOND + b"(" + zone + b")"
         self.row = re.compile(stamp + b"," + images + TOKENS)
         self.all_rows = re.compile(b"(?m)^" + self.row.pattern + rb"\r?$")
 
-    def begins(self, head: bytes) -> bool:
-        """Whether a file that begins so has this year's columns, in any order, and dates."""
+    def sniff(self, head: bytes) -> bool:
+        """Return whether a file that begins so has this year's columns, in any order, and dates."""
         columns, rows = csv_rows.first_lines(head)
         headings = csv_rows.headings(columns)
         if not self.needed <= set(headings.names) or self.has_images != (IMAGES in headings.names):
@@ -44,7 +60,16 @@ class Layout:
                 return self.has_images or bool(stamp["zone"]) == self.has_zone
         return self.has_images or not self.has_zone
 
-    def rows(self, lines: Lines) -> Iterator[Row]:
+    def read(self, lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
+        lines.refuse_unit(time_unit, the_stamps_are="dates")
+        header = TraceHeader(
+            source=self.NAME,
+            time_resolution_ms=1 if self.has_images else 0.001,
+            missing=MISSING,
+        )
+        return Source(header, self._rows(lines), absolute=True)
+
+    def _rows(self, lines: TraceFile) -> Iterator[Row]:
         """Yield rows whose timestamp is ms since 1970; dates without a zone are taken for UTC."""
         columns = csv_rows.first_line(lines)
         headings = csv_rows.headings(columns)
@@ -136,3 +161,28 @@ def _ms(minute: bytes) -> float:
     if moment.timestamp() < 0:
         raise ValueError(minute)
     return moment.timestamp() * 1000
+
+
+FORMATS = (
+    Layout(
+        "azure2023",
+        "Azure LLM inference traces of 2023, CSV",
+        b"TIMESTAMP,ContextTokens,GeneratedTokens",
+        day=rb"\d{4}-\d\d-\d\d ",
+        zone=b"",
+    ),
+    Layout(
+        "azure2024",
+        "Azure LLM inference traces of 2024, CSV",
+        b"TIMESTAMP,ContextTokens,GeneratedTokens",
+        day=rb"\d{4}-\d\d-\d\d ",
+        zone=rb"[+-]\d\d:\d\d",
+    ),
+    Layout(
+        "azure_lmm2025",
+        "Azure traces of 2025 of requests with images, CSV",
+        b"TIMESTAMP,NumImages,ContextTokens,GeneratedTokens",
+        day=rb"\d{4}-\d\d-\d\dT",
+        zone=b"Z",
+    ),
+)

@@ -1,4 +1,4 @@
-"""What goes wrong beside a server's work is reported, and never reaches the server."""
+"""Contain errors inside a server: what fails beside its work is reported and never reaches it."""
 
 from collections.abc import Callable
 from typing import ParamSpec, TypeVar
@@ -9,7 +9,7 @@ Returned = TypeVar("Returned")
 Report = Callable[[Exception], None]
 
 
-def guarded(
+def contain_errors(
     report: Report, step: Callable[Given, Returned], *args: Given.args, **kwargs: Given.kwargs
 ) -> Returned | None:
     """Return what ``step`` returns; None after a failure, which ``report`` gets."""

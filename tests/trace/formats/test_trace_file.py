@@ -4,14 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.trace.formats.reading import lines as lines_module
-from tuner.trace.formats.reading.lines import MAX_LINE_BYTES, Lines
+from tuner.trace.formats.reading import trace_file as lines_module
 from tuner.trace.formats.reading.record import Tally
+from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, TraceFile
 
 
-def read(path: Path, content: bytes) -> tuple[list[tuple[int, bytes]], Lines]:
+def read(path: Path, content: bytes) -> tuple[list[tuple[int, bytes]], TraceFile]:
     path.write_bytes(content)
-    lines = Lines(path, Tally(str(path)))
+    lines = TraceFile(path, Tally(str(path)))
     return list(lines), lines
 
 
