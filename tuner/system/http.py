@@ -1,0 +1,231 @@
+"""One question over HTTP: one deadline for all of it, a bound on its size, and no other server.
+
+Replay has its own streaming client in ``tuner.engines.server``; everything else asks here.
+"""
+
+import asyncio
+import re
+import socket
+import ssl
+import urllib.parse
+from collections.abc import Coroutine, Iterator, Mapping
+from dataclasses import dataclass
+
+import httpx
+
+from tuner.errors import InputError, UsageError
+
+MOST_REDIRECTS = 5
+
+_REDIRECTS = {301, 302, 303, 307, 308}
+_CHECK = "Check the address."
+_PORT = "Is that the server's port? vLLM's is 8000 unless --port says another."
+_ADDRESS = re.compile(
+    r"(?:https?://)?(?:[\w.-]+|\[[0-9A-Fa-f:.]+\])(?::\d{1,5})?(?:/[\w./~%+-]*)?", re.ASCII
+)
+"""An address that can be shown: no login, no query, and no port that may be a password."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked: GET, or POST with a form."""
+
+    url: str
+    """With no secret in it: errors show it."""
+
+    most_bytes: int
+    """Of the answer's content."""
+
+    form: Mapping[str, str] | None = None
+    authorization: str = ""
+    """The header of that name."""
+
+    reads_refusals: bool = False
+    """Also read what comes with another status than 200."""
+
+    @property
+    def headers(self) -> dict[str, str]:
+        plain = {"Accept-Encoding": "identity"}
+        return plain | ({"Authorization": self.authorization} if self.authorization else {})
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    """Any but a redirect that was followed."""
+
+    content: bytes
+    """Empty where the status is not 200, unless that was asked for."""
+
+
+def ask(question: Question, *, timeout_s: float) -> Answer:
+    """Return the answer.
+
+    ``timeout_s`` is for all of it, from the name of the host to the last byte. Redirects are
+    followed to the same scheme, host and port only, so that ``authorization`` goes nowhere else.
+    Raises InputError, of one line, with the address and nothing that the server said.
+    """
+    return _run(_within(question, timeout_s))
+
+
+def _run(work: Coroutine[None, None, Answer]) -> Answer:
+    """Run a coroutine to its end; unlike ``asyncio.run`` this does not wait for a name server."""
+    loop = asyncio.new_event_loop()
+    task = loop.create_task(work)
+    try:
+        return loop.run_until_complete(task)
+    finally:
+        task.cancel()
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        loop.close()
+
+
+async def _within(question: Question, timeout_s: float) -> Answer:
+    url = question.url
+    try:
+        async with asyncio.timeout(timeout_s), _client(question) as client:
+            return await _follow(client, question)
+    except TimeoutError:
+        raise InputError(
+            f"{url}: no whole answer within {timeout_s:g} s",
+            hint="Is the server running, and not overloaded? Is something else listening there?",
+        ) from None
+    except (httpx.HTTPError, httpx.InvalidURL, ImportError, OSError, ValueError) as problem:
+        raise _explained(url, problem) from None
+
+
+def _client(question: Question) -> httpx.AsyncClient:
+    """Trust the authorities of the system, or of SSL_CERT_FILE; over plain HTTP nobody."""
+    is_tls = question.url.startswith("https:")
+    trusted = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    return httpx.AsyncClient(verify=trusted, headers=question.headers, timeout=None)  # noqa: S113 - one for all
+
+
+async def _follow(client: httpx.AsyncClient, question: Question) -> Answer:
+    url, form = question.url, question.form
+    first = address = httpx.URL(url)
+    method = "GET" if form is None else "POST"
+    for _ in range(MOST_REDIRECTS):
+        async with client.stream(method, address, data=form) as answer:
+            status, target = answer.status_code, answer.headers.get("Location")
+            if status not in _REDIRECTS or not target:
+                is_read = status == httpx.codes.OK or question.reads_refusals
+                return Answer(status, await _read(question, answer) if is_read else b"")
+        address = address.join(target)
+        if _server_of(address) != _server_of(first):
+            raise InputError(
+                f"{url}: redirects to another server",
+                hint="Give that server's address, if it is the one to ask.",
+            )
+    raise InputError(f"{url}: redirects again and again", hint=_CHECK)
+
+
+def _server_of(address: httpx.URL) -> tuple[str, str, int | None]:
+    port = address.port or {"http": 80, "https": 443}.get(address.scheme)
+    return address.scheme, address.host, port
+
+
+async def _read(question: Question, answer: httpx.Response) -> bytes:
+    url, content = question.url, bytearray()
+    if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+        raise InputError(
+            f"{url}: answers compressed, which was not asked for",
+            hint="Give the server's own address, not that of what is in front of it.",
+        )
+    try:
+        async for piece in answer.aiter_raw():
+            content += piece
+            if len(content) > question.most_bytes:
+                raise InputError(f"{url}: answers too much", hint=_CHECK)
+    except (httpx.RemoteProtocolError, httpx.ReadError):
+        raise InputError(f"{url}: answers a part only", hint="Ask again.") from None
+    return bytes(content)
+
+
+_WHY: tuple[tuple[type[BaseException], str, str], ...] = (
+    (socket.gaierror, "no such host", _CHECK),
+    (
+        ConnectionRefusedError,
+        "no answer: nobody listens there",
+        "Is the server running, and on that port?",
+    ),
+    (
+        ssl.SSLCertVerificationError,
+        "its certificate is not trusted",
+        "SSL_CERT_FILE=FILE names authorities to trust.",
+    ),
+    (ssl.SSLError, "speaks no TLS", "Give http:// in place of https://."),
+    (
+        ImportError,  # httpx speaks SOCKS with another package
+        "a SOCKS proxy is not spoken here",
+        "Unset ALL_PROXY, or name the host in NO_PROXY.",
+    ),
+    (
+        httpx.ProxyError,
+        "the proxy does not let it through",
+        "Check HTTP_PROXY, HTTPS_PROXY and NO_PROXY.",
+    ),
+    (httpx.RemoteProtocolError, "answers, but not as a web server does", _PORT),
+    (ConnectionResetError, "no answer: it closes the connection", _PORT),
+    (httpx.ReadError, "no answer: it closes the connection", _PORT),
+    (OSError, "no answer", "Is the server running?"),
+    (httpx.NetworkError, "no answer", "Is the server running?"),
+    (BaseException, "no address that can be asked", "Check the address, and its redirects."),
+)
+"""The first that fits one of the causes is said, and nothing in the server's own words."""
+
+
+def _explained(url: str, problem: BaseException) -> InputError:
+    causes = list(_causes(problem))
+    if isinstance(problem, httpx.RemoteProtocolError) and "disconnected" in str(problem):
+        causes = [httpx.ReadError("")]  # of h11: not a byte came
+    _, why, hint = next(row for row in _WHY if any(isinstance(one, row[0]) for one in causes))
+    return InputError(f"{url}: {why}", hint=hint)
+
+
+def _causes(problem: BaseException | None) -> Iterator[BaseException]:
+    """Yield an error and what it comes from; of several addresses that failed, the first."""
+    while problem is not None:
+        yield problem
+        inner = problem.exceptions[0] if isinstance(problem, BaseExceptionGroup) else None
+        problem = inner or problem.__cause__ or problem.__context__
+
+
+def shown(url: str) -> str:
+    """Return an address as it may be printed: empty where something in it may be a secret.
+
+    >>> shown("http://prometheus:9090/api"), shown("http://ann:secret@prometheus:9090")
+    ('http://prometheus:9090/api', '')
+    """
+    return url if _ADDRESS.fullmatch(url) else ""
+
+
+def problem_of(url: str) -> str | None:
+    """Return why it is no address of a server, without a part of it; None where it is one."""
+    if not url.startswith(("http://", "https://")):
+        return "neither http:// nor https://"
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError:
+        return "no address"
+    if not host or port == 0 or any(c.isspace() or not c.isprintable() for c in url):
+        return "no address"
+    if parts.username is not None:
+        return "a login cannot be given in an address"
+    if parts.query or parts.fragment:
+        return "an address has no ? and no # here"
+    return None
+
+
+def check_address(url: str, *, option: str) -> str:
+    """Return the address of a server without a slash at its end. Raises UsageError."""
+    problem = problem_of(url)
+    if problem is not None:
+        raise UsageError(
+            f"{option} {shown(url)}".rstrip() + f": {problem}",
+            hint=f"Give the server's address: {option} http://localhost:8000",
+        )
+    return url.rstrip("/")
