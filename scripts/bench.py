@@ -30,6 +30,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
+from tuner.engines.server.scheduler_log import SchedulerLog
 from tuner.engines.sim import virtual_time
 from tuner.engines.vllm.start import VllmStarter
 from tuner.replay.measure import measure
@@ -49,7 +50,7 @@ CAPS = doubling(32)
 ASKS = """
 import sys
 from pathlib import Path
-from tuner.live import control_client
+from tuner.engines.server import control_client
 control_client.state(Path(sys.argv[1]))
 print(flush=True)
 while True:
@@ -168,8 +169,6 @@ async def sim(requests: Sequence[TraceRequest]) -> dict[str, Any]:
 
 def iteration_log() -> dict[str, Any]:
     """Log decode iterations of vLLM's scheduler output, without the rest of the engine."""
-    from tuner.engines.vllm.logged_scheduler import LoggedScheduler  # noqa: PLC0415 - imports vLLM
-
     microseconds = {}
     for size in (1, 32, 256):
         names = [f"request-{number}" for number in range(size)]
@@ -177,19 +176,27 @@ def iteration_log() -> dict[str, Any]:
             num_computed_tokens=201, num_prompt_tokens=100, is_prefill_chunk=False
         )
         pool = SimpleNamespace(num_gpu_blocks=1000, get_num_free_blocks=lambda: 500)
-        scheduler: Any = object.__new__(LoggedScheduler)
-        scheduler.requests = dict.fromkeys(names, request)
-        scheduler.kv_cache_manager = SimpleNamespace(block_pool=pool)
-        vars(scheduler).update(_preempted=0, _lost_tokens=0)  # as schedule() does
-        scheduler.get_request_counts = lambda size=size: (size, 0)
+        scheduler = SimpleNamespace(
+            requests=dict.fromkeys(names, request),
+            kv_cache_manager=SimpleNamespace(block_pool=pool),
+            get_request_counts=lambda size=size: (size, 0),
+            has_requests=lambda: True,
+        )
         output = SimpleNamespace(
             num_scheduled_tokens=dict.fromkeys(names, 1),
             scheduled_spec_decode_tokens={},
             scheduled_new_reqs=[],
             scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
         )
-        compose = partial(scheduler._composition, output)  # noqa: SLF001 - what is timed
-        microseconds[f"us_at_{size}_sequences"] = min(repeat(compose, number=500)) / 500 * 1e6
+        one = SimpleNamespace(prefill_stats=None, finish_reason=None)
+        result = {0: SimpleNamespace(outputs=[one] * size)}
+        log = SchedulerLog(scheduler)
+
+        def iterate(log: SchedulerLog = log, output: Any = output, result: Any = result) -> None:  # noqa: ANN401
+            log.scheduled(output, 0.0)
+            log.computed(output, result)
+
+        microseconds[f"us_at_{size}_sequences"] = min(repeat(iterate, number=500)) / 500 * 1e6
     return microseconds
 
 

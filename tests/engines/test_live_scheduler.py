@@ -2,6 +2,7 @@
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
+import base64
 import importlib
 import itertools
 import threading
@@ -10,13 +11,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.live_servers import DIGEST, audit
-from tuner.engines.server import control_client
-from tuner.engines.server.protocol import VERSION, Limits, Refused, SetLimits
+from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.server import control_client, scheduler_log
+from tuner.engines.server.protocol import VERSION, Limits, Log, Refused, SetLimits
 
 pytestmark = pytest.mark.vllm
 
@@ -183,6 +186,95 @@ def test_a_prompt_that_cannot_be_split_keeps_the_whole_budget(
         ).least_tokens
         == least
     )
+
+
+def test_nothing_is_logged_before_the_log_is_taken_and_nothing_after_the_last_time(
+    lone: Any, scheduler: Any
+) -> None:
+    lone.add(scheduler, "a", prompt=10, tokens=9)
+    lone.step(scheduler)
+    assert rows(scheduler.take_log()).size == 0
+    lone.step(scheduler)
+    lone.step(scheduler)
+    assert rows(scheduler.take_log(go_on=False))["decode_seqs"].tolist() == [1, 1]
+    lone.step(scheduler)
+    assert rows(scheduler.take_log()).size == 0
+
+
+def test_a_finished_request_is_told_with_its_times_in_order(lone: Any, scheduler: Any) -> None:
+    scheduler.take_log()
+    first = lone.add(scheduler, "first", prompt=10, tokens=2)
+    lone.step(scheduler)
+    lone.add(scheduler, "second", prompt=10, tokens=1)
+    lone.add(scheduler, "left", prompt=10, tokens=5)
+    lone.step(scheduler)
+    log = scheduler.take_log()
+    assert [one.request_id for one in log.served] == ["first", "second"]
+    iterations = rows(log)
+    ends = (iterations["start_s"] + iterations["duration_s"]).tolist()
+    served = log.served[0]
+    assert served.queued_s <= served.scheduled_s == iterations["start_s"][0]
+    assert [served.first_token_s, served.last_token_s] == pytest.approx(ends, abs=1e-3)
+    assert log.served[1].first_token_s == log.served[1].last_token_s
+    assert (served.preemptions, served.cached_tokens) == (first.num_preemptions, 0)
+
+
+def test_a_long_log_is_taken_in_parts(
+    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_log, "ROWS_AT_ONCE", 2)
+    scheduler.take_log()
+    lone.add(scheduler, "a", prompt=10, tokens=5)
+    while scheduler.has_requests():
+        lone.step(scheduler)
+    parts = [scheduler.take_log() for _ in range(3)]
+    assert [rows(one).size for one in parts] == [2, 2, 1]
+    assert [one.more for one in parts] == [True, True, False]
+
+
+def test_what_nobody_takes_is_lost_from_its_beginning_and_counted(
+    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler_log, "MOST_ROWS", 3)
+    scheduler.take_log()
+    lone.add(scheduler, "a", prompt=10, tokens=5)
+    while scheduler.has_requests():
+        lone.step(scheduler)
+    log = scheduler.take_log()
+    assert (rows(log)["context_tokens"].tolist(), log.lost) == ([11, 12, 13], 2)
+
+
+def test_limits_that_need_an_idle_engine_and_a_cache_are_left_alone_while_somebody_is_served(
+    lone: Any, scheduler: Any
+) -> None:
+    knobs = lone.live._Knobs(scheduler)
+    lone.add(scheduler, "a", prompt=10, tokens=2)
+    iteration = lone.schedule(scheduler)
+    for refused in (lambda: knobs.set_limits(cap(4), idle=True), knobs.reset_prefix_cache):
+        with pytest.raises(Refused, match="running or waiting"):
+            refused()
+    lone.compute(scheduler, iteration)
+    lone.step(scheduler)
+    assert knobs.load() == (0, 0, 0)
+    knobs.set_limits(cap(4), idle=True)
+    knobs.reset_prefix_cache()
+    assert knobs.limits() == cap(4)
+
+
+def test_a_vllm_with_one_limit_for_both_is_changed_only_while_it_idles(
+    lone: Any, scheduler: Any
+) -> None:
+    del scheduler.max_num_active_reqs
+    knobs = lone.live._Knobs(scheduler)
+    knobs.set_limits(cap(4))
+    assert (knobs.limits(), scheduler.max_num_running_reqs) == (cap(4), 4)
+    lone.add(scheduler, "a", prompt=10, tokens=2)
+    with pytest.raises(Refused, match="running or waiting"):
+        knobs.set_limits(cap(8))
+
+
+def rows(log: Log) -> IterationLog:
+    return np.frombuffer(base64.b64decode(log.rows), dtype=ITERATION)
 
 
 def test_diffusion_models_are_refused(lone: Any) -> None:

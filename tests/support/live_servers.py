@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.server import control_client
-from tuner.engines.server.protocol import About, Limits, Refused, State
+from tuner.engines.server.protocol import About, Limits, Log, Refused, State
 from tuner.live.control import socket_files
 from tuner.live.control.control import LiveControl
 from tuner.live.control.listener import Listener
@@ -31,17 +31,34 @@ class Numbers:
     waiting: int = 0
     least_tokens: int = 1
     busy: bool = False
+    resets: int = 0
+    rows: list[str] = field(default_factory=list)
+    """Base64, a part each."""
 
     def limits(self) -> Limits:
         return self.set
 
-    def load(self) -> tuple[int, int]:
-        return self.running, self.waiting
+    def load(self) -> tuple[int, int, int]:
+        return self.running, self.waiting, 0
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
         if self.busy:
             raise Refused("the engine is busy", hint="Wait.", kind="failed")
+        if idle:
+            self._check_idle()
         self.set = limits
+
+    def reset_prefix_cache(self) -> None:
+        self._check_idle()
+        self.resets += 1
+
+    def take_log(self, *, go_on: bool) -> Log:
+        rows, self.rows = self.rows[:1], self.rows[1:] if go_on else []
+        return Log(rows="".join(rows), served=[], lost=0, more=bool(self.rows))
+
+    def _check_idle(self) -> None:
+        if self.running or self.waiting:
+            raise Refused("requests are running or waiting", hint="Wait.")
 
 
 @dataclass

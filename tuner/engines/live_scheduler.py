@@ -1,11 +1,13 @@
-"""vLLM's scheduler with limits that change while it serves.
+"""vLLM's scheduler with limits that change while it serves, and a log of its iterations.
 
     TUNER_LIVE_SOCKET=/run/vllm/tuner.sock \\
         vllm serve … --scheduler-cls tuner.engines.live_scheduler.LiveScheduler
 
 Runs inside the EngineCore process: vLLM imports this module when it resolves ``scheduler_cls``.
-Without the variable it opens nothing, and is vLLM's own scheduler. docs/live.md tells how to use
-it; every vLLM name used here is checked by tests/engines/vllm/test_names.py.
+Without the variable it opens nothing, and is vLLM's own scheduler. It is the one of deployed
+servers (docs/live.md) and of every engine that tuner measures (docs/engines.md), and logs nothing
+before somebody takes the log. Every vLLM name used here is checked by
+tests/engines/vllm/test_names.py.
 """
 
 # mypy: allow-subclassing-any
@@ -13,13 +15,17 @@ it; every vLLM name used here is checked by tests/engines/vllm/test_names.py.
 
 import os
 import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Self
 
 import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tuner.engines.server.protocol import Limits, Refused
+from tuner.engines.server.protocol import Limits, Log, Refused
+from tuner.engines.server.scheduler_log import SchedulerLog
 from tuner.live.control.thread import LiveThread, switched_off
 from tuner.system.contain_errors import contain_errors
 
@@ -42,6 +48,7 @@ class LiveScheduler(Scheduler):
         max_num_active_reqs: int
         max_num_scheduled_tokens: int
         vllm_config: Any
+        kv_cache_manager: Any
 
         def get_request_counts(self) -> tuple[int, int]: ...
 
@@ -57,12 +64,48 @@ class LiveScheduler(Scheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._boundary = threading.Lock()
+        self._log: SchedulerLog | None = None
+        self._under_way = 0
         path = os.environ.get(SOCKET)
         self._live = contain_errors(switched_off, _control, self, path) if path else None
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         with self._boundary:
-            return super().schedule(*args, **kwargs)
+            begun_s, log = time.monotonic(), self._log
+            output = super().schedule(*args, **kwargs)
+            if output.total_num_scheduled_tokens:
+                self._under_way += 1
+                if log is not None:
+                    log.scheduled(output, begun_s)
+        return output
+
+    def update_from_output(self, scheduler_output: Any, *args: Any) -> Any:
+        result = super().update_from_output(scheduler_output, *args)
+        if scheduler_output.total_num_scheduled_tokens:
+            self._under_way -= 1
+        if self._log is not None:
+            self._log.computed(scheduler_output, result)
+        return result
+
+    def add_request(self, request: Any) -> None:
+        if self._log is not None:
+            self._log.queued(request)
+        super().add_request(request)
+
+    def _preempt_request(self, request: Any, *args: Any, **kwargs: Any) -> None:
+        if self._log is not None:
+            self._log.preempted(request)
+        super()._preempt_request(request, *args, **kwargs)
+
+    def take_log(self, *, go_on: bool = True) -> Log:
+        """See ``protocol.TakeLog``. Any thread may."""
+        log = self._log or SchedulerLog(self)
+        self._log = log if go_on else None
+        return log.take()
+
+    @property
+    def kv_blocks(self) -> int:
+        return int(self.kv_cache_manager.block_pool.num_gpu_blocks) - 1  # one is the null block
 
     def shutdown(self) -> None:
         if self._live is not None:
@@ -82,6 +125,7 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
         rank=int(scheduler.vllm_config.parallel_config.data_parallel_index),
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),
+        kv_blocks=scheduler.kv_blocks,
     )
     thread.start()
     return thread
@@ -92,12 +136,11 @@ class _Knobs:
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler = scheduler
-        if not hasattr(scheduler, "max_num_active_reqs"):
-            raise Refused(
-                "this vLLM has one limit for what it builds and what it lets in, and takes it for "
-                "a fault when more than that run",
-                hint="Use a vLLM that knows --max-num-active-seqs.",
-            )
+        self._cap = "max_num_active_reqs"
+        self._only_idle = not hasattr(scheduler, self._cap)
+        if self._only_idle:
+            # One limit for what is built and what is let in: a fault when more than that run.
+            self._cap = "max_num_running_reqs"
         config = scheduler.vllm_config
         self.built = Limits(
             max_num_seqs=scheduler.max_num_running_reqs,
@@ -113,27 +156,50 @@ class _Knobs:
 
     def limits(self) -> Limits:
         return Limits(
-            max_num_seqs=self._scheduler.max_num_active_reqs,
+            max_num_seqs=getattr(self._scheduler, self._cap),
             max_num_batched_tokens=self._scheduler.max_num_scheduled_tokens,
         )
 
-    def load(self) -> tuple[int, int]:
-        return self._scheduler.get_request_counts()
+    def load(self) -> tuple[int, int, int]:
+        running, waiting = self._scheduler.get_request_counts()
+        return running, waiting, self._scheduler._under_way  # noqa: SLF001 - one class in two
 
-    def set_limits(self, limits: Limits) -> None:
+    def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
         """The lock is held for two assignments; while the engine idles it is free."""
-        scheduler = self._scheduler
-        if not scheduler._boundary.acquire(timeout=BOUNDARY_S):  # noqa: SLF001 - one class in two
+        with self._between(idle=idle or self._only_idle):
+            setattr(self._scheduler, self._cap, limits.max_num_seqs)
+            self._scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
+
+    def reset_prefix_cache(self) -> None:
+        """An idle engine touches its blocks in ``schedule()`` alone, which is locked out."""
+        with self._between(idle=True):
+            if not self._scheduler.reset_prefix_cache():
+                raise Refused(
+                    "the prefix cache was not reset: blocks are in use",
+                    hint="Let the requests drain first.",
+                )
+
+    def take_log(self, *, go_on: bool) -> Log:
+        return self._scheduler.take_log(go_on=go_on)
+
+    @contextmanager
+    def _between(self, *, idle: bool) -> Iterator[None]:
+        """Keep the engine between two iterations. Raises Refused."""
+        boundary = self._scheduler._boundary  # noqa: SLF001
+        if not boundary.acquire(timeout=BOUNDARY_S):
             raise Refused(
                 f"the engine did not end an iteration's schedule within {BOUNDARY_S:g} s",
                 hint="See whether the server is alive: its log, /health.",
                 kind="failed",
             )
         try:
-            scheduler.max_num_active_reqs = limits.max_num_seqs
-            scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
+            if idle and any(self.load()):
+                raise Refused(
+                    "requests are running or waiting", hint="Let the requests drain first."
+                )
+            yield
         finally:
-            scheduler._boundary.release()  # noqa: SLF001
+            boundary.release()
 
 
 def arguments_of(config: Any) -> dict[str, str | int | float | bool | None]:

@@ -5,6 +5,7 @@ ends: one that is not locked is nobody's any more, and is removed when the next 
 """
 
 import contextlib
+import functools
 import os
 import shutil
 import tempfile
@@ -30,6 +31,12 @@ def new_folder(kind: str, place: str | None = None) -> Path:
         if made.exists():
             return made
         os.close(descriptor)  # somebody else was there between the two, and removed it
+
+
+@functools.cache
+def own_folder(kind: str) -> Path:
+    """Return the one folder of this process for what is of this kind."""
+    return new_folder(kind)
 
 
 def _remove_if_left(folder: Path) -> None:

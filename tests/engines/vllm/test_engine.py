@@ -83,7 +83,7 @@ def test_the_engine_is_silent_and_its_log_is_not(tmp_path: Path) -> None:
     assert (process.returncode, out, err) == (0, "generating\n400\n", "")
     said = log.read_text()
     assert "EngineCore" in said
-    assert "LoggedScheduler" in said
+    assert "LiveScheduler" in said
 
 
 @pytest.mark.parametrize(

@@ -21,9 +21,11 @@ from tuner.engines.server.protocol import (
     ClearSchedule,
     Limits,
     PutBack,
+    ResetPrefixCache,
     RollBack,
     SetLimits,
     SetSchedule,
+    TakeLog,
 )
 from tuner.errors import EngineError, GateError, InputError, TargetError
 from tuner.live.control import socket_files
@@ -126,6 +128,30 @@ def test_a_change_decided_on_what_no_longer_holds_is_refused(server: Server) -> 
     with pytest.raises(GateError, match="changed meanwhile"):
         put(server, 8, revision=seen)
     assert server.cap == 16
+
+
+def test_what_is_measured_is_changed_and_forgotten_only_while_nobody_is_served(
+    server: Server,
+) -> None:
+    reset = ResetPrefixCache(version=VERSION, do="reset_prefix_cache")
+    server.numbers.waiting = 1
+    with pytest.raises(GateError, match="running or waiting"):
+        put(server, 16, idle=True)
+    with pytest.raises(GateError, match="running or waiting"):
+        control_client.ask(server.path, reset)
+    assert (server.cap, server.numbers.resets) == (32, 0)
+    server.numbers.waiting = 0
+    assert put(server, 16, idle=True).changed
+    control_client.ask(server.path, reset)
+    assert (server.cap, server.numbers.resets) == (16, 1)
+
+
+def test_the_log_is_taken_part_by_part_and_nobody_needs_a_record_of_it(server: Server) -> None:
+    server.numbers.rows = ["AA==", "Ag=="]
+    take = TakeLog(version=VERSION, do="take_log", go_on=True)
+    logs = [control_client.ask(server.path, take).log for _ in range(2)]
+    assert [(one.rows, one.more) for one in logs if one] == [("AA==", True), ("Ag==", False)]
+    assert [entry["event"] for entry in server.audit] == ["started"]
 
 
 def test_changes_are_rolled_back_one_by_one(server: Server) -> None:

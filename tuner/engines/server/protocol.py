@@ -65,7 +65,11 @@ class SetLimits(_Change):
     do: Literal["set"]
     max_num_seqs: MaxNumSeqs
     max_num_batched_tokens: MaxNumBatchedTokens | None = None
-    profile: Digest
+    profile: Digest | None
+    """None where tuner measures: then no profile says so."""
+
+    idle: bool = False
+    """Refuse it unless nothing runs or waits: what is measured has one limit from its start on."""
 
 
 class SetSchedule(_Change):
@@ -89,8 +93,24 @@ class PutBack(_Change):
     """Its ``id``: any other change stays."""
 
 
+class ResetPrefixCache(_Request):
+    """Forget every cached prefix; refused unless nothing runs or waits."""
+
+    do: Literal["reset_prefix_cache"]
+
+
+class TakeLog(_Request):
+    """Return what was logged since the last time, the oldest first, and forget it.
+
+    Nothing is logged before the first of these. Without ``go_on`` nothing is from then on.
+    """
+
+    do: Literal["take_log"]
+    go_on: bool
+
+
 Change = SetLimits | SetSchedule | ClearSchedule | RollBack | PutBack
-Request = AskState | Change
+Request = AskState | ResetPrefixCache | TakeLog | Change
 
 _REQUEST: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="do")])
 
@@ -115,6 +135,9 @@ class About(_Told):
     device: dict[str, Any] | None
     """``devices.device_facts()`` of the server; None where it cannot tell."""
 
+    kv_blocks: int | None = None
+    """How many the engine has; None from a server that does not say."""
+
 
 class Ahead(_Told):
     """The next turn of a schedule."""
@@ -133,6 +156,9 @@ class State(_Told):
     limits: Limits
     running: int
     waiting: int
+    in_flight: int = 0
+    """Iterations that were scheduled and are not done."""
+
     schedule: CapSchedule | None
     next: Ahead | None
     revision: str
@@ -146,10 +172,41 @@ class State(_Told):
     """What failed since, for a reader of the server's log."""
 
 
+class Served(_Told):
+    """When the engine had a finished request in hand; seconds on the machine's monotonic clock."""
+
+    request_id: str
+    """The engine's own, which begins with the one that the server was given."""
+
+    queued_s: float
+    scheduled_s: float
+    first_token_s: float
+    last_token_s: float
+    cached_tokens: int
+    """Of its prompt, found in the prefix cache when it was scheduled first."""
+
+    preemptions: int
+
+
+class Log(_Told):
+    """A part of what was logged."""
+
+    rows: str
+    """Base64 of rows of ``seam.ITERATION``, little-endian."""
+
+    served: list[Served]
+    lost: int
+    """Rows and requests that nobody took in time."""
+
+    more: bool
+    """Whether there is more to take."""
+
+
 class Answer(_Told):
     """``state`` is as it is now; ``before`` is set where something was to be changed."""
 
     ok: bool
+    log: Log | None = None
     state: State | None = None
     before: Limits | None = None
     changed: bool = False

@@ -48,6 +48,10 @@ _OURS = {
 }
 
 
+SCHEDULER = "tuner.engines.live_scheduler.LiveScheduler"
+"""vLLM's own, with limits that change live and a log; it becomes the asynchronous one by itself."""
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class Configuration:
     config: Any
@@ -72,8 +76,7 @@ def configure(
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
     config = _create({**arguments, **limits})
     _check_ranks(config, ranks)
-    kind = "LoggedAsyncScheduler" if config.scheduler_config.async_scheduling else "LoggedScheduler"
-    config.scheduler_config.scheduler_cls = f"tuner.engines.vllm.logged_scheduler.{kind}"
+    config.scheduler_config.scheduler_cls = SCHEDULER
     return Configuration(config, pinned(config, arguments))
 
 

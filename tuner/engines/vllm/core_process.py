@@ -25,12 +25,15 @@ _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
 _READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
 """Variables that take effect when a program is loaded, so that the fork server's are final."""
 
+_SOCKET = "TUNER_LIVE_SOCKET"
+
 _server_has: dict[str, str | None] = {}
 """The fork server's values of these; empty while there is no fork server."""
 
 
 class _CoreProcess(BaseProcess):
     log: Path
+    control: Path | None
     environment: dict[str, str]
     cancelled: bool = False
 
@@ -38,6 +41,9 @@ class _CoreProcess(BaseProcess):
         if self.cancelled:
             raise RuntimeError("the start was cancelled")
         self.environment = dict(os.environ)
+        self.environment.pop(_SOCKET, None)  # a deployment's
+        if self.control is not None:
+            self.environment[_SOCKET] = str(self.control)
         with _output_to(self.log):
             super().start()
 
@@ -71,9 +77,12 @@ class _SpawnCore(_CoreProcess, SpawnProcess):
 
 
 class CoreContext:
-    """A multiprocessing context whose processes are guarded, logged and known to us."""
+    """A multiprocessing context whose processes are guarded, logged and known to us.
 
-    def __init__(self, log: Path) -> None:
+    ``control`` is where the scheduler in them opens its control socket; None where it opens none.
+    """
+
+    def __init__(self, log: Path, *, control: Path | None = None) -> None:
         now = {name: os.environ.get(name) for name in _READ_ON_LOADING}
         self.method: Literal["forkserver", "spawn"] = (
             "forkserver" if now == _server_has else "spawn"
@@ -82,7 +91,7 @@ class CoreContext:
         self._base: BaseContext = multiprocessing.get_context(self.method)
         with _output_to(log):
             resource_tracker.ensure_running()  # which tells of what is left when we end at once
-        self._log = log
+        self._log, self._control = log, control
         self._cancelled = False
         interruption.ends_with_us(self.kill)  # or leaving would wait for the engine for ever
 
@@ -92,7 +101,7 @@ class CoreContext:
     def Process(self, **kwargs: Any) -> BaseProcess:  # noqa: ANN401, N802 - as in multiprocessing
         kind = _ForkServerCore if self.method == "forkserver" else _SpawnCore
         process = kind(**kwargs)
-        process.log = self._log
+        process.log, process.control = self._log, self._control
         process.cancelled = self._cancelled
         self.processes.append(process)
         return process

@@ -1,27 +1,23 @@
 """A running AsyncLLM behind the seam. Imports vLLM."""
 
-# ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
-
 import asyncio
 import dataclasses
-from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from vllm.exceptions import VLLMValidationError
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from tuner.engines import devices, provenance
 from tuner.engines.seam import (
-    ITERATION,
     EngineFacts,
     EngineRequest,
     IterationLog,
     Reply,
     RequestFailedError,
 )
+from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
 from tuner.engines.vllm.config import Configuration, pinned
@@ -34,27 +30,32 @@ _STOP_S = 10.0
 
 _WARM_UP_TOKENS = 8
 
-_ALIVE_S = 1.0
-"""How often a wait for EngineCore's answer looks whether it is still there."""
-
 
 class VllmEngine:
     """See the seam: tuner.engines.seam.Engine."""
 
     facts: EngineFacts
 
-    def __init__(self, llm: Llm, context: CoreContext, log: Path, log_start: int) -> None:
+    def __init__(
+        self, llm: Llm, context: CoreContext, control: Path, log: Path, log_start: int
+    ) -> None:
         self._llm = llm
         self._context = context
         self._log = log
         self._log_start = log_start
+        self._control = EngineControl(control, dead=self._death)
         self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
         self._in_flight = 0
         self._stopped = False
 
     @classmethod
     async def start(
-        cls, configuration: Configuration, context: CoreContext, log: Path, begun_s: float
+        cls,
+        configuration: Configuration,
+        context: CoreContext,
+        control: Path,
+        log: Path,
+        begun_s: float,
     ) -> "VllmEngine":
         """Start what was configured. Failed or cancelled, nothing is left behind."""
         log_start = _size(log)
@@ -81,10 +82,10 @@ class VllmEngine:
                 del construction, error
             raise failure
         llm = construction.result()
-        engine = cls(llm, context, log, log_start)
+        engine = cls(llm, context, control, log, log_start)
         try:
-            state = await engine._utility("tuner_state")
-            engine.facts = _facts(llm, configuration, state)
+            state = await engine._control.opened()
+            engine.facts = _facts(llm, configuration, kv_blocks=state.about.kv_blocks or 0)
             await engine._warm_up()
         except BaseException:
             await engine.stop()
@@ -154,23 +155,23 @@ class VllmEngine:
                     f"{name} {value} is not between {least} and {most[name]}",
                     hint="Start the engine with the largest value that will be asked of it.",
                 )
-        await self._utility("tuner_set_limits", max_num_seqs, max_num_batched_tokens)
+        self._check_running()
+        await self._control.set_limits(
+            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
 
     async def is_idle(self) -> bool:
-        state = await self._utility("tuner_state")
-        return not (self._in_flight or state["running"] or state["waiting"] or state["in_flight"])
+        self._check_running()
+        return await self._control.is_idle() and not self._in_flight
 
     async def reset_prefix_cache(self) -> None:
         self._check_running()
-        if not await self._answer(self._llm.reset_prefix_cache()):
-            raise EngineError(
-                "the prefix cache was not reset: blocks are in use",
-                hint="Let the replay drain first.",
-            )
+        await self._control.reset_prefix_cache()
 
     async def take_iterations(self) -> IterationLog:
-        rows = await self._utility("tuner_take_iterations")
-        return np.frombuffer(rows, dtype=ITERATION)
+        self._check_running()
+        log, _ = await self._control.take_log()
+        return log
 
     async def stop(self) -> None:
         if self._stopped:
@@ -203,28 +204,9 @@ class VllmEngine:
                 f"{length} tokens of prompt and output, max_model_len is {self.facts.max_model_len}"
             )
 
-    async def _utility(self, name: str, *arguments: int) -> Any:
-        self._check_running()
-        return await self._answer(self._llm.engine_core.call_utility_async(name, *arguments))
-
-    async def _answer(self, call: Awaitable[Any]) -> Any:
-        """Wait for EngineCore's answer, which never comes once its process has ended."""
-        answer = asyncio.ensure_future(call)
-        try:
-            while not answer.done() and self._context.is_alive():
-                await asyncio.wait({answer}, timeout=_ALIVE_S)
-        finally:
-            answer.cancel()
-        try:
-            return await answer
-        except (EngineDeadError, asyncio.CancelledError) as error:
-            if answer.cancelled() and self._context.is_alive():
-                raise
-            raise self._dead() from error
-        except Exception as error:
-            # vLLM wraps what a utility raised: "Call to NAME method failed: MESSAGE"
-            said = str(error).partition("method failed: ")[2] or str(error)
-            raise EngineError(f"the engine refuses: {said}", hint=f"Read {self._log}.") from error
+    def _death(self) -> EngineError | None:
+        """Return what the engine died of; None while its processes live."""
+        return None if self._context.is_alive() else self._dead()
 
     def _dead(self) -> EngineError:
         if self._stopped:
@@ -235,7 +217,7 @@ class VllmEngine:
         )
 
 
-def _facts(llm: Llm, configuration: Configuration, state: dict[str, int]) -> EngineFacts:
+def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int) -> EngineFacts:
     config = llm.vllm_config
     arguments = pinned(config, configuration.arguments)  # again: some are known after the start
     return EngineFacts(
@@ -244,7 +226,7 @@ def _facts(llm: Llm, configuration: Configuration, state: dict[str, int]) -> Eng
         max_model_len=config.model_config.max_model_len,
         vocab_size=config.model_config.get_vocab_size(),
         block_size=config.cache_config.block_size,
-        kv_blocks=state["kv_blocks"],
+        kv_blocks=kv_blocks,
         start_s=0.0,
         versions=provenance.versions(),
         device=devices.device_facts(),

@@ -1,10 +1,10 @@
 """Start engines of the kind ``vllm``. vLLM is imported when the first one is needed."""
 
 import asyncio
-import functools
 import importlib.util
 import multiprocessing
 import os
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tuner.engines.vllm.engine import VllmEngine
     from tuner.engines.vllm.flags import Setting
 
+
+_STARTS = count()
 
 _LONGEST_SOCKET = 107
 """Characters that Linux allows the path of a socket."""
@@ -61,8 +63,9 @@ class VllmStarter:
         with vllm_log.silent(self.log):
             from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 
-        context = core_process.CoreContext(self.log)
-        return await VllmEngine.start(configuration, context, self.log, begun_s)
+        control = scratch.own_folder("vllm") / f"control-{next(_STARTS)}.sock"
+        context = core_process.CoreContext(self.log, control=control)
+        return await VllmEngine.start(configuration, context, control, self.log, begun_s)
 
     def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
         """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
@@ -100,12 +103,7 @@ def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentVa
 
 
 def default_log() -> Path:
-    return _own_folder() / "vllm.log"
-
-
-@functools.cache
-def _own_folder() -> Path:
-    return scratch.new_folder("vllm")
+    return scratch.own_folder("vllm") / "vllm.log"
 
 
 def _prepare(model: str, log: Path) -> None:
@@ -117,7 +115,9 @@ def _prepare(model: str, log: Path) -> None:
         )
     models.model_path(model)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-    own = _own_folder()  # for sockets, which would stay behind when a process of ours is killed
+    own = scratch.own_folder(
+        "vllm"
+    )  # for sockets, which would stay behind when a process of ours is killed
     multiprocessing.current_process()._config["tempdir"] = str(own)  # type: ignore[attr-defined]  # noqa: SLF001 - no other way
     if len(str(own)) + _SOCKET_NAME <= _LONGEST_SOCKET:
         os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))

@@ -6,6 +6,7 @@ happens there. Imports vLLM when it runs, not before.
 
 # ruff: noqa: ANN401 - vLLM's objects are untyped where vLLM is not installed
 
+import base64
 import contextlib
 import os
 import queue
@@ -110,6 +111,7 @@ class _Engine:
         self._arguments = arguments
         client = self._llm.llm_engine.engine_core
         self._scheduler = client.engine_core.scheduler
+        self._scheduler.take_log()  # from now on it has one
         self._token_s: dict[str, list[float]] = {}
         step = client.get_output
 
@@ -133,7 +135,7 @@ class _Engine:
             max_model_len=config.model_config.max_model_len,
             vocab_size=config.model_config.get_vocab_size(),
             block_size=config.cache_config.block_size,
-            kv_blocks=self._scheduler.tuner_state()["kv_blocks"],
+            kv_blocks=self._scheduler.kv_blocks,
         )
 
     def serve(self, batch: Sequence[tuple[Prompt, float]]) -> list[Completion]:
@@ -167,6 +169,13 @@ class _Engine:
 
     def obey(self, order: Order) -> bytes | bool:
         if order.what == "take_iterations":
-            rows: bytes = self._scheduler.tuner_take_iterations()
-            return rows
+            return self._take_rows()
         return bool(self._llm.reset_prefix_cache())
+
+    def _take_rows(self) -> bytes:
+        rows = bytearray()
+        while True:
+            log = self._scheduler.take_log()
+            rows += base64.b64decode(log.rows)
+            if not log.more:
+                return bytes(rows)

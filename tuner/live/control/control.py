@@ -24,10 +24,12 @@ from tuner.engines.server.protocol import (
     Limits,
     PutBack,
     Refused,
+    ResetPrefixCache,
     RollBack,
     SetLimits,
     SetSchedule,
     State,
+    TakeLog,
     line_of,
     parse,
     strict_json,
@@ -120,6 +122,12 @@ class LiveControl:
         try:
             request = parse(line)
             if isinstance(request, AskState):
+                return line_of(Answer(ok=True, state=self._state()))
+            if isinstance(request, TakeLog):
+                log = self._knobs.take_log(go_on=request.go_on)
+                return line_of(Answer(ok=True, state=self._state(), log=log))
+            if isinstance(request, ResetPrefixCache):
+                self._knobs.reset_prefix_cache()
                 return line_of(Answer(ok=True, state=self._state()))
             changed = self._change(request, peer)
             self._problem = None
@@ -225,7 +233,8 @@ class LiveControl:
             )
             if peer.has_left():  # the disk may have taken long
                 raise self._not_done(was.limits, "whoever asked had left")
-            self._set(was.limits, new.limits)
+            idle = isinstance(request, SetLimits) and request.idle
+            self._set(was.limits, new.limits, idle=idle)
         except (Refused, TunerError):
             if new.schedule != was.schedule:
                 self._keep(was.schedule)
@@ -245,11 +254,11 @@ class LiveControl:
             self._changes += 1
         self._turn, self._problem = turn, None
 
-    def _set(self, old: Limits, new: Limits) -> None:
+    def _set(self, old: Limits, new: Limits, *, idle: bool = False) -> None:
         if new == old:
             return
         try:
-            self._knobs.set_limits(new)
+            self._knobs.set_limits(new, idle=idle)
         except Refused:
             self._not_done(old, "the engine was too busy")
             raise
@@ -264,13 +273,14 @@ class LiveControl:
         return _Position(self._knobs.limits(), self._schedule, self._turn)
 
     def _state(self) -> State:
-        running, waiting = self._knobs.load()
+        running, waiting, in_flight = self._knobs.load()
         return State(
             about=self._about,
             built=self._knobs.built,
             limits=self._knobs.limits(),
             running=running,
             waiting=waiting,
+            in_flight=in_flight,
             schedule=self._schedule,
             next=self._ahead(),
             revision=self._revision,

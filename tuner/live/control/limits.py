@@ -3,7 +3,7 @@
 from typing import Protocol
 
 from tuner.engines.server.cap_schedule import CapSchedule
-from tuner.engines.server.protocol import Limits, Refused
+from tuner.engines.server.protocol import Limits, Log, Refused
 
 
 class Knobs(Protocol):
@@ -21,12 +21,23 @@ class Knobs(Protocol):
 
     def limits(self) -> Limits: ...
 
-    def load(self) -> tuple[int, int]:
-        """Return how many requests run, and how many wait."""
+    def load(self) -> tuple[int, int, int]:
+        """Return how many requests run, how many wait, and how many iterations are under way."""
         ...
 
-    def set_limits(self, limits: Limits) -> None:
-        """Between two iterations. Raises Refused when the engine does not come to one in time."""
+    def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
+        """Between two iterations; with ``idle`` only while nothing runs or waits.
+
+        Raises Refused when that is not so, or the engine does not come to one in time.
+        """
+        ...
+
+    def reset_prefix_cache(self) -> None:
+        """Raises Refused while something runs or waits, and when blocks are still in use."""
+        ...
+
+    def take_log(self, *, go_on: bool) -> Log:
+        """See ``protocol.TakeLog``."""
         ...
 
 

@@ -31,11 +31,17 @@ class LiveThread:
         rank: int,
         vllm: str,
         arguments: Mapping[str, str | int | float | bool | None],
+        kv_blocks: int,
     ) -> None:
         self._knobs = knobs
         self._path, self._audit = path, audit
         self._about = About(
-            pid=os.getpid(), rank=rank, vllm=vllm, arguments=dict(arguments), device=None
+            pid=os.getpid(),
+            rank=rank,
+            vllm=vllm,
+            arguments=dict(arguments),
+            device=None,
+            kv_blocks=kv_blocks,
         )
         self._listener: Listener | None = None
         self._stopped = threading.Event()

@@ -1,0 +1,106 @@
+"""The control socket of an engine that tuner has started itself, asked from an event loop."""
+
+import asyncio
+import base64
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.server import control_client
+from tuner.engines.server.protocol import (
+    VERSION,
+    Answer,
+    AskState,
+    Request,
+    ResetPrefixCache,
+    Served,
+    SetLimits,
+    State,
+    TakeLog,
+)
+from tuner.errors import EngineError, InputError, TunerError
+
+OPENS_S = 20.0
+"""How long after an engine is ready its socket may still be missing: its thread looks around."""
+
+_LOOK_S = 0.02
+
+Dead = Callable[[], EngineError | None]
+"""Returns what the engine died of; None while it lives."""
+
+
+class EngineControl:
+    """Limits, idleness, prefix cache and log of one engine. Every method may raise EngineError."""
+
+    def __init__(self, socket: Path, *, dead: Dead) -> None:
+        self._socket, self._dead = socket, dead
+
+    async def opened(self) -> State:
+        """Wait until the engine's thread listens, begin its log, and return its state."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + OPENS_S
+        while True:
+            with contextlib.suppress(InputError):
+                state = await asyncio.to_thread(control_client.state, self._socket)
+                await self.take_log()
+                return state
+            if (dead := self._dead()) is not None:
+                raise dead
+            if loop.time() > until_s:
+                raise EngineError(
+                    f"the engine opened no control socket at {self._socket}",
+                    hint="Its log says why; a TMPDIR that nobody else can write to is needed.",
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    async def state(self) -> State:
+        answer = await self._ask(AskState(version=VERSION, do="state"))
+        assert answer.state is not None  # control_client has checked
+        return answer.state
+
+    async def is_idle(self) -> bool:
+        state = await self.state()
+        return not (state.running or state.waiting or state.in_flight)
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """Raises EngineError too when something runs or waits, or the value is out of range."""
+        await self._ask(
+            SetLimits(
+                version=VERSION,
+                do="set",
+                max_num_seqs=max_num_seqs,
+                max_num_batched_tokens=max_num_batched_tokens,
+                profile=None,
+                idle=True,
+                reason="tuner measures",
+            )
+        )
+
+    async def reset_prefix_cache(self) -> None:
+        await self._ask(ResetPrefixCache(version=VERSION, do="reset_prefix_cache"))
+
+    async def take_log(self) -> tuple[IterationLog, list[Served]]:
+        """Return the iterations and the finished requests since the last call."""
+        rows, served = bytearray(), list[Served]()
+        while True:
+            log = (await self._ask(TakeLog(version=VERSION, do="take_log", go_on=True))).log
+            if log is None or log.lost:
+                lost = "its log" if log is None else f"{log.lost} entries of its log"
+                raise EngineError(
+                    f"the engine lost {lost}", hint="Measure in shorter steps: see --step."
+                )
+            rows += base64.b64decode(log.rows)
+            served += log.served
+            if not log.more:
+                return np.frombuffer(bytes(rows), dtype=ITERATION), served
+
+    async def _ask(self, request: Request) -> Answer:
+        try:
+            return await asyncio.to_thread(control_client.ask, self._socket, request)
+        except TunerError as problem:
+            if (dead := self._dead()) is not None:
+                raise dead from problem
+            raise EngineError(f"the engine refuses: {problem}", hint=problem.hint) from problem
