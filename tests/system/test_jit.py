@@ -69,6 +69,20 @@ def test_an_edited_callee_in_another_file_is_compiled_anew(package: Path) -> Non
     assert run(package) == "22"
 
 
+def test_a_renamed_class_is_compiled_anew(package: Path) -> None:
+    """Numba's index names the types of all arguments, and is read before anything else."""
+    source = "from typing import NamedTuple\nclass {0}(NamedTuple):\n    x: int\nONE = {0}(1)\n"
+    (package / "constants.py").write_text(source.format("Old"))
+    (package / "caller.py").write_text(
+        CALLER.replace("change(x) + constants.MORE", "change(x.x)").replace(
+            "changed(1)", "changed(constants.ONE)"
+        )
+    )
+    assert run(package) == "10"
+    (package / "constants.py").write_text(source.format("New"))
+    assert run(package) == "10"
+
+
 def test_what_did_not_change_is_not_compiled_again(package: Path) -> None:
     run(package)
     first = kept_code(package)

@@ -4,6 +4,7 @@ import ast
 import hashlib
 import importlib.metadata
 import os
+import pickle
 import shutil
 import sys
 from collections.abc import Callable
@@ -47,7 +48,7 @@ def _keep_while_sources_stay(kept: Any, function: Callable[..., object]) -> None
     cache_ = getattr(kept, "_cache", None)
     if cache_ is None:  # NUMBA_DISABLE_JIT
         return
-    cache_._cache_file = IndexDataCacheFile(  # noqa: SLF001 - numba offers no way to say it
+    cache_._cache_file = _Index(  # noqa: SLF001 - numba offers no way to say it
         cache_path=cache_.cache_path,
         filename_base=cache_._impl.filename_base,  # noqa: SLF001
         source_stamp=_digest(function.__module__),
@@ -59,6 +60,20 @@ def _keep_while_sources_stay(kept: Any, function: Callable[..., object]) -> None
             save(signature, data)
 
     cache_.save_overload = save_if_possible
+
+
+class _Index(IndexDataCacheFile):  # type: ignore[misc]  # numba has no types
+    """Numba's index of kept code; one that names a class which was renamed since is empty.
+
+    Numba 0.65 asks for whose source it is only after it has unpickled all of it.
+    """
+
+    def _load_index(self) -> dict[Any, Any]:
+        try:
+            found: dict[Any, Any] = super()._load_index()
+        except (pickle.UnpicklingError, AttributeError, ImportError, EOFError, IndexError):
+            return {}
+        return found
 
 
 @cache
