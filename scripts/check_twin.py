@@ -1,9 +1,9 @@
 """The twin against an engine: fitted on some caps, what does it predict of the others?
 
-    python scripts/check_twin.py [--trace traces/translation.jsonl] [--world FILE] [--climb 60]
+    python scripts/check_twin.py [--trace traces/translation.jsonl] [--world FILE] [--ramp 60]
 
 Starts one engine at 32 slots (a real vLLM, or with --world a simulated one), replays the busiest
-window at caps 1, 4, 16 and then at 2, 8, 32, fits the law to the first three (and to a climb), and
+window at caps 1, 4, 16 and then at 2, 8, 32, fits the law to the first three (and to a ramp), and
 prints predicted / measured - 1 for all six. Replays that take more than twice as long as the window
 are cut.
 """
@@ -19,8 +19,8 @@ from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.engines.vllm.start import VllmStarter
-from tuner.replay.climb import climb
 from tuner.replay.plan import plan_requests
+from tuner.replay.ramp import ramp
 from tuner.replay.replay import CutRule, replay
 from tuner.trace.trace import Trace, TraceRequest, load
 from tuner.traffic.arrivals import busiest_window
@@ -40,23 +40,23 @@ def main() -> None:
     parser.add_argument("--trace", type=Path, default=Path("traces/translation.jsonl"))
     parser.add_argument("--world", type=Path)
     parser.add_argument("--window", type=float, default=40.0, metavar="SECONDS")
-    parser.add_argument("--climb", type=float, default=0.0, metavar="SECONDS")
+    parser.add_argument("--ramp", type=float, default=0.0, metavar="SECONDS")
     options = parser.parse_args()
     trace = load(options.trace)
     model = trace.header.model or "tuner:tiny"
-    lengths = {"window_s": options.window, "climb_s": options.climb}
+    lengths = {"window_s": options.window, "ramp_s": options.ramp}
     if options.world is None:
         asyncio.run(compare(trace, VllmStarter({"model": model}), **lengths))
     else:
         virtual_time.run(compare(trace, SimStarter(read_world(options.world)), **lengths))
 
 
-async def compare(trace: Trace, starter: Starter, *, window_s: float, climb_s: float) -> None:
+async def compare(trace: Trace, starter: Starter, *, window_s: float, ramp_s: float) -> None:
     engine = await starter.start(max_num_seqs=CEILING)
     try:
         segments, windows = [], []
-        if climb_s:
-            segments.append(await climbed(trace, engine, climb_s))
+        if ramp_s:
+            segments.append(await ramped(trace, engine, ramp_s))
         for cap in (*FITTED, *PREDICTED):
             segment, window = await replayed(trace, engine, cap, window_s)
             windows.append(window)
@@ -68,15 +68,15 @@ async def compare(trace: Trace, starter: Starter, *, window_s: float, climb_s: f
     report(windows, fitted, engine)
 
 
-async def climbed(trace: Trace, engine: Engine, climb_s: float) -> Segment:
+async def ramped(trace: Trace, engine: Engine, ramp_s: float) -> Segment:
     limits = engine.facts.arguments
     tokens = int(str(limits["max_num_batched_tokens"]))
     await engine.set_limits(max_num_seqs=CEILING, max_num_batched_tokens=tokens)
-    log, start_s = await climb(
+    log, start_s = await ramp(
         [one for one in trace.requests if one.status == "ok"],
         engine,
         ceiling=CEILING,
-        length_s=climb_s,
+        length_s=ramp_s,
         tpot_s=0.01,
         prompt=lambda one: prompt_of(one, trace, engine),
     )

@@ -33,15 +33,15 @@ from tuner.engines import devices
 from tuner.engines.sim import virtual_time
 from tuner.profile import profile
 from tuner.runs import journal
-from tuner.runs.cluster.bench import ClusterBench
+from tuner.runs.cluster.trial_runner import ClusterTrialRunner
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Bench, Build, Vary
+from tuner.runs.refine.bench import Build, TrialRunner, Vary
 from tuner.runs.refine.gains.judge import SEARCH
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.outcome import unloaded_of
 from tuner.runs.refine.refinement import Plan
-from tuner.runs.rig import Rig
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import load
 from tuner.traffic.workload import Workload, choose_workload, keep_what_fits
@@ -114,7 +114,7 @@ def measure(  # noqa: PLR0913, PLR0917 - what is replayed, on what, and how ofte
 
 
 async def in_turns(  # noqa: PLR0913, PLR0917 - as ``measure``
-    bench: ClusterBench,
+    bench: ClusterTrialRunner,
     plain: "Sequence[Plain]",
     knee: Configuration,
     workload: Workload,
@@ -211,8 +211,8 @@ def serve(  # noqa: PLR0913, PLR0917 - as ``Plain``
 ) -> None:
     loop = virtual_time.VirtualTimeLoop if simulated else None
     read = None if simulated else devices.DeviceMeter().read
-    rig = Rig(vary({}), settings, Evidence(journal.create(folder, {})), Silent(), read)
-    bench: Bench = LocalBench(rig, vary)
+    local = EngineRunner(vary({}), settings, Evidence(journal.create(folder, {})), Silent(), read)
+    bench: TrialRunner = LocalTrialRunner(local, vary)
     with asyncio.Runner(loop_factory=loop) as runner:
         while pipe.recv():
             runner.run(bench.trial(SEARCH, knee, workload, build))

@@ -38,20 +38,20 @@ from tuner.engines.sim.world import step_law
 from tuner.profile.profile import ServingProfile
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build
 from tuner.runs.refine.gains.luck import Seen, Served, seen
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import gains as gains_of
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
 from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.run import refine
-from tuner.runs.refine.space import Demand, build_space
+from tuner.runs.refine.space import TrafficNeeds, build_space
 from tuner.runs.refine.study.study import Study
 from tuner.runs.result import profile_of
-from tuner.runs.rig import Rig
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.traffic.slo import Slo
@@ -128,7 +128,7 @@ def space_of(profile: ServingProfile, grid: Sequence[Configuration]) -> Space:
         CAP: tuple(sorted({number(cell[CAP]) for cell in grid})),
         TOKENS: tuple(sorted({number(cell[TOKENS]) for cell in grid})),
     }
-    demand = Demand(
+    demand = TrafficNeeds(
         longest_prompt=0, shares_prefixes=False, kv_peak=0.0, caps=CAPS, requests=10**6,
         on_gpu=False,
     )  # fmt: skip
@@ -175,12 +175,12 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             max_model_len=one.world.kv.blocks * one.world.kv.block_size,
         )
         book = journal.create(Path(folder) / "refine", {})
-        rig = Rig(machine, plan.settings, Evidence(book), Silent(), None)
+        runner = EngineRunner(machine, plan.settings, Evidence(book), Silent(), None)
         study = Study(
             str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="",
             machine="", warn=print,
         )  # fmt: skip
-        bench = LocalBench(rig, partial(vary, machine, one))
+        bench = LocalTrialRunner(runner, partial(vary, machine, one))
         begin_s = sum(outcome.starts_s) + outcome.replay_s
         found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)
         book.close()
@@ -200,15 +200,15 @@ def replayed_best(
     order = np.random.default_rng(0).permutation(len(cells)).tolist()
     build = Build(*(max(number(cell[name]) for cell in cells) for name in (CAP, TOKENS)))
 
-    async def every(bench: LocalBench) -> None:
+    async def every(bench: LocalTrialRunner) -> None:
         for place in order:
             await bench.trial("grid", cells[place], workload, build)
         await bench.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         book = journal.create(Path(folder) / "grid", {})
-        rig = Rig(machine, settings, Evidence(book), Silent(), None)
-        bench = LocalBench(rig, partial(vary, machine, one))
+        runner = EngineRunner(machine, settings, Evidence(book), Silent(), None)
+        bench = LocalTrialRunner(runner, partial(vary, machine, one))
         virtual_time.run(every(bench))
         book.close()
     measured = [(done.configuration, done.measured(workload)) for done in bench.done()]

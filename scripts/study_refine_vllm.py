@@ -33,14 +33,14 @@ from tuner.errors import UndecidedError
 from tuner.profile import profile
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build, Done, told
 from tuner.runs.refine.gains.ratio import ratio
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT, TAIL, gains
 from tuner.runs.refine.outcome import unloaded_of
-from tuner.runs.rig import Rig
 from tuner.trace.trace import load, write
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import parse_duration_s
@@ -124,7 +124,7 @@ def tuner(*words: str | Path) -> dict[str, Any]:
 
 def grid(
     command: RefineOptions, folder: Path, found: dict[str, Any], minutes: float, turns: int
-) -> tuple[LocalBench, Workload]:
+) -> tuple[LocalTrialRunner, Workload]:
     """Replay cells on one engine, the answer first, over the windows of the refinement; then the
     best of them, the answer and the knee again, in turns."""
     one, trace = profile.load(command.profile), load(command.trace)
@@ -146,14 +146,14 @@ def grid(
     answers = [mine] if mine == found["knee"] else [mine, found["knee"]]
     order = [*answers, *(cell for cell in cells if cell not in answers)]
     begin_s = monotonic()
-    rig = Rig(
+    runner = EngineRunner(
         engines.vary({}),
         plan.settings,
         Evidence(journal.create(folder / "grid", {})),
         Silent(),
         None,
     )
-    bench = LocalBench(rig, engines.vary)
+    bench = LocalTrialRunner(runner, engines.vary)
     build = Build(max(number(cell[CAP]) for cell in cells), space.most(TOKENS))
 
     async def every() -> None:
@@ -178,11 +178,11 @@ def answer_of(found: dict[str, Any]) -> Configuration:
     return answer
 
 
-def of_purpose(bench: LocalBench, purpose: str) -> list[Done]:
+def of_purpose(bench: LocalTrialRunner, purpose: str) -> list[Done]:
     return [done for done in bench.done() if done.purpose == purpose and done.failed is None]
 
 
-def best_of(bench: LocalBench, workload: Workload) -> Configuration:
+def best_of(bench: LocalTrialRunner, workload: Workload) -> Configuration:
     """Return the cell that replayed best."""
     cells = of_purpose(bench, GRID)
     base = cells[0].measured(workload)
@@ -195,7 +195,7 @@ def best_of(bench: LocalBench, workload: Workload) -> Configuration:
 
 
 def pairs_of(
-    bench: LocalBench, workload: Workload, one: Configuration, other: Configuration
+    bench: LocalTrialRunner, workload: Workload, one: Configuration, other: Configuration
 ) -> list[tuple[Measurement, Measurement]]:
     again = of_purpose(bench, AGAIN)
     sides = (
@@ -205,7 +205,9 @@ def pairs_of(
     return list(zip(*sides, strict=False))
 
 
-def report(found: dict[str, Any], bench: LocalBench, workload: Workload, *, cells: int) -> None:
+def report(
+    found: dict[str, Any], bench: LocalTrialRunner, workload: Workload, *, cells: int
+) -> None:
     measured = of_purpose(bench, GRID)
     mine, best = answer_of(found), best_of(bench, workload)
     knee = found["knee"]

@@ -27,8 +27,8 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
 from tuner.runs import journal
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sharing import Together, compromise, loss
-from tuner.runs.sweep.together import Member, sweep_together
+from tuner.runs.sweep.multi_trace import Member, sweep_traces
+from tuner.runs.sweep.shared_cap import MultiTraceOutcome, compromise, loss
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.simulation import Traffic, simulate
@@ -52,7 +52,7 @@ class Result:
     """Of the cap that is truly the best compromise."""
 
 
-def swept(day: Case, night: Case, settings: SweepSettings) -> Together:
+def swept(day: Case, night: Case, settings: SweepSettings) -> MultiTraceOutcome:
     with tempfile.TemporaryDirectory() as folder:
         books = {name: journal.create(Path(folder, name), {}) for name in ("all", "day", "night")}
         members = [
@@ -60,7 +60,7 @@ def swept(day: Case, night: Case, settings: SweepSettings) -> Together:
             for name, one in (("day", day), ("night", night))
         ]
         try:
-            return virtual_time.run(sweep_together(members, SimStarter(day.world), books["all"]))
+            return virtual_time.run(sweep_traces(members, SimStarter(day.world), books["all"]))
         finally:
             for book in books.values():
                 book.close()

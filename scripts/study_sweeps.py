@@ -129,8 +129,8 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         replay_s=outcome.replay_s,
         starts=len(outcome.starts_s),
         claims=None
-        if outcome.agreement is None
-        else (outcome.agreement.speed_differs, outcome.agreement.attainment_differs),
+        if outcome.aa_check is None
+        else (outcome.aa_check.speed_differs, outcome.aa_check.attainment_differs),
     )
 
 

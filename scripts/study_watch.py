@@ -33,7 +33,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from tests.support.live_sim import SimulatedServer, simulated
 from tuner.live.watch.drift import reference
-from tuner.live.watch.promised import Promised, wander_of
+from tuner.live.watch.promised import Promised, speed_sd_of
 from tuner.live.watch.verdict import Verdict, Watch
 from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored, stored
@@ -46,7 +46,7 @@ TOLERANCE = 0.10
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StepChange:
     """What happens to the machine or to the traffic."""
 
     slower: float = 1.0
@@ -55,17 +55,17 @@ class Change:
     outputs: float = 1.0
 
 
-CHANGES: Final[dict[str, Change]] = {
-    "slower 5 %": Change(slower=1.05),
-    "slower 10 %": Change(slower=1.10),
-    "slower 20 %": Change(slower=1.20),
-    "slower 50 %": Change(slower=1.50),
-    "rate x 1.5": Change(rate=1.5),
-    "rate x 2": Change(rate=2.0),
-    "rate x 0.5": Change(rate=0.5),
-    "inputs x 2": Change(inputs=2.0),
-    "outputs x 1.5": Change(outputs=1.5),
-    "outputs x 2": Change(outputs=2.0),
+CHANGES: Final[dict[str, StepChange]] = {
+    "slower 5 %": StepChange(slower=1.05),
+    "slower 10 %": StepChange(slower=1.10),
+    "slower 20 %": StepChange(slower=1.20),
+    "slower 50 %": StepChange(slower=1.50),
+    "rate x 1.5": StepChange(rate=1.5),
+    "rate x 2": StepChange(rate=2.0),
+    "rate x 0.5": StepChange(rate=0.5),
+    "inputs x 2": StepChange(inputs=2.0),
+    "outputs x 1.5": StepChange(outputs=1.5),
+    "outputs x 2": StepChange(outputs=2.0),
 }
 
 
@@ -111,15 +111,15 @@ def promised_of(one: Case) -> Promised | None:
         max_num_seqs=outcome.verdict.max_num_seqs,
         caps=CAPS,
         reference=reference(twin, captured_rps=len(early.traffic) / TUNED_S, validated_load=1.25),
-        wander=wander_of(
-            twin, None if outcome.agreement is None else outcome.agreement.slower_limit
+        speed_sd=speed_sd_of(
+            twin, None if outcome.aa_check is None else outcome.aa_check.slower_limit
         ),
         tolerance=TOLERANCE,
     )
 
 
 def changed(
-    traffic: Traffic, at_s: float, change: Change, *, seed: int, most_tokens: int
+    traffic: Traffic, at_s: float, change: StepChange, *, seed: int, most_tokens: int
 ) -> Traffic:
     """Return the traffic with other lengths and another rate from some time on.
 
@@ -174,7 +174,7 @@ class Stand:
                 return
 
 
-def server_of(one: Case, promised: Promised, change: Change, at_s: float) -> SimulatedServer:
+def server_of(one: Case, promised: Promised, change: StepChange, at_s: float) -> SimulatedServer:
     """Return the machine in new weather, with what came after the profile's traffic."""
     live = one.traffic.between(TUNED_S, TUNED_S + 2 * at_s)
     live = replace(live, arrival_s=live.arrival_s - TUNED_S)
@@ -200,7 +200,7 @@ def judge(
     if promised is None:
         return []
     honest = Stand(WindowMaker(WINDOW_S, EVERY_S, RUN_IN_S), Watch(promised))
-    honest.go(server_of(one, promised, Change(), at_s), at_s)
+    honest.go(server_of(one, promised, StepChange(), at_s), at_s)
     before = honest.said
     found = []
     for name in names:

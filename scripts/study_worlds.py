@@ -1,6 +1,6 @@
 """How often is a decision rule right? On random worlds, whose truth is known.
 
-    python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+climb ...]
+    python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+ramp ...]
     python scripts/study_worlds.py --smoke
 
 A rule gets a Lab, an engine on the world's noisy machine, spends engine time on it as it likes and
@@ -94,7 +94,7 @@ class Lab:
             cut=not done.all(),
         )
 
-    def climb(self, length_s: float, dwell_s: float, rng: Generator) -> Segment:
+    def ramp(self, length_s: float, dwell_s: float, rng: Generator) -> Segment:
         """Keep 1, 2, …, 32, …, 2, 1, 2, … requests of the trace in flight, each ``dwell_s``."""
         start_s, traffic = self.now_s, self.case.traffic
         scheduler = self._scheduler(CEILING, rows=50_000)
@@ -173,19 +173,19 @@ def twin_rule(  # noqa: PLR0913 - what the rules differ in
     lab: Lab,
     *,
     caps: Sequence[int],
-    climb_s: float,
-    climbs: int = 1,
+    ramp_s: float,
+    ramps: int = 1,
     use_anchor: bool = False,
 ) -> Answer:
-    """Replay the busiest window at some caps, climb until sure, and ask the twin."""
+    """Replay the busiest window at some caps, ramp until sure, and ask the twin."""
     begin_s = busiest_s(case_, WINDOW_S)
     replayed = [lab.window(cap, begin_s, WINDOW_S) for cap in caps]
     segments, windows = [one for one, _ in replayed], [one for _, one in replayed]
     dwell_s = 5 * float(np.median(segments[0].log["duration_s"]))
     rng = np.random.default_rng(case_.world.seed)
     while True:
-        if climb_s:
-            segments.append(lab.climb(climb_s, dwell_s, rng))
+        if ramp_s:
+            segments.append(lab.ramp(ramp_s, dwell_s, rng))
         fitted = fit_law(segments, max_num_seqs=CEILING)
         shape = shape_of(case_.world, known=True)
         shape = replace(shape, lag_s=lag_s(windows, fitted.law, shape))
@@ -193,18 +193,18 @@ def twin_rule(  # noqa: PLR0913 - what the rules differ in
         if use_anchor:
             corrections = anchor(windows, fitted.law, shape, case_.slo, CAPS)
         found = weigh(case_.traffic, fitted, shape, case_.slo, CAPS, corrections=corrections)
-        climbs -= 1
-        if climbs <= 0 or found.confidence >= SURE:
+        ramps -= 1
+        if ramps <= 0 or found.confidence >= SURE:
             break
     return Answer(found.best, found.confidence, median_error(check(windows, fitted.law, shape)))
 
 
 RULES: Final[dict[str, Rule]] = {
-    "ladder": partial(twin_rule, caps=CAPS, climb_s=0.0),
-    "ladder+climb": partial(twin_rule, caps=CAPS, climb_s=60.0),
-    "ladder+climb+anchor": partial(twin_rule, caps=CAPS, climb_s=60.0, use_anchor=True),
-    "two+climb": partial(twin_rule, caps=(8, 32), climb_s=60.0),
-    "one+climb until sure": partial(twin_rule, caps=(CEILING,), climb_s=60.0, climbs=4),
+    "ladder": partial(twin_rule, caps=CAPS, ramp_s=0.0),
+    "ladder+ramp": partial(twin_rule, caps=CAPS, ramp_s=60.0),
+    "ladder+ramp+anchor": partial(twin_rule, caps=CAPS, ramp_s=60.0, use_anchor=True),
+    "two+ramp": partial(twin_rule, caps=(8, 32), ramp_s=60.0),
+    "one+ramp until sure": partial(twin_rule, caps=(CEILING,), ramp_s=60.0, ramps=4),
 }
 
 

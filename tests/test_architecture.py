@@ -21,7 +21,7 @@ PATHS = {
 }
 
 PURE_AT_LEAST = {
-    *("replay.measure", "replay.records", "twin.knee", "twin.reasons", "twin.uncertainty"),
+    *("replay.measure", "replay.records", "twin.knee", "twin.verdict_text", "twin.uncertainty"),
     *("traffic.slo", "traffic.window", "traffic.workload", "traffic.prompts", "runs.outcome"),
     *("runs.result", "engines.seam", "rollout.targets.seam"),
 }

@@ -30,7 +30,7 @@ def text_files() -> dict[str, str]:
         check=True,
     )
     paths = [name for name in listing.stdout.split("\0") if (ROOT / name).is_file()]
-    return {name: (ROOT / name).read_text(encoding="utf-8") for name in paths}
+    return {name: (ROOT / name).read_text(encoding="utf-8", errors="replace") for name in paths}
 
 
 FILES = text_files()

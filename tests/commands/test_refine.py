@@ -84,7 +84,7 @@ def replays(run_dir: Path) -> list[tuple[str, int]]:
 
 
 def windows(run_dir: Path) -> list[tuple[str, list[float]]]:
-    """Return the purpose of every trial but the climbs, and where its windows start."""
+    """Return the purpose of every trial but the ramps, and where its windows start."""
     events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
     return [
         (e["purpose"], [window["start_s"] for window in e["windows"]])
@@ -312,7 +312,7 @@ def test_ctrl_c_says_how_to_go_on(swept: Path) -> None:
         command("--run-dir", "stopped"), cwd=swept, stderr=subprocess.PIPE, text=True
     )
     assert running.stderr is not None
-    assert any("climb to" in line for line in running.stderr)
+    assert any("ramp to" in line for line in running.stderr)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate()
     assert running.returncode == 130
@@ -477,7 +477,7 @@ def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
     options = ("--storage=sqlite:///own.db?password=secret", "--run-dir", "secret-run")
     running = subprocess.Popen(command(*options), cwd=swept, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
-    assert any("climb to" in line for line in running.stderr)
+    assert any("ramp to" in line for line in running.stderr)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate()
     assert "--storage=sqlite:///own.db?password=" in told.splitlines()[-1]

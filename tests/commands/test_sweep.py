@@ -169,7 +169,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
     running = subprocess.Popen(
         command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
     )
-    wait_for(running, "glance 4:")
+    wait_for(running, "short 4:")
     for number in numbers:
         running.send_signal(number)
     _, told = running.communicate()
@@ -186,7 +186,7 @@ def test_kill_9_loses_nothing_that_was_measured(whole: Whole, folder: Path) -> N
     running = subprocess.Popen(
         command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
     )
-    wait_for(running, "glance 4:")
+    wait_for(running, "short 4:")
     running.kill()
     running.communicate()
     kept = _trials(folder / "run")
@@ -261,11 +261,11 @@ def little_room(most: int) -> Callable[[], None]:
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
     shorten(folder / "prod.jsonl", rows=100)
-    # room for the iterations of a climb (17 kB), not for the requests of a rung (24 kB)
+    # room for the iterations of a ramp (17 kB), not for the requests of a rung (24 kB)
     done = program(folder, "--run-dir", "run", preexec_fn=little_room(20_000))
     assert "cannot be written" in refused(done, 3)
     kept = _trials(folder / "run")
-    assert kept[0] == ("climb", 32)
+    assert kept[0] == ("climb", 32)  # as journals spell it
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     again = _trials(folder / "run")

@@ -38,7 +38,7 @@ def world(*, blocks: int, block_size: int) -> World:
     )
 
 
-class Rig:
+class EngineRunner:
     """A starter, the loop that its engines live on, and one engine that is running."""
 
     def __init__(self, starter: Starter, runner: asyncio.Runner) -> None:
@@ -54,28 +54,28 @@ def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
     return VllmStarter(VLLM_CRAMPED if cramped else VLLM_ROOMY), asyncio.Runner()
 
 
-def rig(kind: str, *, cramped: bool) -> Iterator[Rig]:
+def rig(kind: str, *, cramped: bool) -> Iterator[EngineRunner]:
     start, runner = starter(kind, cramped=cramped)
     with runner:
-        one = Rig(start, runner)
+        one = EngineRunner(start, runner)
         yield one
         one.run(one.engine.stop())
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def shared(request: pytest.FixtureRequest) -> Iterator[Rig]:
+def shared(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
     yield from rig(request.param, cramped=False)
 
 
 @pytest.fixture
-def roomy(shared: Rig) -> Iterator[Rig]:
+def roomy(shared: EngineRunner) -> Iterator[EngineRunner]:
     """An idle engine with KV cache enough for everything, its limits and caches as at its start."""
     yield shared
     shared.run(restore(shared.engine))
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def cramped(request: pytest.FixtureRequest) -> Iterator[Rig]:
+def cramped(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
     """An engine whose KV cache holds 384 tokens."""
     yield from rig(request.param, cramped=True)
 

@@ -10,7 +10,7 @@ import pytest
 from tests.engines.conftest import (
     CEILING,
     KINDS,
-    Rig,
+    EngineRunner,
     generate,
     generate_all,
     idle,
@@ -22,7 +22,7 @@ from tuner.engines.seam import ITERATION, IterationLog, Reply, RequestFailedErro
 from tuner.errors import EngineError
 
 
-def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: Rig) -> None:
+def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: EngineRunner) -> None:
     facts = roomy.engine.facts
     assert facts.arguments["max_num_seqs"] == CEILING
     assert facts.arguments["max_num_batched_tokens"] == 512
@@ -35,18 +35,18 @@ def test_facts_say_what_the_engine_is_and_what_a_deployment_needs(roomy: Rig) ->
     assert json.loads(json.dumps(dict(facts.arguments))) == facts.arguments
 
 
-def test_starting_pins_what_resolving_said(roomy: Rig) -> None:
+def test_starting_pins_what_resolving_said(roomy: EngineRunner) -> None:
     resolved = roomy.starter.resolve(max_num_seqs=CEILING)
     assert resolved.items() <= roomy.engine.facts.arguments.items()
 
 
-def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: Rig) -> None:
+def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: EngineRunner) -> None:
     budgets = {roomy.starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 2, 64)}
     assert budgets == {512}
 
 
 @pytest.mark.parametrize("output", [1, 2, 17])
-def test_exactly_the_asked_number_of_tokens_comes(roomy: Rig, output: int) -> None:
+def test_exactly_the_asked_number_of_tokens_comes(roomy: EngineRunner, output: int) -> None:
     reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
     assert reply.output_tokens == output
     assert len(reply.output_s) + reply.merged_outputs >= min(output, 2)
@@ -59,7 +59,9 @@ def test_exactly_the_asked_number_of_tokens_comes(roomy: Rig, output: int) -> No
     assert reply.queue_s >= 0
 
 
-def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(roomy: Rig) -> None:
+def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(
+    roomy: EngineRunner,
+) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
         await roomy.engine.set_limits(max_num_seqs=3, max_num_batched_tokens=512)
         requests = [request(name, prompt=10, output=20) for name in range(7)]
@@ -76,7 +78,7 @@ def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(roomy
     assert sum(wait > log["duration_s"][:10].sum() for wait in waits) == 4
 
 
-def test_the_cap_moves_live_and_back(roomy: Rig) -> None:
+def test_the_cap_moves_live_and_back(roomy: EngineRunner) -> None:
     async def most_running(cap: int) -> int:
         await idle(roomy.engine)
         await roomy.engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=512)
@@ -90,7 +92,7 @@ def test_the_cap_moves_live_and_back(roomy: Rig) -> None:
     assert roomy.run(main()) == [1, 5, CEILING, 2, CEILING]
 
 
-def test_no_iteration_takes_more_tokens_than_the_budget(roomy: Rig) -> None:
+def test_no_iteration_takes_more_tokens_than_the_budget(roomy: EngineRunner) -> None:
     async def main() -> IterationLog:
         await roomy.engine.set_limits(max_num_seqs=4, max_num_batched_tokens=16)
         await generate_all(roomy.engine, *(request(n, prompt=50, output=4) for n in range(4)))
@@ -105,7 +107,7 @@ def test_no_iteration_takes_more_tokens_than_the_budget(roomy: Rig) -> None:
     ("max_num_seqs", "max_num_batched_tokens"), [(0, 512), (CEILING + 1, 512), (4, 513), (4, 0)]
 )
 def test_limits_out_of_range_are_refused(
-    roomy: Rig, max_num_seqs: int, max_num_batched_tokens: int
+    roomy: EngineRunner, max_num_seqs: int, max_num_batched_tokens: int
 ) -> None:
     with pytest.raises(EngineError):
         roomy.run(
@@ -117,7 +119,7 @@ def test_limits_out_of_range_are_refused(
     assert reply.output_tokens == 3
 
 
-def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: Rig) -> None:
+def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: EngineRunner) -> None:
     async def main() -> None:
         reply = Reply()
         task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=200), reply))
@@ -133,7 +135,7 @@ def test_a_busy_engine_says_so_and_refuses_what_needs_an_idle_one(roomy: Rig) ->
     roomy.run(main())
 
 
-def test_cancelling_a_request_frees_its_slot(roomy: Rig) -> None:
+def test_cancelling_a_request_frees_its_slot(roomy: EngineRunner) -> None:
     async def main() -> tuple[Reply, Reply]:
         await roomy.engine.set_limits(max_num_seqs=1, max_num_batched_tokens=512)
         first = Reply()
@@ -151,7 +153,7 @@ def test_cancelling_a_request_frees_its_slot(roomy: Rig) -> None:
     assert second.output_tokens == 3
 
 
-def test_iterations_account_for_every_token(roomy: Rig) -> None:
+def test_iterations_account_for_every_token(roomy: EngineRunner) -> None:
     requests = [request(n, prompt=10 + 30 * n, output=5 + 7 * n) for n in range(CEILING)]
 
     async def main() -> tuple[IterationLog, IterationLog]:
@@ -168,7 +170,7 @@ def test_iterations_account_for_every_token(roomy: Rig) -> None:
     assert after.size == 0
 
 
-def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: Rig) -> None:
+def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: EngineRunner) -> None:
     async def main() -> tuple[Reply, IterationLog]:
         reply = await generate(roomy.engine, request(1, prompt=100, output=50))
         return reply, await roomy.engine.take_iterations()
@@ -186,7 +188,7 @@ def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: Rig) -> Non
     assert np.median(nearest) < 0.002
 
 
-def test_iterations_tile_the_busy_time(roomy: Rig) -> None:
+def test_iterations_tile_the_busy_time(roomy: EngineRunner) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
         requests = [request(n, prompt=40, output=40) for n in range(4)]
         replies = await generate_all(roomy.engine, *requests)
@@ -200,7 +202,7 @@ def test_iterations_tile_the_busy_time(roomy: Rig) -> None:
     assert log["duration_s"].sum() == pytest.approx(last_s - log["start_s"][0], abs=0.01)
 
 
-def test_idle_time_has_no_iteration(roomy: Rig) -> None:
+def test_idle_time_has_no_iteration(roomy: EngineRunner) -> None:
     async def main() -> IterationLog:
         await generate(roomy.engine, request(1, prompt=10, output=5))
         await asyncio.sleep(0.5)
@@ -212,7 +214,7 @@ def test_idle_time_has_no_iteration(roomy: Rig) -> None:
     assert log["duration_s"].sum() < 0.5
 
 
-def test_outputs_that_are_read_late_are_counted_as_merged(roomy: Rig) -> None:
+def test_outputs_that_are_read_late_are_counted_as_merged(roomy: EngineRunner) -> None:
     async def main() -> Reply:
         reply = Reply()
         task = asyncio.create_task(roomy.engine.generate(request(1, prompt=5, output=60), reply))
@@ -227,7 +229,7 @@ def test_outputs_that_are_read_late_are_counted_as_merged(roomy: Rig) -> None:
     assert (reply.merged_outputs > 0) == (len(reply.output_s) < 60) == late
 
 
-def test_a_request_that_cannot_be_served_fails_alone(roomy: Rig) -> None:
+def test_a_request_that_cannot_be_served_fails_alone(roomy: EngineRunner) -> None:
     async def main() -> Reply:
         limit = roomy.engine.facts.max_model_len
         for prompt, output in ((limit, 10), (0, 10), (10, 0), (10, limit)):
@@ -238,7 +240,9 @@ def test_a_request_that_cannot_be_served_fails_alone(roomy: Rig) -> None:
     assert roomy.run(main()).output_tokens == 3
 
 
-def test_without_kv_blocks_sequences_are_preempted_and_still_complete(cramped: Rig) -> None:
+def test_without_kv_blocks_sequences_are_preempted_and_still_complete(
+    cramped: EngineRunner,
+) -> None:
     requests = [request(n, prompt=32, output=96) for n in range(6)]
 
     async def main() -> tuple[list[Reply], IterationLog]:
@@ -285,7 +289,7 @@ def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
         runner.run(main())
 
 
-def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: Rig) -> None:
+def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: EngineRunner) -> None:
     one = request(1, prompt=2 * roomy.engine.facts.block_size + 10, output=2)
 
     async def main() -> tuple[list[int], int]:

@@ -8,9 +8,9 @@ import pytest
 from tests.support.builders import iterations, record, replay_of
 from tuner.errors import GeneratorLateError
 from tuner.replay.device_use import DeviceUse
+from tuner.replay.generator_lag import check_generator
 from tuner.replay.iterations import batch_times, weighted_quantile
 from tuner.replay.measure import in_flight_peak, measure, spread
-from tuner.replay.punctuality import check_generator
 from tuner.replay.records import DEVICE
 from tuner.traffic.slo import Slo
 

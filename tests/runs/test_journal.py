@@ -53,7 +53,7 @@ def test_a_line_that_a_crash_cut_off_is_dropped_and_written_over(tmp_path: Path)
     path.write_bytes(path.read_bytes() + b'{"event": "repl')
     again = journal.resume(tmp_path, PLAN)
     assert again.clock_s == 1.0
-    again.append("trial", purpose="climb", max_num_seqs=32, at_s=2.0)
+    again.append("trial", purpose="ramp", max_num_seqs=32, at_s=2.0)
     again.close()
     assert [json.loads(line)["event"] for line in path.read_text().splitlines()] == [
         "plan",

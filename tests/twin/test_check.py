@@ -21,7 +21,7 @@ from tuner.twin.check import (
     observed,
 )
 from tuner.twin.law import FittedLaw, Segment, fit_law
-from tuner.twin.simulation import EngineShape, Pace, Traffic, simulate
+from tuner.twin.simulation import EngineShape, Slowdown, Traffic, simulate
 
 SHAPE = EngineShape(
     max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=10_000
@@ -36,11 +36,11 @@ def traffic() -> Traffic:
 
 
 def measured(
-    cap: int, *, shape: EngineShape = SHAPE, slowness: float = 1.0, start_s: float = 0.0
+    cap: int, *, shape: EngineShape = SHAPE, slowdown: float = 1.0, start_s: float = 0.0
 ) -> tuple[Segment, Observed]:
-    """Return a window as a machine of that slowness would have shown it."""
-    pace = Pace(np.array([slowness]), 0.0, 1.0)
-    one = simulate(traffic(), TRUE, shape, max_num_seqs=cap, pace=pace, log=True)
+    """Return a window as a machine that is so much slower would have shown it."""
+    slow = Slowdown(np.array([slowdown]), 0.0, 1.0)
+    one = simulate(traffic(), TRUE, shape, max_num_seqs=cap, slowdown=slow, log=True)
     return Segment(one.iterations, start_s, 0), Observed(
         max_num_seqs=cap,
         traffic=traffic(),
@@ -69,7 +69,7 @@ def test_the_twin_is_right_about_what_it_can_represent() -> None:
 def test_a_window_is_driven_at_the_speed_that_the_machine_had_in_it() -> None:
     usual, _ = measured(8)
     also_usual, _ = measured(16, start_s=1000.0)
-    slow, window = measured(8, slowness=1.1, start_s=2000.0)
+    slow, window = measured(8, slowdown=1.1, start_s=2000.0)
     law = fit(usual, also_usual, slow)
     twin = driven(window, law.law, SHAPE)
     assert np.median(twin.tpot_s) == pytest.approx(np.median(window.tpot_s), rel=0.01)

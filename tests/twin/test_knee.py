@@ -129,7 +129,7 @@ def test_a_drifting_machine_is_told_and_lowers_the_confidence() -> None:
     ]
     steady, drifted = (
         decide(close, ceiling=32),
-        decide([*close, block(slower, "bracket")], ceiling=32),
+        decide([*close, block(slower, "drift_replay")], ceiling=32),
     )
     assert any("drifted" in warning and "+30%" in warning for warning in drifted.warnings)
     assert drifted.confidence < steady.confidence
@@ -143,7 +143,7 @@ def test_the_order_of_trials_is_up_down_control() -> None:
         order.append((trial.max_num_seqs, trial.purpose))
         blocks.append(Block(trial, by_cap[trial.max_num_seqs]))
     assert order[:6] == [(cap, "ladder") for cap in (1, 2, 4, 8, 16, 32)]
-    assert order[6:] == [(32, "repeat"), (16, "repeat"), (8, "repeat"), (1, "bracket")]
+    assert order[6:] == [(32, "repeat"), (16, "repeat"), (8, "repeat"), (1, "drift_replay")]
 
 
 def test_a_run_never_asks_for_more_than_it_needs() -> None:

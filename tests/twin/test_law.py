@@ -84,8 +84,8 @@ def test_a_noisy_neighbour_is_not_taken_for_the_machine() -> None:
     disturbed = slowed(log, np.where(log["start_s"] > 80, 1.4, 1.0))
     fitted = fit_law([Segment(disturbed, 0.0, 0)], max_num_seqs=16)
     assert relative_error(fitted.law) < 0.02
-    assert fitted.slowness[0] == pytest.approx(1.0, abs=0.02)
-    assert fitted.slowness[-1] == pytest.approx(1.4, rel=0.02)
+    assert fitted.slowdown[0] == pytest.approx(1.0, abs=0.02)
+    assert fitted.slowdown[-1] == pytest.approx(1.4, rel=0.02)
 
 
 def test_beyond_the_sizes_seen_it_goes_on_as_in_their_upper_half_and_says_so() -> None:

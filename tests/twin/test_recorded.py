@@ -21,9 +21,9 @@ from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of
 from tuner.twin.nnls import nnls
-from tuner.twin.reasons import kind_of
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 from tuner.twin.uncertainty import Point, choose
+from tuner.twin.verdict_text import kind_of
 
 TRACES = THIRD_PARTY / "traces"
 pytestmark = pytest.mark.skipif(not TRACES.exists(), reason="the recorded runs are not here")

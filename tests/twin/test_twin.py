@@ -11,7 +11,7 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import (
     EngineShape,
-    Pace,
+    Slowdown,
     Traffic,
     attainment,
     met,
@@ -121,8 +121,8 @@ def test_cached_prompt_tokens_are_not_computed_but_the_last_one_is() -> None:
 
 
 def test_a_slow_machine_stretches_the_replay_while_it_is_slow() -> None:
-    pace = Pace(np.array([1.0, 3.0]), begin_s=0.0, grid_s=2.0)
-    replay = simulate(Traffic.of([(0, 1, 4)]), SECOND, SHAPE, max_num_seqs=1, pace=pace)
+    slowdown = Slowdown(np.array([1.0, 3.0]), begin_s=0.0, grid_s=2.0)
+    replay = simulate(Traffic.of([(0, 1, 4)]), SECOND, SHAPE, max_num_seqs=1, slowdown=slowdown)
     assert replay.ttft_s[0] == 1
     assert replay.e2el_s[0] == 1 + 1 + 3 + 3
 

@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 
 from tuner.errors import UsageError
-from tuner.live.watch.choice import Choice
-from tuner.live.watch.verdict import Measured
+from tuner.live.watch.choice import CapCheck
+from tuner.live.watch.verdict import MonitorReading
 from tuner.replay.measure import Measurement
 
 
@@ -87,7 +87,7 @@ class WatchExporter(_Endpoint):
         )
         self._measure = Gauge(
             "tuner_watch_measure",
-            "Mean since the last change: of slowness, rate and lengths the ratio to the profile's.",
+            "Mean since the last change: of slowdown, rate and lengths the ratio to the profile's.",
             ["measure", "bound"],
             registry=self.registry,
         )
@@ -115,7 +115,7 @@ class WatchExporter(_Endpoint):
             registry=self.registry,
         )
 
-    def show(self, verdict: str, windows: int, measures: Mapping[str, Measured]) -> None:
+    def show(self, verdict: str, windows: int, measures: Mapping[str, MonitorReading]) -> None:
         for one in self._verdicts:
             self._verdict.labels(one).set(one == verdict)
         self._windows.set(windows)
@@ -128,7 +128,7 @@ class WatchExporter(_Endpoint):
                 for bound in ("value", "low", "high"):
                     self._measure.labels(name, bound).set(getattr(measure.value, bound))
 
-    def show_choice(self, choice: Choice, max_num_seqs: int) -> None:
+    def show_choice(self, choice: CapCheck, max_num_seqs: int) -> None:
         self._rightness.set(choice.rightness)
         self._attainment.clear()  # the best of before
         self._attainment.labels(str(choice.best)).set(choice.best_attainment)

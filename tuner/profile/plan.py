@@ -40,7 +40,7 @@ Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class CapForecast:
     """What one cap gives a replica of the fleet; middle values with 95 % intervals."""
 
     max_num_seqs: int
@@ -70,7 +70,7 @@ def ask(  # noqa: PLR0913 - what is asked of the twin
     replicas: int,
     router: FleetRouter,
     seed: int,
-) -> list[Answer]:
+) -> list[CapForecast]:
     """Return what each cap gives at ``load`` times the stored traffic over so many replicas."""
     parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
     rate_rps = load * len(twin.traffic) / twin.length_s / replicas
@@ -157,16 +157,18 @@ def parts_of(
 
 def _answer(
     twin: StoredTwin, slo: Slo, cap: int, parts: Sequence[Traffic], rate_rps: float
-) -> Answer:
+) -> CapForecast:
     busy = [part for part in parts if len(part)]
     if not busy:
-        return Answer(cap, (1.0, 1.0), 1.0, 0.0, None, None, None, None, 0.0, 0.0, is_guess=False)
+        return CapForecast(
+            cap, (1.0, 1.0), 1.0, 0.0, None, None, None, None, 0.0, 0.0, is_guess=False
+        )
     weights = np.array([len(part) for part in busy], float)
     samples = np.array([_pooled(busy, law, twin, slo, cap, weights) for law in twin.draws])
     middle = _pooled(busy, twin.law, twin, slo, cap, weights)
     peak = max(simulate(part, twin.law, twin.shape, max_num_seqs=cap).running_peak for part in busy)
     low, high = np.nanquantile(samples, (0.025, 0.975), axis=0)
-    return Answer(
+    return CapForecast(
         max_num_seqs=cap,
         attainment=(float(min(low[0], middle[0])), float(max(high[0], middle[0]))),
         attainment_middle=float(middle[0]),

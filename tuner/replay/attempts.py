@@ -5,8 +5,8 @@ from dataclasses import replace
 
 from tuner.engines.seam import Engine
 from tuner.errors import GeneratorLateError
+from tuner.replay.generator_lag import check_generator
 from tuner.replay.plan import PlannedRequest
-from tuner.replay.punctuality import check_generator
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, Progress, replay

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.seam import IterationLog
 from tuner.replay.device_use import DeviceUse, device_use
+from tuner.replay.generator_lag import lag_p99_s
 from tuner.replay.iterations import (
     BatchTime,
     KvCacheUsage,
@@ -17,7 +18,6 @@ from tuner.replay.iterations import (
     time_mean,
     waiting_share,
 )
-from tuner.replay.punctuality import lag_p99_s
 from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
 

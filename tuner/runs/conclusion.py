@@ -13,20 +13,20 @@ import numpy as np
 from tuner.replay.measure import Measurement, measure
 from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, Prediction, Step, SweepOutcome
+from tuner.runs.outcome import Conclusion, CurvePoint, Prediction, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import out_of_reach
 from tuner.traffic.workload import Workload
-from tuner.twin.agreement import Agreement, agreement
+from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import check, median_error
 from tuner.twin.choice import value_of, weigh
-from tuner.twin.forecast import Change, Forecast, forecast
+from tuner.twin.forecast import Forecast, StepChange, forecast
 from tuner.twin.knee import HOPELESS, decide, judge
-from tuner.twin.reasons import ADD_REPLICAS, Verdict
 from tuner.twin.simulation import simulate, traffic_of
 from tuner.twin.uncertainty import Block, choose, intervals, relative_changes
+from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
 
 
 def view_of(
@@ -69,11 +69,11 @@ def conclude(
         return Conclusion(verdict, curve, view, by_twin=False)
     numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
     verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
-    changes: dict[int, Mapping[str, Change]] = {
+    changes: dict[int, Mapping[str, StepChange]] = {
         cap: view.changes(below, cap) for below, cap in pairwise(numbers)
     }
     curve = tuple(
-        Step(
+        CurvePoint(
             numbers=one,
             measured=measured.get(cap),
             source="both" if cap in measured else "twin",
@@ -183,12 +183,12 @@ def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     return replace(conclusion, view=view, verdict=verdict)
 
 
-def agreed(conclusion: Conclusion, evidence: Evidence) -> Agreement | None:
+def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
     """Return how the confirming engine agrees with the ladder's; None where there is no telling."""
     view = conclusion.view
     if view is None:
         return None
-    return agreement(
+    return aa_check(
         view,
         evidence.observed(),
         evidence.observed(confirming=True),
@@ -198,15 +198,15 @@ def agreed(conclusion: Conclusion, evidence: Evidence) -> Agreement | None:
 
 def _measured_curve(
     measured: Mapping[int, Measurement], blocks: Sequence[Block]
-) -> tuple[Step, ...]:
-    def changes(below: int | None, cap: int) -> dict[str, Change]:
+) -> tuple[CurvePoint, ...]:
+    def changes(below: int | None, cap: int) -> dict[str, StepChange]:
         if below is None:
             return {}
         found = relative_changes(blocks, below, cap)
-        return {name: Change(*values) for name, values in found.items()}
+        return {name: StepChange(*values) for name, values in found.items()}
 
     return tuple(
-        Step(
+        CurvePoint(
             numbers=one,
             measured=one,
             source="measured",
@@ -221,7 +221,7 @@ def _measured_curve(
     )
 
 
-def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[Step]) -> Verdict:
+def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]) -> Verdict:
     """Blame neither the load nor the ceiling for an SLO that an idle engine breaks."""
     why = out_of_reach(workload.slo, workload.unloaded)
     if why is None or any(step.numbers.attainment >= HOPELESS for step in curve):
@@ -271,7 +271,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         arrival_rate_rps=len(workload.judged) / workload.judged_s,
         confirmed=measure(confirm, workload.slo) if confirm else None,
         with_headroom=measure(headroom, workload.slo) if headroom else None,
-        agreement=agreed(conclusion, evidence),
+        aa_check=agreed(conclusion, evidence),
         predictions=predictions(conclusion, workload, settings),
         facts=evidence.facts(),
         starts_s=evidence.starts_s(),

@@ -22,12 +22,12 @@ from tuner.twin.uncertainty import Block, Purpose, Trial
 CONFIRMING = ("confirm", "headroom")
 """Purposes of replays that are no part of the curve."""
 
-RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "bracket", "again")
+RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "drift_replay", "tie_break")
 """Purposes of trials whose windows were replayed whole, or cut because they had lost."""
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     """What was chosen to be replayed, as the journal keeps it."""
 
     part: Part
@@ -78,7 +78,7 @@ class Evidence:
     def add_probes(self, results: list[ProbeResult]) -> None:
         self._append("probe", results=[asdict(one) for one in results])
 
-    def add_choice(self, choice: Choice) -> None:
+    def add_choice(self, choice: Selection) -> None:
         self._append("choice", **asdict(choice))
 
     def add_late(self, what: str, why: str, elapsed_s: float) -> None:
@@ -86,7 +86,7 @@ class Evidence:
         self._append("late", what=what, why=why, elapsed_s=elapsed_s)
 
     def add_replay(self, result: Replay, purpose: str, *, window: int = 0) -> None:
-        """Keep a replay, or a climb, of the trial under way."""
+        """Keep a replay, or a ramp, of the trial under way."""
         event = self.journal.append_replay(
             result,
             purpose=purpose,
@@ -129,10 +129,10 @@ class Evidence:
             )
         return None
 
-    def choice(self) -> Choice | None:
+    def choice(self) -> Selection | None:
         """Return what this run replays, None before it was chosen."""
         for event in self.journal.of("choice"):
-            return Choice(
+            return Selection(
                 Part(**event["part"]),
                 tuple(Window(**window) for window in event["windows"]),
                 event["step_s"],

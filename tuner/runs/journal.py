@@ -44,6 +44,17 @@ _CONTENT = {
 
 _NEVER = {"an event that is not known"}
 
+_STORED_PURPOSES = {
+    "ramp": "climb",
+    "short": "glance",
+    "drift_ramp": "control",
+    "drift_replay": "bracket",
+    "tie_break": "again",
+}
+"""Purpose → how a journal spells it: as the first version did, so that old runs go on."""
+
+_PURPOSES = {stored: purpose for purpose, stored in _STORED_PURPOSES.items()}
+
 _INTEGERS = {one.name for one in fields(RequestRecord) if one.type is int}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
 
@@ -73,7 +84,10 @@ class Journal:
         Raises RunError when they cannot be written.
         """
         assert self._file is not None
-        lines = [json.dumps(event, allow_nan=False) + "\n" for event in events]
+        lines = [
+            json.dumps(_respelled(event, _STORED_PURPOSES), allow_nan=False) + "\n"
+            for event in events
+        ]
         try:
             # unbuffered: what could not be written must not be tried again when the file is closed
             rest = memoryview("".join(lines).encode())
@@ -213,8 +227,16 @@ def _read(path: Path) -> tuple[list[Event], int]:
             raise RunError(
                 f"{path}:{number}: not an event", hint="Start again in another --run-dir."
             )
-        events.append(event)
+        events.append(_respelled(event, _PURPOSES))
     return events, len(whole)
+
+
+def _respelled(event: Event, names: Mapping[str, str]) -> Event:
+    """Return the event with its purpose, where it has one, as ``names`` calls it."""
+    purpose = event.get("purpose")
+    if not isinstance(purpose, str) or purpose not in names:
+        return event
+    return {**event, "purpose": names[purpose]}
 
 
 def _lock(run_dir: Path, file: IO[bytes]) -> None:

@@ -6,8 +6,8 @@ from collections.abc import Collection, Sequence
 
 from tuner.twin.forecast import Forecast
 from tuner.twin.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
-from tuner.twin.reasons import Verdict
 from tuner.twin.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Block, Trial, drift, noise, points
+from tuner.twin.verdict_text import Verdict
 
 MAX_EXTRA_BLOCKS = 2
 
@@ -15,17 +15,17 @@ SHORT_REPLAY_S = 5.0
 SHORT_SHARE = 1 / 12
 
 STEPS = 20 / 3
-"""What a sweep may replay, in steps: a climb, three whole rungs, two confirming replays, and short
+"""What a sweep may replay, in steps: a ramp, three whole rungs, two confirming replays, and short
 ones. At 60 s a step that is 400 s."""
 
 FAST_STEPS = 10 / 3
-"""The same for --fast: two climbs, and one replay that verifies."""
+"""The same for --fast: two ramps, and one replay that verifies."""
 
-CONTROL_SHARE = 0.25
-"""Of a step: how long the climb at the end is, which shows whether the machine has changed."""
+DRIFT_RAMP_SHARE = 0.25
+"""Of a step: how long the ramp at the end is, which shows whether the machine has changed."""
 
-MAX_CLIMBS = 3
-MAX_FAST_CLIMBS = 2
+MAX_RAMPS = 3
+MAX_FAST_RAMPS = 2
 
 
 def doubling(ceiling: int) -> tuple[int, ...]:
@@ -61,42 +61,42 @@ def next_for_twin(  # noqa: PLR0913 - what was seen, and what is allowed
 ) -> Trial | None:
     """Return what to measure next so that the twin can be asked, or None when it can.
 
-    First the climb, again until the choice is sure; then up the ladder: whole windows at the choice
+    First the ramp, again until the choice is sure; then up the ladder: whole windows at the choice
     and beside it, as far as ``steps_left`` allows, and a glance at what is below. The choice once
     more if something else was at work meanwhile (``disturbed`` caps). Then a control.
     """
     counts = Counter(trial.purpose for trial in done)
     unsure = view is None or view.weighed.confidence < CONFIDENT
-    most = MAX_FAST_CLIMBS if fast else MAX_CLIMBS
-    if view is None or (unsure and counts["climb"] < most and steps_left >= 1.0):
-        return Trial(ceiling, "climb")
+    most = MAX_FAST_RAMPS if fast else MAX_RAMPS
+    if view is None or (unsure and counts["ramp"] < most and steps_left >= 1.0):
+        return Trial(ceiling, "ramp")
     if fast:
         return None
     rung = _next_rung(done, view.weighed.best, ceiling=ceiling, steps_left=steps_left)
     if rung is not None:
         return rung
-    if view.weighed.best in disturbed and not counts["again"]:
-        return Trial(view.weighed.best, "again")
+    if view.weighed.best in disturbed and not counts["tie_break"]:
+        return Trial(view.weighed.best, "tie_break")
     controls = 2 if abs(moved(view)) > DRIFT_LIMIT else 1
-    return Trial(ceiling, "control") if counts["control"] < controls else None
+    return Trial(ceiling, "drift_ramp") if counts["drift_ramp"] < controls else None
 
 
 def _next_rung(
     done: Sequence[Trial], choice: int, *, ceiling: int, steps_left: float
 ) -> Trial | None:
-    """Return the lowest rung up to the one above the choice that is still to be climbed."""
+    """Return the lowest rung up to the one above the choice that is still to be replayed."""
     whole = {trial.max_num_seqs for trial in done if trial.purpose == "ladder"}
-    seen = whole | {trial.max_num_seqs for trial in done if trial.purpose == "glance"}
+    seen = whole | {trial.max_num_seqs for trial in done if trial.purpose == "short"}
     caps = doubling(ceiling)
     place = caps.index(choice)
     wanted = [choice, *caps[place + 1 : place + 2], *caps[max(0, place - 1) : place]]
-    affordable = int(steps_left - CONTROL_SHARE) if whole else max(1, int(steps_left))
+    affordable = int(steps_left - DRIFT_RAMP_SHARE) if whole else max(1, int(steps_left))
     missing = [cap for cap in wanted if cap not in whole][: max(0, affordable)]
     for cap in caps[: place + 2]:
         if cap in missing:
             return Trial(cap, "ladder")
         if cap not in seen:
-            return Trial(cap, "glance")
+            return Trial(cap, "short")
     return None
 
 
@@ -107,8 +107,8 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
     so that a steady drift falls on all alike; then the first cap again as a control; then, while
     the decision is unsure, the caps that it lies between.
     """
-    climbed = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "ladder"}
-    rest = [cap for cap in doubling(ceiling) if cap not in climbed]
+    tried = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "ladder"}
+    rest = [cap for cap in doubling(ceiling) if cap not in tried]
     if rest and not ladder_is_done(blocks):
         return Trial(rest[0], "ladder")
     repeated = {block.trial.max_num_seqs for block in blocks if block.trial.purpose == "repeat"}
@@ -116,14 +116,14 @@ def next_trial(blocks: Sequence[Block], *, ceiling: int) -> Trial | None:
     todo = sorted(plausible - repeated, reverse=True)
     if todo:
         return Trial(todo[0], "repeat")
-    controls = sum(block.trial.purpose == "bracket" for block in blocks)
-    if len(climbed) > 1 and controls < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
-        return Trial(blocks[0].trial.max_num_seqs, "bracket")
-    extra = sum(block.trial.purpose == "again" for block in blocks)
+    controls = sum(block.trial.purpose == "drift_replay" for block in blocks)
+    if len(tried) > 1 and controls < (2 if abs(drift(blocks)) > DRIFT_LIMIT else 1):
+        return Trial(blocks[0].trial.max_num_seqs, "drift_replay")
+    extra = sum(block.trial.purpose == "tie_break" for block in blocks)
     if extra < MAX_EXTRA_BLOCKS and len(plausible) > 1:
         verdict = decide(blocks, ceiling=ceiling)
         if verdict.confidence < CONFIDENT:
-            return Trial(_least_sure(blocks, verdict), "again")
+            return Trial(_least_sure(blocks, verdict), "tie_break")
     return None
 
 

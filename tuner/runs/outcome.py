@@ -8,15 +8,15 @@ from tuner.engines.seam import EngineFacts
 from tuner.replay.measure import Measurement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
-from tuner.twin.agreement import Agreement
-from tuner.twin.forecast import Change, Forecast, Range
-from tuner.twin.reasons import Verdict
+from tuner.twin.aa_check import AaCheck
+from tuner.twin.forecast import Forecast, Range, StepChange
+from tuner.twin.verdict_text import Verdict
 
 Source = Literal["measured", "twin", "both"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class CurvePoint:
     """One cap of the curve."""
 
     numbers: Measurement
@@ -27,7 +27,7 @@ class Step:
 
     source: Source
     intervals: Mapping[str, Range]
-    changes: Mapping[str, Change]
+    changes: Mapping[str, StepChange]
     """What it gives more than the step below; empty for the first, and where it was cut."""
 
 
@@ -36,14 +36,14 @@ class Conclusion:
     """What the measurements of a run say."""
 
     verdict: Verdict
-    curve: tuple[Step, ...]
+    curve: tuple[CurvePoint, ...]
     view: Forecast | None
     """The twin; None when the budget ended the run before it was made."""
 
     by_twin: bool
     """Whether the twin decided, and not the windows alone."""
 
-    def step(self, cap: int) -> Step:
+    def step(self, cap: int) -> CurvePoint:
         return next(one for one in self.curve if one.numbers.max_num_seqs == cap)
 
 
@@ -73,7 +73,7 @@ class SweepOutcome:
     with_headroom: Measurement | None
     """The same at ``headroom`` times the load."""
 
-    agreement: Agreement | None
+    aa_check: AaCheck | None
     """The confirming engine against the ladder's; None where nothing confirmed."""
 
     predictions: tuple[Prediction, ...]
@@ -92,9 +92,9 @@ class SweepOutcome:
         return self.conclusion.verdict
 
     @property
-    def curve(self) -> tuple[Step, ...]:
+    def curve(self) -> tuple[CurvePoint, ...]:
         return self.conclusion.curve
 
     @property
-    def chosen(self) -> Step:
+    def chosen(self) -> CurvePoint:
         return self.conclusion.step(self.verdict.max_num_seqs)

@@ -197,11 +197,11 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
         if not settings.fresh and outcome.verdict.kind != "overloaded":
             said.append("no fresh engine confirmed the choice")
         return said
-    found = outcome.agreement
+    found = outcome.aa_check
     if found is not None and found.speed_differs:
         said.append(
             f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
-            f"says, beyond the {found.slower_limit:.0%} that the machine wanders by: its KV pool "
+            f"says, beyond the {found.slower_limit:.0%} that the machine varies by: its KV pool "
             "or its graph sizes change its speed, or the machine did"
         )
     if found is not None and found.attainment_differs:
@@ -234,7 +234,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
         **_numbers(outcome.confirmed or outcome.chosen.numbers),
         source=source,
         agreement=(
-            AgreementSection(**asdict(outcome.agreement)) if outcome.agreement is not None else None
+            AgreementSection(**asdict(outcome.aa_check)) if outcome.aa_check is not None else None
         ),
         predicted=[
             Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))

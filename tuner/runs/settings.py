@@ -27,7 +27,7 @@ class SweepSettings:
 
     headroom: float
     fast: bool
-    """No ladder: climb, ask the twin, verify its choice."""
+    """No ladder: ramp, ask the twin, verify its choice."""
 
     fresh: bool
     closed_sessions: bool

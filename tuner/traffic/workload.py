@@ -53,7 +53,7 @@ class Workload:
     """What one step replays, one after the other."""
 
     step_s: float
-    """About how long that takes, and how long a climb is."""
+    """About how long that takes, and how long a ramp is."""
 
     judged: tuple[TraceRequest, ...]
     """The requests of the part, MOST_JUDGED at most, that the twin replays."""

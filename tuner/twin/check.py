@@ -17,7 +17,7 @@ from tuner.traffic.slo import Slo
 from tuner.twin.choice import Values
 from tuner.twin.simulation import (
     EngineShape,
-    Pace,
+    Slowdown,
     Traffic,
     TwinReplay,
     attainment,
@@ -111,12 +111,12 @@ def driven(window: Observed, law: StepLaw, shape: EngineShape) -> TwinReplay:
         law,
         replace(shape, max_num_batched_tokens=tokens),
         max_num_seqs=window.max_num_seqs,
-        pace=pace_of(window.iterations, law),
+        slowdown=slowdown_of(window.iterations, law),
         until_s=window.end_s,
     )
 
 
-def pace_of(log: IterationLog, law: StepLaw) -> Pace | None:
+def slowdown_of(log: IterationLog, law: StepLaw) -> Slowdown | None:
     """Return how much slower than the law the machine was, stalls included: measured ÷ lawful time
     of the iterations that began in each stretch of time; None without iterations."""
     if not len(log):
@@ -127,7 +127,7 @@ def pace_of(log: IterationLog, law: StepLaw) -> Pace | None:
     lawful_s = np.bincount(stretch - first, law.durations_s(log))
     known = np.flatnonzero(lawful_s > 0)
     factors = np.interp(np.arange(len(lawful_s)), known, measured_s[known] / lawful_s[known])
-    return Pace(factors, begin_s=first * STRETCH_S, grid_s=STRETCH_S)
+    return Slowdown(factors, begin_s=first * STRETCH_S, grid_s=STRETCH_S)
 
 
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:

@@ -41,7 +41,7 @@ STALL = 3.0
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class StepChange:
     """What a step up the ladder changes, and the 95 % interval of that."""
 
     value: float
@@ -79,10 +79,10 @@ class Forecast:
         return not self.errors or self.error <= MAX_ERROR
 
     @property
-    def wander(self) -> float:
-        """Standard deviation of the machine's log slowness, or what its range says of it."""
-        low, high = np.log(np.quantile(self.fitted.slowness, (0.05, 0.95)))
-        return max(self.fitted.slowness_sd, float(high - low) / NORMAL_RANGE)
+    def speed_sd(self) -> float:
+        """Standard deviation of the machine's log slowdown, or what its range says of it."""
+        low, high = np.log(np.quantile(self.fitted.slowdown, (0.05, 0.95)))
+        return max(self.fitted.speed_sd, float(high - low) / NORMAL_RANGE)
 
     def measurement(self, cap: int) -> Measurement:
         """Return what a replay of all of the traffic would have measured at a cap."""
@@ -108,7 +108,7 @@ class Forecast:
         found = {name: _interval(column) for name, column in named.items()}
         return {name: ends for name, ends in found.items() if ends is not None}
 
-    def changes(self, below: int, cap: int) -> dict[str, Change]:
+    def changes(self, below: int, cap: int) -> dict[str, StepChange]:
         """Return what ``cap`` gives more than ``below``, law by law: shares of goodput, p95 TPOT
         and p99 E2EL, differences of the rest."""
         one, other = (
@@ -128,7 +128,7 @@ class Forecast:
         for name, column in named.items():
             if (ends := _interval(column)) is not None:
                 middle = float(np.median(column[np.isfinite(column)]))
-                found[name] = Change(middle, *ends)
+                found[name] = StepChange(middle, *ends)
         return found
 
 

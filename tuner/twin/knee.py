@@ -15,15 +15,6 @@ import numpy as np
 
 from tuner.replay.measure import Measurement
 from tuner.twin.forecast import Forecast
-from tuner.twin.reasons import (
-    Verdict,
-    headline,
-    kind_of,
-    kv_warnings,
-    overloaded,
-    still_rises,
-    unfinished,
-)
 from tuner.twin.uncertainty import (
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,
@@ -36,6 +27,15 @@ from tuner.twin.uncertainty import (
     noise,
     points,
 )
+from tuner.twin.verdict_text import (
+    Verdict,
+    headline,
+    kind_of,
+    kv_warnings,
+    overloaded,
+    still_rises,
+    unfinished,
+)
 
 OBJECTIVE = "most requests within the SLO, then the shortest p99 E2EL, then the fewest slots"
 
@@ -45,7 +45,7 @@ DEFENSIBLE = 0.80
 """Below this share of draws that agree the verdict is inconclusive."""
 
 DRIFT_LIMIT = 0.10
-WANDER_LIMIT = 0.08
+SPEED_SD_LIMIT = 0.08
 STALLED_LIMIT = 0.02
 DRIFT_REFUSED = 0.30
 """A machine that became so much slower or faster, and stayed so, makes no curve."""
@@ -54,11 +54,11 @@ DRIFT_REFUSED = 0.30
 def moved(view: Forecast) -> float:
     """Return how much slower the machine was at the end than at the beginning, by the law's blocks
     of time; 0.1 is 10 % slower."""
-    slowness = view.fitted.slowness
-    few = max(1, min(4, len(slowness) // 2))
-    if len(slowness) < 2:
+    slowdown = view.fitted.slowdown
+    few = max(1, min(4, len(slowdown) // 2))
+    if len(slowdown) < 2:
         return 0.0
-    return float(np.median(slowness[-few:]) / np.median(slowness[:few])) - 1
+    return float(np.median(slowdown[-few:]) / np.median(slowdown[:few])) - 1
 
 
 def judge(
@@ -124,8 +124,8 @@ def _doubt(view: Forecast) -> str | None:
     weighed, change = view.weighed, moved(view)
     if abs(change) > DRIFT_REFUSED:
         return (
-            f"the machine became {_pace(change)} during the run; measure on a machine that nobody "
-            "else uses"
+            f"the machine became {_changed(change)} during the run; measure on a machine that "
+            "nobody else uses"
         )
     if weighed.best in weighed.unseen:
         return (
@@ -141,7 +141,7 @@ def _doubt(view: Forecast) -> str | None:
     return None
 
 
-def _pace(change: float) -> str:
+def _changed(change: float) -> str:
     return f"{abs(change):.0%} {'slower' if change > 0 else 'faster'}"
 
 
@@ -177,15 +177,15 @@ def _overloaded(
 def _machine_warnings(view: Forecast) -> list[str]:
     """Say what the machine did while it was measured."""
     found = []
-    change, wander = moved(view), view.wander
+    change, speed_sd = moved(view), view.speed_sd
     if abs(change) > DRIFT_LIMIT:
         found.append(
-            f"the machine drifted: it was {_pace(change)} at the end than at the beginning; the "
+            f"the machine drifted: it was {_changed(change)} at the end than at the beginning; the "
             "choice allows for it, the latencies are of its usual speed"
         )
-    if wander > WANDER_LIMIT:
+    if speed_sd > SPEED_SD_LIMIT:
         found.append(
-            f"the machine's speed wanders by {wander:.0%}: what is promised is of its usual speed"
+            f"the machine's speed varies by {speed_sd:.0%}: what is promised is of its usual speed"
         )
     if view.stalled_share > STALLED_LIMIT:
         found.append(

@@ -5,8 +5,8 @@
 with n decode sequences, P prefill tokens, p prefill sequences and X context tokens; f piecewise
 linear between the batch sizes that were seen and never falling; no coefficient negative.
 
-The machine's speed wanders while it is measured. The log of a duration is taken to be the law's,
-plus the slowness of its block of time, plus noise; slowness is correlated over a minute, so that
+The machine's speed varies while it is measured. The log of a duration is taken to be the law's,
+plus the slowdown of its block of time, plus noise; slowdown is correlated over a minute, so that
 neighbouring blocks count as hardly more than one, and what is compared within a block counts most.
 This is generalised least squares with random effects (McCulloch and Searle, Generalized, Linear,
 and Mixed Models, chapter 6), iterated with Huber's weights; a block that stands far out (a noisy
@@ -26,14 +26,14 @@ from tuner.twin.nnls import nnls
 
 BLOCK_S = 5.0
 CORRELATION_S = 60.0
-"""How long the machine's slowness resembles itself. From the study of noise levels; that of the
+"""How long the machine's slowdown resembles itself. From the study of noise levels; that of the
 study's machines is 60 to 120 s."""
 
 START_SHARE = 0.6
 """An engine start shifts the speed by this share of what the speed varies by in time. One start
 cannot show it, so it is believed (the study's machines: 0.5 to 0.7)."""
 
-MIN_SLOWNESS_SD = 0.002
+MIN_SPEED_SD = 0.002
 FAR_OUT = 3.5
 """Standard deviations beyond which a block is another machine's."""
 
@@ -76,13 +76,13 @@ class FittedLaw:
     noise_sd: float
     """Of an iteration's log duration around its block's."""
 
-    slowness_sd: float
-    """Of a block's log slowness around the machine's usual one."""
+    speed_sd: float
+    """Of a block's log slowdown around the machine's usual one."""
 
     block_s: Floats
     """Middle of each block, on the segments' clock."""
 
-    slowness: Floats
+    slowdown: Floats
     """Per block, as a factor on the law."""
 
     _scale: Floats
@@ -97,7 +97,7 @@ class FittedLaw:
     def draws(self, count: int, *, seed: int) -> list[StepLaw]:
         """Return laws that these measurements might as well have given: a parametric bootstrap.
 
-        Each is a refit to the same iterations under new noise and a new wandering of the speed.
+        Each is a refit to the same iterations under new noise of iterations and of the speed.
         """
         rng = np.random.default_rng(seed)
         size = len(self._target)
@@ -154,9 +154,9 @@ def fit_law(segments: Sequence[Segment], *, max_num_seqs: int) -> FittedLaw:
         law=law_of(nnls(information, target) / work.scale, work.knots, most),
         knots=work.knots,
         noise_sd=noise.sd,
-        slowness_sd=noise.slowness_sd,
+        speed_sd=noise.speed_sd,
         block_s=work.block_s,
-        slowness=np.exp(noise.slowness),
+        slowdown=np.exp(noise.slowdown),
         _scale=work.scale,
         _information=information,
         _target=target,
@@ -173,24 +173,24 @@ class _Noise:
     """What the residuals of a law say of the machine's noise."""
 
     def __init__(self, work: _Work, residual: Floats, weight: Floats) -> None:
-        self.slowness = work.sums(weight * residual) / work.sums(weight)
-        around = np.abs(residual - self.slowness[work.block])
+        self.slowdown = work.sums(weight * residual) / work.sums(weight)
+        around = np.abs(residual - self.slowdown[work.block])
         self.sd = max(1e-4, 1.4826 * float(np.median(around)))
         self.weight = np.minimum(1.0, HUBER * self.sd / np.maximum(around, 1e-12)) / self.sd**2
-        off = np.abs(self.slowness - centre(self.slowness))
-        self.slowness_sd = max(MIN_SLOWNESS_SD, 1.4826 * float(np.median(off)))
-        self.apart = off > FAR_OUT * self.slowness_sd
+        off = np.abs(self.slowdown - centre(self.slowdown))
+        self.speed_sd = max(MIN_SPEED_SD, 1.4826 * float(np.median(off)))
+        self.apart = off > FAR_OUT * self.speed_sd
 
 
 def _equations(
     work: _Work, coefficients: Floats, noise: _Noise, alike: Floats
 ) -> tuple[Floats, Floats]:
-    """Return the normal equations of one Gauss-Newton step, the blocks' slowness integrated out.
+    """Return the normal equations of one Gauss-Newton step, the blocks' slowdown integrated out.
 
     By Woodbury's identity, with J the derivative of the log law, W the weights, Z the blocks and C
-    the covariance of their slowness: J'WJ - J'WZ (C^-1 + Z'WZ)^-1 Z'WJ.
+    the covariance of their slowdown: J'WJ - J'WZ (C^-1 + Z'WZ)^-1 Z'WJ.
     """
-    covariance = noise.slowness_sd**2 * alike + np.diag(noise.apart + 1e-8)
+    covariance = noise.speed_sd**2 * alike + np.diag(noise.apart + 1e-8)
     lawful_s = np.maximum(work.design @ coefficients, 1e-9)
     derivative = work.design / lawful_s[:, None]
     goal = np.log(work.duration_s / lawful_s) + derivative @ coefficients
@@ -224,7 +224,7 @@ def _work_of(segments: Sequence[Segment]) -> _Work:
     log, block = np.concatenate(kept), np.concatenate(blocks)
     prefill = log["prefill_tokens"].astype(float)
     rest = (prefill, prefill**2, log["prefill_seqs"], log["context_tokens"])
-    design = np.column_stack((ramps(log["decode_seqs"], knots), *rest))
+    design = np.column_stack((hinges(log["decode_seqs"], knots), *rest))
     scale = np.maximum(design.max(axis=0), 1e-12)
     return _Work(
         duration_s=np.maximum(log["duration_s"].astype(float), 1e-9),
@@ -266,7 +266,7 @@ def knots_of(decode_seqs: NDArray[np.integer]) -> Ints:
     return np.array(knots or sizes[[int(np.argmax(counts))]].tolist(), np.int64)
 
 
-def ramps(decode_seqs: NDArray[np.integer], knots: Ints) -> Floats:
+def hinges(decode_seqs: NDArray[np.integer], knots: Ints) -> Floats:
     """Return the columns of f: its value at the first knot, then its rise to each further one."""
     columns = [np.ones(len(decode_seqs))]
     for low, high in pairwise(knots.tolist()):

@@ -61,7 +61,7 @@ class Traffic:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Slowdown:
     """How much slower than its law the machine was: factors on a grid of time, on the traffic's
     clock; before and after as at the ends."""
 
@@ -164,13 +164,13 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     shape: EngineShape,
     *,
     max_num_seqs: int,
-    pace: Pace | None = None,
+    slowdown: Slowdown | None = None,
     until_s: float = np.inf,
     log: bool = False,
 ) -> TwinReplay:
     """Replay all of the traffic at one cap, to its last token or to ``until_s``.
 
-    With a pace or a log the model runs every iteration singly, which takes some ten times as long.
+    With a slowdown or a log every iteration is run singly, which takes some ten times as long.
     """
     scheduler = new_scheduler(
         max_num_seqs=max_num_seqs,
@@ -194,8 +194,10 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     requests["status"][refused] = ABORTED
     state["rows"] = len(traffic)
     law, noise = law.up_to(max_num_seqs), NO_NOISE
-    if pace is not None:
-        noise = NO_NOISE._replace(slowdown=pace.factors, begin_s=pace.begin_s, grid_s=pace.grid_s)
+    if slowdown is not None:
+        noise = NO_NOISE._replace(
+            slowdown=slowdown.factors, begin_s=slowdown.begin_s, grid_s=slowdown.grid_s
+        )
     logs = []
     while advance(scheduler, law, noise, until_s, False) == FULL:
         logs.append(scheduler.log.copy())

@@ -30,7 +30,7 @@ shared machine vary by 8 to 9 % (docs/experiments.md)."""
 
 DRAWS = 2000
 
-Purpose = Literal["climb", "glance", "control", "ladder", "repeat", "bracket", "again"]
+Purpose = Literal["ramp", "short", "drift_ramp", "ladder", "repeat", "drift_replay", "tie_break"]
 """Why a trial is made: to time every batch size; for the iterations of a cap that cannot be the
 answer; to see whether the machine is still the same; and the rungs of the ladder with what repeats
 them."""
@@ -165,7 +165,7 @@ def drift(blocks: Sequence[Block]) -> float:
 
     0.1 is 10 % slower. Zero when the control was not measured or nothing can be compared.
     """
-    controls = [b.measurement for b in blocks if b.trial.purpose == "bracket"]
+    controls = [b.measurement for b in blocks if b.trial.purpose == "drift_replay"]
     if not controls:
         return 0.0
     before = {one.decode_seqs: one for one in blocks[0].measurement.batch_times}

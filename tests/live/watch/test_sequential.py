@@ -5,14 +5,16 @@ import math
 import numpy as np
 import pytest
 
-from tuner.live.watch.sequential import ARL, Limits, Monitor, interval, long_run_variance
+from tuner.live.watch.sequential import ARL, Monitor, MonitorLimits, interval, long_run_variance
 from tuner.live.watch.verdict import SPEED_REACH
 
-BAND = Limits(0.75, 1.25, reach=0.75)
-ONE_SIDED = Limits(-math.inf, 0.1, reach=0.4)
+BAND = MonitorLimits(0.75, 1.25, reach=0.75)
+ONE_SIDED = MonitorLimits(-math.inf, 0.1, reach=0.4)
 
 
-def watched(values: "np.ndarray[tuple[int], np.dtype[np.float64]]", limits: Limits) -> Monitor:
+def watched(
+    values: "np.ndarray[tuple[int], np.dtype[np.float64]]", limits: MonitorLimits
+) -> Monitor:
     monitor = Monitor(limits, 0.1)
     for value in values.tolist():
         monitor.add(value)
@@ -58,7 +60,9 @@ def test_only_more_is_worse_where_there_is_no_lower_limit() -> None:
 def test_at_the_very_limit_false_alarms_are_as_rare_as_promised() -> None:
     rng = np.random.default_rng(3)
     alarms = sum(
-        watched(1.25 + rng.choice([-0.5, 0.5], 200), Limits(-math.inf, 1.25, reach=0.75)).is_beyond
+        watched(
+            1.25 + rng.choice([-0.5, 0.5], 200), MonitorLimits(-math.inf, 1.25, reach=0.75)
+        ).is_beyond
         for _ in range(300)
     )
     assert alarms <= 300 * 200 / ARL + 3
@@ -69,7 +73,7 @@ def test_windows_that_spread_far_more_than_the_reach_raise_no_more_false_alarms(
     """The mean is just at the limit, where one watch of 50 may alarm within 200 windows."""
     rng = np.random.default_rng(6)
     draws = rng.standard_normal(30_000) if wild == "normal" else rng.standard_t(3, 30_000)
-    speed = Limits(-math.inf, 0.1, SPEED_REACH)
+    speed = MonitorLimits(-math.inf, 0.1, SPEED_REACH)
     alarms = sum(watched(one, speed).is_beyond for one in 0.1 + 0.3 * draws.reshape(150, 200))
     assert alarms <= 150 * 200 / ARL + 3
 

@@ -9,7 +9,7 @@ from tests.support.live_sim import LENGTHS, poisson, simulated
 from tuner.engines.sim.world import World, WorldStep
 from tuner.live.prometheus import Histogram
 from tuner.live.watch.today import MOST_REQUESTS, arrivals, lengths_like, traffic_like
-from tuner.live.watch.windows import Step, WindowMaker, total
+from tuner.live.watch.windows import ScrapeStep, WindowMaker, total
 from tuner.twin.simulation import Traffic
 
 WORLD = World(step=WorldStep(a=0.02, b=0.0005, c=1e-5))
@@ -21,7 +21,7 @@ def counted(lengths: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Histogram:
     return Histogram(LENGTHS, counts, float(lengths.sum()))
 
 
-def steps_of(rate_rps: float, cap: int = 16) -> tuple[tuple[Step, ...], int]:
+def steps_of(rate_rps: float, cap: int = 16) -> tuple[tuple[ScrapeStep, ...], int]:
     """Return the steps of a minute, and how many requests arrived in it."""
     traffic = poisson(rate_rps, 120.0, seed=2)
     server = simulated(WORLD, traffic, cap=cap, until_s=120.0)

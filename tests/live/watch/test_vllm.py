@@ -15,7 +15,7 @@ import pytest
 from tests.support.live_sim import poisson, profile_of
 from tests.support.vllm_server import CAP, Planned, post, send, vllm_serve
 from tuner.engines.sim.world import World, WorldKv, WorldStep
-from tuner.live.watch.scraper import Server
+from tuner.live.watch.scraper import ScrapedServer
 from tuner.profile import profile as profiles
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
@@ -30,7 +30,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str
     with vllm_serve(folder) as url:
         for _ in range(3):
             assert post(url, prompt=[5] * 40, max_tokens=OUTPUT)[0] == 200
-        gaps = Server(url).read()["0"].distributions["itl_s"]
+        gaps = ScrapedServer(url).read()["0"].distributions["itl_s"]
         world = World(
             step=WorldStep(a=gaps.total / gaps.count, b=1e-4, c=1e-5),
             kv=WorldKv(blocks=1000),
@@ -75,7 +75,7 @@ def traffic(url: str) -> threading.Thread:
 @pytest.mark.vllm
 def test_a_real_server_is_watched_and_compared_with_itself(server: tuple[Path, str]) -> None:
     folder, url = server
-    before = Server(url).read()["0"]
+    before = ScrapedServer(url).read()["0"]
     sending = traffic(url)
     alone = watch(folder, url, "--for", "15s", "--run-dir", "run")
     beside = watch(folder, url, "--for", "15s", "--canary", url)
@@ -99,7 +99,7 @@ def test_a_real_server_is_watched_and_compared_with_itself(server: tuple[Path, s
     code, found, said = ended(stopped)
     assert code == 130
     assert "so far" in said
-    after = Server(url).read()["0"]
+    after = ScrapedServer(url).read()["0"]
     gaps = after.distributions["itl_s"].since(before.distributions["itl_s"])
     times = found["servers"][0]["times"]["itl_ms"]["counted"]
     assert times["count"] <= gaps.count

@@ -20,7 +20,7 @@ import pytest
 from tests.support.live_sim import poisson, profile_of
 from tests.support.vllm_server import Planned, send, vllm_serve
 from tuner.engines.sim.world import World, WorldKv, WorldStep
-from tuner.live.watch.scraper import Server
+from tuner.live.watch.scraper import ScrapedServer
 from tuner.profile import profile as profiles
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
@@ -62,9 +62,9 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("served")
     with vllm_serve(folder, "--max-num-seqs", str(CAP)) as url:
         send(url, plan(2.0, 1.0))
-        before = Server(url).read()["0"].distributions
+        before = ScrapedServer(url).read()["0"].distributions
         send(url, plan(5.0, 1.0))
-        after = Server(url).read()["0"].distributions
+        after = ScrapedServer(url).read()["0"].distributions
         gap_s, first_s = (
             found.total / found.count
             for found in (after[name].since(before[name]) for name in ("itl_s", "ttft_s"))

@@ -10,7 +10,7 @@ from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulat
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.live.prometheus import Histogram, ServerMetrics
 from tuner.live.watch.drift import reference
-from tuner.live.watch.promised import Promised, wander_of
+from tuner.live.watch.promised import Promised, speed_sd_of
 from tuner.live.watch.reasons import reason, server_is_why
 from tuner.live.watch.sequential import ARL
 from tuner.live.watch.verdict import Watch
@@ -39,7 +39,7 @@ def promised() -> Promised:
         max_num_seqs=CAP,
         caps=CAPS,
         reference=reference(twin, captured_rps=RATE, validated_load=1.25),
-        wander=0.02,
+        speed_sd=0.02,
         tolerance=0.10,
     )
 
@@ -82,9 +82,9 @@ def test_an_honest_server_is_still_valid_and_nothing_alarms_in_100_windows(
     assert set(said) == {"not enough evidence", "still valid"}
     assert said[-1] == "still valid"
     assert watch.beyond == []
-    slowness = watch.measures()["slowness"].value
-    assert slowness is not None
-    assert slowness.value == pytest.approx(1.0, abs=0.05)
+    slowdown = watch.measures()["slowness"].value
+    assert slowdown is not None
+    assert slowdown.value == pytest.approx(1.0, abs=0.05)
     assert "the choice of 16 holds" in reason(watch)
     assert watch.requests == pytest.approx(len(traffic), abs=10)
 
@@ -120,7 +120,7 @@ def test_far_slower_is_claimed_as_rarely_as_any_alarm(promised: Promised) -> Non
     rng, far = np.random.default_rng(8), 0
     for _ in range(60):
         watch = Watch(promised)
-        for value in (math.log(1.25) + promised.wander + rng.normal(0, 0.2, 200)).tolist():
+        for value in (math.log(1.25) + promised.speed_sd + rng.normal(0, 0.2, 200)).tolist():
             watch.server["slowness"].add(value)
             watch.far.add(value)
             if watch.is_far_slower:
@@ -189,11 +189,11 @@ def test_several_engines_are_each_held_against_their_own_part(promised: Promised
     }
     watch = watched(promised, servers, 300.0)
     assert watch.beyond == []
-    rate, slowness = (watch.measures()[name].value for name in ("rate", "slowness"))
+    rate, slowdown = (watch.measures()[name].value for name in ("rate", "slowness"))
     assert rate is not None
     assert rate.value == pytest.approx(1.0, abs=0.15)
-    assert slowness is not None
-    assert slowness.value == pytest.approx(1.0, abs=0.06)
+    assert slowdown is not None
+    assert slowdown.value == pytest.approx(1.0, abs=0.06)
 
 
 def test_a_server_with_another_cap_is_told_and_not_taken_for_a_slow_one(
@@ -267,10 +267,10 @@ def test_a_server_that_tells_little_is_judged_by_what_it_tells(promised: Promise
 
 
 def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now(promised: Promised) -> None:
-    known = wander_of(promised.twin, None)
+    known = speed_sd_of(promised.twin, None)
     assert 0 < known < 0.02
-    assert wander_of(promised.twin, 0.0) == known
-    told = wander_of(promised.twin, 0.3)
+    assert speed_sd_of(promised.twin, 0.0) == known
+    told = speed_sd_of(promised.twin, 0.3)
     assert told == pytest.approx(math.sqrt((0.3 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
-    assert wander_of(promised.twin, 5.0) == 0.10
-    assert wander_of(replace(promised.twin, draws=()), None) == 0.0
+    assert speed_sd_of(promised.twin, 5.0) == 0.10
+    assert speed_sd_of(replace(promised.twin, draws=()), None) == 0.0

@@ -145,7 +145,7 @@ def ours(part: str) -> list[psutil.Process]:
 
 def workers() -> list[psutil.Process]:
     """The processes that trials and sweeps are made in."""
-    return [*ours("ray::Worker"), *ours("ray::SweepWorker")]
+    return [*ours("ray::TrialWorker"), *ours("ray::SweepWorker")]
 
 
 def assert_nothing_is_left() -> None:
@@ -160,7 +160,7 @@ def assert_nothing_is_left() -> None:
 def died(swept: Path, cluster: Cluster) -> dict[str, Any]:
     """What a refinement found while one of two nodes died."""
     running = refining(swept, cluster.address, "--run-dir", "died", "--json", "-o", "died.yaml")
-    wait_for_line(running, "climb max_num_seqs")
+    wait_for_line(running, "ramp max_num_seqs")
     cluster.remove_node(cluster.list_all_nodes()[-1], allow_graceful=False)
     out, told = running.communicate()
     assert running.returncode == 0, told
@@ -201,7 +201,7 @@ def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
     running = refining(
         swept, two_nodes.address, "--run-dir", "killed", "--json", "-o", "killed.yaml"
     )
-    for moment in ("climb max_num_seqs", "search max_num_seqs=1", "knee max_num_seqs"):
+    for moment in ("ramp max_num_seqs", "search max_num_seqs=1", "knee max_num_seqs"):
         wait_for_line(running, moment)
         for process in workers()[:1]:
             process.kill()
@@ -255,7 +255,7 @@ def test_a_driver_that_is_stopped_gives_everything_back_and_says_how_to_go_on(
     try:
         running = refining(swept, two_nodes.address, "--run-dir", "stopped")
         wait_for_line(running, "the modules of tuner differ from those here")
-        wait_for_line(running, "climb max_num_seqs")
+        wait_for_line(running, "ramp max_num_seqs")
         running.terminate()
         out, told = running.communicate()
     finally:
@@ -270,7 +270,7 @@ def test_a_driver_that_is_stopped_gives_everything_back_and_says_how_to_go_on(
 def test_a_cluster_of_our_own_ends_with_us_even_when_we_are_killed(swept: Path) -> None:
     words = ["refine", "profile.yaml", *SIM, *FEW, "--ray", "local", "--ray-engines", "1"]
     running = started(swept, *words, "--run-dir", "alone")
-    wait_for_line(running, "climb max_num_seqs")
+    wait_for_line(running, "ramp max_num_seqs")
     assert {one.nice() for one in workers()} == {os.nice(0)}
     started_by_it = ours("/tuner-ray-")
     assert started_by_it

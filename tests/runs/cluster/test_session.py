@@ -18,7 +18,7 @@ from tuner.runs.cluster import session  # noqa: E402 - imports ray
 )
 def test_what_is_no_address_is_refused_in_our_words(address: str) -> None:
     with pytest.raises(UsageError) as caught:
-        session.Session(address)
+        session.RaySession(address)
     assert str(caught.value) == f"--ray {address or repr('')}: is not the address of a cluster"
     assert "HOST:PORT" in caught.value.hint
 
@@ -50,7 +50,7 @@ def test_a_signal_while_a_cluster_is_started_leaves_no_folder(
 
         monkeypatch.setattr(ray, "init", starting)
         with pytest.raises(KeyboardInterrupt):
-            session.Session(session.LOCAL)
+            session.RaySession(session.LOCAL)
         assert len(made) == 1
         assert list(Path(place).iterdir()) == []
         assert signal.alarm(0) == 0

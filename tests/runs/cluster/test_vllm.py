@@ -43,7 +43,7 @@ ONE = {CAP: 4, TOKENS: 256}
 
 
 class Listener:
-    """See rig.Watcher; keeps the warnings."""
+    """See runner.Watcher; keeps the warnings."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -60,7 +60,7 @@ def workers() -> list[psutil.Process]:
     found = []
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.Error):
-            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::Worker"):
+            if process.cmdline()[:1] and process.cmdline()[0].startswith("ray::TrialWorker"):
                 found.append(process)
     return found
 
@@ -68,7 +68,7 @@ def workers() -> list[psutil.Process]:
 def test_an_engine_serves_in_a_worker_and_dies_with_it_and_its_trial_is_made_again(
     tmp_path: Path,
 ) -> None:
-    from tuner.runs.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.site import ClusterRequest, Work, site_on  # noqa: PLC0415 - imports ray
 
     work = Work(ENGINE, VllmVary(ENGINE), SETTINGS, 5.0, None, lambda _: None)
     book, listener = journal.create(tmp_path / "run", {}), Listener()
@@ -90,7 +90,7 @@ def test_an_engine_serves_in_a_worker_and_dies_with_it_and_its_trial_is_made_aga
         finally:
             await bench.stop()
 
-    with site_on(Wish("local", 1, None), work) as site:
+    with site_on(ClusterRequest("local", 1, None), work) as site:
         asyncio.run(go())
     book.close()
     assert len(list(book.of("lost"))) == 1

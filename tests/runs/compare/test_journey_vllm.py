@@ -109,7 +109,7 @@ def test_a_killed_sweep_leaves_no_process_and_is_resumed(tmp_path: Path) -> None
     sweep = [str(BIN / "tuner"), "sweep", "--trace", str(SAMPLE), *SHORT, "--run-dir", "run"]
     running = subprocess.Popen(sweep, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
-    assert any("climb to 4: " in line and "iterations" in line for line in running.stderr)
+    assert any("ramp to 4: " in line and "iterations" in line for line in running.stderr)
     family = psutil.Process(running.pid).children(recursive=True)
     assert family
     running.kill()
@@ -125,7 +125,7 @@ def test_a_killed_sweep_leaves_no_process_and_is_resumed(tmp_path: Path) -> None
     events = map(json.loads, (tmp_path / "run" / "journal.jsonl").read_text().splitlines())
     replays = [(e["trial"], e["window"], e["purpose"]) for e in events if e["event"] == "replay"]
     ladder = [one for one in replays if one[2] not in {"confirm", "headroom"}]
-    assert ladder[0] == (0, 0, "climb")
+    assert ladder[0] == (0, 0, "climb")  # as journals spell it
     assert len(set(ladder)) == len(ladder)
 
 

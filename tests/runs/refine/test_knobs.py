@@ -15,12 +15,12 @@ from tuner.runs.refine.knobs import (
     restart_key,
     smallest,
 )
-from tuner.runs.refine.space import Demand, build_space
+from tuner.runs.refine.space import TrafficNeeds, build_space
 
 ENGINE: dict[str, ArgumentValue] = {
     CAP: 16, TOKENS: 2048, "block_size": 16, "model": "m", "max_model_len": 4096,
 }  # fmt: skip
-PLAIN = Demand(
+PLAIN = TrafficNeeds(
     longest_prompt=100, shares_prefixes=False, kv_peak=0.1, caps=(1, 2, 4, 8, 16, 32),
     requests=100, on_gpu=False,
 )  # fmt: skip

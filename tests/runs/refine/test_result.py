@@ -17,6 +17,7 @@ from tuner.commands.refine.view import trials_table
 from tuner.commands.sweep.view import Progress
 from tuner.replay.records import Replay
 from tuner.runs import journal
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build, Done, Floors, no_floors
 from tuner.runs.refine.gains.judge import SEARCH, Judge, Question
@@ -25,12 +26,11 @@ from tuner.runs.refine.gains.proof import Paired
 from tuner.runs.refine.gains.ratio import Ratio
 from tuner.runs.refine.gains.screen import Screen
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT, Objective, parse_objectives
 from tuner.runs.refine.reasons import changed_besides, reason_of, unlike
 from tuner.runs.refine.starters import VllmVary
 from tuner.runs.refine.tried import Tried, pareto, tried_by
-from tuner.runs.rig import Rig
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -62,7 +62,7 @@ Trials = Sequence[tuple[Configuration, str, Sequence[Replay], str | None]]
 """Configuration, worker, replays, why it failed."""
 
 
-def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> LocalBench:
+def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> LocalTrialRunner:
     """Return what has made these trials, for the search where nothing else is said."""
     book = journal.create(run_dir, {})
     for number, (one, worker, measured, failed) in enumerate(trials):
@@ -73,8 +73,8 @@ def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> Loc
         book.append("measured", failed=failed, engine=1, worker=worker, at_s=0.0)
     book.close()
     vary, evidence = VllmVary({}), Evidence(book)
-    rig = Rig(vary({}), SETTINGS, evidence, Progress(SETTINGS, None), None)
-    return LocalBench(rig, vary)
+    runner = EngineRunner(vary({}), SETTINGS, evidence, Progress(SETTINGS, None), None)
+    return LocalTrialRunner(runner, vary)
 
 
 def judge_of(run_dir: Path, trials: Trials) -> Judge:
@@ -188,14 +188,14 @@ def test_less_memory_must_keep_the_cache_off_its_limit(
     assert judge.best()[memory] == best
 
 
-class Noting(LocalBench):
+class Noting(LocalTrialRunner):
     """A bench that makes no trial but writes it down, as made by that worker."""
 
     def __init__(self, run_dir: Path, *, good: Mapping[str, int], worker: str = "") -> None:
         vary = VllmVary({})
         book = journal.create(run_dir, {})
-        rig = Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
-        super().__init__(rig, vary)
+        runner = EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
+        super().__init__(runner, vary)
         self.good, self.worker, self.builds = good, worker, list[Build]()
 
     async def trial(

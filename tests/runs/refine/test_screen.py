@@ -20,8 +20,8 @@ WANDER = 0.3
 """The slower pace takes 1.68 times as long: 1.1 s become 1.85 s."""
 
 
-def screen(wander: float) -> Screen:
-    return replace(screen_of(TWOS), paces=paces_of(wander))
+def screen(speed_sd: float) -> Screen:
+    return replace(screen_of(TWOS), paces=paces_of(speed_sd))
 
 
 def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare() -> None:
@@ -39,13 +39,13 @@ def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare()
     assert gains[1] > math.log(1 / (1 - 0.5 / 6)) > 0.05 > gains[0]
 
 
-@pytest.mark.parametrize("wander", [0.0, 0.009, 0.05, 0.3])
-def test_paces_have_the_mean_and_the_spread_of_the_wandering(wander: float) -> None:
-    logs, shares = np.array([(math.log(factor), share) for factor, share in paces_of(wander)]).T
+@pytest.mark.parametrize("speed_sd", [0.0, 0.009, 0.05, 0.3])
+def test_paces_have_the_mean_and_the_spread_of_the_wandering(speed_sd: float) -> None:
+    logs, shares = np.array([(math.log(factor), share) for factor, share in paces_of(speed_sd)]).T
     assert shares.sum() == pytest.approx(1.0)
     assert (shares * logs).sum() == pytest.approx(0.0, abs=1e-12)
     spread = math.sqrt(float((shares * logs**2).sum()))
-    assert spread == pytest.approx(wander if wander >= 0.01 else 0.0)
+    assert spread == pytest.approx(speed_sd if speed_sd >= 0.01 else 0.0)
 
 
 def test_a_pace_is_the_whole_laws() -> None:

@@ -9,16 +9,16 @@ import pytest
 from tests.support.builders import record, replay_of, settings
 from tuner.commands.sweep.view import Progress
 from tuner.runs import journal
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build, Done
 from tuner.runs.refine.gains.judge import SEARCH, Question
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Knob, Space, number
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, Told
 from tuner.runs.refine.search import Search
 from tuner.runs.refine.starters import VllmVary
 from tuner.runs.refine.study.study import Study
-from tuner.runs.rig import Rig
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -45,18 +45,18 @@ def study(where: Path, *, run: str = "ours", aims: int = 1) -> Study:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[LocalBench]:
+def bench(tmp_path: Path) -> Iterator[LocalTrialRunner]:
     """A run that has replayed the knee."""
     book = journal.create(tmp_path / "run", {})
     vary = VllmVary({})
-    rig = Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
-    one = LocalBench(rig, vary)
+    runner = EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
+    one = LocalTrialRunner(runner, vary)
     put(one, SPACE.knee, cut=False)
     yield one
     book.close()
 
 
-def put(bench: LocalBench, configuration: Configuration, *, cut: bool) -> None:
+def put(bench: LocalTrialRunner, configuration: Configuration, *, cut: bool) -> None:
     """Write a trial of one window into the run's journal."""
     book, cap = bench.evidence.journal, number(configuration[CAP])
     place = sum(1 for _ in book.of("trial"))
@@ -66,7 +66,7 @@ def put(bench: LocalBench, configuration: Configuration, *, cut: bool) -> None:
     book.append("measured", failed=None, engine=1, at_s=0.0)
 
 
-def search(bench: LocalBench, study: Study, *, aims: int = 1) -> Search:
+def search(bench: LocalTrialRunner, study: Study, *, aims: int = 1) -> Search:
     """Return one that has no budget left to replay anything."""
     knee: Done = bench.done()[0]
     objectives = (GOODPUT, OBJECTIVES["tpot"])[:aims]
@@ -77,7 +77,9 @@ def search(bench: LocalBench, study: Study, *, aims: int = 1) -> Search:
     return Search(bench, study, question)
 
 
-def test_a_new_study_begins_with_the_profiles_curve(tmp_path: Path, bench: LocalBench) -> None:
+def test_a_new_study_begins_with_the_profiles_curve(
+    tmp_path: Path, bench: LocalTrialRunner
+) -> None:
     curve = [Told(OTHER, (-0.2,), 0.1, source="profile")]
     ours = study(tmp_path / "study.log")
     asyncio.run(search(bench, ours).gather(curve))
@@ -90,7 +92,7 @@ def test_a_new_study_begins_with_the_profiles_curve(tmp_path: Path, bench: Local
 
 @pytest.mark.parametrize(("failures", "is_ruled_out"), [(1, True), (3, False)])
 def test_what_a_place_where_nothing_is_served_did_not_start_may_start_elsewhere(
-    tmp_path: Path, bench: LocalBench, failures: int, *, is_ruled_out: bool
+    tmp_path: Path, bench: LocalTrialRunner, failures: int, *, is_ruled_out: bool
 ) -> None:
     small = {**SPACE.knee, "block_size": 8}
     book = bench.evidence.journal
@@ -104,7 +106,7 @@ def test_what_a_place_where_nothing_is_served_did_not_start_may_start_elsewhere(
 
 @pytest.mark.parametrize("aims", [1, 2])
 def test_what_another_run_has_cut_is_not_replayed_again(
-    tmp_path: Path, bench: LocalBench, aims: int
+    tmp_path: Path, bench: LocalTrialRunner, aims: int
 ) -> None:
     theirs = study(tmp_path / "study.log", run="theirs", aims=aims)
     theirs.first(OTHER)
@@ -114,7 +116,7 @@ def test_what_another_run_has_cut_is_not_replayed_again(
 
 
 def test_what_the_twin_of_another_run_has_ruled_out_may_be_replayed(
-    tmp_path: Path, bench: LocalBench
+    tmp_path: Path, bench: LocalTrialRunner
 ) -> None:
     theirs = study(tmp_path / "study.log", run="theirs")
     theirs.first(OTHER)
@@ -125,7 +127,7 @@ def test_what_the_twin_of_another_run_has_ruled_out_may_be_replayed(
 
 @pytest.mark.parametrize("aims", [1, 2])
 def test_a_study_that_knows_nothing_of_what_was_cut_is_told_once(
-    tmp_path: Path, bench: LocalBench, aims: int
+    tmp_path: Path, bench: LocalTrialRunner, aims: int
 ) -> None:
     put(bench, OTHER, cut=True)
     for _ in range(2):  # as a run that is resumed with another storage, and again
@@ -136,7 +138,7 @@ def test_a_study_that_knows_nothing_of_what_was_cut_is_told_once(
 
 
 def test_arguments_that_only_a_replay_could_tell_of_are_named_until_one_did(
-    bench: LocalBench, tmp_path: Path
+    bench: LocalTrialRunner, tmp_path: Path
 ) -> None:
     knee = {**SPACE.knee, "block_size": 16}
     space = Space((*SPACE.knobs, Knob("block_size", (8, 16), "")), knee, ())

@@ -17,16 +17,16 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.errors import EngineError
 from tuner.runs import journal
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import CLIMB, Build, Done
+from tuner.runs.refine.bench import RAMP, Build, Done
 from tuner.runs.refine.gains.judge import LOST, SEARCH, Question
 from tuner.runs.refine.gains.screen import Screen
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Knob, Space
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT
 from tuner.runs.refine.search import Search
 from tuner.runs.refine.study.study import Study
-from tuner.runs.rig import Rig
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import Workload, workload_of
@@ -88,7 +88,7 @@ class Machine:
 
 @dataclass
 class Run:
-    bench: LocalBench
+    bench: LocalTrialRunner
     study: Study
     machine: Machine
     screen: Screen | None = None
@@ -136,12 +136,12 @@ def run(tmp_path: Path) -> Iterator[Run]:
     machine = Machine(SimStarter(read_world(tmp_path / "world.yaml")))
     book = journal.create(tmp_path / "run", {})
     of_sweep = settings(SLO, ceiling=4)
-    rig = Rig(machine.starter, of_sweep, Evidence(book), Progress(of_sweep, None), None)
+    runner = EngineRunner(machine.starter, of_sweep, Evidence(book), Progress(of_sweep, None), None)
     study = Study(
         str(tmp_path / "study.log"), "name", SPACE, aims=1, seed=0, run="ours", machine="one",
         warn=lambda _: None,
     )  # fmt: skip
-    yield Run(LocalBench(rig, machine), study, machine)
+    yield Run(LocalTrialRunner(runner, machine), study, machine)
     study.close()
     book.close()
 
@@ -203,18 +203,18 @@ def test_what_failed_twice_is_not_tried_again(run: Run) -> None:
     assert [one.failed for one in run.searching(work)[1:]] == ["the engine died"] * 2
 
 
-def test_a_climb_fails_as_a_trial_does(run: Run) -> None:
+def test_a_ramp_fails_as_a_trial_does(run: Run) -> None:
     run.machine.fragile.append(16)
 
     async def main() -> None:
         for _ in range(2):
-            await run.bench.climb(KNEE, run.workload, BUILD)
+            await run.bench.ramp(KNEE, run.workload, BUILD)
         await run.bench.stop()
 
     virtual_time.run(main())
     first, second = run.bench.done()
     assert first.failed is not None
-    assert run.bench.served(CLIMB) == [second]
+    assert run.bench.served(RAMP) == [second]
 
 
 def test_trials_here_are_held_against_the_knee_here_after_a_cluster_began_the_run(run: Run) -> None:

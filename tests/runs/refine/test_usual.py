@@ -31,9 +31,9 @@ def profile(slower: float, off: float = OFF) -> StoredTwin:
     return replace(BEFORE, law=law, draws=draws(law, off))
 
 
-def found(before: StoredTwin | None, off: float = OFF, wander: float = 0.0) -> list[float]:
+def found(before: StoredTwin | None, off: float = OFF, speed_sd: float = 0.0) -> list[float]:
     """How much slower than the fitted law is what is believed, and its draws."""
-    steady = replace(VIEW.fitted, slowness_sd=wander, slowness=np.ones(1))
+    steady = replace(VIEW.fitted, speed_sd=speed_sd, slowdown=np.ones(1))
     view = replace(VIEW, fitted=steady)
     laws = usual_laws(view, draws(VIEW.fitted.law, off), before, VIEW.traffic, max_num_seqs=8)
     return slowness(laws)
@@ -59,8 +59,8 @@ def test_who_is_surer_counts_more() -> None:
 
 def test_no_sweep_is_surer_than_the_machine_is_steady() -> None:
     """Its few minutes were some of those that the machine wanders through."""
-    assert found(profile(0.04, off=1e-6), wander=OFF)[0] == pytest.approx(0.02)
-    assert found(profile(0.04, off=1e-6), wander=3 * OFF)[0] == pytest.approx(0.004)
+    assert found(profile(0.04, off=1e-6), speed_sd=OFF)[0] == pytest.approx(0.02)
+    assert found(profile(0.04, off=1e-6), speed_sd=3 * OFF)[0] == pytest.approx(0.004)
 
 
 def test_how_far_the_speed_may_be_off_has_long_tails() -> None:

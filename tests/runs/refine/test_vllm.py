@@ -15,11 +15,11 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
 from tuner.profile import profile
 from tuner.runs import journal
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.runs.refine.local_bench import LocalBench
-from tuner.runs.rig import Rig
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -50,13 +50,13 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
         )
 
     book = journal.create(tmp_path / "run", {})
-    bench = LocalBench(
-        Rig(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None),
+    bench = LocalTrialRunner(
+        EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None),
         vary,
     )
 
     async def kill() -> None:
-        engine = bench.rig.engine
+        engine = bench.runner.engine
         while not engine._in_flight:  # type: ignore[union-attr]  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
         core = engine._context.processes[0].pid  # type: ignore[union-attr]

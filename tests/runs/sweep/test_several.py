@@ -139,7 +139,7 @@ def without_places(result: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("place", ["night: climb to 16:", "night: confirm 8:"])
+@pytest.mark.parametrize("place", ["night: ramp to 16:", "night: confirm 8:"])
 def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
     tuned: tuple[Path, dict[str, Any]], tmp_path: Path, place: str
 ) -> None:

@@ -184,7 +184,7 @@ def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(
     assert len(fresh.starts_s) > len(calm.outcome.starts_s)
 
 
-# the climb, a glance, the second of the windows at 4, the control, a confirmation, with headroom
+# the ramp, a short one, the second of the windows at 4, the control, a confirmation, with headroom
 @pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 12, 15])
 def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
     noisy: Run, tmp_path: Path, stop_at: int
@@ -204,7 +204,7 @@ def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
     assert resumed.predictions == whole.predictions
 
 
-def test_a_climb_that_only_lacks_its_end_is_not_made_again(noisy: Run, tmp_path: Path) -> None:
+def test_a_ramp_that_only_lacks_its_end_is_not_made_again(noisy: Run, tmp_path: Path) -> None:
     notes = Notes()
     notes.stop_on = "iterations"
     with pytest.raises(KeyboardInterrupt):
@@ -289,7 +289,7 @@ def test_the_cost_is_told_before_the_ladder(calm: Run) -> None:
     (told,) = [text for text in calm.told if "expect up to" in text]
     expected_s = float(told.split("expect up to ")[1].split("s of replay")[0])
     assert 0.5 * expected_s < calm.outcome.replay_s <= expected_s
-    first = next(text for text in calm.told if text.startswith("climb "))
+    first = next(text for text in calm.told if text.startswith("ramp "))
     assert calm.told.index(told) < calm.told.index(first)
 
 
@@ -322,11 +322,11 @@ def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: P
     ("noise", "said"),
     [
         (WorldNoise(stall_rate=0.2, stall_mean=1.0), "went into stalls"),
-        (WorldNoise(sigma_drift=0.3, tau=30.0), "speed wanders by"),
+        (WorldNoise(sigma_drift=0.3, tau=30.0), "speed varies by"),
     ],
-    ids=["stalling", "wandering"],
+    ids=["stalling", "varying"],
 )
-def test_a_machine_that_stalls_or_wanders_is_told(
+def test_a_machine_that_stalls_or_varies_is_told(
     tmp_path: Path, noise: WorldNoise, said: str
 ) -> None:
     verdict = swept(tmp_path, World(step=SLOTS_COST_LATE.step, noise=noise)).verdict

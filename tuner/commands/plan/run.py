@@ -13,7 +13,7 @@ from rich.table import Table
 
 from tuner.commands.shared.console import console_for, shown_ms
 from tuner.errors import ProfileError, UsageError
-from tuner.profile.plan import MOST_REPLICAS, Answer, FleetRouter, ask, replicas_for
+from tuner.profile.plan import MOST_REPLICAS, CapForecast, FleetRouter, ask, replicas_for
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin, restored
@@ -59,7 +59,7 @@ class _Plan:
     stored_requests: int
     """How many requests the profile's traffic is here."""
 
-    steps: list[Answer]
+    steps: list[CapForecast]
     twin_error: float | None
     warnings: list[str]
 
@@ -136,13 +136,13 @@ def _load(question: Question, captured_rps: float) -> float:
     return load
 
 
-def _value(one: Answer) -> tuple[float, float]:
+def _value(one: CapForecast) -> tuple[float, float]:
     tail_ms = one.e2el_p99_ms
     return one.attainment_middle, math.inf if tail_ms is None else math.log(tail_ms)
 
 
 def _warnings(
-    profile: ServingProfile, load: float, steps: list[Answer], needed: int | None
+    profile: ServingProfile, load: float, steps: list[CapForecast], needed: int | None
 ) -> list[str]:
     said = []
     if (one := profile.provenance.of_ranks) is not None:

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from tuner.runs.cluster.kinds import Description
-    from tuner.runs.cluster.site import Site
+    from tuner.runs.cluster.site import ClusterSite
 
 
-def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractContextManager[Site]":
+def site_of(
+    options: RefineOptions, plan: Plan, engines: Engines
+) -> "AbstractContextManager[ClusterSite]":
     """Return the nodes that the trials are made on, joined for as long as it is entered."""
-    from tuner.runs.cluster.site import Wish, Work, site_on  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.site import ClusterRequest, Work, site_on  # noqa: PLC0415 - imports ray
 
     profile, vary = plan.profile, engines.vary
     assert options.ray is not None
@@ -32,7 +34,7 @@ def site_of(options: RefineOptions, plan: Plan, engines: Engines) -> "AbstractCo
     elif isinstance(vary, VllmVary):
         vary = VllmVary(vary.arguments)  # a node's log is on the node
     return site_on(
-        Wish(options.ray, options.ray_engines, options.ray_cpus),
+        ClusterRequest(options.ray, options.ray_engines, options.ray_cpus),
         Work(
             arguments=largest(cast("Any", profile.engine), plan.space),
             vary=vary,

@@ -33,20 +33,20 @@ from tuner.engines.models import shipped as models
 from tuner.profile.profile import check_output, save, seal
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
-from tuner.runs.refine.local_bench import LocalBench
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.run import refine
 from tuner.runs.result import profile_of, second_thoughts
-from tuner.runs.rig import Rig
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
 
 if TYPE_CHECKING:
     from tuner.commands.sweep.setup import Execute
-    from tuner.runs.cluster.site import Site
-    from tuner.runs.refine.bench import Bench
+    from tuner.runs.cluster.site import ClusterSite
+    from tuner.runs.refine.bench import TrialRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def run(options: RefineOptions) -> None:
             _conclude(begun, found)
 
 
-def _refined(begun: _Run, site: "Site | None") -> Refinement:
+def _refined(begun: _Run, site: "ClusterSite | None") -> Refinement:
     options, plan, book = begun.options, begun.plan, begun.book
     progress = Progress(plan.settings, None)
     rests = book.events[0]["plan"]
@@ -110,7 +110,7 @@ def _refined(begun: _Run, site: "Site | None") -> Refinement:
 
     evidence = Evidence(book)
     execute: Execute = begun.engines.execute(book.clock_s)
-    bench: Bench = _local_bench(begun, evidence, progress)
+    bench: TrialRunner = _local_bench(begun, evidence, progress)
     if site is not None:
         execute, bench = interruption.run, site.bench(evidence, progress)
     evidence.check(bench.done, bench.chosen)
@@ -121,10 +121,10 @@ def _refined(begun: _Run, site: "Site | None") -> Refinement:
         study.close()
 
 
-def _local_bench(begun: _Run, evidence: Evidence, progress: Progress) -> LocalBench:
+def _local_bench(begun: _Run, evidence: Evidence, progress: Progress) -> LocalTrialRunner:
     read = None if begun.engines.is_simulated else DeviceMeter().read
-    rig = Rig(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
-    return LocalBench(rig, begun.engines.vary)
+    runner = EngineRunner(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
+    return LocalTrialRunner(runner, begun.engines.vary)
 
 
 def _conclude(begun: _Run, found: Refinement) -> None:

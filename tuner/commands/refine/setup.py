@@ -22,7 +22,7 @@ from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Space, number, parse_sear
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
 from tuner.runs.refine.refinement import Plan
-from tuner.runs.refine.space import Demand, build_space
+from tuner.runs.refine.space import TrafficNeeds, build_space
 from tuner.runs.refine.starters import SimVary, VllmVary
 from tuner.runs.refine.study.study import Study
 from tuner.runs.settings import SweepSettings
@@ -174,11 +174,11 @@ def space_of(
     )
 
 
-def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: int) -> Demand:
+def _demand(profile: ServingProfile, requests: list[TraceRequest], block_size: int) -> TrafficNeeds:
     columns = columns_of(requests, block_size=block_size)
     said = describe(columns)
     usage = profile.promise.kv_cache_usage
-    return Demand(
+    return TrafficNeeds(
         longest_prompt=0 if said.input_tokens is None else int(said.input_tokens.p99),
         shares_prefixes=bool(said.prefix_share),
         kv_peak=0.0 if usage is None else usage.peak,

@@ -22,9 +22,9 @@ from tuner.errors import RunError
 from tuner.profile.schema import ServingProfile
 from tuner.replay.readings import Read
 from tuner.runs import journal
+from tuner.runs.engine_runner import Watcher
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import profile_of, second_thoughts
-from tuner.runs.rig import Watcher
 from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import sweep

@@ -31,7 +31,7 @@ from tuner.system import interruption
 from tuner.trace.trace import Trace
 
 if TYPE_CHECKING:
-    from tuner.runs.cluster.session import Session
+    from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
 
 
@@ -49,7 +49,7 @@ def run(options: SweepOptions) -> None:
 
 
 def _swept(
-    session: "Session", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
+    session: "RaySession", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
 ) -> tuple[list[Found], Path]:
     from tuner.runs.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
 
@@ -134,7 +134,7 @@ def _check(options: SweepOptions) -> None:
 
 
 def _resolved(
-    session: "Session", kinds: "Mapping[str, Kind]", ceiling: int
+    session: "RaySession", kinds: "Mapping[str, Kind]", ceiling: int
 ) -> dict[str, Mapping[str, ArgumentValue]]:
     """Return each kind's engine arguments, as a node of it resolves them."""
     from tuner.runs.cluster.sweep_worker import resolved  # noqa: PLC0415 - imports ray

@@ -13,7 +13,7 @@ from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.share import Node, Share, share_of, usable
 
 if TYPE_CHECKING:
-    from tuner.runs.cluster.session import Session
+    from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
 
 LABEL = "tuner/kind"
@@ -21,7 +21,7 @@ LABEL = "tuner/kind"
 
 
 def kinds_on(
-    session: "Session", options: SweepOptions, header_model: str | None
+    session: "RaySession", options: SweepOptions, header_model: str | None
 ) -> tuple["dict[str, Kind]", list[str]]:
     """Return the kinds of nodes that can serve, and why others cannot. Raises RunError when there
     is none."""

@@ -28,8 +28,14 @@ from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
-from tuner.runs.sweep.sharing import Together, at_cap, busiest, reason_of, shared_outcome
-from tuner.runs.sweep.together import Member, sweep_together, together
+from tuner.runs.sweep.multi_trace import Member, multi_trace_outcome, sweep_traces
+from tuner.runs.sweep.shared_cap import (
+    MultiTraceOutcome,
+    at_cap,
+    busiest,
+    reason_of,
+    shared_outcome,
+)
 
 SHARED = "shared"
 """What the profile for all is called in a folder."""
@@ -83,7 +89,7 @@ def run(options: SweepOptions) -> None:
                 progress.warn(f"{name}: {warning}")
         read_device = device_of(starter, book.run_dir)
         with progress:
-            found = execute(sweep_together(members, starter, book, read_device=read_device))
+            found = execute(sweep_traces(members, starter, book, read_device=read_device))
         wall_s = time.monotonic() - began_s
         done = {
             name: Done(
@@ -107,7 +113,7 @@ def rescore(options: SweepOptions, book: journal.Journal) -> None:
     outputs = outputs_of(options.output, names)
     books = {name: journal.read(book.run_dir / name) for name in names}
     done = {name: rescored(options, one) for name, one in books.items()}
-    found = together({name: one.outcome for name, one in done.items()}, books)
+    found = multi_trace_outcome({name: one.outcome for name, one in done.items()}, books)
     _make_folder(options.output)
     outputs.check(force=options.force)
     _conclude(options, outputs, found, done, book, keep=False)
@@ -210,7 +216,7 @@ def _plan_of_all(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     options: SweepOptions,
     outputs: Outputs,
-    found: Together,
+    found: MultiTraceOutcome,
     done: Mapping[str, Done],
     book: journal.Journal,
     *,
@@ -268,7 +274,7 @@ def named_warnings(said: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{', '.join(names)}: {text}" for text, names in of_text.items()]
 
 
-def _refuse(found: Together, outputs: Outputs) -> None:
+def _refuse(found: MultiTraceOutcome, outputs: Outputs) -> None:
     """Raise UndecidedError where no one cap can be defended for all."""
     if found.sharing.kind == "separate":
         raise UndecidedError(

@@ -14,7 +14,7 @@ from tuner.commands.sweep.done import Done
 from tuner.commands.sweep.view import TABLE_WIDTH, Progress, plain_table, render_found
 from tuner.replay.measure import Measurement
 from tuner.runs.result import json_object
-from tuner.runs.sweep.sharing import Price, Together, overloaded, reason_of
+from tuner.runs.sweep.shared_cap import MultiTraceOutcome, Price, overloaded, reason_of
 
 
 class Named:
@@ -43,7 +43,7 @@ class Named:
 class Report:
     """All that is told of a sweep of several traces."""
 
-    found: Together
+    found: MultiTraceOutcome
     done: Mapping[str, Done]
     warnings: Mapping[str, Sequence[str]]
     profiles: Mapping[str, Path]
@@ -137,7 +137,7 @@ def render_all(report: Report) -> None:
             console.print(f"next: tuner apply {shown} --dry-run", soft_wrap=True)
 
 
-def losses_table(found: Together) -> Table:
+def losses_table(found: MultiTraceOutcome) -> Table:
     """Return the losses of every trace at every cap that all of them were asked about."""
     losses = found.sharing.losses
     caps = sorted(set.intersection(*(set(of_cap) for of_cap in losses.values())))

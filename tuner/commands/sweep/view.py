@@ -135,7 +135,7 @@ def render_found(
                 f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
                 f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}"
             )
-    if (found := outcome.agreement) is not None:
+    if (found := outcome.aa_check) is not None:
         console.print(
             f"the fresh engine against the ladder's: iterations {found.slower:+.1%} (the machine "
             f"explains {found.slower_limit:.0%}), in SLO {found.attainment:+.1%} "

@@ -24,7 +24,7 @@ from tuner.live.exporter import WatchExporter
 from tuner.live.watch.canary import CanaryGate
 from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.reasons import server_is_why
-from tuner.live.watch.scraper import Clock, MachineClock, Server, moments
+from tuner.live.watch.scraper import Clock, MachineClock, ScrapedServer, moments
 from tuner.profile.profile import load as load_profile
 from tuner.rollout import backup
 
@@ -39,9 +39,9 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     promised = promised_of(profile, options)
     if options.rollback is not None:
         backup.check_can_go_back(options.rollback, profile=profile.digest)
-    servers = [Server(options.url, options.served_model)]
+    servers = [ScrapedServer(options.url, options.served_model)]
     if options.canary is not None:
-        servers.append(Server(options.canary, options.served_model, option="--canary"))
+        servers.append(ScrapedServer(options.canary, options.served_model, option="--canary"))
     for server in servers:
         server.read()
     known = beforehand(profile, servers, options)

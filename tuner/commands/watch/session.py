@@ -13,16 +13,16 @@ from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.pair import kv_blocks_said, paired
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.reasons import reason, server_is_why
-from tuner.live.watch.scraper import Absence, Moment, Server, Stall
+from tuner.live.watch.scraper import Absence, Moment, ScrapedServer, Stall
 from tuner.live.watch.verdict import Watch
-from tuner.live.watch.windows import Window, WindowMaker
+from tuner.live.watch.windows import ScrapeWindow, WindowMaker
 
 
 @dataclass(slots=True)
 class Side:
     """One server: what it said, and what became of it."""
 
-    server: Server
+    server: ScrapedServer
     watch: Watch
     maker: WindowMaker
     absence: Absence
@@ -44,7 +44,7 @@ class Session:
     journal: WindowJournal | None
     exporter: WatchExporter | None
     ends_early: bool
-    check_again: Callable[[Server], object]
+    check_again: Callable[[ScrapedServer], object]
     """Raises where a server that was restarted serves another model now."""
 
     gone: str = ""
@@ -71,7 +71,7 @@ class Session:
 
     def take(self, moment: Moment) -> bool:
         """Take in what all servers said at one moment; return whether there is no more to do."""
-        windows: list[Window | None] = []
+        windows: list[ScrapeWindow | None] = []
         for side, scrape in zip(self.sides, moment, strict=True):
             # a canary is gone while the baseline answers: else it is our own network that is
             if side.absence.add(scrape) and (
@@ -96,7 +96,7 @@ class Session:
 
     def _answered(
         self, side: Side, at_s: float, engines: Mapping[str, ServerMetrics]
-    ) -> Window | None:
+    ) -> ScrapeWindow | None:
         """Take in what a server said. Raises InputError where several answer in turn."""
         before = side.maker.restarts
         window = side.maker.add(at_s, engines)
@@ -115,7 +115,7 @@ class Session:
         )
         return window
 
-    def _window(self, window: Window) -> bool:
+    def _window(self, window: ScrapeWindow) -> bool:
         watch = self.sides[0].watch
         seen = watch.add(window)
         self.progress.window(seen, watch)
@@ -129,7 +129,7 @@ class Session:
                 self.exporter.show_choice(watch.choice, watch.promised.max_num_seqs)
         return self.ends_early and watch.verdict == "re-tune now" and server_is_why(watch)
 
-    def _pair(self, gate: CanaryGate, baseline: Window, canary: Window) -> None:
+    def _pair(self, gate: CanaryGate, baseline: ScrapeWindow, canary: ScrapeWindow) -> None:
         watches = (self.sides[0].watch, self.sides[1].watch)
         found = paired(watches, (baseline, canary), kv_blocks=self.sides[0].kv_blocks)
         effects = gate.add(found.baseline, found.canary, incomparable=found.incomparable)
@@ -168,7 +168,7 @@ def _check_names(side: Side, engines: Mapping[str, ServerMetrics]) -> None:
     side.models = side.models or names
 
 
-def side_of(server: Server, promised: Promised, times: Times, seed: int) -> Side:
+def side_of(server: ScrapedServer, promised: Promised, times: Times, seed: int) -> Side:
     """Return a server that nothing is known of yet."""
     return Side(
         server=server,

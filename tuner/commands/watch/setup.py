@@ -10,8 +10,8 @@ from tuner.errors import InputError, ProfileError, UsageError
 from tuner.live import server as live_server
 from tuner.live.server import LiveServer
 from tuner.live.watch.drift import reference
-from tuner.live.watch.promised import Promised, wander_of
-from tuner.live.watch.scraper import Server
+from tuner.live.watch.promised import Promised, speed_sd_of
+from tuner.live.watch.scraper import ScrapedServer
 from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
@@ -107,7 +107,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
             captured_rps=profile.validity.arrival_rate_rps,
             validated_load=profile.validity.validated_load,
         ),
-        wander=wander_of(twin, None if agreement is None else agreement.slower_limit),
+        speed_sd=speed_sd_of(twin, None if agreement is None else agreement.slower_limit),
         tolerance=options.tolerance,
     )
 
@@ -122,7 +122,7 @@ class Beforehand:
 
 
 def beforehand(
-    profile: ServingProfile, servers: Sequence[Server], options: WatchOptions
+    profile: ServingProfile, servers: Sequence[ScrapedServer], options: WatchOptions
 ) -> Beforehand:
     """Return what the servers say of themselves. Raises InputError where one serves another model.
 
@@ -148,7 +148,7 @@ def beforehand(
 
 def check_model(
     profile: ServingProfile,
-    server: Server,
+    server: ScrapedServer,
     options: WatchOptions,
     here: LiveServer | None = None,
 ) -> str | None:
@@ -168,7 +168,7 @@ def check_model(
     return f"{server.url} serves {other.words}"
 
 
-def _asked(server: Server) -> LiveServer | None:
+def _asked(server: ScrapedServer) -> LiveServer | None:
     try:
         return live_server.ask(server.url)
     except InputError:  # a gateway may pass on nothing but /metrics, which was read

@@ -16,8 +16,8 @@ from rich.table import Table
 from tuner.commands.shared.console import console_for, shown_ms
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
 from tuner.live.watch.journal import plain
-from tuner.live.watch.verdict import Measured, Watch
-from tuner.live.watch.watched import Seen
+from tuner.live.watch.verdict import MonitorReading, Watch
+from tuner.live.watch.watched import WindowSummary
 
 COLOURS = {
     "still valid": "green",
@@ -110,7 +110,7 @@ class Progress:
     def say(self, text: str) -> None:
         self._line(text)
 
-    def window(self, seen: Seen, watch: Watch) -> None:
+    def window(self, seen: WindowSummary, watch: Watch) -> None:
         slowness = "-" if seen.slowness is None else f"{seen.slowness:.2f}"
         waiting = f", {seen.waiting:.0f} waiting" if seen.waiting >= 0.5 else ""
         self._line(
@@ -119,7 +119,7 @@ class Progress:
         )
         self._live(watch.windows, watch.verdict)
 
-    def pair(self, baseline: Seen, canary: Seen, gate: CanaryGate) -> None:
+    def pair(self, baseline: WindowSummary, canary: WindowSummary, gate: CanaryGate) -> None:
         self._line(
             f"{gate.pairs}: baseline {_load(baseline)}, {shown_ms(baseline.gap_ms)} ms/token"
         )
@@ -144,7 +144,7 @@ class Progress:
         self.console.print(escape(text), soft_wrap=True)
 
 
-def _load(seen: Seen) -> str:
+def _load(seen: WindowSummary) -> str:
     seconds = seen.end_s - seen.begin_s
     return f"{seen.arrived / seconds:.2f} req/s, {seen.running:.1f} running"
 
@@ -202,7 +202,7 @@ def _traffic(watch: Watch) -> dict[str, Any]:
     }
 
 
-def _measures(measures: Mapping[str, Measured]) -> dict[str, Any]:
+def _measures(measures: Mapping[str, MonitorReading]) -> dict[str, Any]:
     return {name: asdict(one) for name, one in measures.items()}
 
 
@@ -248,7 +248,7 @@ def _notes(result: Result) -> list[str]:
     return notes
 
 
-def _measure_table(measures: Mapping[str, Measured]) -> Table:
+def _measure_table(measures: Mapping[str, MonitorReading]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("", "mean", "95 %", "limits", "windows", ""):
         table.add_column(heading, justify="left" if not heading else "right", no_wrap=True)

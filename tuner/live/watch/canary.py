@@ -17,24 +17,24 @@ from typing import Literal
 
 from tuner.live.watch.expected import Compared
 from tuner.live.watch.promised import Promised
-from tuner.live.watch.sequential import Limits, Monitor
+from tuner.live.watch.sequential import Monitor, MonitorLimits
 from tuner.live.watch.verdict import (
     LEAST_REQUESTS,
     LEAST_WINDOWS,
     SPEED_REACH,
-    Measured,
+    MonitorReading,
     measured,
     server_monitors,
     server_values,
 )
 from tuner.live.watch.watched import failed_share, preempted_share
-from tuner.live.watch.windows import Window
+from tuner.live.watch.windows import ScrapeWindow
 
 Decision = Literal["promote", "roll back", "undecided"]
 Effect = Literal["tpot", "ttft", "e2el_tail", "failed", "preemptions", "slowness", "ttft_excess"]
 """The last two where the canary is held against the promise alone."""
 
-Pair = tuple[Window, Compared]
+Pair = tuple[ScrapeWindow, Compared]
 """What one server did in a window, held against the twin."""
 
 TTFT = math.log(1.25)
@@ -170,7 +170,7 @@ class CanaryGate:
             said.append(f"held against the promise alone, for {self.incomparable}")
         return said
 
-    def measures(self) -> dict[str, Measured]:
+    def measures(self) -> dict[str, MonitorReading]:
         """Return every effect: ratios of times, differences of shares."""
         return {
             name: measured(monitor, logarithmic=name in LOGARITHMIC)
@@ -220,10 +220,10 @@ WORDS: Mapping[Effect, str] = {
 
 
 def _monitor(limit: float, reach: float) -> Monitor:
-    return Monitor(Limits(-math.inf, limit, reach), 0.1)
+    return Monitor(MonitorLimits(-math.inf, limit, reach), 0.1)
 
 
-def _in_words(name: Effect, one: Measured) -> str:
+def _in_words(name: Effect, one: MonitorReading) -> str:
     words = WORDS[name]
     if one.value is None:
         return f"{words} unknown"

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.live.watch.expected import slower
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import good_caps, value_of
@@ -16,7 +15,7 @@ SURE = 0.95
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class CapCheck:
     """What the twin says of the caps for some traffic."""
 
     best: int
@@ -47,13 +46,13 @@ def choice_for(  # noqa: PLR0913 - what the twin is asked
     cap: int,
     caps: Sequence[int],
     *,
-    slowness: float = 1.0,
-) -> Choice:
+    slowdown: float = 1.0,
+) -> CapCheck:
     """Ask about this traffic on a machine that is so many times slower than the law."""
     asked = sorted({one for one in caps if one < len(twin.law.decode_s)} | {cap})
     every = []
     for law in (twin.law, *twin.draws):
-        now = slower(law, slowness)
+        now = law.slowed(slowdown)
         every.append(
             {
                 one: value_of(traffic, simulate(traffic, now, twin.shape, max_num_seqs=one), slo)
@@ -62,7 +61,7 @@ def choice_for(  # noqa: PLR0913 - what the twin is asked
         )
     values, drawn = every[0], every[1:] or every
     best = choose(values)
-    return Choice(
+    return CapCheck(
         best=best,
         rightness=float(np.mean([cap in good_caps(one) for one in drawn])),
         attainment=values[cap][0],

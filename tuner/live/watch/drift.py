@@ -13,9 +13,9 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, Ints
 from tuner.live.prometheus import Distribution, Histogram
-from tuner.live.watch.sequential import LEVEL, Interval, Limits, Monitor
+from tuner.live.watch.sequential import LEVEL, Interval, Monitor, MonitorLimits
 from tuner.live.watch.today import arrivals
-from tuner.live.watch.windows import Step, Window, added, total
+from tuner.live.watch.windows import ScrapeStep, ScrapeWindow, added, total
 from tuner.profile.stored_twin import StoredTwin
 
 Measure = Literal["rate", "input_length", "output_length", "prefix_share"]
@@ -52,7 +52,7 @@ class Reference:
     inputs: Ints
     outputs: Ints
     arrival_s: Floats
-    limits: Mapping[Measure, Limits]
+    limits: Mapping[Measure, MonitorLimits]
 
 
 def reference(twin: StoredTwin, *, captured_rps: float, validated_load: float) -> Reference:
@@ -79,13 +79,13 @@ def reference(twin: StoredTwin, *, captured_rps: float, validated_load: float) -
             "rate": _ratio_limits(low, high, [rate for rate, _, _ in stretches]),
             "input_length": _ratio_limits(FEWER, MORE, [mean for _, mean, _ in stretches]),
             "output_length": _ratio_limits(FEWER, MORE, [mean for _, _, mean in stretches]),
-            "prefix_share": Limits(share - PREFIX_SHARE, share + PREFIX_SHARE, reach=0.2),
+            "prefix_share": MonitorLimits(share - PREFIX_SHARE, share + PREFIX_SHARE, reach=0.2),
         },
     )
 
 
-def _ratio_limits(low: float, high: float, own: Sequence[float]) -> Limits:
-    return Limits(min([low, *own]), max([high, *own]), RATIO_REACH)
+def _ratio_limits(low: float, high: float, own: Sequence[float]) -> MonitorLimits:
+    return MonitorLimits(min([low, *own]), max([high, *own]), RATIO_REACH)
 
 
 def _stretches(twin: StoredTwin) -> list[tuple[float, float, float]]:
@@ -113,7 +113,7 @@ class TrafficWatch:
     reference: Reference
     monitors: dict[Measure, Monitor] = field(init=False)
     requests: int = 0
-    _pending: list[Window] = field(default_factory=list)
+    _pending: list[ScrapeWindow] = field(default_factory=list)
     _lengths: dict[Distribution, Histogram] = field(default_factory=dict)
     _counts: "_Dispersion" = field(default_factory=lambda: _Dispersion())  # noqa: PLW0108 - below
 
@@ -128,7 +128,7 @@ class TrafficWatch:
             if name != "prefix_share" or self.reference.prefix_share > 0
         }
 
-    def add(self, window: Window) -> bool:
+    def add(self, window: ScrapeWindow) -> bool:
         """Take a window in; return whether what is said of the traffic changed."""
         arrived = sum(int(counts.sum()) for counts in _arrived(window))
         self.requests += arrived
@@ -180,7 +180,7 @@ class TrafficWatch:
         counts = np.histogram(stored, edges)[0] if len(edges) > 2 else np.zeros(0)
         return (today, float(counts.var() / counts.mean())) if counts.sum() else None
 
-    def _add_lengths(self, name: Distribution, window: Window) -> None:
+    def _add_lengths(self, name: Distribution, window: ScrapeWindow) -> None:
         found = total(window.every_step, name)
         if found is None:
             return
@@ -209,16 +209,16 @@ class _Dispersion:
         return self.squares / self.size / self.mean if self.size > 1 and self.mean > 0 else None
 
 
-def _arrived(window: Window) -> list[Ints]:
+def _arrived(window: ScrapeWindow) -> list[Ints]:
     return [
         arrivals((*window.run_in[name][-1:], *steps))[len(window.run_in[name][-1:]) :]
         for name, steps in window.steps.items()
     ]
 
 
-def _reading(windows: Sequence[Window], profile: Reference) -> dict[Measure, float]:
+def _reading(windows: Sequence[ScrapeWindow], profile: Reference) -> dict[Measure, float]:
     """Return what these windows say of each measure; what they do not is left out."""
-    steps: list[Step] = [one for window in windows for one in window.every_step]
+    steps: list[ScrapeStep] = [one for window in windows for one in window.every_step]
     seconds = sum(window.length_s * len(window.steps) for window in windows)
     arrived = sum(int(counts.sum()) for window in windows for counts in _arrived(window))
     found: dict[Measure, float] = {"rate": arrived / seconds / profile.rate_rps}

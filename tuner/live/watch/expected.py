@@ -1,7 +1,7 @@
 """What the twin in a profile says of a window of live traffic, and how slow the server was. Pure.
 
 The twin gets today's own requests, so that what it says is what the profile promises at today's
-load. The slowness is the factor on the step-time law at which the twin's mean gap between tokens is
+load. The slowdown is the factor on the step-time law at which the twin's mean gap between tokens is
 the one that was counted: the batches that a slower server runs are larger, and are in it.
 """
 
@@ -14,7 +14,7 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.live.prometheus import Distribution, Histogram
 from tuner.live.watch.today import traffic_like
-from tuner.live.watch.windows import Window, share_above, total
+from tuner.live.watch.windows import ScrapeWindow, share_above, total
 from tuner.profile.stored_twin import StoredTwin
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
@@ -28,12 +28,12 @@ TAIL = 0.90
 ROUNDS = 3
 MOST_SLOWNESS = 8.0
 CLOSE = 0.005
-"""Relative error of the mean gap at which the slowness is found."""
+"""Relative error of the mean gap at which the slowdown is found."""
 
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the twin says of a window, at one slowness, over all engines."""
+    """What the twin says of a window, at one slowdown, over all engines."""
 
     gap_s: float
     """Mean gap between the tokens of a request; NaN where none is expected."""
@@ -54,7 +54,7 @@ class Expected:
 class Compared:
     """A window held against the twin. None where too little happened."""
 
-    slowness: float | None
+    slowdown: float | None
     """1 is the law's speed."""
 
     gap_s: float | None
@@ -80,17 +80,13 @@ class Compared:
     """What arrived in the window, engine by engine."""
 
 
-def slower(law: StepLaw, factor: float) -> StepLaw:
-    """Return the law of a machine that is so many times slower.
-
-    >>> slower(StepLaw(np.array([1.0]), 2.0, 0.0, 0.0, 0.0), 1.5).prefill_token_s
-    3.0
-    """
-    return StepLaw(law.decode_s * factor, *(factor * value for value in law[1:]))
-
-
 def compared(
-    window: Window, twin: StoredTwin, cap: int, bounds: Mapping[Distribution, float], *, seed: int
+    window: ScrapeWindow,
+    twin: StoredTwin,
+    cap: int,
+    bounds: Mapping[Distribution, float],
+    *,
+    seed: int,
 ) -> Compared:
     """Hold a window against the twin at a cap; ``bounds`` are those of the tails."""
     parts = [
@@ -99,17 +95,17 @@ def compared(
     ]
 
     def at(factor: float) -> Expected:
-        return expected(parts, slower(twin.law, factor), twin.shape, cap, window)
+        return expected(parts, twin.law.slowed(factor), twin.shape, cap, window)
 
     lawful = at(1.0)
     gaps = _gaps(window)
     gap_s = gaps.total / gaps.count if gaps is not None and gaps.count >= LEAST_GAPS else None
-    slowness, then = _slowness(at, lawful, gap_s)
+    slowdown, then = _slowdown(at, lawful, gap_s)
     ttft = total(window.every_step, "ttft_s")
     mean_s = float(lawful.ttft_s.mean()) if len(lawful.ttft_s) >= LEAST_REQUESTS else math.nan
     enough = ttft is not None and ttft.count >= LEAST_REQUESTS and mean_s > 0
     return Compared(
-        slowness=slowness,
+        slowdown=slowdown,
         gap_s=gap_s,
         expected_gap_s=lawful.gap_s if math.isfinite(lawful.gap_s) else None,
         ttft_excess=_excess(ttft, then.ttft_s, bounds.get("ttft_s")),
@@ -121,7 +117,7 @@ def compared(
 
 
 def expected(
-    parts: Sequence[Traffic], law: StepLaw, shape: EngineShape, cap: int, window: Window
+    parts: Sequence[Traffic], law: StepLaw, shape: EngineShape, cap: int, window: ScrapeWindow
 ) -> Expected:
     """Return what the twin says of the window when each engine gets its part."""
     lasting_s = gaps = running_s = preemptions = 0.0
@@ -154,15 +150,15 @@ def expected(
     )
 
 
-def _gaps(window: Window) -> Histogram | None:
+def _gaps(window: ScrapeWindow) -> Histogram | None:
     """Return the gaps between tokens; of a server that does not tell, its requests' mean gaps."""
     return total(window.every_step, "itl_s") or total(window.every_step, "tpot_s")
 
 
-def _slowness(
+def _slowdown(
     at: Callable[[float], Expected], lawful: Expected, gap_s: float | None
 ) -> tuple[float | None, Expected]:
-    """Return the slowness at which the twin's mean gap is the counted one, and the twin there."""
+    """Return the slowdown at which the twin's mean gap is the counted one, and the twin there."""
     if gap_s is None or not (lawful.gap_s > 0) or gap_s <= 0:
         return None, lawful
     below = (0.0, math.log(lawful.gap_s))
@@ -181,12 +177,12 @@ def _slowness(
     return math.exp(factor), now
 
 
-def _clipped(log_slowness: float) -> float:
+def _clipped(log_slowdown: float) -> float:
     most = math.log(MOST_SLOWNESS)
-    return min(most, max(-most, log_slowness))
+    return min(most, max(-most, log_slowdown))
 
 
-def tail_bounds(window: Window, twin: StoredTwin, cap: int) -> Mapping[Distribution, float]:
+def tail_bounds(window: ScrapeWindow, twin: StoredTwin, cap: int) -> Mapping[Distribution, float]:
     """Return the bounds of the server's histograms below which the promised tails lie."""
     replay = simulate(twin.traffic, twin.law, twin.shape, max_num_seqs=cap)
     found: dict[Distribution, float] = {}
@@ -198,7 +194,7 @@ def tail_bounds(window: Window, twin: StoredTwin, cap: int) -> Mapping[Distribut
     return found
 
 
-def has_bounds(window: Window, bounds: Mapping[Distribution, float]) -> bool:
+def has_bounds(window: ScrapeWindow, bounds: Mapping[Distribution, float]) -> bool:
     """Whether the server's histograms have these bounds: another version may have others."""
     found = {name: total(window.every_step, name) for name in bounds}
     return all(one is None or bounds[name] in one.bounds for name, one in found.items())

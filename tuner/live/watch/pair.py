@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from tuner.live.watch.canary import Pair
 from tuner.live.watch.verdict import Watch
-from tuner.live.watch.windows import Window
+from tuner.live.watch.windows import ScrapeWindow
 
 MOST_BLOCKS = 10_000_000
 
 
 @dataclass(frozen=True, slots=True)
-class Paired:
+class PairedWindows:
     baseline: Pair
     canary: Pair
     incomparable: str
@@ -23,8 +23,11 @@ class Paired:
 
 
 def paired(
-    watches: tuple[Watch, Watch], windows: tuple[Window, Window], *, kv_blocks: int | None
-) -> Paired:
+    watches: tuple[Watch, Watch],
+    windows: tuple[ScrapeWindow, ScrapeWindow],
+    *,
+    kv_blocks: int | None,
+) -> PairedWindows:
     """Hold both windows against the twin; ``kv_blocks`` are the baseline's, where it tells.
 
     What runs is taken in; the rest is ``Watch.account``'s.
@@ -35,7 +38,7 @@ def paired(
     planned, known = baseline.promised.max_num_seqs, baseline.promised.known_cap
     cap = baseline.running.cap(planned)
     found = baseline.compared(windows[0], cap=min(cap, known), kv_blocks=kv_blocks)
-    return Paired(
+    return PairedWindows(
         baseline=(windows[0], found),
         canary=(windows[1], canary.compared(windows[1], cap=planned)),
         incomparable=f"the baseline ran {cap} requests at a time, and the twin saw {known} at most"

@@ -8,7 +8,7 @@ import numpy as np
 from tuner.live.watch.drift import Reference
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
-from tuner.twin.agreement import CLAIM_SPEED, PRIOR_WANDER
+from tuner.twin.aa_check import CLAIM_SPEED, PRIOR_SPEED_SD
 from tuner.twin.law import START_SHARE
 
 
@@ -21,7 +21,7 @@ class Promised:
     """Of its curve."""
 
     reference: Reference
-    wander: float
+    speed_sd: float
     """Standard deviation of the log speed of its machine, as measured."""
 
     tolerance: float
@@ -34,14 +34,14 @@ class Promised:
         return min(most, max(self.max_num_seqs, self.twin.extrapolated_from))
 
 
-MOST_WANDER = 0.10
-"""More than that is no machine's usual wandering: a single window that went wrong can make it."""
+MOST_SPEED_SD = 0.10
+"""More is no machine's usual spread: a single window that went wrong can make it."""
 
 
-def wander_of(twin: StoredTwin, slower_limit: float | None) -> float:
+def speed_sd_of(twin: StoredTwin, slower_limit: float | None) -> float:
     """Return how far the machine's speed may be from the law's level, as a standard deviation.
 
-    It is the larger of what the confirming engine's agreement says of the wandering, and how much
+    It is the larger of what the confirming engine's agreement says of it, and how much
     the laws as likely differ, in the middle of the batch sizes that were seen.
     """
     most = max(1, min(twin.extrapolated_from, len(twin.law.decode_s) - 1))
@@ -49,6 +49,6 @@ def wander_of(twin: StoredTwin, slower_limit: float | None) -> float:
               for law in twin.draws]  # fmt: skip
     known = float(np.median(np.std(levels, axis=0))) if levels else 0.0
     if slower_limit is None:
-        return min(MOST_WANDER, known)
+        return min(MOST_SPEED_SD, known)
     seen = slower_limit / (CLAIM_SPEED * math.sqrt(2 * (1 + START_SHARE**2)))
-    return min(MOST_WANDER, max(known, math.sqrt(max(0.0, seen**2 - PRIOR_WANDER**2))))
+    return min(MOST_SPEED_SD, max(known, math.sqrt(max(0.0, seen**2 - PRIOR_SPEED_SD**2))))

@@ -3,7 +3,7 @@
 import math
 
 from tuner.live.watch.drift import DISTANCE
-from tuner.live.watch.verdict import LEAST_REQUESTS, LEAST_WINDOWS, Measured, Watch
+from tuner.live.watch.verdict import LEAST_REQUESTS, LEAST_WINDOWS, MonitorReading, Watch
 
 NAMES = {
     "rate": "the rate",
@@ -51,7 +51,7 @@ def needed(watch: Watch) -> str:
     return f"about {windows} more windows like these would do"
 
 
-def shown(name: str, one: Measured) -> str:
+def shown(name: str, one: MonitorReading) -> str:
     """Return a measure with its interval: 1.02 (95 %: 0.98 to 1.05)."""
     if one.value is None:
         return "unknown"

@@ -43,7 +43,7 @@ class MachineClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ScrapedServer:
     """Where to read, and of which model, should it serve several."""
 
     url: str
@@ -80,7 +80,7 @@ Moment = tuple[Scrape, ...]
 
 
 def moments(
-    servers: Sequence[Server], *, every_s: float, for_s: float, clock: Clock
+    servers: Sequence[ScrapedServer], *, every_s: float, for_s: float, clock: Clock
 ) -> Iterator[Moment]:
     """Yield scrapes of all servers at steady times until ``for_s`` have passed.
 
@@ -97,7 +97,7 @@ def moments(
             place = max(place + 1, int((clock.now_s() - begin_s) // every_s) + 1)
 
 
-def _scrape(server: Server, timeout_s: float, clock: Clock) -> Scrape:
+def _scrape(server: ScrapedServer, timeout_s: float, clock: Clock) -> Scrape:
     begin_s = clock.now_s()
     try:
         engines = server.read(timeout_s=timeout_s)

@@ -23,7 +23,7 @@ that is as far to one side as to the other it is the plain mean, however far win
 with Student's t of three degrees of freedom. What is beyond the theory, again just at the limit:
 
 - Windows that resemble their neighbours: 27 % at a correlation of 0.5 and a standard deviation of
-  0.7 reaches. They wander, and the limits allow for that (``watch.verdict.WANDERS``); with the mean
+  0.7 reaches. They do, and the limits allow for that (``watch.verdict.SPEED_SDS``); with the mean
   half a reach within the limit none of 4,000 did.
 - Lopsided noise: windows that are now and then far faster raise the winsorised mean over the plain
   one, and alarm; windows that are now and then far slower are told by less than they weigh.
@@ -66,7 +66,7 @@ State = Literal["unknown", "within", "above", "below"]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class MonitorLimits:
     """Between which a mean is as it should be. ``low`` is -inf where less is only better."""
 
     low: float
@@ -131,7 +131,7 @@ class _Side:
 class Monitor:
     """The mean of one measure over the windows, watched. Its memory is bounded."""
 
-    limits: Limits
+    limits: MonitorLimits
     prior_sd: float
     """How far single windows spread, before that is seen."""
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import Floats, Ints
 from tuner.live.prometheus import Histogram
-from tuner.live.watch.windows import Step, total
+from tuner.live.watch.windows import ScrapeStep, total
 from tuner.twin.simulation import Traffic
 
 RAKES = 30
@@ -28,7 +28,7 @@ MIXED = 0.02
 impossible."""
 
 
-def arrivals(steps: Sequence[Step]) -> Ints:
+def arrivals(steps: Sequence[ScrapeStep]) -> Ints:
     """Return how many requests arrived in each step, those whose client left included.
 
     A request that got its first token no longer waits: as many arrive as get one, and as many as
@@ -52,14 +52,14 @@ def arrivals(steps: Sequence[Step]) -> Ints:
     return np.array(settled, np.int64)
 
 
-def hit_share(steps: Sequence[Step]) -> float:
+def hit_share(steps: Sequence[ScrapeStep]) -> float:
     """Return the share of prompt tokens that the prefix cache gave."""
     queried = sum(one.counters.get("prefix_cache_queries", 0.0) for one in steps)
     hit = sum(one.counters.get("prefix_cache_hits", 0.0) for one in steps)
     return min(1.0, hit / queried) if queried > 0 else 0.0
 
 
-def traffic_like(steps: Sequence[Step], stored: Traffic, *, seed: int) -> Traffic:
+def traffic_like(steps: Sequence[ScrapeStep], stored: Traffic, *, seed: int) -> Traffic:
     """Return requests that arrive as those of these steps did, with lengths like theirs.
 
     Those in flight at the begin arrive before it, spread over the time that Little's law says they

@@ -13,13 +13,13 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tuner.live.prometheus import Distribution
-from tuner.live.watch.choice import Choice, choice_for, is_answerable, joined
+from tuner.live.watch.choice import CapCheck, choice_for, is_answerable, joined
 from tuner.live.watch.drift import DISTANCE, TrafficWatch
 from tuner.live.watch.expected import Compared, compared, has_bounds, tail_bounds
 from tuner.live.watch.promised import Promised
-from tuner.live.watch.sequential import Interval, Limits, Monitor, State
-from tuner.live.watch.watched import RunningSeen, Seen, Totals, seen
-from tuner.live.watch.windows import Window
+from tuner.live.watch.sequential import Interval, Monitor, MonitorLimits, State
+from tuner.live.watch.watched import RunningSeen, Totals, WindowSummary, seen
+from tuner.live.watch.windows import ScrapeWindow
 from tuner.twin.simulation import Traffic
 
 Verdict = Literal["still valid", "drifting", "re-tune now", "not enough evidence"]
@@ -28,14 +28,14 @@ FAR_SLOWER = 0.25
 """A server that is surely so much slower than its law is not the engine that was tuned."""
 
 SPEED_REACH = 0.15
-"""How far to either side of a limit a window's slowness, as a logarithm, counts."""
+"""How far to either side of a limit a window's slowdown, as a logarithm, counts."""
 
 TTFT_EXCESS = 0.10
 """So many more of all requests than the twin says may wait longer than the bound for their first
 token, where nothing queues."""
 
-WANDERS = 2.0
-"""Standard deviations of the machine's own wandering that are added to the tolerance."""
+SPEED_SDS = 2.0
+"""Standard deviations of the machine's own speed that are added to the tolerance."""
 
 ASK_EVERY = 30
 """Windows between two questions to the twin whether the choice holds."""
@@ -49,7 +49,7 @@ LEAST_REQUESTS = 50
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class MonitorReading:
     """One measure so far: its mean since it last changed, with 95 % interval, and its limits."""
 
     state: State
@@ -72,12 +72,12 @@ class Watch:
     finished: int = 0
     failed: int = 0
     running: RunningSeen = field(default_factory=RunningSeen)
-    choice: Choice | None = None
+    choice: CapCheck | None = None
     totals: Totals = field(default_factory=Totals)
     traffic: TrafficWatch = field(init=False)
     server: dict[str, Monitor] = field(init=False)
     far: Monitor = field(init=False)
-    """Of the same slowness, held against FAR_SLOWER."""
+    """Of the same slowdown, held against FAR_SLOWER."""
 
     _answerable: bool | None = None
     _bounds: Mapping[Distribution, float] | None = None
@@ -88,11 +88,11 @@ class Watch:
         self.traffic = TrafficWatch(self.promised.reference)
         self.server = server_monitors(self.promised)
         far = max(
-            self.server["slowness"].limits.high, math.log1p(FAR_SLOWER) + self.promised.wander
+            self.server["slowness"].limits.high, math.log1p(FAR_SLOWER) + self.promised.speed_sd
         )
-        self.far = Monitor(Limits(-math.inf, far, SPEED_REACH), 0.05)
+        self.far = Monitor(MonitorLimits(-math.inf, far, SPEED_REACH), 0.05)
 
-    def add(self, window: Window) -> Seen:
+    def add(self, window: ScrapeWindow) -> WindowSummary:
         """Take a window in."""
         self.running.add(window)
         # a server that runs more at a time than it should is another one: its batches are its own
@@ -103,8 +103,8 @@ class Watch:
         news += [
             self.server[name].add(value) for name, value in values.items() if value is not None
         ]
-        if (slowness := values["slowness"]) is not None:
-            news.append(self.far.add(slowness))
+        if (slowdown := values["slowness"]) is not None:
+            news.append(self.far.add(slowdown))
         for name, traffic in zip(window.steps, found.traffic, strict=True):
             self._remember(name, traffic)
         shown = self.account(window, found)
@@ -114,7 +114,7 @@ class Watch:
             self.ask()
         return shown
 
-    def compared(self, window: Window, *, cap: int, kv_blocks: int | None = None) -> Compared:
+    def compared(self, window: ScrapeWindow, *, cap: int, kv_blocks: int | None = None) -> Compared:
         """Hold a window against the twin at a cap, and with this memory; nothing is taken in."""
         if self._bounds is None or not has_bounds(window, self._bounds):
             self._bounds = tail_bounds(window, self.promised.twin, self.promised.max_num_seqs)
@@ -124,7 +124,7 @@ class Watch:
             twin = replace(twin, shape=replace(twin.shape, kv_blocks=kv_blocks))
         return compared(window, twin, cap, self._bounds, seed=seed)
 
-    def account(self, window: Window, found: Compared) -> Seen:
+    def account(self, window: ScrapeWindow, found: Compared) -> WindowSummary:
         """Count a window that was held against the twin, and return what it showed."""
         self.windows += 1
         self.totals.add(window, found)
@@ -147,10 +147,10 @@ class Watch:
         traffic = joined(list(busiest), MOST_ASKED)
         if len(traffic) < LEAST_REQUESTS:
             return
-        self.choice = choice_for(traffic, promised.twin, *question, slowness=self.slowness_now)
+        self.choice = choice_for(traffic, promised.twin, *question, slowdown=self.slowdown_now)
 
     @property
-    def slowness_now(self) -> float:
+    def slowdown_now(self) -> float:
         """How slow the server is now, if that is beyond the limit; else the law's speed."""
         monitor = self.server["slowness"]
         value = monitor.interval()
@@ -215,7 +215,7 @@ class Watch:
             lacking.append("requests")
         return lacking
 
-    def measures(self) -> dict[str, Measured]:
+    def measures(self) -> dict[str, MonitorReading]:
         """Return every measure: the server's as ratio or share, the traffic's as ratios."""
         return {
             name: measured(
@@ -235,22 +235,22 @@ class Watch:
 
 def server_monitors(promised: Promised) -> dict[str, Monitor]:
     """Return what holds a server against its promise: speed, and late first tokens."""
-    limit = math.log1p(promised.tolerance) + WANDERS * promised.wander
+    limit = math.log1p(promised.tolerance) + SPEED_SDS * promised.speed_sd
     return {
-        "slowness": Monitor(Limits(-math.inf, limit, SPEED_REACH), 0.05),
-        "ttft_excess": Monitor(Limits(-math.inf, TTFT_EXCESS, reach=0.4), 0.1),
+        "slowness": Monitor(MonitorLimits(-math.inf, limit, SPEED_REACH), 0.05),
+        "ttft_excess": Monitor(MonitorLimits(-math.inf, TTFT_EXCESS, reach=0.4), 0.1),
     }
 
 
-def server_values(window: Window, found: Compared) -> dict[str, float | None]:
+def server_values(window: ScrapeWindow, found: Compared) -> dict[str, float | None]:
     """Return one window's value of each of ``server_monitors``; None where it has none."""
     return {
-        "slowness": None if found.slowness is None else math.log(found.slowness),
+        "slowness": None if found.slowdown is None else math.log(found.slowdown),
         "ttft_excess": None if _queued(window) else found.ttft_excess,
     }
 
 
-def measured(monitor: Monitor, *, logarithmic: bool, least: float = -math.inf) -> Measured:
+def measured(monitor: Monitor, *, logarithmic: bool, least: float = -math.inf) -> MonitorReading:
     """Return a measure so far; one that is watched as a logarithm, as the ratio that it means.
 
     ``least`` is the least that it can be, whatever an interval says.
@@ -260,7 +260,7 @@ def measured(monitor: Monitor, *, logarithmic: bool, least: float = -math.inf) -
         return math.exp(value) if logarithmic else value
 
     found, low = monitor.interval(), monitor.limits.low
-    return Measured(
+    return MonitorReading(
         state=monitor.state,
         value=None
         if found is None
@@ -273,7 +273,7 @@ def measured(monitor: Monitor, *, logarithmic: bool, least: float = -math.inf) -
     )
 
 
-def _queued(window: Window) -> bool:
+def _queued(window: ScrapeWindow) -> bool:
     """Whether somebody waited at a scrape: then load and speed explain how long."""
     before = [one for steps in window.run_in.values() for one in steps[-1:]]
     return any(one.waiting > 0 for one in (*before, *window.every_step))

@@ -9,13 +9,13 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats
 from tuner.live.prometheus import Distribution, Histogram
 from tuner.live.watch.expected import Compared
-from tuner.live.watch.windows import Window, added, quantile_range, total
+from tuner.live.watch.windows import ScrapeWindow, added, quantile_range, total
 
 TIMES: tuple[Distribution, ...] = ("ttft_s", "itl_s", "tpot_s", "e2el_s", "queue_s")
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class WindowSummary:
     """What one window showed, and what it should have. Times in milliseconds."""
 
     number: int
@@ -45,12 +45,12 @@ class Seen:
     restarts: int
 
 
-def seen(number: int, window: Window, found: Compared) -> Seen:
+def seen(number: int, window: ScrapeWindow, found: Compared) -> WindowSummary:
     """Return the numbers of a window that was held against the twin."""
     steps = window.every_step
     usage = [one.kv_cache_usage for one in steps if one.kv_cache_usage is not None]
     expected = found.expected
-    return Seen(
+    return WindowSummary(
         number=number,
         begin_s=window.begin_s,
         end_s=window.end_s,
@@ -59,7 +59,7 @@ def seen(number: int, window: Window, found: Compared) -> Seen:
         failed=round(sum(one.failed for one in steps)),
         gap_ms=_ms(found.gap_s),
         promised_gap_ms=_ms(found.expected_gap_s),
-        slowness=found.slowness,
+        slowness=found.slowdown,
         ttft_p95_ms=_range_ms(window, "ttft_s"),
         promised_ttft_p95_ms=_p95_ms(expected.ttft_s),
         e2el_p95_ms=_range_ms(window, "e2el_s"),
@@ -73,7 +73,7 @@ def seen(number: int, window: Window, found: Compared) -> Seen:
     )
 
 
-def _range_ms(window: Window, name: Distribution) -> tuple[float, float | None] | None:
+def _range_ms(window: ScrapeWindow, name: Distribution) -> tuple[float, float | None] | None:
     counted = total(window.every_step, name)
     found = None if counted is None else quantile_range(counted, 0.95)
     if found is None:
@@ -89,13 +89,13 @@ def _ms(seconds: float | None) -> float | None:
     return None if seconds is None else seconds * 1e3
 
 
-def failed_share(window: Window) -> float | None:
+def failed_share(window: ScrapeWindow) -> float | None:
     """Return the share of the requests that ended with an error or aborted."""
     finished = sum(one.finished for one in window.every_step)
     return sum(one.failed for one in window.every_step) / finished if finished else None
 
 
-def preempted_share(window: Window) -> float | None:
+def preempted_share(window: ScrapeWindow) -> float | None:
     """Return preemptions per request that ended."""
     steps = window.every_step
     finished = sum(one.finished for one in steps)
@@ -116,7 +116,7 @@ class RunningSeen:
     full: int = 0
     """Scrapes at which so many ran and others waited, with room in the KV cache."""
 
-    def add(self, window: Window) -> None:
+    def add(self, window: ScrapeWindow) -> None:
         for one in window.every_step:
             if one.running > self.most:
                 self.most, self.full = one.running, 0
@@ -139,7 +139,7 @@ class Totals:
     counted: dict[Distribution, Histogram] = field(default_factory=dict)
     promised: dict[Distribution, Histogram] = field(default_factory=dict)
 
-    def add(self, window: Window, found: Compared) -> None:
+    def add(self, window: ScrapeWindow, found: Compared) -> None:
         for name in TIMES:
             _add(self.counted, name, total(window.every_step, name))
         for name, said_s in (("ttft_s", found.expected.ttft_s), ("e2el_s", found.expected.e2el_s)):

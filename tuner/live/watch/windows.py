@@ -34,7 +34,7 @@ KEPT_STARTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class ScrapeStep:
     """One engine from one scrape to the next. Times are of the one who scrapes."""
 
     begin_s: float
@@ -72,7 +72,7 @@ class Step:
         return sum(self.finish_reasons.get(reason, 0.0) for reason in ("abort", "error"))
 
 
-def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: float) -> Step:
+def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: float) -> ScrapeStep:
     """Return what came between two scrapes of one engine.
 
     A server that was restarted between them counts from 0 again: all of ``after`` is new. What the
@@ -80,7 +80,7 @@ def step(before: ServerMetrics, after: ServerMetrics, begin_s: float, end_s: flo
     """
     restarted = was_restarted(before, after)
     earlier = _nothing(after) if restarted else before
-    return Step(
+    return ScrapeStep(
         begin_s=begin_s,
         end_s=end_s,
         in_flight=_requests(earlier, "running") + _requests(earlier, "waiting"),
@@ -139,7 +139,7 @@ def _nothing(after: ServerMetrics) -> ServerMetrics:
     )
 
 
-def total(steps: Iterable[Step], name: Distribution) -> Histogram | None:
+def total(steps: Iterable[ScrapeStep], name: Distribution) -> Histogram | None:
     """Return a distribution over several steps; None where none of them has it."""
     found = [one.distributions[name] for one in steps if name in one.distributions]
     return reduce(added, found) if found else None
@@ -177,15 +177,15 @@ def share_above(one: Histogram, bound: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class ScrapeWindow:
     """Steps of every engine over one stretch of time, and what came just before it."""
 
     begin_s: float
     end_s: float
-    steps: Mapping[str, tuple[Step, ...]]
+    steps: Mapping[str, tuple[ScrapeStep, ...]]
     """Engine → its steps."""
 
-    run_in: Mapping[str, tuple[Step, ...]]
+    run_in: Mapping[str, tuple[ScrapeStep, ...]]
     """Engine → the steps before, without a gap."""
 
     restarts: int = 0
@@ -196,7 +196,7 @@ class Window:
         return self.end_s - self.begin_s
 
     @property
-    def every_step(self) -> list[Step]:
+    def every_step(self) -> list[ScrapeStep]:
         return [one for steps in self.steps.values() for one in steps]
 
 
@@ -223,12 +223,12 @@ class WindowMaker:
     """Restarts that are in a window."""
 
     _before: tuple[float, Mapping[str, ServerMetrics]] | None = None
-    _steps: dict[str, deque[Step]] = field(default_factory=dict)
+    _steps: dict[str, deque[ScrapeStep]] = field(default_factory=dict)
     _origin_s: float = 0.0
     _number: int = 0
     _begin_s: float | None = None
 
-    def add(self, at_s: float, engines: Mapping[str, ServerMetrics]) -> Window | None:
+    def add(self, at_s: float, engines: Mapping[str, ServerMetrics]) -> ScrapeWindow | None:
         """Take a scrape in; return the window that it completes."""
         self._notice_start(engines)
         before, self._before = self._before, (at_s, engines)
@@ -272,12 +272,12 @@ class WindowMaker:
         elif known[-1] != len(self._starts) - 1:
             self.is_several = True
 
-    def _window(self, begin_s: float, end_s: float) -> Window:
+    def _window(self, begin_s: float, end_s: float) -> ScrapeWindow:
         for kept in self._steps.values():
             while kept and kept[0].end_s <= begin_s - self.run_in_s:
                 kept.popleft()
         new, self._told = self.restarts - self._told, self.restarts
-        return Window(
+        return ScrapeWindow(
             begin_s,
             end_s,
             steps=self._between(begin_s, end_s),
@@ -288,13 +288,13 @@ class WindowMaker:
             restarts=new,
         )
 
-    def _between(self, begin_s: float, end_s: float) -> dict[str, tuple[Step, ...]]:
+    def _between(self, begin_s: float, end_s: float) -> dict[str, tuple[ScrapeStep, ...]]:
         return {
             name: tuple(one for one in kept if begin_s <= one.begin_s < end_s)
             for name, kept in self._steps.items()
         }
 
 
-def _since_restart(steps: Sequence[Step]) -> tuple[Step, ...]:
+def _since_restart(steps: Sequence[ScrapeStep]) -> tuple[ScrapeStep, ...]:
     first = max((i for i, one in enumerate(steps) if one.restarted), default=0)
     return tuple(steps[first:])

@@ -9,7 +9,7 @@ from tuner.runs.journal import Event, Journal
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class WorkerReport:
     """What one unit of work came to: its events, in order, and the replays that they name."""
 
     events: tuple[Event, ...]
@@ -40,10 +40,10 @@ class Notes(Journal):
 
     def report(
         self, warnings: Sequence[str] = (), failure: tuple[str, str] | None = None
-    ) -> Report:
+    ) -> WorkerReport:
         """Return all that is new since the last report."""
         new = tuple(self.events[self._reported :])
         self._reported = len(self.events)
         files = {event["file"] for event in new if "file" in event}
         replays = {name: self.replays[name] for name in files}
-        return Report(new, replays, tuple(warnings), failure)
+        return WorkerReport(new, replays, tuple(warnings), failure)

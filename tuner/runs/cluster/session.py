@@ -64,7 +64,7 @@ class LostError(Exception):
     """A worker is gone, with what it was doing."""
 
 
-class Hired:
+class WorkerHandle:
     """A worker, as soon as the cluster has room for it."""
 
     def __init__(self, group: Any, actor: Any) -> None:  # noqa: ANN401 - Ray's
@@ -107,17 +107,17 @@ def _as_ours() -> Iterator[None]:
 
 
 @contextmanager
-def joined(address: str) -> Iterator["Session"]:
+def joined(address: str) -> Iterator["RaySession"]:
     """Be part of a cluster. Ray prints what happens on its nodes to stdout: it goes nowhere."""
     with Path(os.devnull).open("w", encoding="utf-8") as nowhere, redirect_stdout(nowhere):
-        session = Session(address)
+        session = RaySession(address)
         try:
             yield session
         finally:
             session.close()
 
 
-class Session:
+class RaySession:
     """A cluster that this process is part of."""
 
     def __init__(self, address: str) -> None:
@@ -192,7 +192,7 @@ class Session:
 
     def hire(
         self, kind: type[Called], arguments: Sequence[object], share: Share, nodes: Sequence[str]
-    ) -> Hired:
+    ) -> WorkerHandle:
         """Ask for a worker on one of these nodes; it begins when there is room."""
         where = {_NODE_ID: f"in({','.join(nodes)})"}
         group = placement_group(
@@ -215,7 +215,7 @@ class Session:
             )
             .remote(*arguments)
         )
-        return Hired(group, actor)
+        return WorkerHandle(group, actor)
 
 
 def _check_answers(address: str) -> None:

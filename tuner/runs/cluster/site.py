@@ -8,15 +8,15 @@ from functools import partial
 
 from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.errors import GateError, RunError
-from tuner.runs.cluster.bench import ClusterBench
-from tuner.runs.cluster.crew import Crew
 from tuner.runs.cluster.kinds import Description, describe_here, describe_node, most_common
-from tuner.runs.cluster.session import Session, joined
+from tuner.runs.cluster.session import RaySession, joined
 from tuner.runs.cluster.share import Node, Share, room, share_of
-from tuner.runs.cluster.worker import Kit, Worker
+from tuner.runs.cluster.trial_runner import ClusterTrialRunner
+from tuner.runs.cluster.worker import TrialWorker, WorkerConfig
+from tuner.runs.cluster.worker_pool import WorkerPool
+from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Vary
-from tuner.runs.rig import Watcher
 from tuner.runs.settings import SweepSettings
 
 CALIBRATED = 1 / 3
@@ -24,7 +24,7 @@ CALIBRATED = 1 / 3
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
+class ClusterRequest:
     """What is asked of a cluster."""
 
     address: str
@@ -51,10 +51,10 @@ class Work:
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ClusterSite:
     """The nodes of a cluster that a run uses."""
 
-    session: Session
+    session: RaySession
     work: Work
     share: Share
     nodes: Mapping[str, str]
@@ -63,7 +63,7 @@ class Site:
     left_out: tuple[str, ...]
     """Why which node is not used."""
 
-    def bench(self, evidence: Evidence, watcher: Watcher) -> ClusterBench:
+    def bench(self, evidence: Evidence, watcher: Watcher) -> ClusterTrialRunner:
         """Return the bench that these nodes make."""
         for line in self.left_out:
             watcher.warn(line)
@@ -72,16 +72,18 @@ class Site:
             f"node{'s' * (len(self.nodes) != 1)}, each with {self.share}"
         )
         simulated = self.kind if self.work.simulated is not None else None
-        kit = Kit(self.work.vary, self.work.settings, simulated, os.environ.get("OMP_NUM_THREADS"))
-        crew = Crew(
-            partial(self.session.hire, Worker, (kit,), self.share, list(self.nodes)),
+        config = WorkerConfig(
+            self.work.vary, self.work.settings, simulated, os.environ.get("OMP_NUM_THREADS")
+        )
+        pool = WorkerPool(
+            partial(self.session.hire, TrialWorker, (config,), self.share, list(self.nodes)),
             self.nodes,
             takes=str(self.share),
             width=self.width,
             watcher=watcher,
             expected=self._before(evidence),
         )
-        return ClusterBench(crew, evidence, watcher)
+        return ClusterTrialRunner(pool, evidence, watcher)
 
     def _before(self, evidence: Evidence) -> Description | None:
         """Return what the run's engines were measured on so far."""
@@ -92,12 +94,12 @@ class Site:
 
 
 @contextmanager
-def site_on(wish: Wish, work: Work) -> Iterator[Site]:
+def site_on(request: ClusterRequest, work: Work) -> Iterator[ClusterSite]:
     """Join the cluster for the time of a run.
 
     Raises RunError when it cannot be used, GateError when none of its nodes is of the right kind.
     """
-    with joined(wish.address) as session:
+    with joined(request.address) as session:
         nodes = session.nodes()
         said, left_out = described(session, nodes)
         if work.simulated is not None:
@@ -111,29 +113,31 @@ def site_on(wish: Wish, work: Work) -> Iterator[Site]:
         if not usable:
             whys = sorted(set(left_out.values()))
             raise GateError(
-                f"--ray {wish.address}: none of its {len(nodes)} nodes can be used: "
+                f"--ray {request.address}: none of its {len(nodes)} nodes can be used: "
                 f"{'; '.join(whys)}",
                 hint="Refine on nodes like the one that was measured, or anew there: --force.",
             )
         model = said[usable[0].id]
-        share = share_of(work.arguments, on_gpus=model.device.get("kind") == "gpu", cpus=wish.cpus)
+        share = share_of(
+            work.arguments, on_gpus=model.device.get("kind") == "gpu", cpus=request.cpus
+        )
         most = room(usable, share)
         if not most:
             has = "; ".join(_has(node, share) for node in usable)
             raise RunError(
-                f"--ray {wish.address}: an engine takes {share}, more than any of its nodes has: "
-                f"{has}",
+                f"--ray {request.address}: an engine takes {share}, more than any of its nodes "
+                f"has: {has}",
                 hint="Add larger nodes, or refine with a smaller model or fewer ranks.",
             )
         each_s = work.start_s + work.settings.step_s
         paid = max(1, int(CALIBRATED * work.settings.budget_s / each_s))
-        yield Site(
+        yield ClusterSite(
             session,
             work,
             share,
             {node.id: node.name for node in usable},
             model,
-            min(most, wish.engines or paid),
+            min(most, request.engines or paid),
             tuple(lines_of(nodes, left_out)),
         )
 
@@ -144,7 +148,7 @@ here and there."""
 
 
 def described(
-    session: Session, nodes: Sequence[Node]
+    session: RaySession, nodes: Sequence[Node]
 ) -> tuple[dict[str, Description], dict[str, str]]:
     """Return what nodes are, and of the others why they are not used."""
     here = describe_here()

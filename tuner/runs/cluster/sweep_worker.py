@@ -15,7 +15,7 @@ from tuner.errors import TunerError
 from tuner.replay.measure import Measurement
 from tuner.replay.records import Replay
 from tuner.runs.cluster.kinds import Description
-from tuner.runs.cluster.notes import Notes, Report
+from tuner.runs.cluster.notes import Notes, WorkerReport
 from tuner.runs.cluster.worker import settled
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Event
@@ -34,14 +34,14 @@ class Job:
     starter: Starter
     simulated: Description | None
     omp_threads: str | None
-    """See worker.Kit."""
+    """See worker.WorkerConfig."""
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class WorkerMessage:
     """What has happened since the last one: to keep, and to tell."""
 
-    report: Report
+    report: WorkerReport
     said: tuple[tuple[str, tuple[Any, ...]], ...]
     """Method of a watcher → what it is called with."""
 
@@ -49,7 +49,7 @@ class Told:
 
 
 class _Relay:
-    """Keeps what a watcher is to be told. See rig.Watcher."""
+    """Keeps what a watcher is to be told. See runner.Watcher."""
 
     def __init__(self, news: asyncio.Event) -> None:
         self.said: list[tuple[str, tuple[Any, ...]]] = []
@@ -86,7 +86,9 @@ class SweepWorker:
         """Return what this worker is."""
         return self._description
 
-    def sweep(self, events: Sequence[Event], replays: Mapping[str, Replay]) -> Iterator[Told]:
+    def sweep(
+        self, events: Sequence[Event], replays: Mapping[str, Replay]
+    ) -> Iterator[WorkerMessage]:
         """Go on with a journal; yield what is new until all is measured."""
         notes = Notes(events=list(events), replays=dict(replays))
         notes.report()  # the run has all of that
@@ -119,14 +121,14 @@ class SweepWorker:
         task: "asyncio.Task[SweepOutcome]",
         notes: Notes,
         said: tuple[tuple[str, tuple[Any, ...]], ...],
-    ) -> Told:
+    ) -> WorkerMessage:
         outcome = failure = None
         if task.done():
             try:
                 outcome = task.result()
             except TunerError as error:  # as data: an error would lose its hint on the way
                 failure = str(error), error.hint
-        return Told(replace(notes.report(), failure=failure), said, outcome)
+        return WorkerMessage(replace(notes.report(), failure=failure), said, outcome)
 
 
 async def _wait(task: "asyncio.Task[SweepOutcome]", news: asyncio.Event) -> None:

@@ -9,14 +9,14 @@ from dataclasses import dataclass
 
 from tuner.engines.seam import Starter
 from tuner.errors import EngineError, TunerError
-from tuner.runs.cluster.crew import MOST_LOSSES, PATIENCE_S
 from tuner.runs.cluster.kinds import Description, grouped
-from tuner.runs.cluster.session import Hired, LostError, Session
+from tuner.runs.cluster.session import LostError, RaySession, WorkerHandle
 from tuner.runs.cluster.share import Share
-from tuner.runs.cluster.sweep_worker import Job, SweepWorker, Told
+from tuner.runs.cluster.sweep_worker import Job, SweepWorker, WorkerMessage
+from tuner.runs.cluster.worker_pool import MOST_LOSSES, PATIENCE_S
+from tuner.runs.engine_runner import Watcher
 from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.rig import Watcher
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 
@@ -65,7 +65,7 @@ def named(said: Mapping[str, Description]) -> dict[str, list[str]]:
 
 
 async def sweep_all(
-    session: Session, sweeps: Sequence[Sweep]
+    session: RaySession, sweeps: Sequence[Sweep]
 ) -> dict[str, SweepOutcome | TunerError]:
     """Make every kind's sweep at the same time; return what each found, or what ended it."""
     tasks = [asyncio.create_task(_sweep(session, one)) for one in sweeps]
@@ -78,7 +78,7 @@ async def sweep_all(
     return {one.kind.name: each for one, each in zip(sweeps, found, strict=True)}
 
 
-async def _sweep(session: Session, one: Sweep) -> SweepOutcome | TunerError:
+async def _sweep(session: RaySession, one: Sweep) -> SweepOutcome | TunerError:
     """Make one sweep; go on elsewhere on nodes of the same kind when its worker is gone."""
     kind = one.kind
     job = Job(
@@ -91,9 +91,9 @@ async def _sweep(session: Session, one: Sweep) -> SweepOutcome | TunerError:
     losses = 0
     while True:
         known = len(one.book.events)
-        hired = session.hire(SweepWorker, (job,), kind.share, list(kind.nodes))
+        handle = session.hire(SweepWorker, (job,), kind.share, list(kind.nodes))
         try:
-            return await _followed(hired, one)
+            return await _followed(handle, one)
         except LostError as error:
             one.watcher.warn(f"its worker is gone: {error}")
             losses = losses + 1 if len(one.book.events) == known else 1
@@ -105,14 +105,14 @@ async def _sweep(session: Session, one: Sweep) -> SweepOutcome | TunerError:
         except TunerError as error:
             return error
         finally:
-            hired.dismiss()
+            handle.dismiss()
 
 
-async def _followed(hired: Hired, one: Sweep) -> SweepOutcome:
+async def _followed(handle: WorkerHandle, one: Sweep) -> SweepOutcome:
     """Keep and tell what a worker measures. Raises LostError, TunerError."""
     try:
         async with asyncio.timeout(PATIENCE_S):
-            await hired.call("describe")
+            await handle.call("describe")
     except TimeoutError:
         raise EngineError(
             f"the cluster has had no room for an engine ({one.kind.share}) for {PATIENCE_S:.0f}s",
@@ -121,8 +121,8 @@ async def _followed(hired: Hired, one: Sweep) -> SweepOutcome:
     one.watcher.stage(f"on {', '.join(sorted(set(one.kind.nodes.values())))}")
     book = one.book
     replays = {event["file"]: book.replay(event) for event in book.of("replay")}
-    told: Told | None = None
-    async for told in hired.stream("sweep", book.events, replays):
+    told: WorkerMessage | None = None
+    async for told in handle.stream("sweep", book.events, replays):
         _keep(told, book)
         for method, arguments in told.said:
             getattr(one.watcher, method)(*arguments)
@@ -134,7 +134,7 @@ async def _followed(hired: Hired, one: Sweep) -> SweepOutcome:
     return told.outcome
 
 
-def _keep(told: Told, book: Journal) -> None:
+def _keep(told: WorkerMessage, book: Journal) -> None:
     lines, stored = [], 0
     for event in told.report.events:
         if "file" in event:

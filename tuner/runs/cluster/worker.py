@@ -15,12 +15,12 @@ from tuner.engines.sim import virtual_time
 from tuner.errors import TunerError
 from tuner.replay.measure import Measurement
 from tuner.runs.cluster.kinds import Description, describe_here
-from tuner.runs.cluster.notes import Notes, Report
+from tuner.runs.cluster.notes import Notes, WorkerReport
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build, Vary
 from tuner.runs.refine.knobs import Configuration
-from tuner.runs.refine.local_bench import LocalBench
-from tuner.runs.rig import Rig
+from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
@@ -30,7 +30,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 
 @dataclass(frozen=True, slots=True)
-class Kit:
+class WorkerConfig:
     """All that a worker needs to start engines and measure on them."""
 
     vary: Vary
@@ -44,7 +44,7 @@ class Kit:
 
 
 class _Listener:
-    """Keeps what the user should know until the next report. See rig.Watcher."""
+    """Keeps what the user should know until the next report. See runner.Watcher."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []
@@ -65,22 +65,24 @@ class _Listener:
         self.warnings.append(text)
 
 
-class Worker:
+class TrialWorker:
     """One engine at a time, on an event loop that lasts from call to call."""
 
-    def __init__(self, kit: Kit) -> None:
-        self._description = settled(kit.simulated, kit.omp_threads)
+    def __init__(self, config: WorkerConfig) -> None:
+        self._description = settled(config.simulated, config.omp_threads)
         loop: Callable[[], asyncio.AbstractEventLoop] | None = None
         read = None
-        if kit.simulated is not None:
+        if config.simulated is not None:
             loop = virtual_time.VirtualTimeLoop
         else:
             read = devices.DeviceMeter().read
         self._runner = asyncio.Runner(loop_factory=loop)
         self._notes, self._listener = Notes(), _Listener()
-        rig = Rig(kit.vary({}), kit.settings, Evidence(self._notes), self._listener, read)
+        runner = EngineRunner(
+            config.vary({}), config.settings, Evidence(self._notes), self._listener, read
+        )
         # how many failures are too many, the run says
-        self._bench = LocalBench(rig, kit.vary, most_failures=math.inf)
+        self._bench = LocalTrialRunner(runner, config.vary, most_failures=math.inf)
         self._workloads: dict[int, Workload] = {}
 
     def describe(self) -> Description:
@@ -99,20 +101,20 @@ class Worker:
         windows: tuple[Window, ...],
         build: Build,
         floors: tuple[float, ...],
-    ) -> Report:
+    ) -> WorkerReport:
         """See Lane."""
         workload = self._workloads[number].within(windows)
         return self._report(self._bench.trial(purpose, one, workload, build, lambda _: floors))
 
-    def climb(self, one: Configuration, number: int, build: Build) -> Report:
-        """See Bench."""
-        return self._report(self._bench.climb(one, self._workloads[number], build))
+    def ramp(self, one: Configuration, number: int, build: Build) -> WorkerReport:
+        """See TrialRunner."""
+        return self._report(self._bench.ramp(one, self._workloads[number], build))
 
     def close(self) -> None:
         """Stop the engine. Closing twice is allowed."""
         self._runner.run(self._bench.stop())
 
-    def _report(self, work: Coroutine[Any, Any, object]) -> Report:
+    def _report(self, work: Coroutine[Any, Any, object]) -> WorkerReport:
         failure = None
         try:
             self._runner.run(work)

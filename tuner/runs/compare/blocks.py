@@ -9,8 +9,8 @@ from tuner.runs.compare.evidence import Comparing
 from tuner.runs.compare.load_levels import Level, at_rate, end_to_end, rate_of, uniform
 from tuner.runs.compare.settings import Cell, CompareSettings
 from tuner.runs.compare.windows import windows_of
-from tuner.runs.evidence import Choice
-from tuner.runs.rig import Watcher
+from tuner.runs.engine_runner import Watcher
+from tuner.runs.evidence import Selection
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import RUN_IN_SHARE, Window, in_window
 from tuner.traffic.workload import keep_what_fits
@@ -59,7 +59,7 @@ class Blocks:
             part, windows = windows_of(
                 self.kept, settings.window, step_s=step_s, blocks=settings.repeats
             )
-            self.comparing.add_choice(Choice(part, windows, step_s))
+            self.comparing.add_choice(Selection(part, windows, step_s))
             starts, replays = settings.starts_and_replays()
             start_s = self.comparing.evidence.facts().start_s
             total_s = starts * start_s + replays * WINDOWS * windows[0].length_s

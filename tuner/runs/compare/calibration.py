@@ -10,16 +10,16 @@ import numpy as np
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine
 from tuner.errors import EngineError
-from tuner.replay.climb import DWELL, climb, sizes_upto
 from tuner.replay.probe import probe
+from tuner.replay.ramp import DWELL, ramp, sizes_upto
 from tuner.runs.compare.load_levels import mean_in_flight
-from tuner.runs.rig import FRESH_PROMPTS
+from tuner.runs.engine_runner import FRESH_PROMPTS
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.window import Window
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.simulation import EngineShape, simulate, traffic_of
 
-CLIMBS = 2
+RAMPS = 2
 """Times up and down again: 20 iterations of every size, from which on it counts in the law."""
 
 BUSIER = 3.0
@@ -66,11 +66,11 @@ async def measure_law(  # noqa: PLR0913 - what is measured, on what, and who is 
     found = await probe(requests, engine, prompt=prompt)
     await engine.reset_prefix_cache()
     tpot_s = float(np.median([one.tpot_s or one.ttft_s for one in found]))
-    iterations = CLIMBS * 2 * DWELL * len(sizes_upto(slots))
+    iterations = RAMPS * 2 * DWELL * len(sizes_upto(slots))
     length_s = min(most_s, iterations * BUSIER * tpot_s)
     begun(length_s)
     rows = itertools.count(FRESH_PROMPTS)
-    log, begin_s = await climb(
+    log, begin_s = await ramp(
         requests,
         engine,
         ceiling=slots,

@@ -14,7 +14,7 @@ from tuner.runs.compare.comparison import Row, Table, compared, numbers_of
 from tuner.runs.compare.load_levels import LENGTHS, Lengths, Level
 from tuner.runs.compare.notes import note_against, notes_on
 from tuner.runs.compare.settings import Cell
-from tuner.runs.evidence import Choice, Evidence
+from tuner.runs.evidence import Evidence, Selection
 from tuner.runs.journal import Event, Journal
 
 CALIBRATION = "calibration"
@@ -53,7 +53,7 @@ class Comparing:
             elapsed_s=elapsed_s,
         )
 
-    def add_choice(self, choice: Choice) -> None:
+    def add_choice(self, choice: Selection) -> None:
         self.evidence.add_choice(choice)
 
     def add_replay(self, result: Replay, approach: str, block: int, cell: Cell) -> None:

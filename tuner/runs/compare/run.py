@@ -21,7 +21,7 @@ from tuner.runs.compare.blocks import DRAIN_SHARE, Blocks
 from tuner.runs.compare.calibration import ReferenceEngine, measure_law
 from tuner.runs.compare.evidence import CALIBRATION, Comparing, session_of
 from tuner.runs.compare.settings import Cell, CompareSettings
-from tuner.runs.rig import Watcher
+from tuner.runs.engine_runner import Watcher
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo

@@ -14,16 +14,16 @@ from tuner.engines.seam import EngineFacts, Starter
 from tuner.errors import EngineError
 from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
-from tuner.runs.evidence import Choice, Evidence
+from tuner.runs.engine_runner import Watcher
+from tuner.runs.evidence import Evidence, Selection
 from tuner.runs.refine.knobs import TOKENS, Configuration
-from tuner.runs.rig import Watcher
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 
 Vary = Callable[[Configuration], Starter]
 """Returns what starts engines with the profile's arguments and these changed."""
 
-CLIMB = "climb"
+RAMP = "ramp"
 """Purpose of what times every batch size."""
 
 MOST_FAILURES = 3
@@ -114,7 +114,7 @@ class Lane(Protocol):
         ...
 
 
-class Bench(ABC):
+class TrialRunner(ABC):
     """Where trials are made, and what was measured so far."""
 
     width = 1
@@ -147,8 +147,8 @@ class Bench(ABC):
         one is in another."""
 
     @abstractmethod
-    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
-        """Time every batch size up to what the engine is built for; see ``climb``. Fails as a trial
+    async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """Time every batch size up to what the engine is built for; see ``ramp``. Fails as a trial
         does."""
 
     @abstractmethod
@@ -225,7 +225,7 @@ class Bench(ABC):
         return self.evidence.spent_s()
 
     def keep_workload(self, workload: Workload) -> None:
-        self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
+        self.evidence.add_choice(Selection(workload.part, workload.windows, workload.step_s))
 
     def _count(self, failed: str | None, hint: str) -> None:
         """Raise EngineError when a failure is one too many in a row."""

@@ -10,40 +10,42 @@ from dataclasses import asdict
 from tuner.engines.seam import Engine
 from tuner.errors import EngineError
 from tuner.replay.replay import CutRule
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.refine.bench import (
-    CLIMB,
     MOST_FAILURES,
-    Bench,
+    RAMP,
     Build,
     Done,
     Floors,
     Lane,
+    TrialRunner,
     Vary,
     no_floors,
     told,
 )
 from tuner.runs.refine.gains.judge import SEARCH, is_knee
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
-from tuner.runs.rig import Rig
 from tuner.traffic.workload import Workload
 
 
-class LocalBench(Bench):
+class LocalTrialRunner(TrialRunner):
     """The one engine that is up on this machine."""
 
-    def __init__(self, rig: Rig, vary: Vary, *, most_failures: float = MOST_FAILURES) -> None:
-        super().__init__(rig.evidence, rig.watcher, most_failures=most_failures)
-        self.rig = rig
+    def __init__(
+        self, runner: EngineRunner, vary: Vary, *, most_failures: float = MOST_FAILURES
+    ) -> None:
+        super().__init__(runner.evidence, runner.watcher, most_failures=most_failures)
+        self.runner = runner
         self._vary = vary
         self._built: tuple[object, ...] | None = None
         self._first: tuple[Configuration, Workload, Build] | None = None
 
     def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
-        """See Bench."""
+        """See TrialRunner."""
         self._first = knee, workload, build
 
     async def settle(self) -> None:
-        """See Bench: there is one place alone."""
+        """See TrialRunner: there is one place alone."""
 
     def is_here(self, done: Done) -> bool:
         return not done.worker  # what a cluster measured before was elsewhere
@@ -57,18 +59,18 @@ class LocalBench(Bench):
         yield self
 
     def is_up_for(self, one: Configuration, build: Build) -> bool:
-        return self.rig.engine is not None and self._built == (build, restart_key(one))
+        return self.runner.engine is not None and self._built == (build, restart_key(one))
 
     async def engine_for(self, one: Configuration, build: Build) -> Engine:
         """Return an engine with the configuration's limits set. Raises EngineError."""
-        if self.rig.engine is None or not self.is_up_for(one, build):
+        if self.runner.engine is None or not self.is_up_for(one, build):
             await self.stop()
             built_for = told({**one, CAP: build.cap, TOKENS: build.tokens})
             self.watcher.stage(f"starting an engine with {built_for}")
             starter = self._vary({**one, TOKENS: build.tokens})
-            self.rig.engine = await starter.start(max_num_seqs=build.cap)
+            self.runner.engine = await starter.start(max_num_seqs=build.cap)
             self._built = (build, restart_key(one))
-            facts = self.rig.engine.facts
+            facts = self.runner.engine.facts
             self.evidence.check_machine(facts)
             self._append(
                 "start",
@@ -77,14 +79,14 @@ class LocalBench(Bench):
                 key=repr(restart_key(one)),
                 facts=asdict(facts),
             )
-        await self.rig.engine.set_limits(
+        await self.runner.engine.set_limits(
             max_num_seqs=number(one[CAP]), max_num_batched_tokens=number(one[TOKENS])
         )
-        return self.rig.engine
+        return self.runner.engine
 
     async def stop(self) -> None:
         self._built = None
-        await self.rig.stop()
+        await self.runner.stop()
 
     async def trial(
         self,
@@ -114,7 +116,7 @@ class LocalBench(Bench):
                 rule = CutRule(workload.slo, limits[place] if limits else 0.0)
                 sent = workload.sent_in(window)
                 cap = number(one[CAP])
-                replay = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+                replay = await self.runner.replay(engine, purpose, cap, sent, window, rule)
                 self.evidence.add_replay(replay, purpose, window=place)
 
         await self._attempt(replay)
@@ -123,17 +125,17 @@ class LocalBench(Bench):
             self.watcher.measured(f"{purpose} {told(one)}", done.measured(workload))
         return done
 
-    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
-        """See Bench."""
+    async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """See TrialRunner."""
         if self.under_way() is None:
-            self._append("trial", purpose=CLIMB, max_num_seqs=build.cap, configuration=dict(one))
+            self._append("trial", purpose=RAMP, max_num_seqs=build.cap, configuration=dict(one))
 
-        async def climb() -> None:
+        async def ramp() -> None:
             if not self.evidence.replayed():
                 engine = await self.engine_for({**one, CAP: build.cap}, build)
-                await self.rig.climb(engine, CLIMB, build.cap, workload, workload.step_s)
+                await self.runner.ramp(engine, RAMP, build.cap, workload, workload.step_s)
 
-        await self._attempt(climb)
+        await self._attempt(ramp)
 
     async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
         """Do what a trial consists of, and note how it ended."""
@@ -141,7 +143,7 @@ class LocalBench(Bench):
         try:
             await work()
         except EngineError as error:
-            started = self.rig.engine is not None
+            started = self.runner.engine is not None
             await self.stop()
             failed, hint = str(error), error.hint
         self._count(failed, hint)

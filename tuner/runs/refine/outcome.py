@@ -11,7 +11,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, Prediction, Step, SweepOutcome
+from tuner.runs.outcome import Conclusion, CurvePoint, Prediction, SweepOutcome
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
 from tuner.runs.refine.objective import Objective, Told, deficit, gains
 from tuner.runs.settings import SweepSettings
@@ -21,8 +21,8 @@ from tuner.traffic.workload import Workload
 from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
-from tuner.twin.reasons import Verdict
 from tuner.twin.simulation import traffic_of
+from tuner.twin.verdict_text import Verdict
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
@@ -162,7 +162,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
         arrival_rate_rps=len(workload.judged) / workload.judged_s,
         confirmed=measured,
         with_headroom=measure(with_headroom, workload.slo) if with_headroom else None,
-        agreement=None,
+        aa_check=None,
         predictions=tuple(
             Prediction(load, one.measurement(cap), one.intervals(cap))
             for load, one in ((1.0, view), (headroom, raised))
@@ -176,16 +176,16 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
     )
 
 
-def _curve(view: Forecast | None, measured: Measurement) -> tuple[Step, ...]:
+def _curve(view: Forecast | None, measured: Measurement) -> tuple[CurvePoint, ...]:
     """Return the curve of max_num_seqs at the refined arguments: the twin's, or where it is not
     believed the one step that was replayed."""
     cap = measured.max_num_seqs
     if view is None or not view.is_believed:
-        return (Step(measured, measured, "measured", {}, {}),)
+        return (CurvePoint(measured, measured, "measured", {}, {}),)
     caps = list(view.weighed.samples)
     below = {high: low for low, high in pairwise(caps)}
     return tuple(
-        Step(
+        CurvePoint(
             numbers=view.measurement(one),
             measured=measured if one == cap else None,
             source="both" if one == cap else "twin",

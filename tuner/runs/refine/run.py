@@ -1,4 +1,4 @@
-"""The run of `tuner refine`: climb → knee → search → compare in turns → profile.
+"""The run of `tuner refine`: ramp → knee → search → compare in turns → profile.
 
 One engine is built for the most that any live trial asks, so that cap and token budget change
 without a restart. Everything measured is in the journal before the next step begins.
@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from tuner.profile.stored_twin import restored
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.refine.bench import CLIMB, Bench, Build, Chosen, Done
+from tuner.runs.refine.bench import RAMP, Build, Chosen, Done, TrialRunner
 from tuner.runs.refine.gains.balance import Windows, balanced
 from tuner.runs.refine.gains.judge import SEARCH, Question, has_room, is_knee
 from tuner.runs.refine.gains.paired import COMPARING, PAIRS, affordable, compare, half_s, is_live
@@ -31,18 +31,18 @@ from tuner.twin.forecast import Forecast
 
 TRIALS = 4
 STEPS = 2 + TRIALS + 2 * PAIRS + 2
-"""Steps of replay that a refinement plans for: the climb and the knee, some trials, the pairs, the
+"""Steps of replay that a refinement plans for: the ramp and the knee, some trials, the pairs, the
 refined engine by itself and with headroom."""
 
 ENDING = 2 * PAIRS + 1
 """Of these, what the search leaves at least, beside the one with headroom: that takes longer."""
 
-SEARCHING = (CLIMB, SEARCH)
+SEARCHING = (RAMP, SEARCH)
 """Purposes of what is replayed before the pairs."""
 
 
 async def refine(
-    requests: Sequence[TraceRequest], plan: Plan, bench: Bench, study: Study
+    requests: Sequence[TraceRequest], plan: Plan, bench: TrialRunner, study: Study
 ) -> Refinement:
     """Search around the profile's knee and compare what was found with it.
 
@@ -57,7 +57,7 @@ async def refine(
 
 
 class _Run:
-    def __init__(self, plan: Plan, bench: Bench) -> None:
+    def __init__(self, plan: Plan, bench: TrialRunner) -> None:
         self.plan, self.bench = plan, bench
         self.settings, self.space = plan.settings, plan.space
         self.warnings = list(plan.warnings)
@@ -241,10 +241,10 @@ class _Run:
         bench, knee = self.bench, self.space.knee
         bench.begin(knee, self.workload, self._build())
         while (first := self._first_looks()) is None:
-            if any(map(bench.is_here, bench.served(CLIMB))):
+            if any(map(bench.is_here, bench.served(RAMP))):
                 await bench.trial(SEARCH, knee, self.workload, self._build())
             else:
-                await bench.climb(knee, self.workload, self._build())
+                await bench.ramp(knee, self.workload, self._build())
         starts_s = self._ending_starts() * self.plan.start_s
         step_s = max(self.workload.step_s, half_s(first[-1:], (knee,)))
         return Question(
@@ -286,12 +286,12 @@ class _Run:
         return None
 
     def _first_looks(self) -> list[Done] | None:
-        """Return the climb and the knee in one place: what the screen is made of, then as after a
+        """Return the ramp and the knee in one place: what the screen is made of, then as after a
         resume. None while there are none."""
-        climbs = {one.worker: one for one in reversed(self.bench.served(CLIMB))}
+        ramps = {one.worker: one for one in reversed(self.bench.served(RAMP))}
         for one in self.bench.served(SEARCH):
-            if is_knee(one, self.space.knee) and one.worker in climbs:
-                return [climbs[one.worker], one]
+            if is_knee(one, self.space.knee) and one.worker in ramps:
+                return [ramps[one.worker], one]
         return None
 
 

@@ -11,7 +11,7 @@ in the same place, so that what one place is faster than another is nobody's gai
 import asyncio
 from collections.abc import Callable, Sequence
 
-from tuner.runs.refine.bench import MOST_FAILURES, Bench, Done, Lane
+from tuner.runs.refine.bench import MOST_FAILURES, Done, Lane, TrialRunner
 from tuner.runs.refine.gains.judge import SEARCH, WORTH, Judge, Question, is_knee
 from tuner.runs.refine.gains.likely import flipped, likely
 from tuner.runs.refine.gains.screen import ALIKE
@@ -48,7 +48,7 @@ ROOM = 0.10
 class Search:
     """A search under way."""
 
-    def __init__(self, bench: Bench, study: Study, question: Question) -> None:
+    def __init__(self, bench: TrialRunner, study: Study, question: Question) -> None:
         self.bench, self.study, self.question = bench, study, question
         self.judge = Judge(bench, question)
         self._waiting: list[Asked] = []

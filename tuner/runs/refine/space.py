@@ -35,7 +35,7 @@ LESS_MEMORY = (3 / 4, 1 / 2, 1 / 3)
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class TrafficNeeds:
     """What the traffic and the profile say of which arguments can matter."""
 
     longest_prompt: int
@@ -60,7 +60,7 @@ Left = dict[str, str]
 
 
 def default_knobs(
-    engine: Configuration, demand: Demand
+    engine: Configuration, demand: TrafficNeeds
 ) -> tuple[dict[str, tuple[tuple[ArgumentValue, ...], str]], Left]:
     """Return name → (values, why) around a profile's engine arguments, and what was left out."""
     cap, tokens = number(engine[CAP]), number(engine[TOKENS])
@@ -105,7 +105,7 @@ def default_knobs(
 
 def _memory(
     engine: Configuration,
-    demand: Demand,
+    demand: TrafficNeeds,
     found: dict[str, tuple[tuple[ArgumentValue, ...], str]],
     left: Left,
 ) -> None:
@@ -137,7 +137,7 @@ def _memory(
 
 def build_space(
     engine: Configuration,
-    demand: Demand,
+    demand: TrafficNeeds,
     named: Search,
     refusal: Callable[[str, ArgumentValue], str | None],
 ) -> Space:
@@ -208,7 +208,7 @@ def _ignored(name: str, engine: Configuration) -> str | None:
     return None
 
 
-def _check_limits(engine: Configuration, demand: Demand, named: Search) -> None:
+def _check_limits(engine: Configuration, demand: TrafficNeeds, named: Search) -> None:
     """Refuse what no engine could ever fill: it would only be built too large to start."""
     most_cap = max(demand.requests, *demand.caps, number(engine[CAP]))
     for cap in map(number, named.get(CAP, ())):

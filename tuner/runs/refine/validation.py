@@ -6,7 +6,7 @@ from dataclasses import replace
 from tuner.profile.schema import ServingProfile
 from tuner.runs.conclusion import at_load
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.refine.bench import CLIMB, Bench, Build, Done
+from tuner.runs.refine.bench import RAMP, Build, Done, TrialRunner
 from tuner.runs.refine.gains.judge import SEARCH
 from tuner.runs.refine.gains.paired import is_live
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
@@ -22,7 +22,7 @@ the load of the validation."""
 
 
 async def validate(  # noqa: PLR0913 - the choice, and all that its profile tells
-    bench: Bench,
+    bench: TrialRunner,
     one: Configuration,
     profile: ServingProfile,
     *,
@@ -46,9 +46,9 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
         await bench.trial(RAISED, one, replace(workload, requests=tuple(raised)), build)
     if not is_live(one, knee) and not any(
-        is_live(done.configuration, one) for done in bench.served(CLIMB)
+        is_live(done.configuration, one) for done in bench.served(RAMP)
     ):  # where it fails, there are the replays
-        await bench.climb(one, workload, replace(searched, turn=2 * pairs + 1))
+        await bench.ramp(one, workload, replace(searched, turn=2 * pairs + 1))
     tried = {
         number(done.configuration[CAP])
         for done in bench.served(SEARCH)
@@ -82,7 +82,7 @@ def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
 
 
 def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
-    bench: Bench,
+    bench: TrialRunner,
     one: Configuration,
     done: Sequence[Done],
     workload: Workload,
@@ -96,7 +96,7 @@ def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
     sent = [
         (workload.sent_in(window), replay)
         for each in alike
-        if each.purpose not in {CLIMB, RAISED}
+        if each.purpose not in {RAMP, RAISED}
         for window, replay in zip(each.windows, each.replays, strict=False)
         if replay.cut is None
     ]

@@ -1,4 +1,4 @@
-"""The run: engine → climb → ladder → journal → knee, then the confirming engine.
+"""The run: engine → ramp → ladder → journal → knee, then the confirming engine.
 
 One engine is started at the ceiling and its cap changes live; one fresh engine at the chosen value
 confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything measured is in the
@@ -14,10 +14,11 @@ from tuner.replay.probe import probe
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.conclusion import conclude, outcome_of, view_of
-from tuner.runs.evidence import RUNGS, Choice, Evidence
+from tuner.runs.engine_runner import EngineRunner, Watcher, in_words
+from tuner.runs.evidence import RUNGS, Evidence, Selection
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import (
-    CONTROL_SHARE,
+    DRIFT_RAMP_SHARE,
     FAST_STEPS,
     STEPS,
     cut_floor,
@@ -27,7 +28,6 @@ from tuner.runs.ladder import (
     short_s,
 )
 from tuner.runs.outcome import Conclusion, SweepOutcome
-from tuner.runs.rig import Rig, Watcher
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
@@ -61,25 +61,29 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     Raises EngineError, GeneratorLateError, RunError; TraceError when nothing can be replayed;
     UsageError when the budget is too small.
     """
-    rig = Rig(starter, settings, Evidence(journal), watcher, read_device)
-    run = SweepRun(rig)
+    runner = EngineRunner(starter, settings, Evidence(journal), watcher, read_device)
+    run = SweepRun(runner)
     try:
         await run.conclude(requests)
         await run.confirm()
     finally:
-        await rig.stop()
+        await runner.stop()
     return run.outcome()
 
 
 class SweepRun:
-    """A run under way: first concluded, then confirmed. Whoever has made the rig stops it."""
+    """A run under way: first concluded, then confirmed. Whoever has made the runner stops it."""
 
     conclusion: Conclusion
     workload: Workload
 
-    def __init__(self, rig: Rig) -> None:
-        self.rig = rig
-        self.settings, self.evidence, self.watcher = rig.settings, rig.evidence, rig.watcher
+    def __init__(self, runner: EngineRunner) -> None:
+        self.runner = runner
+        self.settings, self.evidence, self.watcher = (
+            runner.settings,
+            runner.evidence,
+            runner.watcher,
+        )
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
 
@@ -106,11 +110,11 @@ class SweepRun:
         self.evidence.check()
         unloaded = self.evidence.unloaded()
         if unloaded is None:
-            engine = await self.rig.engine_for(self.settings.ceiling, "ladder")
+            engine = await self.runner.engine_for(self.settings.ceiling, "ladder")
             requests = self.fitting(all_requests, engine.facts)
             self.watcher.stage("measuring requests one at a time, for what an idle engine does")
             self.evidence.add_probes(
-                await probe(requests, engine, prompt=self.rig.prompts(engine.facts))
+                await probe(requests, engine, prompt=self.runner.prompts(engine.facts))
             )
             unloaded = self.evidence.unloaded()
             assert unloaded is not None
@@ -131,7 +135,7 @@ class SweepRun:
         workload = choose_workload(
             requests, slo, unloaded, asked=self.settings.window, step_s=step_s
         )
-        self.evidence.add_choice(Choice(workload.part, workload.windows, workload.step_s))
+        self.evidence.add_choice(Selection(workload.part, workload.windows, workload.step_s))
         self.warn_of(workload.step_s)
         windows = ", ".join(map(str, workload.windows))
         self.watcher.stage(
@@ -214,9 +218,10 @@ class SweepRun:
             )
             needed_s = self.evidence.spent_s() + workload.step_s + confirming_s
             if blocks and needed_s > self.settings.budget_s:
-                if trial.purpose != "again":
+                if trial.purpose != "tie_break":
                     self.warnings.append(
-                        f"the budget left no room for {trial.purpose} {trial.max_num_seqs}"
+                        f"the budget left no room for {in_words(trial.purpose)} "
+                        f"{trial.max_num_seqs}"
                     )
                 return trial.purpose != "ladder"
             self.evidence.begin(trial)
@@ -227,19 +232,21 @@ class SweepRun:
     async def make(self, trial: Trial, workload: Workload) -> None:
         """Measure one trial, or what an interruption left of it."""
         cap, purpose = trial.max_num_seqs, trial.purpose
-        engine = await self.rig.engine_for(cap, "ladder")
+        engine = await self.runner.engine_for(cap, "ladder")
         if purpose in RUNGS:
             await self.rung(trial, engine, workload)
         elif self.evidence.replayed():
             pass  # all but its end was written down
-        elif purpose == "climb":
-            await self.rig.climb(engine, purpose, cap, workload, workload.step_s)
-        elif purpose == "control":
-            await self.rig.climb(engine, purpose, cap, workload, CONTROL_SHARE * workload.step_s)
+        elif purpose == "ramp":
+            await self.runner.ramp(engine, purpose, cap, workload, workload.step_s)
+        elif purpose == "drift_ramp":
+            await self.runner.ramp(
+                engine, purpose, cap, workload, DRIFT_RAMP_SHARE * workload.step_s
+            )
         else:
             window, rule = workload.windows[0], CutRule(workload.slo, 0.0, short_s(workload.step_s))
             sent = workload.sent_in(window)
-            result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+            result = await self.runner.replay(engine, purpose, cap, sent, window, rule)
             self.evidence.add_replay(result, purpose)
         self.evidence.end()
 
@@ -257,13 +264,13 @@ class SweepRun:
                 continue
             rule = CutRule(workload.slo, floor, short_s(workload.step_s) if ruled_out else None)
             sent = workload.sent_in(window)
-            result = await self.rig.replay(engine, purpose, cap, sent, window, rule)
+            result = await self.runner.replay(engine, purpose, cap, sent, window, rule)
             if ruled_out:
                 bound = min(bound, result.attainment_bound)
                 result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
             self.evidence.add_replay(result, purpose, window=number)
         replays = list(self.evidence.replayed().values())
-        self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))
+        self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
 
     async def confirm(self) -> None:
         """Measure the choice on an engine of its own, at the captured load (unless the ladder's
@@ -287,9 +294,9 @@ class SweepRun:
                 if left_s < (window.replay_s if purpose == "headroom" else 0.0):
                     return
                 raised = scale_load(workload.sent_in(window), load, seed=settings.seed)
-                engine = await self.rig.engine_for(cap, "confirm")
-                result = await self.rig.replay(engine, purpose, cap, raised, window, rule)
+                engine = await self.runner.engine_for(cap, "confirm")
+                result = await self.runner.replay(engine, purpose, cap, raised, window, rule)
                 self.evidence.add_replay(result, purpose, window=number)
             replays = self.evidence.confirming(purpose, cap)
             if len(replays) > done:
-                self.watcher.measured(f"{purpose} {cap}", measure(replays, workload.slo))
+                self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))

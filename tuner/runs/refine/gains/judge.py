@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.refine.bench import Bench, Build, Done, Floors
+from tuner.runs.refine.bench import Build, Done, Floors, TrialRunner
 from tuner.runs.refine.gains.screen import ALIKE, Screen, combined
 from tuner.runs.refine.knobs import Configuration, Space, frees, smallest
 from tuner.runs.refine.objective import GOODPUT, Objective, Told, deficit, gains
@@ -81,7 +81,7 @@ class Judged:
 class Judge:
     """What the bench measured so far, judged."""
 
-    def __init__(self, bench: Bench, question: Question) -> None:
+    def __init__(self, bench: TrialRunner, question: Question) -> None:
         self.bench, self.question = bench, question
         self._judged: dict[int, Judged | None] = {}
         """By the place of the trial in the run."""

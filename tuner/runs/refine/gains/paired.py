@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.refine.bench import Bench, Build, Done, told
+from tuner.runs.refine.bench import Build, Done, TrialRunner, told
 from tuner.runs.refine.gains.judge import has_room
 from tuner.runs.refine.gains.proof import Paired, proof
 from tuner.runs.refine.gains.ratio import Ratio, ratio
@@ -32,7 +32,7 @@ leaves out on that side, or the look would make intervals miss more often than t
 
 
 async def compare(  # noqa: PLR0913 - what is compared, by what, on what
-    bench: Bench,
+    bench: TrialRunner,
     one: Configuration,
     knee: Configuration,
     *,
@@ -67,7 +67,7 @@ async def compare(  # noqa: PLR0913 - what is compared, by what, on what
 
 
 def _ended(
-    bench: Bench,
+    bench: TrialRunner,
     wanted: int,
     ratios: Callable[[Sequence[Done]], Mapping[str, Ratio]],
     aim: str,
@@ -136,7 +136,7 @@ def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configur
     return Build(number(side[CAP]), number(side[TOKENS]), turn=1 + turn)
 
 
-def _halves(bench: Bench) -> list[Done]:
+def _halves(bench: TrialRunner) -> list[Done]:
     return bench.served(*COMPARING)
 
 

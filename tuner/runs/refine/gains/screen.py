@@ -47,7 +47,7 @@ Paces = Sequence[tuple[float, float]]
 """How slow a machine is at times, as factors on its law, and at what share of the time."""
 
 STEADY: Paces = ((1.0, 1.0),)
-LEAST_WANDER = 0.01
+LEAST_SPEED_SD = 0.01
 """Standard deviation of log slowness below which a machine is steady: three times the work would
 tell the same."""
 
@@ -148,7 +148,7 @@ class Screen:
         return seen([self.served(one, traffic, window, slowness=slowest)], self.slo).attainment
 
     def at_usual_speed(self) -> "Screen":
-        """Return the twin of a machine whose speed does not wander."""
+        """Return the twin of a machine whose speed does not speed_sd."""
         return replace(self, paces=STEADY, _measured={})
 
     def _shape_at(self, one: Configuration) -> EngineShape:
@@ -228,20 +228,20 @@ def screen_of(
         objectives=objectives,
         knee=knee,
         hit_share=view.hit_share,
-        paces=paces_of(view.wander),
+        paces=paces_of(view.speed_sd),
     )
 
 
-def paces_of(wander: float) -> Paces:
+def paces_of(speed_sd: float) -> Paces:
     """Return the paces that stand for all of a machine whose log slowness has this standard
     deviation: the three of Gauss and Hermite, by which means of smooth curves are exact.
 
     >>> [(round(factor, 2), round(share, 2)) for factor, share in paces_of(0.1)]
     [(0.84, 0.17), (1.0, 0.67), (1.19, 0.17)]
     """
-    if wander < LEAST_WANDER:
+    if speed_sd < LEAST_SPEED_SD:
         return STEADY
-    far = math.exp(math.sqrt(3) * wander)
+    far = math.exp(math.sqrt(3) * speed_sd)
     return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
 
 

@@ -55,7 +55,7 @@ def usual_laws(
         today, then = (_log_time(laws, both) for laws in (now, [before.law, *before.draws]))
         if np.isfinite(today).all() and np.isfinite(then).all():
             apart = float(then[0] - today[0])
-            slower, sd = together(apart, _sd(today), max(_sd(then), view.wander))
+            slower, sd = together(apart, _sd(today), max(_sd(then), view.speed_sd))
     usual = here[0] + slower + sd * np.concatenate(([0.0], speeds(len(draws))))
     factors = np.exp(usual - here).tolist()
     return [law.slowed(factor) for law, factor in zip(now, factors, strict=True)]

@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.runs.outcome import Conclusion, Prediction, SweepOutcome
 from tuner.twin.choice import Values
-from tuner.twin.forecast import Change
+from tuner.twin.forecast import StepChange
 from tuner.twin.uncertainty import (
     GOOD_ATTAINMENT,
     GOOD_TAIL,
@@ -30,11 +30,11 @@ DEFENDED = 0.5
 PRICED = {"goodput_rps": "goodput", "e2el_p99_ms": "p99 E2EL", "tpot_p95_ms": "p95 TPOT"}
 """What a price is told in."""
 
-SharingKind = Literal["shared", "separate", "inconclusive"]
+SharedCapKind = Literal["shared", "separate", "inconclusive"]
 
 
 @dataclass(frozen=True, slots=True)
-class Demand:
+class TraceDemand:
     """What one trace says of every cap."""
 
     trace: str
@@ -63,16 +63,16 @@ class Price:
     attainment: float
     """At the cap that is shared; at most that where it was cut."""
 
-    changes: Mapping[str, Change]
+    changes: Mapping[str, StepChange]
     """Shares of goodput, p95 TPOT and p99 E2EL against its own cap; empty where that is shared or
     the cap was cut."""
 
 
 @dataclass(frozen=True, slots=True)
-class Sharing:
+class SharedCap:
     """Whether one cap serves every trace, and which."""
 
-    kind: SharingKind
+    kind: SharedCapKind
     max_num_seqs: int
     """Where ``kind`` is ``separate``, the best compromise: not good enough for all."""
 
@@ -87,13 +87,13 @@ class Sharing:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class MultiTraceOutcome:
     """What several traces come to."""
 
     outcomes: Mapping[str, SweepOutcome]
     """Trace → what it would have by itself."""
 
-    sharing: Sharing
+    sharing: SharedCap
     prices: tuple[Price, ...]
     """What each pays for the cap of ``sharing``."""
 
@@ -121,7 +121,7 @@ def compromise(losses: Mapping[str, Mapping[int, float]]) -> int:
     return min(caps, key=lambda cap: (max(of_cap[cap] for of_cap in losses.values()), cap))
 
 
-def share(demands: Sequence[Demand]) -> Sharing:
+def share(demands: Sequence[TraceDemand]) -> SharedCap:
     """Return the cap that all of these share. Draws of different traces are independent."""
     losses = {one.trace: _losses(one.values, one.own) for one in demands}
     cap = compromise(losses)
@@ -136,8 +136,8 @@ def share(demands: Sequence[Demand]) -> Sharing:
     low, high = np.percentile(picks, (2.5, 97.5), method="nearest").tolist()
     confidence = agree / count
     decided = confidence >= DEFENDED and all(one.is_decided for one in demands)
-    kind: SharingKind = ("shared" if serves else "separate") if decided else "inconclusive"
-    return Sharing(kind, cap, (min(low, cap), max(high, cap)), confidence, losses)
+    kind: SharedCapKind = ("shared" if serves else "separate") if decided else "inconclusive"
+    return SharedCap(kind, cap, (min(low, cap), max(high, cap)), confidence, losses)
 
 
 def _losses(values: Values, own: int) -> dict[int, float]:
@@ -148,7 +148,7 @@ def _worst(losses: Mapping[str, Mapping[int, float]], cap: int) -> float:
     return max(of_cap[cap] for of_cap in losses.values())
 
 
-def demand_of(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) -> Demand:
+def trace_demand(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) -> TraceDemand:
     """Return what a run's conclusion, or its measured blocks where the twin did not decide, says
     of every cap."""
     view, verdict = conclusion.view, conclusion.verdict
@@ -168,18 +168,20 @@ def demand_of(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) -> De
         values = {one.cap: (one.attainment, one.log_tail) for one in curve}
         draws = tuple(drawn_values(blocks, curve))
     is_decided = verdict.kind != "inconclusive"
-    return Demand(trace, verdict.max_num_seqs, values, draws, is_decided)
+    return TraceDemand(trace, verdict.max_num_seqs, values, draws, is_decided)
 
 
-def price_of(demand: Demand, conclusion: Conclusion, blocks: Sequence[Block], cap: int) -> Price:
+def price_of(
+    demand: TraceDemand, conclusion: Conclusion, blocks: Sequence[Block], cap: int
+) -> Price:
     """Return what a trace pays for a cap, with 95 % intervals."""
-    changes: Mapping[str, Change] = {}
+    changes: Mapping[str, StepChange] = {}
     if cap != demand.own:
         if conclusion.view is not None and conclusion.by_twin:
             changes = conclusion.view.changes(demand.own, cap)
         else:
             found = relative_changes(blocks, demand.own, cap)
-            changes = {name: Change(*values) for name, values in found.items()}
+            changes = {name: StepChange(*values) for name, values in found.items()}
     lost = loss(demand.values, demand.own, cap)
     return Price(demand.trace, demand.own, lost, demand.values[cap][0], changes)
 
@@ -201,12 +203,12 @@ def at_cap(outcome: SweepOutcome, cap: int) -> SweepOutcome:
         conclusion=replace(conclusion, verdict=verdict),
         confirmed=None,
         with_headroom=None,
-        agreement=None,
+        aa_check=None,
         predictions=predictions,
     )
 
 
-def shared_outcome(found: Together) -> SweepOutcome:
+def shared_outcome(found: MultiTraceOutcome) -> SweepOutcome:
     """Return what the profile for all is made of: the busiest trace's numbers at the shared cap."""
     sharing = found.sharing
     cap = sharing.max_num_seqs
@@ -227,7 +229,7 @@ def busiest(outcomes: Mapping[str, SweepOutcome], cap: int) -> str:
     return max(outcomes, key=lambda name: outcomes[name].conclusion.step(cap).numbers.running_mean)
 
 
-def reason_of(found: Together) -> str:
+def reason_of(found: MultiTraceOutcome) -> str:
     """Say which cap serves all of them, or that none does, and what it costs each."""
     sharing, cap = found.sharing, found.sharing.max_num_seqs
     names = ", ".join(found.outcomes)
@@ -249,7 +251,7 @@ def reason_of(found: Together) -> str:
     return f"inconclusive, {cap} is the best compromise so far, but {why}: {costs}"
 
 
-def overloaded(found: Together) -> list[str]:
+def overloaded(found: MultiTraceOutcome) -> list[str]:
     """Return the traces that no cap serves within the SLO: there is nothing to put into rollout."""
     return [name for name, one in found.outcomes.items() if one.verdict.kind == "overloaded"]
 
@@ -257,7 +259,8 @@ def overloaded(found: Together) -> list[str]:
 def cost_of(price: Price, cap: int) -> str:
     """Say what one trace pays.
 
-    >>> cost_of(Price("night", 8, 0.6, 0.97, {"goodput_rps": Change(-0.012, -0.02, -0.004)}), 16)
+    >>> change = StepChange(-0.012, -0.02, -0.004)
+    >>> cost_of(Price("night", 8, 0.6, 0.97, {"goodput_rps": change}), 16)
     'night (own 8): goodput -1.2% (-2.0% to -0.4%)'
     """
     if cap == price.own:

@@ -1,6 +1,6 @@
 """Whether the confirming engine is the one that the ladder measured: an A/A test. Pure.
 
-Two replays of one cap differ because the machine's speed wanders. So each is held against the twin
+Two replays of one cap differ because the machine's speed varies. So each is held against the twin
 at the speed that the machine had then, as a control variate: what is left is the engine's. Raw
 tails of two equal replays would differ "significantly" most of the time (docs/decisions).
 """
@@ -31,19 +31,19 @@ CLAIM_SPEED = 3.0
 LEAST_ATTAINMENT = 0.02
 """A smaller difference is not worth a word."""
 
-PRIOR_WANDER = 0.02
+PRIOR_SPEED_SD = 0.02
 """How far the mean speed of a minute is from the usual one, before it was seen."""
 
 
 @dataclass(frozen=True, slots=True)
-class Agreement:
+class AaCheck:
     """The confirming engine against the ladder's."""
 
     slower: float
     """How much longer its iterations took than the law says; 0.1 is 10 %."""
 
     slower_limit: float
-    """What the machine's own wandering explains."""
+    """What the machine's own changes of speed explain."""
 
     attainment: float
     """Attainment that neither the machine's speed nor the ladder explains."""
@@ -59,17 +59,17 @@ class Agreement:
         return abs(self.attainment) > self.attainment_limit
 
 
-def agreement(
+def aa_check(
     view: Forecast, ladder: Sequence[Observed], confirming: Sequence[Observed], *, cap: int
-) -> Agreement | None:
+) -> AaCheck | None:
     """Return how the confirming windows at ``cap`` agree with the ladder's; None without any."""
     confirming = [one for one in confirming if len(one.iterations)]
     if not confirming:
         return None
-    slower = _log_slowness(view, [one.iterations for one in confirming])
-    before = [_log_slowness(view, [one.iterations]) for one in ladder if len(one.iterations)]
+    slower = _log_slowdown(view, [one.iterations for one in confirming])
+    before = [_log_slowdown(view, [one.iterations]) for one in ladder if len(one.iterations)]
     seen = math.sqrt(float(np.mean(np.square(before)))) if before else 0.0
-    wander = math.hypot(PRIOR_WANDER, max(view.wander, seen))
+    speed_sd = math.hypot(PRIOR_SPEED_SD, max(view.speed_sd, seen))
     ours = [_left(view, one) for one in confirming if not one.cut]
     theirs = [_left(view, one) for one in ladder if not one.cut]
     same = [_left(view, one) for one in ladder if not one.cut and one.max_num_seqs == cap]
@@ -77,15 +77,15 @@ def agreement(
         (sum(one**2 for one in theirs) + PRIOR_WEIGHT * PRIOR_SD**2) / (len(theirs) + PRIOR_WEIGHT)
     )
     difference = float(np.mean(ours) - (np.mean(same) if same else 0.0)) if ours else 0.0
-    return Agreement(
+    return AaCheck(
         slower=math.expm1(slower),
-        slower_limit=CLAIM_SPEED * wander * math.sqrt(2 * (1 + START_SHARE**2)),
+        slower_limit=CLAIM_SPEED * speed_sd * math.sqrt(2 * (1 + START_SHARE**2)),
         attainment=difference,
         attainment_limit=max(LEAST_ATTAINMENT, CLAIM * spread),
     )
 
 
-def _log_slowness(view: Forecast, logs: Sequence[IterationLog]) -> float:
+def _log_slowdown(view: Forecast, logs: Sequence[IterationLog]) -> float:
     """Return log(measured / lawful time) of these iterations."""
     work = np.concatenate(logs)
     lawful_s = float(view.fitted.law.durations_s(work).sum())

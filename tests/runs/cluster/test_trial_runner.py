@@ -15,11 +15,11 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
 from tuner.errors import EngineError
 from tuner.runs import journal
-from tuner.runs.cluster.bench import ClusterBench
-from tuner.runs.cluster.crew import Crew
 from tuner.runs.cluster.kinds import Description
-from tuner.runs.cluster.session import Hired
-from tuner.runs.cluster.worker import Kit, Worker
+from tuner.runs.cluster.session import WorkerHandle
+from tuner.runs.cluster.trial_runner import ClusterTrialRunner
+from tuner.runs.cluster.worker import TrialWorker, WorkerConfig
+from tuner.runs.cluster.worker_pool import WorkerPool
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.bench import Build
 from tuner.runs.refine.gains.judge import SEARCH
@@ -38,11 +38,11 @@ WORKLOAD = workload_of(
 )  # fmt: skip
 
 
-class Here(Hired):
-    """A worker on a node that is a thread of this process. See Hired."""
+class Here(WorkerHandle):
+    """A worker on a node that is a thread of this process. See WorkerHandle."""
 
-    def __init__(self, kit: Kit, node: str) -> None:
-        self.worker, self.node, self.busy = Worker(kit), node, Lock()
+    def __init__(self, config: WorkerConfig, node: str) -> None:
+        self.worker, self.node, self.busy = TrialWorker(config), node, Lock()
 
     async def call(self, method: str, *arguments: object) -> Any:  # noqa: ANN401 - as the method
         def work() -> Any:  # noqa: ANN401 - as the method
@@ -93,13 +93,13 @@ def made(tmp_path: Path) -> Iterator[Any]:
     simulated = Description(machine.device, machine.versions, "2.60.0", "c0de")
     books: list[journal.Journal] = []
 
-    def bench(*sick: bool) -> tuple[ClusterBench, Heard]:
+    def bench(*sick: bool) -> tuple[ClusterTrialRunner, Heard]:
         """Return one with so many places, of which some are not well."""
         book = journal.create(tmp_path / f"run-{len(books)}", {})
         books.append(book)
         places = iter(
             Here(
-                Kit(
+                WorkerConfig(
                     no_memory if one else lambda c: machine.varied({TOKENS: c.get(TOKENS, 64)}),
                     of_sweep,
                     simulated,
@@ -110,10 +110,10 @@ def made(tmp_path: Path) -> Iterator[Any]:
             for number, one in enumerate(sick)
         )
         heard = Heard(of_sweep)
-        crew = Crew(
+        pool = WorkerPool(
             lambda: next(places), {}, takes="1 CPU", width=len(sick), watcher=heard, expected=None
         )
-        return ClusterBench(crew, Evidence(book), heard), heard
+        return ClusterTrialRunner(pool, Evidence(book), heard), heard
 
     yield bench
     for book in books:

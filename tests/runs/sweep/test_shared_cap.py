@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.runs.sweep.sharing import Demand, Price, compromise, cost_of, loss, share
+from tuner.runs.sweep.shared_cap import Price, TraceDemand, compromise, cost_of, loss, share
 from tuner.twin.choice import Values
-from tuner.twin.forecast import Change
+from tuner.twin.forecast import StepChange
 from tuner.twin.uncertainty import choose
 
 SHORT, LONGER, LONG = 0.0, math.log(1.05), math.log(1.21)
@@ -19,8 +19,8 @@ NIGHT: Values = {8: (0.99, SHORT), 16: (0.98, SHORT), 32: (0.98, SHORT)}
 STEEP: Values = {8: (0.99, SHORT), 16: (0.90, LONG), 32: (0.90, LONG)}
 
 
-def demand(trace: str, values: Values, *draws: Values, is_decided: bool = True) -> Demand:
-    return Demand(trace, choose(values), values, draws or (values,), is_decided)
+def demand(trace: str, values: Values, *draws: Values, is_decided: bool = True) -> TraceDemand:
+    return TraceDemand(trace, choose(values), values, draws or (values,), is_decided)
 
 
 def test_a_loss_is_counted_in_tolerances_of_attainment_or_of_the_tail() -> None:
@@ -93,8 +93,8 @@ def test_traces_that_choose_alike_share_what_they_chose(values: Values) -> None:
 
 def test_a_price_is_told_with_its_intervals() -> None:
     changes = {
-        "goodput_rps": Change(-0.012, -0.02, -0.004),
-        "e2el_p99_ms": Change(0.08, 0.05, 0.11),
+        "goodput_rps": StepChange(-0.012, -0.02, -0.004),
+        "e2el_p99_ms": StepChange(0.08, 0.05, 0.11),
     }
     assert cost_of(Price("night", 8, 0.8, 0.97, changes), 16) == (
         "night (own 8): goodput -1.2% (-2.0% to -0.4%), p99 E2EL +8.0% (+5.0% to +11.0%)"

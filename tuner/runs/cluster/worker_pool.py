@@ -1,4 +1,4 @@
-"""The workers of a run: hired, replaced when they are gone, waited for while they are busy."""
+"""The workers of a run: handle, replaced when they are gone, waited for while they are busy."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 from tuner.errors import EngineError, TunerError
 from tuner.runs.cluster.kinds import Description, difference
-from tuner.runs.cluster.session import Hired, LostError
+from tuner.runs.cluster.session import LostError, WorkerHandle
+from tuner.runs.engine_runner import Watcher
 from tuner.runs.refine.bench import MOST_FAILURES
-from tuner.runs.rig import Watcher
 
 PATIENCE_S = 120.0
 """How long the cluster may have no room for any engine before the run ends."""
@@ -23,10 +23,10 @@ CLOSE_S = 15.0
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class WorkerSlot:
     """A worker that has answered."""
 
-    hired: Hired
+    handle: WorkerHandle
     name: str
     """The same for the same place on the same node, also in a later run."""
 
@@ -45,21 +45,21 @@ class Place:
     """Trials that failed there since the last one that did not."""
 
     unfit: bool = False
-    """Whether it is given up, and nobody is hired in its place."""
+    """Whether it is given up, and nobody is handle in its place."""
 
     lost: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Prepare = Callable[[Place], Awaitable[None]]
+Prepare = Callable[[WorkerSlot], Awaitable[None]]
 """Awaited with every new place before it is anybody's."""
 
 
-class Crew:
+class WorkerPool:
     """Up to ``width`` workers on the nodes of one kind (id → name)."""
 
     def __init__(  # noqa: PLR0913 - whom to hire, where, and who is told
         self,
-        hire: Callable[[], Hired],
+        hire: Callable[[], WorkerHandle],
         nodes: Mapping[str, str],
         *,
         takes: str,
@@ -71,11 +71,11 @@ class Crew:
         self._hire, self._nodes, self._takes = hire, nodes, takes
         self._watcher, self._expected = watcher, expected
         self._keepers: dict[int, asyncio.Task[None]] = {}
-        self._places: list[Place] = []
-        self._idle: list[Place] = []
+        self._places: list[WorkerSlot] = []
+        self._idle: list[WorkerSlot] = []
         self._broken: TunerError | None = None
         self._unfit: TunerError | None = None
-        self._held: list[Hired] = []
+        self._held: list[WorkerHandle] = []
         """Where nothing is served: kept to the end, or another worker would get their room."""
 
         self._left: set[str] = set()
@@ -88,7 +88,7 @@ class Crew:
         for slot in range(width if not self._keepers else 0):
             self._keepers[slot] = asyncio.create_task(self._keep(slot, prepare))
 
-    async def take(self, pick: Callable[[Sequence[Place]], Place | None]) -> Place:
+    async def take(self, pick: Callable[[Sequence[WorkerSlot]], WorkerSlot | None]) -> WorkerSlot:
         """Wait until ``pick`` returns one of the idle places, or one that is lost; hold it.
 
         Raises EngineError when there is nobody to wait for.
@@ -112,20 +112,20 @@ class Crew:
                     hint="Free some of it; --resume goes on with what was measured.",
                 ) from None
 
-    def give(self, place: Place) -> None:
+    def give(self, place: WorkerSlot) -> None:
         """Let others have a place again."""
         if not place.lost.is_set():
             self._idle.append(place)
             self._changed()
 
-    def lose(self, place: Place) -> None:
+    def lose(self, place: WorkerSlot) -> None:
         """Have a place replaced whose worker is gone."""
         if place in self._places:
             self._places.remove(place)
         place.lost.set()
         self._changed()
 
-    def note(self, place: Place, failed: str | None) -> None:
+    def note(self, place: WorkerSlot, failed: str | None) -> None:
         """Count the trials that failed in a place: one where nothing serves is left out, and the
         others go on. When none is left, that ends the run."""
         if failed is None:
@@ -140,10 +140,10 @@ class Crew:
         self._watcher.warn(f"a worker on {place.node} is left out: nothing is served there")
         place.unfit = True
         self._left.add(place.name)
-        self._held.append(place.hired)
+        self._held.append(place.handle)
         self.lose(place)
 
-    def shrink(self, keep: Place | None) -> None:
+    def shrink(self, keep: WorkerSlot | None) -> None:
         """Give back all places but one: this one, or whichever is idle."""
         keep = keep or next(iter(self._idle), None)
         slot = keep.slot if keep is not None else next(iter(self._keepers), 0)
@@ -159,7 +159,7 @@ class Crew:
         idle, self._idle = self._idle, []
         with suppress(TimeoutError):
             async with asyncio.timeout(CLOSE_S):
-                closing = [place.hired.call("close") for place in idle]
+                closing = [place.handle.call("close") for place in idle]
                 await asyncio.gather(*closing, return_exceptions=True)
         keepers = list(self._keepers.values())
         for keeper in keepers:
@@ -173,9 +173,9 @@ class Crew:
         """Have a worker in this slot as long as the run goes on."""
         losses = 0
         while losses < MOST_LOSSES:
-            hired = self._hire()
+            handle = self._hire()
             try:
-                place = await self._introduced(hired, slot)
+                place = await self._introduced(handle, slot)
                 if place is None:
                     return
                 await prepare(place)
@@ -196,14 +196,14 @@ class Crew:
                 self._broken = error
                 return
             finally:
-                if hired not in self._held:
-                    hired.dismiss()
+                if handle not in self._held:
+                    handle.dismiss()
                 self._changed()
 
-    async def _introduced(self, hired: Hired, slot: int) -> Place | None:
+    async def _introduced(self, handle: WorkerHandle, slot: int) -> WorkerSlot | None:
         """Wait until there is room and the worker has said what it is; None for another kind."""
-        said: Description = await hired.call("describe")
-        node = hired.node_id()
+        said: Description = await handle.call("describe")
+        node = handle.node_id()
         where = self._nodes.get(node, node[:8])
         self._expected = self._expected or said
         if (why := difference(self._expected, said)) is not None:
@@ -216,7 +216,7 @@ class Crew:
         taken = {one.name for one in self._places} | self._left
         names = (f"{node[:12]}.{number}" for number in range(len(taken) + 1))
         name = next(name for name in names if name not in taken)
-        place = Place(hired, name, where, slot)
+        place = WorkerSlot(handle, name, where, slot)
         self._places.append(place)
         self._changed()
         return place

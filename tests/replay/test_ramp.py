@@ -1,4 +1,4 @@
-"""The climb on the simulated engine, on which an iteration takes a second."""
+"""The ramp on the simulated engine, on which an iteration takes a second."""
 
 import asyncio
 
@@ -10,7 +10,7 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError
-from tuner.replay.climb import climb, sizes_upto
+from tuner.replay.ramp import ramp, sizes_upto
 from tuner.trace.trace import TraceRequest
 
 WORLD = World(step=WorldStep(a=1.0), kv=WorldKv(blocks=4000), engine_start=10.0)
@@ -21,8 +21,8 @@ async def started() -> Engine:
     return await SimStarter(WORLD).start(max_num_seqs=8)
 
 
-async def climbed(engine: Engine, *, length_s: float = 200.0) -> tuple[IterationLog, float]:
-    return await climb(
+async def ramped(engine: Engine, *, length_s: float = 200.0) -> tuple[IterationLog, float]:
+    return await ramp(
         REQUESTS,
         engine,
         ceiling=8,
@@ -34,7 +34,7 @@ async def climbed(engine: Engine, *, length_s: float = 200.0) -> tuple[Iteration
 
 def test_every_size_is_visited_on_the_way_up_and_down() -> None:
     async def main() -> None:
-        log, begin_s = await climbed(await started())
+        log, begin_s = await ramped(await started())
         assert begin_s == 10
         running = log["running"]
         turns = running[np.flatnonzero(np.diff(running, prepend=0))]
@@ -45,7 +45,7 @@ def test_every_size_is_visited_on_the_way_up_and_down() -> None:
 
 def test_each_size_lasts_five_iterations_of_that_size() -> None:
     async def main() -> None:
-        log, _ = await climbed(await started())
+        log, _ = await ramped(await started())
         assert np.median(np.unique(log["running"][:70], return_counts=True)[1]) == 10
 
     run(main())
@@ -54,7 +54,7 @@ def test_each_size_lasts_five_iterations_of_that_size() -> None:
 def test_it_lasts_as_long_as_asked_and_leaves_the_engine_idle() -> None:
     async def main() -> None:
         engine = await started()
-        log, begin_s = await climbed(engine, length_s=33.0)
+        log, begin_s = await ramped(engine, length_s=33.0)
         assert asyncio.get_running_loop().time() - begin_s == pytest.approx(35, abs=1)
         assert log["start_s"][0] == 0
         assert await engine.is_idle()
@@ -64,7 +64,7 @@ def test_it_lasts_as_long_as_asked_and_leaves_the_engine_idle() -> None:
 
 def test_it_is_the_same_every_time() -> None:
     async def main() -> IterationLog:
-        log, _ = await climbed(await started())
+        log, _ = await ramped(await started())
         return log
 
     assert (run(main()) == run(main())).all()
@@ -73,7 +73,7 @@ def test_it_is_the_same_every_time() -> None:
 def test_an_engine_that_dies_ends_it() -> None:
     async def main() -> None:
         engine = await started()
-        task = asyncio.create_task(climbed(engine))
+        task = asyncio.create_task(ramped(engine))
         await asyncio.sleep(20)
         await engine.stop()
         with pytest.raises(EngineError, match="stopped"):

@@ -11,58 +11,58 @@ from typing import TYPE_CHECKING
 
 from tuner.engines.seam import EngineFacts
 from tuner.errors import EngineError
-from tuner.runs.cluster.crew import MOST_LOSSES, Crew, Place
-from tuner.runs.cluster.notes import Report
+from tuner.runs.cluster.notes import WorkerReport
 from tuner.runs.cluster.session import LostError
+from tuner.runs.cluster.worker_pool import MOST_LOSSES, WorkerPool, WorkerSlot
+from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import CLIMB, Bench, Build, Chosen, Done, Floors, no_floors, told
+from tuner.runs.refine.bench import RAMP, Build, Chosen, Done, Floors, TrialRunner, no_floors, told
 from tuner.runs.refine.gains.judge import SEARCH, is_knee
 from tuner.runs.refine.knobs import CAP, Configuration, restart_key
-from tuner.runs.rig import Watcher
 from tuner.traffic.workload import Workload
 
 if TYPE_CHECKING:
     from tuner.runs.journal import Event
 
 
-class ClusterBench(Bench):
-    """Trials on the workers of a crew; see Bench."""
+class ClusterTrialRunner(TrialRunner):
+    """Trials on the workers of a pool; see TrialRunner."""
 
-    def __init__(self, crew: Crew, evidence: Evidence, watcher: Watcher) -> None:
+    def __init__(self, pool: WorkerPool, evidence: Evidence, watcher: Watcher) -> None:
         super().__init__(evidence, watcher)
-        self.width = crew.width
-        self._crew = crew
-        self._home: Place | None = None
+        self.width = pool.width
+        self._pool = pool
+        self._home: WorkerSlot | None = None
         self._first: tuple[Configuration, Workload, Build] | None = None
         self._workloads: list[Workload] = []
 
     def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
-        """See Bench."""
+        """See TrialRunner."""
         self._first = knee, workload, build
         if self.under_way() is not None:  # a disk was full, or the power gone
             failed = "an interruption tore it"
             self._append("measured", failed=failed, engine=0, worker="", started=True)
 
     async def stop(self) -> None:
-        await self._crew.close()
+        await self._pool.close()
 
     def choose(self, chosen: Chosen) -> None:
-        """See Bench. What comes now is made in one place."""
+        """See TrialRunner. What comes now is made in one place."""
         super().choose(chosen)
-        self._crew.shrink(self._home)
+        self._pool.shrink(self._home)
 
     async def settle(self) -> None:
-        """See Bench: where the newest trials of this kind were made, as long as that is there."""
+        """Settle where the newest trials of this kind were made, as long as that is there."""
         if self._home is not None and not self._home.lost.is_set():
             return
         before = [done.worker for done in self.done() if done.purpose != SEARCH]
 
-        def pick(idle: Sequence[Place]) -> Place | None:
+        def pick(idle: Sequence[WorkerSlot]) -> WorkerSlot | None:
             known = [one for one in idle if one.name in before[-1:]]
             return next(iter([*known, *idle]), None)
 
         self._home = await self._take(pick)
-        self._crew.give(self._home)
+        self._pool.give(self._home)
 
     def is_here(self, done: Done) -> bool:
         return self._home is not None and done.worker == self._home.name
@@ -73,7 +73,7 @@ class ClusterBench(Bench):
         try:
             yield lane
         finally:
-            self._crew.give(lane.place)
+            self._pool.give(lane.place)
 
     async def trial(
         self,
@@ -83,39 +83,39 @@ class ClusterBench(Bench):
         build: Build,
         floors: Floors = no_floors,
     ) -> Done:
-        """See Bench."""
+        """See TrialRunner."""
         place = await self._take_home()
         try:
             return await self.make(place, purpose, one, workload, build, floors)
         except LostError as error:
             return self.give_up(purpose, one, f"its worker is gone: {error}", started=True)
         finally:
-            self._crew.give(place)
+            self._pool.give(place)
 
-    async def climb(self, one: Configuration, workload: Workload, build: Build) -> None:
-        """See Bench."""
+    async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """See TrialRunner."""
         for losses in range(1, MOST_LOSSES + 1):
             place = await self._take_home()
             try:
                 number = await self._taught(place, workload)
-                work = (CLIMB, dict(one), number, build)
-                report = await self._worked(place, CLIMB, one, *work)
+                work = (RAMP, dict(one), number, build)
+                report = await self._worked(place, RAMP, one, *work)
             except LostError as error:
                 if losses == MOST_LOSSES:
                     raise EngineError(
-                        f"{losses} workers are gone while they climbed: {error}",
+                        f"{losses} workers are gone during the ramp: {error}",
                         hint="Look into Ray's logs; --resume goes on with what was measured.",
                     ) from error
             else:
                 self._merge(report, place, build, one)
-                self._crew.note(place, self.done()[-1].failed)
+                self._pool.note(place, self.done()[-1].failed)
                 return
             finally:
-                self._crew.give(place)
+                self._pool.give(place)
 
     async def make(  # noqa: PLR0913, PLR0917 - as Lane.trial, and where
         self,
-        place: Place,
+        place: WorkerSlot,
         purpose: str,
         one: Configuration,
         workload: Workload,
@@ -129,7 +129,7 @@ class ClusterBench(Bench):
         report = await self._worked(place, purpose, one, *work)
         self._merge(report, place, build, one)
         done = self.done()[-1]
-        self._crew.note(place, done.failed)
+        self._pool.note(place, done.failed)
         if done.failed is None:
             self._count(None, "")
             what = f"{purpose} {told(one)} on {place.node}"
@@ -147,29 +147,29 @@ class ClusterBench(Bench):
         self._count(why, "Look into Ray's logs.")
         return self.done()[-1]
 
-    async def replaced(self, place: Place) -> Place:
+    async def replaced(self, place: WorkerSlot) -> WorkerSlot:
         """Return another place for one that is lost."""
         assert place.lost.is_set()
         return await self._take(_any)
 
-    async def _take(self, pick: Callable[[Sequence[Place]], Place | None]) -> Place:
-        self._crew.start(self._prepare, width=self.width if self.chosen() is None else 1)
-        return await self._crew.take(pick)
+    async def _take(self, pick: Callable[[Sequence[WorkerSlot]], WorkerSlot | None]) -> WorkerSlot:
+        self._pool.start(self._prepare, width=self.width if self.chosen() is None else 1)
+        return await self._pool.take(pick)
 
-    async def _take_home(self) -> Place:
+    async def _take_home(self) -> WorkerSlot:
         while True:
             await self.settle()
             home = self._home
             assert home is not None
 
-            def pick(idle: Sequence[Place], home: Place = home) -> Place | None:
+            def pick(idle: Sequence[WorkerSlot], home: WorkerSlot = home) -> WorkerSlot | None:
                 return home if home in idle or home.lost.is_set() else None
 
             place = await self._take(pick)
             if not place.lost.is_set():
                 return place
 
-    async def _prepare(self, place: Place) -> None:
+    async def _prepare(self, place: WorkerSlot) -> None:
         """Replay the knee in a new place, for what is searched there to be compared with."""
         if self._first is None or self.chosen() is not None:
             return
@@ -179,7 +179,7 @@ class ClusterBench(Bench):
         ):
             await self.make(place, SEARCH, knee, workload, build, no_floors)
 
-    async def _taught(self, place: Place, workload: Workload) -> int:
+    async def _taught(self, place: WorkerSlot, workload: Workload) -> int:
         """Return the number by which a worker knows the traffic."""
         known = enumerate(self._workloads)
         number = next((n for n, one in known if one.requests is workload.requests), None)
@@ -192,15 +192,15 @@ class ClusterBench(Bench):
         return number
 
     async def _worked(
-        self, place: Place, purpose: str, one: Configuration, method: str, *arguments: object
-    ) -> Report:
+        self, place: WorkerSlot, purpose: str, one: Configuration, method: str, *arguments: object
+    ) -> WorkerReport:
         """Return what a worker did; note its loss."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
         if purpose:
             self.watcher.stage(f"{place.node}: {purpose} {told(one)}")
         try:
-            report: Report = await place.hired.call(method, *arguments)
+            report: WorkerReport = await place.handle.call(method, *arguments)
         except LostError as error:
             self.watcher.warn(f"a worker on {place.node} is gone: {error}")
             self._append(
@@ -211,11 +211,13 @@ class ClusterBench(Bench):
                 why=str(error),
                 elapsed_s=loop.time() - begun_s,
             )
-            self._crew.lose(place)
+            self._pool.lose(place)
             raise
         return report
 
-    def _merge(self, report: Report, place: Place, build: Build, one: Configuration) -> None:
+    def _merge(
+        self, report: WorkerReport, place: WorkerSlot, build: Build, one: Configuration
+    ) -> None:
         """Write down what a worker has measured. Raises EngineError for what ended it."""
         for warning in report.warnings:
             self.watcher.warn(f"{place.node}: {warning}")
@@ -248,7 +250,7 @@ class ClusterBench(Bench):
 class _Lane:
     """A place that somebody holds; another one once its worker is gone. See Lane."""
 
-    def __init__(self, bench: ClusterBench, place: Place) -> None:
+    def __init__(self, bench: ClusterTrialRunner, place: WorkerSlot) -> None:
         self.bench, self.place = bench, place
 
     def is_up_for(self, one: Configuration, build: Build) -> bool:
@@ -274,5 +276,5 @@ class _Lane:
             self.place = await self.bench.replaced(self.place)
 
 
-def _any(idle: Sequence[Place]) -> Place | None:
+def _any(idle: Sequence[WorkerSlot]) -> WorkerSlot | None:
     return next(iter(idle), None)

@@ -1,4 +1,4 @@
-"""The engine under test: started when it is needed, replayed on, climbed on.
+"""The engine under test: started when it is needed, replayed on, ramped.
 
 Everything measured is in the journal when a call returns.
 """
@@ -12,9 +12,9 @@ from typing import Protocol
 from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.errors import EngineError, GeneratorLateError
 from tuner.replay.attempts import replay_in_time
-from tuner.replay.climb import climb
 from tuner.replay.measure import Measurement
 from tuner.replay.plan import plan_requests
+from tuner.replay.ramp import ramp
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
@@ -30,6 +30,15 @@ FRESH_PROMPTS = 10**9
 """Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""
 
 
+def in_words(purpose: str) -> str:
+    """Return a purpose as it is shown.
+
+    >>> in_words("tie_break")
+    'tie break'
+    """
+    return purpose.replace("_", " ")
+
+
 class Watcher(Protocol):
     """Who is told how the run goes."""
 
@@ -40,7 +49,7 @@ class Watcher(Protocol):
     def warn(self, text: str) -> None: ...
 
 
-class Rig:
+class EngineRunner:
     """The engine that is up, if one is, and where what it shows is kept."""
 
     def __init__(
@@ -80,17 +89,17 @@ class Rig:
             engine, self.engine = self.engine, None
             await engine.stop()
 
-    async def climb(
+    async def ramp(
         self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
     ) -> None:
-        """Time every batch size and keep the iterations; see ``climb``."""
-        what = f"{purpose} to {ceiling}"
+        """Time every batch size and keep the iterations; see ``ramp``."""
+        what = f"{in_words(purpose)} to {ceiling}"
         self.watcher.trial(what, length_s)
         await engine.reset_prefix_cache()
         number = len(self.evidence.trials())
         rows = count(FRESH_PROMPTS * (1 + number))
         prompt = self.prompts(engine.facts)
-        log, begin_s = await climb(
+        log, begin_s = await ramp(
             workload.judged,
             engine,
             ceiling=ceiling,
@@ -130,7 +139,7 @@ class Rig:
 
         Raises GeneratorLateError when it stays late.
         """
-        what = f"{purpose} {cap}"
+        what = f"{in_words(purpose)} {cap}"
         plan = plan_requests(
             requests,
             window,

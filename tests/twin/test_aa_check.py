@@ -7,7 +7,7 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.traffic.slo import Slo
-from tuner.twin.agreement import Agreement, agreement
+from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import Observed
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
@@ -59,9 +59,9 @@ def view(ladder: list[Observed]) -> Forecast:
     )
 
 
-def agreed(confirming: list[Observed]) -> Agreement:
+def agreed(confirming: list[Observed]) -> AaCheck:
     ladder = [window(seed) for seed in range(3)]
-    found = agreement(view(ladder), ladder, confirming, cap=8)
+    found = aa_check(view(ladder), ladder, confirming, cap=8)
     assert found is not None
     return found
 
@@ -90,4 +90,4 @@ def test_requests_that_are_late_for_another_reason_than_speed_differ() -> None:
 
 def test_without_a_confirming_replay_there_is_no_telling() -> None:
     ladder = [window(0)]
-    assert agreement(view(ladder), ladder, [], cap=8) is None
+    assert aa_check(view(ladder), ladder, [], cap=8) is None

@@ -20,13 +20,13 @@ from tuner.engines.seam import (
 )
 from tuner.errors import UsageError
 from tuner.replay.readings import Read
+from tuner.runs.engine_runner import EngineRunner, Watcher
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import FAST_STEPS, STEPS
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.rig import Rig, Watcher
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sharing import Together, demand_of, price_of, share
+from tuner.runs.sweep.shared_cap import MultiTraceOutcome, price_of, share, trace_demand
 from tuner.runs.sweep.sweep import SweepRun
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.workload import MIN_STEP_S
@@ -104,13 +104,13 @@ class KeptEngines:
             await engine.stop()
 
 
-async def sweep_together(
+async def sweep_traces(
     members: Sequence[Member],
     starter: Starter,
     journal: Journal,
     *,
     read_device: Read | None = None,
-) -> Together:
+) -> MultiTraceOutcome:
     """Tune every member by itself and say which cap they may share. ``journal`` is that of all.
 
     Their settings' budget is for all of them. Raises what ``sweep`` raises.
@@ -122,7 +122,7 @@ async def sweep_together(
         budget_s = _part_of(settings, start_s=start_s, members=len(members))
         runs = [
             SweepRun(
-                Rig(
+                EngineRunner(
                     engines,
                     replace(one.settings, budget_s=budget_s),
                     Evidence(one.journal),
@@ -141,7 +141,7 @@ async def sweep_together(
     finally:
         await engines.close()
     outcomes = {one.trace: run.outcome() for one, run in zip(members, runs, strict=True)}
-    return together(outcomes, {one.trace: one.journal for one in members})
+    return multi_trace_outcome(outcomes, {one.trace: one.journal for one in members})
 
 
 async def _start_s(engines: KeptEngines, ceiling: int) -> float:
@@ -171,13 +171,15 @@ def _part_of(settings: SweepSettings, *, start_s: float, members: int) -> float:
     return part_s
 
 
-def together(outcomes: Mapping[str, SweepOutcome], journals: Mapping[str, Journal]) -> Together:
+def multi_trace_outcome(
+    outcomes: Mapping[str, SweepOutcome], journals: Mapping[str, Journal]
+) -> MultiTraceOutcome:
     """Return what these runs come to, each with its own journal. No engine is needed."""
     blocks = {name: Evidence(journals[name]).blocks(one.slo) for name, one in outcomes.items()}
-    demands = [demand_of(name, one.conclusion, blocks[name]) for name, one in outcomes.items()]
+    demands = [trace_demand(name, one.conclusion, blocks[name]) for name, one in outcomes.items()]
     sharing = share(demands)
     prices = tuple(
         price_of(one, outcomes[one.trace].conclusion, blocks[one.trace], sharing.max_num_seqs)
         for one in demands
     )
-    return Together(outcomes, sharing, prices)
+    return MultiTraceOutcome(outcomes, sharing, prices)

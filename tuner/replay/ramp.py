@@ -1,7 +1,7 @@
-"""The climb: 1, 2, 3, … requests at a time up to the ceiling and down again, over and over.
+"""The ramp: 1, 2, 3, … requests at a time up to the ceiling and down again, over and over.
 
 It shows how long an iteration takes at every batch size within seconds of each other, so that a
-machine whose speed wanders within minutes is compared with itself. A minute of it tells more of
+machine whose speed varies within minutes is compared with itself. A minute of it tells more of
 the step-time law than a minute of replay at every cap (docs/twin.md).
 """
 
@@ -23,7 +23,7 @@ DENSE_SIZES = 32
 
 
 def sizes_upto(ceiling: int) -> list[int]:
-    """Return the sizes of one climb: every one up to 32, then 1/16 apart.
+    """Return the sizes of one ramp: every one up to 32, then 1/16 apart.
 
     >>> sizes_upto(40)[29:]
     [30, 31, 32, 34, 37, 40]
@@ -35,7 +35,7 @@ def sizes_upto(ceiling: int) -> list[int]:
     return sizes
 
 
-async def climb(  # noqa: PLR0913 - what is sent where, how high and how long
+async def ramp(  # noqa: PLR0913 - what is sent where, how high and how long
     requests: Sequence[TraceRequest],
     engine: Engine,
     *,
@@ -45,7 +45,7 @@ async def climb(  # noqa: PLR0913 - what is sent where, how high and how long
     prompt: Callable[[TraceRequest], Sequence[int]],
     seed: int = 0,
 ) -> tuple[IterationLog, float]:
-    """Climb for ``length_s``; return the iterations and when it began, on the loop's clock.
+    """Ramp up and down for ``length_s``; return the iterations, and when it began by the loop.
 
     The engine is idle and admits ``ceiling``, and every request fits it; ``tpot_s`` is about the
     time of one iteration. The iterations' times count from the beginning. Raises EngineError.
@@ -123,7 +123,7 @@ class _Clients:
     async def _send(self) -> None:
         while True:
             request = next(self._requests)
-            name = f"climb-{next(self._numbers)}"
+            name = f"ramp-{next(self._numbers)}"
             tokens = max(1, request.output_length)
             asked = EngineRequest(name, self._prompt(request), tokens)
             try:
