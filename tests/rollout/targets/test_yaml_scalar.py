@@ -2,7 +2,7 @@
 
 import pytest
 import yaml
-from hypothesis import assume, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tuner.errors import TargetError
@@ -20,6 +20,7 @@ def scalar(text: str) -> tuple[YamlFile, yaml.ScalarNode]:
 
 
 @settings(max_examples=200)
+@example(text="\n:", style="|", width=10, ends="\n", unicode=False)
 @given(
     text=_TEXT,
     style=st.sampled_from([None, "'", '"', "|", ">"]),

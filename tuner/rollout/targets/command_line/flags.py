@@ -219,6 +219,8 @@ def comparable(found: ArgumentValue, wanted: ArgumentValue) -> ArgumentValue:
     """A text is a text, whatever else it spells; and 1 is 1.0 where a fraction is asked for."""
     if isinstance(wanted, str) and isinstance(found, int | float):
         return str(found)
+    if isinstance(wanted, str) and isinstance(found, list | dict):
+        return wanted if typed(wanted) == found else json.dumps(found)
     if isinstance(wanted, float) and isinstance(found, int):
         return float(found)
     return found

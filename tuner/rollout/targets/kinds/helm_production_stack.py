@@ -161,7 +161,7 @@ def _set(file: YamlFile, node: yaml.Node, argument: str, value: ArgumentValue) -
     found = yaml_strict.construct(node, source=file.source, error=TargetError)
     if str(found) != str(value):
         refuse_filled_in(node, argument, source=file.source)
-        file.set_scalar(node, value)
+        file.set(node, value)
 
 
 def _open(text: str, *, source: str, container: str | None) -> _Values:

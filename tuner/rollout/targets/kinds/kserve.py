@@ -109,7 +109,7 @@ def with_canary(text: str, percent: int, *, source: str, container: str | None) 
         file.add_key(predictor, _CANARY, percent)
     elif text_at(found) != str(percent):
         refuse_filled_in(found, _CANARY, source=source)
-        file.set_scalar(found, percent)
+        file.set(found, percent)
     result = file.edits.result()
     after = parse(result, source=source)
     now = choose(after, containers, container).pod

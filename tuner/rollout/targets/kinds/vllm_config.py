@@ -7,16 +7,18 @@ by ``vllm serve``, whose outer parser knows no ``--no-flag``; so False is writte
 by not stating the argument. A mapping becomes JSON; an empty list is dropped.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+import yaml
+
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.flags import ALIASES, WITHOUT_NEGATIVE
+from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, canonical
 from tuner.engines.vllm.values import same
 from tuner.errors import TargetError
 from tuner.rollout.targets.seam import Platform, Stated
-from tuner.rollout.targets.yaml import edit as yaml_edit
-from tuner.rollout.targets.yaml.nodes import refuse_filled_in
+from tuner.rollout.targets.yaml.file import YamlFile, parse
+from tuner.rollout.targets.yaml.nodes import entries, refuse_filled_in
 from tuner.system import yaml_strict
 
 NAME = "vllm-config"
@@ -40,28 +42,33 @@ class _Entry:
     dotted: bool
     """One key inside a mapping argument, such as ``compilation-config.mode``."""
 
-    node: yaml_edit.Entry
+    key: yaml.ScalarNode
+    value: yaml.Node
 
     @property
-    def key(self) -> str:
-        return self.node.name
+    def name(self) -> str:
+        return str(self.key.value)
+
+    @property
+    def line(self) -> int:
+        return self.key.start_mark.line + 1
 
 
 def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
     """Return the arguments that the file states, by vLLM's names; the last one counts.
 
-    A value that vLLM drops (``false``, null, an empty list) states nothing.
+    A value that vLLM drops (``false``, null, an empty list) states nothing. Raises TargetError.
     """
     del container  # the file is one server's
     stated: dict[str, Stated] = {}
-    for entry in map(_entry, _document(text, source=source).entries):
-        value = yaml_strict.construct(entry.node.value, source=source, error=TargetError)
+    for entry in _entries(_root(parse(text, source=source))):
+        value = yaml_strict.construct(entry.value, source=source, error=TargetError)
         if entry.negated:
             value = False if value is True else None
         elif value is False or value == []:
             value = None
         if value is not None and not entry.dotted:
-            stated[entry.argument] = Stated(_argument_value(value), entry.node.line)
+            stated[entry.argument] = Stated(_argument_value(value), entry.line)
     return stated
 
 
@@ -78,62 +85,80 @@ def write(
     source: str,
     container: str | None = None,
 ) -> str:
-    """Return the text with the arguments set, and everything else as it was, byte for byte."""
+    """Return the text with the arguments set, and everything else as it was, byte for byte.
+
+    Raises TargetError.
+    """
     del container
-    document = _document(text or _HEAD, source=source)
+    file = parse(text or _HEAD, source=source)
+    root = _root(file)
     present: dict[str, _Entry] = {}
-    for entry in map(_entry, document.entries):
+    for entry in _entries(root):
         if entry.argument in arguments:
             _refuse_second(entry, present.get(entry.argument), source=source)
             present[entry.argument] = entry
     for argument, value in arguments.items():
-        found = present.get(argument)
+        found, wanted = present.get(argument), _written(argument, value, source=source)
         if found is None:
-            if (wanted := _written(argument, value, source=source)) is not None:
-                document.add(*wanted)
+            if wanted is not None:
+                file.add_key(root, *wanted, on_one_line=True)
         elif not _states(found, argument, value, source=source):
-            refuse_filled_in(found.node.value, argument, source=source)
-            _change(document, found, _written(argument, value, source=source))
-    result = document.result()
+            refuse_filled_in(found.value, argument, source=source)
+            assert root is not None
+            _change(file, root, found, wanted)
+    result = file.edits.result()
     _verify(text, result, arguments, source=source)
     return result
 
 
-def _document(text: str, *, source: str) -> yaml_edit.Document:
-    document = yaml_edit.parse(text, source=source)
-    if {"schema_version", "digest"} <= {entry.name for entry in document.entries}:
+def _root(file: YamlFile) -> yaml.MappingNode | None:
+    """Return the mapping of the file; None where there is no key yet."""
+    if len(file.roots) > 1:
+        raise file.refuse(file.roots[1], "is another document", hint="Write one mapping.")
+    if not file.roots:
+        return None
+    root = file.roots[0]
+    if not isinstance(root, yaml.MappingNode):
+        raise file.refuse(root, "not a mapping of keys to values", hint="Is this the right file?")
+    for key, _ in root.value:
+        if key.tag != "tag:yaml.org,2002:str":
+            raise file.refuse(
+                key,
+                f"key {key.value!r} is not text",
+                hint="Put it in quotes; write merged keys out.",
+            )
+    if {"schema_version", "digest"} <= entries(root).keys():
         raise TargetError(
-            f"{source}: is a serving profile, not a file to deploy with",
+            f"{file.source}: is a serving profile, not a file to deploy with",
             hint="The order is: tuner apply PROFILE FILE.",
         )
-    return document
+    return root
 
 
-def _entry(node: yaml_edit.Entry) -> _Entry:
-    name, dot, _ = node.name.partition(".")
-    name = name.replace("-", "_")
-    negated = name.startswith("no_")
-    name = name.removeprefix("no_")
-    return _Entry(ALIASES.get(name, name), negated, bool(dot), node)
+def _entries(root: yaml.MappingNode | None) -> Iterator[_Entry]:
+    for key, value in [] if root is None else root.value:
+        name, dot, _ = key.value.partition(".")
+        argument, negated = canonical(name)
+        yield _Entry(argument, negated, bool(dot), key, value)
 
 
 def _refuse_second(entry: _Entry, first: _Entry | None, *, source: str) -> None:
     if first is not None:
         raise TargetError(
-            f"{source}:{entry.node.line}: {entry.key} states {entry.argument} a second time, "
-            f"after line {first.node.line}",
+            f"{source}:{entry.line}: {entry.name} states {entry.argument} a second time, "
+            f"after line {first.line}",
             hint="Remove one of the two.",
         )
     if entry.dotted:
         raise TargetError(
-            f"{source}:{entry.node.line}: {entry.key} states a part of {entry.argument}",
+            f"{source}:{entry.line}: {entry.name} states a part of {entry.argument}",
             hint=f"Write {entry.argument} as one mapping, or remove its parts.",
         )
 
 
 def _states(entry: _Entry, argument: str, value: ArgumentValue, *, source: str) -> bool:
     """Whether vLLM already gets this value from the entry."""
-    found = yaml_strict.construct(entry.node.value, source=source, error=TargetError)
+    found = yaml_strict.construct(entry.value, source=source, error=TargetError)
     if entry.negated:
         return value is False and found is True
     if isinstance(value, bool):
@@ -178,15 +203,18 @@ def _written(
 
 
 def _change(
-    document: yaml_edit.Document, entry: _Entry, wanted: tuple[str, ArgumentValue] | None
+    file: YamlFile,
+    root: yaml.MappingNode,
+    entry: _Entry,
+    wanted: tuple[str, ArgumentValue] | None,
 ) -> None:
     if wanted is None:
-        document.remove(entry.node)
+        file.remove_key(root, entry.name)
         return
-    key, value = wanted
-    if key.startswith("no-") != entry.negated:
-        document.rename(entry.node, key.replace("-", "_") if "_" in entry.key else key)
-    document.set(entry.node, value)
+    flag, value = wanted
+    if flag.startswith("no-") != entry.negated:
+        file.rename_key(entry.key, flag.replace("-", "_") if "_" in entry.name else flag)
+    file.set(entry.value, value, key=entry.key)
 
 
 def _verify(

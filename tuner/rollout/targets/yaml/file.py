@@ -12,7 +12,7 @@ from tuner.errors import TargetError
 from tuner.rollout.targets.command_line.flags import Token
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml import scalar as yaml_scalar
-from tuner.rollout.targets.yaml.nodes import shared_ids
+from tuner.rollout.targets.yaml.nodes import descendants, shared_ids
 from tuner.system import yaml_strict
 from tuner.system.yaml_strict import dump_flow
 
@@ -42,7 +42,7 @@ class YamlFile:
         return TargetError(f"{self.place(node)}: {why}", hint=hint)
 
     def check_own(self, node: yaml.Node) -> None:
-        """Refuse to edit what an alias would change elsewhere too."""
+        """Refuse to edit what an alias would change elsewhere too. Raises TargetError."""
         if id(node) in self.shared:
             raise self.refuse(
                 node,
@@ -52,6 +52,18 @@ class YamlFile:
         begin = self.edits.text[node.start_mark.index : node.start_mark.index + 1]
         if isinstance(node, yaml.ScalarNode) and begin in _INDIRECT:
             raise self.refuse(node, "has an anchor or a tag", hint="Write it plainly.")
+
+    def _check_whole(self, node: yaml.Node, key: yaml.Node | None) -> None:
+        """Refuse to replace what is used elsewhere, in part or as a whole. Raises TargetError."""
+        for part in descendants(node):
+            begin = self.edits.text[part.start_mark.index : part.start_mark.index + 1]
+            if id(part) in self.shared or begin in _INDIRECT:
+                where, name = (part, "") if key is None else (key, f"{key.value} ")
+                raise self.refuse(
+                    where,
+                    f"{name}has an anchor, an alias or a tag",
+                    hint="Write the value out plainly.",
+                )
 
     def view(self, node: yaml.ScalarNode) -> View:
         """Return a text for editing. Raises TargetError."""
@@ -63,25 +75,52 @@ class YamlFile:
             )
         return found
 
-    def set_scalar(self, node: yaml.Node, value: ArgumentValue) -> None:
-        self.check_own(node)
-        if not isinstance(node, yaml.ScalarNode):
-            raise self.refuse(node, "is not a single value", hint="Write one value there.")
-        start, end = node.start_mark.index, node.end_mark.index
-        written = dump_flow(value, quotes=_quotes(node.style, value))
-        tail = ""
-        if node.style in ("|", ">"):
-            tail = self.edits.newline
-        self.edits.replace(start, end, f" {written}" if start == end else written + tail)
+    def set(self, node: yaml.Node, value: ArgumentValue, *, key: yaml.Node | None = None) -> None:
+        """Replace a value, scalar or not. Raises TargetError.
 
-    def add_key(self, mapping: yaml.MappingNode, name: str, value: object) -> None:
-        """Add a key behind the last one of a mapping, in its style."""
+        ``key``: of the mapping that it stands in; a value that is not a single one needs it.
+        """
+        self._check_whole(node, key)
+        start, text = node.start_mark.index, self.edits.text
+        end = start + len(text[start : end_of(node)].rstrip())
+        quotes = _quotes(node.style, value) if isinstance(node, yaml.ScalarNode) else None
+        written = dump_flow(value, quotes=quotes)
+        if start == end:  # a key without a value
+            written = f" {written}"
+        elif key is not None and node.start_mark.column <= key.start_mark.column:
+            written = f"  {written}"
+        elif key is None and not isinstance(node, yaml.ScalarNode):
+            raise self.refuse(node, "is not a single value", hint="Write one value there.")
+        self.edits.replace(start, end, written)
+
+    def rename_key(self, key: yaml.Node, name: str) -> None:
+        self.edits.replace(key.start_mark.index, key.end_mark.index, name)
+
+    def add_key(
+        self,
+        mapping: yaml.MappingNode | None,
+        name: str,
+        value: object,
+        *,
+        on_one_line: bool = False,
+    ) -> None:
+        """Add a key behind the last one of a mapping, in its style; at the end of the file, behind
+        its last comments, where that is the top level. None: the file has no key yet.
+
+        Raises TargetError.
+        """
+        lines = [f"{name}: {dump_flow(value)}"] if on_one_line else [*_block({name: value})]
+        if mapping is None:
+            self.insert_lines(len(self.edits.text), lines)
+            return
         self.check_own(mapping)
         if mapping.flow_style:
             self._add_in_braces(mapping, name, value)
             return
         indent = " " * mapping.value[0][0].start_mark.column
-        self.insert_lines(_end(mapping), [indent + line for line in _block({name: value})])
+        is_top = any(mapping is root for root in self.roots)
+        end = int(mapping.end_mark.index) if is_top else end_of(mapping)
+        self.insert_lines(end, [indent + line for line in lines])
 
     def _add_in_braces(self, mapping: yaml.MappingNode, name: str, value: object) -> None:
         begin, end = mapping.start_mark.index, mapping.end_mark.index
@@ -97,13 +136,15 @@ class YamlFile:
         self.edits.replace(last, last, f"{comma}{key}: {new}")
 
     def remove_key(self, mapping: yaml.MappingNode, name: str) -> None:
-        """Remove a key with the lines it stands on."""
+        """Remove a key with the lines it stands on. Raises TargetError."""
         key, value = next(pair for pair in mapping.value if pair[0].value == name)
         self.check_own(mapping)
-        self.check_own(value)
-        start, end = self.edits.line_bounds(key.start_mark.index, _end(value))
+        self._check_whole(value, key)
+        start, end = self.edits.line_bounds(key.start_mark.index, end_of(value))
         if mapping.flow_style or self.edits.text[start : key.start_mark.index].strip():
-            raise self.refuse(key, f"{name} shares its line", hint="Write one key a line.")
+            raise self.refuse(
+                key, f"{name} shares its line with something else", hint="Write one key a line."
+            )
         self.edits.replace(start, end, "")
 
     def append_mapping(self, node: yaml.SequenceNode, value: Mapping[str, str]) -> None:
@@ -114,7 +155,7 @@ class YamlFile:
         indent = " " * node.start_mark.column
         first, *more = _block(value)
         lines = [f"{indent}- {first}", *(f"{indent}  {line}" for line in more)]
-        self.insert_lines(_end(node), lines)
+        self.insert_lines(end_of(node), lines)
 
     def insert_lines(self, at: int, lines: Sequence[str]) -> None:
         newline = self.edits.newline
@@ -124,9 +165,6 @@ class YamlFile:
             self.edits.replace(after, after, newline + text)
         else:
             self.edits.replace(after, after, text + newline)
-
-    def part(self, node: yaml.SequenceNode, escape: "Escape") -> "ListPart":
-        return ListPart(self, node, escape)
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,14 +206,14 @@ class ListPart:
 
     def replace(self, index: int, text: str) -> None:
         self.file.check_own(self.node)
-        self.file.set_scalar(self.node.value[index], self.escape.write(text))
+        self.file.set(self.node.value[index], self.escape.write(text))
 
     def remove(self, index: int) -> None:
         self.file.check_own(self.node)
         item, edits = self.node.value[index], self.file.edits
         self.file.check_own(item)
         if not self.node.flow_style:
-            start, end = edits.line_bounds(_dash(edits.text, item), _end(item))
+            start, end = edits.line_bounds(_dash(edits.text, item), end_of(item))
             if edits.text[start : _dash(edits.text, item)].strip():
                 raise self.file.refuse(item, "shares its line", hint="Write one item a line.")
             edits.replace(start, end, "")
@@ -216,7 +254,7 @@ class ListPart:
         lead = text[self.file.edits.line_bounds(dash, dash)[0] : last.start_mark.index]
         if lead.strip() != "-" or "\n" in lead:
             lead = " " * (len(lead) - len(lead.lstrip(" "))) + "- "
-        self.file.insert_lines(_end(last), [lead + one for one in dumped])
+        self.file.insert_lines(end_of(last), [lead + one for one in dumped])
 
     def _quotes(self, word: str) -> str | None:
         """Return the quotes that most words of its kind stand in: flags, or values."""
@@ -287,12 +325,14 @@ def _quotes(style: str | None, value: object) -> str | None:
     return style if keeps else None
 
 
-def _end(node: yaml.Node) -> int:
+def end_of(node: yaml.Node) -> int:
     """Where a node's own text ends; a block's mark would be at the next key, past all comments."""
-    if isinstance(node, yaml.CollectionNode) and not node.flow_style and node.value:
-        last = node.value[-1]
-        return _end(last[1] if isinstance(node, yaml.MappingNode) else last)
-    return int(node.end_mark.index)
+    if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
+        return int(node.end_mark.index)
+    key, last = node.value[-1] if isinstance(node, yaml.MappingNode) else (node, node.value[-1])
+    if last.start_mark.index < key.start_mark.index:  # an alias: what it stands for is elsewhere
+        return int(key.end_mark.index)
+    return end_of(last)
 
 
 def _dash(text: str, item: yaml.Node) -> int:

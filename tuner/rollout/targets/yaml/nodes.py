@@ -22,6 +22,13 @@ def children(node: yaml.Node) -> Iterator[yaml.Node]:
         yield from node.value
 
 
+def descendants(node: yaml.Node) -> Iterator[yaml.Node]:
+    """Yield a node and all below it."""
+    yield node
+    for child in children(node):
+        yield from descendants(child)
+
+
 def shared_ids(roots: Sequence[yaml.Node]) -> frozenset[int]:
     """Return the ids of the nodes that stand in two places, and of all below them."""
     shared: set[int] = set()

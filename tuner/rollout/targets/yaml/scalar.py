@@ -153,16 +153,18 @@ def _lines(text: str, start: int, end: int) -> Iterator[tuple[int, int, int]]:
 def _block_pieces(
     text: str, lines: list[tuple[int, int, int]], indent: int, *, folded: bool
 ) -> list[Piece]:
+    """Return the characters; a line break is written with the indentation of the line after it."""
     pieces: list[Piece] = []
-    for number, (start, stop, after) in enumerate(lines):
-        first = min(start + indent, stop)
+    begins = [min(start + indent, stop) for start, stop, _ in lines]
+    for number, (_, stop, after) in enumerate(lines):
+        first, following = begins[number], lines[number + 1 :]
+        behind = begins[number + 1] if following else after
         pieces += [(text[at], (at, at + 1)) for at in range(first, stop)]
-        following = lines[number + 1 :]
         if folded and first < stop and text[first] not in " \t" and following:
             beyond = [text[min(one + indent, two) : two] for one, two, _ in following]
             blank = next((n for n, line in enumerate(beyond) if line), len(beyond))
             if blank < len(beyond) and beyond[blank][0] not in " \t":
-                pieces += [(" ", (stop, after))] if blank == 0 else []
+                pieces += [(" ", (stop, behind))] if blank == 0 else []
                 continue
-        pieces.append(("\n", (stop, after)))
+        pieces.append(("\n", (stop, behind)))
     return pieces
