@@ -42,6 +42,16 @@ def test_without_any_model_the_cure_is_said() -> None:
     assert "tuner:tiny" in caught.value.hint
 
 
+@pytest.mark.vllm
+def test_the_opposite_of_a_switch_is_that_switch(base: Path) -> None:
+    off = {"model": "tuner:tiny", "enable_prefix_caching": False}
+    for text in ("disable_prefix_caching=true", "no-enable-prefix-caching=true"):
+        assert arguments(None, text) == off
+    assert arguments(None, "disable-prefix-caching=false")["enable_prefix_caching"] is True
+    base.write_text("disable-prefix-caching: true\n")
+    assert arguments(base) == off
+
+
 @pytest.mark.parametrize("text", ["max_model_len", "=3", "", "  =  "])
 def test_what_is_no_key_and_value_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="not KEY=VALUE"):

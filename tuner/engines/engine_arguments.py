@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import start as vllm
-from tuner.engines.vllm.flags import ALIASES, Setting
+from tuner.engines.vllm.flags import Setting, canonical
 from tuner.errors import InputError, UsageError
 from tuner.system import yaml_strict
 
@@ -50,7 +50,7 @@ def engine_arguments(
 
 
 def _read(path: Path) -> Iterator[Setting]:
-    """Yield what a ``vllm serve --config`` file states, as vLLM 0.32 reads it.
+    """Yield what a ``vllm serve --config`` file states, as vLLM reads it.
 
     ``key: false`` states nothing there, ``no-key: true`` does; an empty list states nothing.
     """
@@ -59,29 +59,36 @@ def _read(path: Path) -> Iterator[Setting]:
     for key, node in root.value if root is not None else ():
         place = f"{path}:{key.start_mark.line + 1}"
         value = yaml_strict.construct(node, source=str(path), error=InputError)
-        name = str(key.value).replace("-", "_")
-        if name.startswith("no_") and value is True:
-            name, value = name.removeprefix("no_"), False
-        elif value is False or value == []:
+        if value is False or value == []:
             continue
-        head, dot, rest = name.partition(".")
-        name = f"{ALIASES.get(head, head)}{dot}{rest}"
-        yield Setting(name, _plain(value), place, of_server=True)
+        yield _setting(str(key.value), _plain(value), place, of_server=True)
 
 
 def _overrides(texts: Sequence[str]) -> Iterator[Setting]:
     seen: set[str] = set()
     for text in texts:
-        key, equals, value = text.partition("=")
-        name = key.strip().removeprefix("--").replace("-", "_")
-        if not equals or not name:
+        key, equals, written = text.partition("=")
+        key = key.strip().removeprefix("--")
+        if not equals or not key:
             raise UsageError(f"--set {text!r} is not KEY=VALUE", hint="As in --set block_size=32.")
+        value = value_of(written.strip(), place="--set")
+        setting = _setting(key, value, "--set", of_server=False)
+        name = setting.name
         if name in _OURS:
             raise UsageError(f"--set {text}: {name} is not set so", hint=f"Use {_OURS[name]}.")
         if name in seen:
             raise UsageError(f"--set {name} is there twice", hint="Remove one of the two.")
         seen.add(name)
-        yield Setting(name, value_of(value.strip(), place="--set"), "--set", of_server=False)
+        yield setting
+
+
+def _setting(key: str, value: ArgumentValue, place: str, *, of_server: bool) -> Setting:
+    """Return what a key as somebody wrote it means: ``disable-x: true`` is ``enable_x`` false."""
+    head, dot, part = key.partition(".")
+    name, negated = canonical(head)
+    if negated and isinstance(value, bool):
+        value = not value
+    return Setting(f"{name}{dot}{part.replace('-', '_')}", value, place, of_server=of_server)
 
 
 def value_of(text: str, *, place: str) -> ArgumentValue:

@@ -1,5 +1,7 @@
 """vLLM's flags in every spelling, and what of them is refused."""
 
+import re
+
 import pytest
 
 from tuner.engines.seam import ArgumentValue
@@ -58,6 +60,38 @@ def test_a_number_is_set_where_it_stands(before: str, after: str) -> None:
 )
 def test_a_switch_is_spelt_as_vllm_takes_it(before: str, value: ArgumentValue, after: str) -> None:
     assert edited(before, enforce_eager=value) == after
+
+
+@pytest.mark.parametrize(
+    ("before", "value", "after"),
+    [
+        ("--disable-prefix-caching", False, "--disable-prefix-caching"),
+        ("--disable-prefix-caching", True, "--enable-prefix-caching"),
+        ("--enable-prefix-caching", False, "--no-enable-prefix-caching"),
+        ("--disable_prefix_caching, --port=1", None, "--port=1"),
+    ],
+)
+def test_the_opposite_of_a_switch_is_that_switch(
+    before: str, value: ArgumentValue, after: str
+) -> None:
+    assert edited(before, enable_prefix_caching=value) == after
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "m, --port=1",
+        "--port, '1', m",
+        "--monokernel, m",
+        "--disable-prefix-caching, m",
+        "-O3, m",
+        "-O, '3', m",
+    ],
+)
+def test_a_model_is_the_first_word_that_is_of_no_flag(words: str) -> None:
+    found = kubernetes.read(POD % words, source="pod.yaml")
+    assert found["model"].value == "m"
+    assert edited(words, model="other") == re.sub(r"\bm\b", "other", words)
 
 
 def test_a_switch_without_a_negative_is_turned_off_by_leaving_it_out() -> None:
@@ -143,9 +177,13 @@ def test_a_whole_name_is_not_short_for_a_longer_one() -> None:
 
 
 def test_reading_gives_vllms_names_and_the_last_of_two() -> None:
-    text = POD % "--max-num-seqs=8, --no_enforce_eager, -tp, '2', --max-num-seqs=9, --x=$(Y)"
+    text = POD % (
+        "--max-num-seqs=8, --no_enforce_eager, -tp, '2', --max-num-seqs=9, --x=$(Y), "
+        "--enable-prefix-caching, --disable-prefix-caching"
+    )
     found = kubernetes.read(text, source="pod.yaml")
     assert {name: one.value for name, one in found.items()} == {
+        "enable_prefix_caching": False,
         "max_num_seqs": 9,
         "enforce_eager": False,
         "tensor_parallel_size": 2,

@@ -24,7 +24,6 @@ from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm import flags as vllm_flags
 from tuner.live import prometheus
 from tuner.rollout import rollout
 from tuner.rollout.monitoring import prometheus_rules
@@ -47,13 +46,11 @@ class Serve:
     """``vllm serve`` up to the parsed arguments: its parser inside the outer one."""
 
     def __init__(self) -> None:
-        from vllm.entrypoints.launchers.cli_args import make_arg_parser  # noqa: PLC0415
+        from vllm.entrypoints.cli.serve import ServeSubcommand  # noqa: PLC0415
         from vllm.utils.argparse_utils import FlexibleArgumentParser  # noqa: PLC0415
 
         self.outer = FlexibleArgumentParser(prog="vllm")
-        self.flags = make_arg_parser(
-            self.outer.add_subparsers(dest="subparser").add_parser("serve")
-        )
+        ServeSubcommand().subparser_init(self.outer.add_subparsers(dest="subparser"))
 
     def parse_words(self, words: list[str]) -> Namespace:
         arguments: Namespace = self.outer.parse_args(["serve", *words])
@@ -151,31 +148,6 @@ def test_vllm_serve_still_drops_false(serve: Serve, tmp_path: Path) -> None:
     assert serve.parse(path).enable_prefix_caching is None
 
 
-def test_the_second_names_of_arguments_are_all_known(serve: Serve) -> None:
-    found = {
-        option.removeprefix("--").replace("-", "_"): action.dest
-        for action in serve.flags._actions
-        for option in action.option_strings
-        if option.startswith("--")
-    }
-    negatives = {name for name in found if name.startswith("no_")}
-    seconds = {name: dest for name, dest in found.items() if name != dest and name not in negatives}
-    assert seconds == vllm_flags.ALIASES
-
-
-def test_no_argument_is_itself_called_no_something(serve: Serve) -> None:
-    assert [one.dest for one in serve.flags._actions if one.dest.startswith("no_")] == []
-
-
-def test_the_switches_without_a_negative_are_all_known(serve: Serve) -> None:
-    positive_only = {
-        action.dest
-        for action in serve.flags._actions
-        if action.nargs == 0 and not any(one.startswith("--no-") for one in action.option_strings)
-    }
-    assert positive_only - {"help"} == vllm_flags.WITHOUT_NEGATIVE
-
-
 def test_the_arguments_that_tuner_reasons_about_exist() -> None:
     from vllm import AsyncEngineArgs  # noqa: PLC0415
 
@@ -211,26 +183,23 @@ def test_a_switch_still_takes_no_value(serve: Serve, capsys: pytest.CaptureFixtu
     assert "ignored explicit argument 'false'" in capsys.readouterr().err
 
 
-def test_what_is_known_of_the_flags_without_vllm_is_true(serve: Serve) -> None:
-    actions = [one for one in serve.flags._actions if one.dest != "help"]
-    names = {
-        option[2:].replace("-", "_")
-        for action in actions
-        for option in action.option_strings
-        if option.startswith("--")
-    }
-    short = {
-        option: action.dest
-        for action in actions
-        for option in action.option_strings
-        if not option.startswith("--")
-    }
-    assert short == vllm_flags.SHORT
-    assert {one.dest for one in actions if one.nargs == 0} == vllm_flags.SWITCHES
-    assert {one.dest for one in actions if one.nargs in ("+", "*")} == vllm_flags.LISTS
-    assert {
-        name for name in names if any(one != name and one.startswith(name) for one in names)
-    } == vllm_flags.WHOLE_NAMES
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["m", "--max-num-seqs", "4"],
+        ["--max-num-seqs", "4", "m"],
+        ["--enforce-eager", "m", "--seed", "1"],
+        ["-O3", "--max-num-seqs=4", "m"],
+        ["-O", "2", "m"],
+        ["--no-enable-prefix-caching", "m"],
+        ["--model", "m"],
+    ],
+)
+def test_a_model_is_found_where_vllm_finds_it(serve: Serve, words: list[str]) -> None:
+    parsed = serve.parse_words(words)
+    unit = f"[Service]\nExecStart=/usr/bin/vllm serve {shlex.join(words)}\n"
+    stated = named("systemd").read(unit, source="vllm.service")
+    assert stated["model"].value == "m" == (parsed.model_tag or parsed.model)
 
 
 TINY: dict[str, ArgumentValue] = {

@@ -88,6 +88,21 @@ def test_a_switch_is_written_so_that_vllm_serve_does_not_drop_it(
     assert write(before or "# \n", enforce_eager=value).removeprefix("# \n") == after
 
 
+@pytest.mark.parametrize(
+    ("before", "value", "after"),
+    [
+        ("disable-prefix-caching: true\n", False, "disable-prefix-caching: true\n"),
+        ("disable-prefix-caching: false\n", False, "disable-prefix-caching: true\n"),
+        ("disable_prefix_caching: true\n", True, "enable_prefix_caching: true\n"),
+        ("disable-prefix-caching: true\na: 1\n", None, "a: 1\n"),
+    ],
+)
+def test_the_opposite_of_a_switch_is_that_switch(
+    before: str, value: ArgumentValue, after: str
+) -> None:
+    assert write(before, enable_prefix_caching=value) == after
+
+
 def test_a_switch_without_a_negative_is_turned_off_by_leaving_it_out() -> None:
     assert write("disable-log-stats: true\na: 1\n", disable_log_stats=False) == "a: 1\n"
     assert write("disable-log-stats: false\n", disable_log_stats=False) == (

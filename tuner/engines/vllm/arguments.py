@@ -9,19 +9,25 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+import vllm
 from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import InputError, TunerError, UsageError
+from tuner.engines.vllm.flags import Grammar
+from tuner.errors import EngineError, InputError, TunerError, UsageError
 
 if TYPE_CHECKING:
     from tuner.engines.vllm.flags import Setting
 
 # mypy: allow-subclassing-any
 
-_SERVE_PARSERS = ("vllm.entrypoints.launchers.cli_args", "vllm.entrypoints.openai.cli_args")
-"""Where the parser of ``vllm serve`` is, today and before vLLM 0.30."""
+_SERVE_PARSERS = (
+    "vllm.entrypoints.common.cli_args",
+    "vllm.entrypoints.launchers.cli_args",  # before vLLM 0.33
+    "vllm.entrypoints.openai.cli_args",  # before vLLM 0.29
+)
+"""Where the parser of ``vllm serve`` is."""
 
 
 class _Parser(FlexibleArgumentParser):
@@ -70,7 +76,32 @@ def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
         except ModuleNotFoundError:
             continue
         return module.make_arg_parser(_Parser())
-    raise AssertionError(f"no parser of vllm serve in {_SERVE_PARSERS}")
+    raise EngineError(
+        f"vLLM {vllm.__version__} has the parser of vllm serve in none of the places known: "
+        f"{', '.join(_SERVE_PARSERS)}",
+        hint="Install a vLLM that tuner --version names, or leave --set and --base out.",
+    )
+
+
+def grammar() -> Grammar:
+    """Return what the parser of the vLLM that is installed takes."""
+    switches: dict[str, list[str]] = {}
+    takes: dict[object, list[str]] = {None: [], "+": [], "?": []}
+    also: dict[str, str] = {}
+    for flag, action in sorted(_serve_parser()._option_string_actions.items()):  # noqa: SLF001
+        name = action.dest
+        if name == "help":
+            continue
+        if action.nargs == 0:
+            off = switches.setdefault(name, [])
+            if flag in getattr(action, "negative_option_strings", ()) or flag.startswith("--no-"):
+                off.append(flag)
+                continue
+        elif name not in takes[action.nargs]:
+            takes[action.nargs].append(name)
+        if flag != f"--{name.replace('_', '-')}":
+            also[flag] = name
+    return Grammar(switches, words=takes[None], lists=takes["+"], optional=takes["?"], also=also)
 
 
 def _command_line(setting: "Setting") -> list[str]:

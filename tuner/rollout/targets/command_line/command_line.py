@@ -161,8 +161,8 @@ class CommandLine:
         tokens = self._tokens()
         found = flags.stated(tokens)
         model = self._positional_model(tokens)
-        if model is not None and model.known:
-            found["model"] = Stated(model.text, model.line)
+        if model is not None and tokens[model].known:
+            found["model"] = Stated(tokens[model].text, tokens[model].line)
         return found
 
     def write(self, arguments: Mapping[str, ArgumentValue]) -> None:
@@ -173,8 +173,9 @@ class CommandLine:
         model = self._positional_model(tokens)
         if model is not None:
             wanted = rest.pop("model", None)
-            if wanted is not None and model.known and str(wanted) != model.text:
-                self._apply(Replace(0, str(wanted)))
+            stated = tokens[model]
+            if wanted is not None and stated.known and str(wanted) != stated.text:
+                self._apply(Replace(model, str(wanted)))
         elif "model" not in flags.stated(tokens):
             rest.pop("model", None)  # the image, the runtime or a volume decides
         added = list[tuple[str, ...]]()
@@ -192,15 +193,23 @@ class CommandLine:
     def _tokens(self) -> list[Token]:
         return [token for part in self.parts for token in part.tokens][self.begin :]
 
-    def _positional_model(self, tokens: Sequence[Token]) -> Token | None:
-        if not tokens or tokens[0].text.startswith("-") or self._is_spliced(tokens[0]):
-            return None
-        if re.search(r"\s", tokens[0].text):
+    def _positional_model(self, tokens: Sequence[Token]) -> int | None:
+        """Return which word is the model without a flag: the first that is of no flag."""
+        of_flags = {index for flag in flags.find(tokens) for index in (flag.index, *flag.values)}
+        free = (
+            index
+            for index, token in enumerate(tokens)
+            if index not in of_flags
+            and not token.text.startswith("-")
+            and not self._is_spliced(token)
+        )
+        model = next(free, None)
+        if model is not None and re.search(r"\s", tokens[model].text):
             raise TargetError(
-                f"{tokens[0].place}: {tokens[0].text[:40]!r} is one word, and no model",
+                f"{tokens[model].place}: {tokens[model].text[:40]!r} is one word, and no model",
                 hint="Write each argument as a word of its own, or run a shell: sh -c.",
             )
-        return tokens[0]
+        return model
 
     def _is_spliced(self, token: Token) -> bool:
         return re.sub(r"[${}()]", "", token.text) in self.spliced and not token.known

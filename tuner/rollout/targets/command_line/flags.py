@@ -96,6 +96,8 @@ def find(tokens: Sequence[Token]) -> list[Flag]:
 def _flag(tokens: Sequence[Token], at: int) -> Flag | None:
     text = tokens[at].text
     spelt, equals, inline = text.partition("=")
+    if spelt.startswith("-O") and spelt != "-O":  # -O3
+        spelt, equals, inline = "-O", "=", spelt[2:]
     name, _, part = spelt.partition(".")
     if name in SHORT:
         argument, negated = SHORT[name], False

@@ -1,4 +1,4 @@
-"""A ``vllm serve --config`` YAML, read as vLLM 0.32 reads it and edited in place.
+"""A ``vllm serve --config`` YAML, read as vLLM reads it and edited in place.
 
 What vLLM does with such a file (``FlexibleArgumentParser.load_config_file``): each key becomes a
 flag, underscores and hyphens alike. ``true`` gives ``--flag``. ``false`` is dropped without a word

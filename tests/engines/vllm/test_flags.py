@@ -1,0 +1,53 @@
+"""The table of vLLM's flags: what it says, and that the vLLM installed here says the same."""
+
+import pytest
+
+from tuner.engines.vllm import flags
+from tuner.engines.vllm.flags import GRAMMAR, Grammar, canonical
+
+
+@pytest.mark.parametrize(
+    ("name", "meaning"),
+    [
+        ("enable-prefix-caching", ("enable_prefix_caching", False)),
+        ("enable_prefix_caching", ("enable_prefix_caching", False)),
+        ("no-enable-prefix-caching", ("enable_prefix_caching", True)),
+        ("disable-prefix-caching", ("enable_prefix_caching", True)),
+        ("disable_prefix_caching", ("enable_prefix_caching", True)),
+        ("disable-log-stats", ("disable_log_stats", False)),
+        ("enable-cascade-attn", ("disable_cascade_attn", True)),
+        ("device-memory-utilization", ("gpu_memory_utilization", False)),
+        ("no-such-flag", ("such_flag", True)),
+        ("disable-what-nobody-knows", ("disable_what_nobody_knows", False)),
+    ],
+)
+def test_every_spelling_of_a_flag_has_its_meaning(name: str, meaning: tuple[str, bool]) -> None:
+    assert canonical(name) == meaning
+
+
+def test_no_argument_is_itself_called_no_something() -> None:
+    assert not [name for name, _ in GRAMMAR.meanings().values() if name.startswith("no_")]
+
+
+def test_an_argument_takes_one_kind_of_words() -> None:
+    kinds = (GRAMMAR.switches, GRAMMAR.words, GRAMMAR.lists, GRAMMAR.optional)
+    assert sum(map(len, kinds)) == len(set().union(*kinds))
+
+
+def test_what_begins_like_another_name_is_no_short_form_of_it() -> None:
+    assert {"tokenizer", "model"} <= flags.WHOLE_NAMES
+    assert not {"max_num", "max_num_seqs", "tokenizer_mode"} & flags.WHOLE_NAMES
+
+
+@pytest.mark.vllm
+def test_the_parser_that_is_installed_says_nothing_else() -> None:
+    """When this fails on a new vLLM: python scripts/vllm_flags.py --update."""
+    from tuner.engines.vllm.arguments import grammar  # noqa: PLC0415 - imports vLLM
+
+    here: Grammar = grammar()
+    known = GRAMMAR.meanings()
+    assert {flag: known.get(flag) for flag in here.meanings()} == here.meanings()
+    for kind in ("words", "lists", "optional"):
+        assert set(getattr(here, kind)) <= set(getattr(GRAMMAR, kind))
+    assert here.switches.keys() <= GRAMMAR.switches.keys()
+    assert all(bool(off) == bool(GRAMMAR.switches[name]) for name, off in here.switches.items())
