@@ -27,8 +27,10 @@ from time import monotonic
 
 from study_sweeps import Silent, parsed
 
+from tuner.commands.refine.options import RefineOptions
+from tuner.commands.refine.plan import Engines, engines_of, plan_of
 from tuner.commands.refine.ray import site_of
-from tuner.commands.refine.setup import Engines, RefineOptions, engines_of, plan_of, space_of
+from tuner.commands.refine.space import space_of
 from tuner.engines import devices
 from tuner.engines.sim import virtual_time
 from tuner.profile import profile
@@ -67,10 +69,9 @@ def main() -> None:
         " --world examples/worlds/article-quiet.yaml --pairs 2",
     )
     options = RefineOptions(
-        profile=given.profile, trace=given.trace, output=Path(), search=(), objective="goodput",
-        engine=given.engine, world=given.world, budget="1h", step=given.step, window="all",
-        headroom=1.0, replicas=1, router="least", storage=None, resume=False, run_dir=None,
-        force=True, seed=0, ray="local", ray_engines=2, ray_cpus=1, json=False,
+        profile=given.profile, traces=(given.trace,), engine=given.engine, world=given.world,
+        budget="1h", step=given.step, headroom=1.0, force=True, ray="local", ray_engines=2,
+        ray_cpus=1,
     )  # fmt: skip
     one = profile.load(options.profile)
     trace = load(options.trace)

@@ -28,7 +28,9 @@ from typing import Any
 import numpy as np
 from study_sweeps import Silent, parsed
 
-from tuner.commands.refine.setup import RefineOptions, engines_of, plan_of, space_of
+from tuner.commands.refine.options import RefineOptions
+from tuner.commands.refine.plan import engines_of, plan_of
+from tuner.commands.refine.space import space_of
 from tuner.errors import UndecidedError
 from tuner.profile import profile
 from tuner.replay.measure import Measurement
@@ -96,10 +98,8 @@ def main() -> None:
             "--search", search[0], "--search", search[1],
         )  # fmt: skip
         command = RefineOptions(
-            profile=swept, trace=trace, output=Path(), search=search, objective="goodput",
-            engine=kind, world=options.world, budget=budget, step=options.step, window="all",
-            headroom=1.0, replicas=1, router="least", storage=None, resume=False, run_dir=None,
-            force=True, seed=0, ray=None, ray_engines=None, ray_cpus=None, json=False,
+            profile=swept, traces=(trace,), search=search, engine=kind, world=options.world,
+            budget=budget, step=options.step, headroom=1.0, force=True,
         )  # fmt: skip
         bench, workload = grid(command, folder, found, options.minutes, options.turns)
         print(

@@ -22,8 +22,8 @@ from tests.support.live_sim import (
     simulated,
 )
 from tests.support.served_metrics import FreeClock, Page, page_of, serving
+from tuner.commands.watch.options import WatchOptions
 from tuner.commands.watch.run import run
-from tuner.commands.watch.setup import WatchOptions
 from tuner.errors import (
     EngineError,
     GateError,
@@ -64,12 +64,8 @@ def slow() -> SimulatedServer:
 
 
 def options(profile: Path, url: str, **changes: Any) -> WatchOptions:  # noqa: ANN401
-    plain: dict[str, Any] = {
-        "profile": profile, "url": url, "canary": None, "for_": "390s", "every": "2s",
-        "window": "10s", "tolerance": 0.1, "served_model": None, "fail_on": "re-tune",
-        "rollback": None, "run_dir": None, "metrics_port": None, "seed": 0, "json": True,
-    }  # fmt: skip
-    return WatchOptions(**{**plain, **changes})
+    plain: dict[str, Any] = {"profile": profile, "url": url, "for_": "390s", "json": True}
+    return WatchOptions(**plain | changes)
 
 
 Watched = tuple[dict[str, Any], TunerError | None]

@@ -6,14 +6,15 @@ import typer
 
 from tuner.commands.apply import options as apply
 from tuner.commands.capture import options as capture
-from tuner.commands.compare import options as compare
+from tuner.commands.compare.options import CompareOptions
 from tuner.commands.diff import options as diff
-from tuner.commands.plan import options as plan
-from tuner.commands.refine import options as refine
-from tuner.commands.sweep import options as sweep
+from tuner.commands.plan.options import PlanOptions
+from tuner.commands.refine.options import RefineOptions
+from tuner.commands.shared.options import command
+from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.trace import options as trace
-from tuner.commands.verify import options as verify
-from tuner.commands.watch import options as watch
+from tuner.commands.verify.options import VerifyOptions
+from tuner.commands.watch.options import WatchOptions
 
 app = typer.Typer(
     name="tuner",
@@ -47,13 +48,13 @@ def root(
     del version  # its callback has ended the program
 
 
-app.command("sweep")(sweep.sweep)
-app.command("refine")(refine.refine)
+app.command("sweep")(command(SweepOptions, "tuner.commands.sweep.run"))
+app.command("refine")(command(RefineOptions, "tuner.commands.refine.run"))
 app.command("apply")(apply.apply)
 app.command("diff")(diff.diff)
-app.command("plan")(plan.plan)
-app.command("verify")(verify.verify)
-app.command("watch")(watch.watch)
-app.command("compare")(compare.compare)
+app.command("plan")(command(PlanOptions, "tuner.commands.plan.run"))
+app.command("verify")(command(VerifyOptions, "tuner.commands.verify.run"))
+app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))
+app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

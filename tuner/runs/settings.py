@@ -6,6 +6,7 @@ from typing import Any
 
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
+from tuner.traffic.workload import parse_step_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,20 +40,22 @@ class SweepSettings:
 
 
 def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
-    """Return the settings of a run from the plan in its journal, with this SLO.
+    """Return the settings of a run from its plan: the options as the user wrote them, under this
+    SLO.
 
-    Raises KeyError, TypeError or ValueError for what is no plan.
+    Raises UsageError for a value that cannot be, and KeyError, TypeError or ValueError for what is
+    no plan.
     """
     return SweepSettings(
         ceiling=int(plan["ceiling"]),
         slo=slo,
         window=str(plan["window"]),
-        step_s=parse_duration_s(plan["step"], option="--step"),
+        step_s=parse_step_s(plan["step"]),
         budget_s=parse_duration_s(plan["budget"], option="--budget"),
         headroom=float(plan["headroom"]),
-        fast=bool(plan["fast"]),
-        fresh=bool(plan["fresh"]),
-        closed_sessions=bool(plan["closed_sessions"]),
+        fast=bool(plan.get("fast")),
+        fresh=bool(plan.get("fresh")),
+        closed_sessions=bool(plan.get("closed_sessions")),
         seed=int(plan["seed"]),
         trace_block_size=int(plan["trace_block_size"]),
     )

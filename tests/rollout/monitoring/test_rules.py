@@ -192,7 +192,7 @@ def test_a_real_prometheus_loads_the_rules_and_their_expressions_return_data(
 
 
 def test_the_tolerances_are_those_of_verify() -> None:
-    from tuner.commands.verify import options as verify  # noqa: PLC0415
+    from tuner.commands.verify.options import VerifyOptions  # noqa: PLC0415
     from tuner.runs.verify import gates  # noqa: PLC0415 - only here, it is slow to import
 
     assert lines.ATTAINMENT_TOLERANCE == gates.ATTAINMENT_TOLERANCE
@@ -202,8 +202,7 @@ def test_the_tolerances_are_those_of_verify() -> None:
         "e2el_s": lines.SLACK_S["e2el"],
     } == gates.SLACK_S
     assert lines.MOST_MISSED == gates.HALF
-    defaults = verify.verify.__kwdefaults__ or {}
-    assert defaults["tolerance"] == lines.TOLERANCE
+    assert VerifyOptions(profile=Path(), trace=Path()).tolerance == lines.TOLERANCE
 
 
 def test_every_limit_is_the_profiles() -> None:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from tuner.commands.refine.ray import largest
-from tuner.commands.sweep.kinds import outputs_of
-from tuner.commands.sweep.kinds_setup import LABEL, of_worlds
+from tuner.commands.sweep.kinds import LABEL, of_worlds, outputs_of
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
 from tuner.runs.cluster.kinds import Description, difference, grouped, most_common

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import request, settings
-from tuner.commands.sweep.view import Progress
+from tuner.commands.sweep.view import RunProgress
 from tuner.engines.seam import Starter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import read_world
@@ -71,7 +71,7 @@ def no_memory(_: Configuration) -> Starter:
     return Sick.__new__(Sick)
 
 
-class Heard(Progress):
+class Heard(RunProgress):
     """Keeps what the user is warned of."""
 
     def __init__(self, of_sweep: Any) -> None:  # noqa: ANN401 - settings

@@ -19,8 +19,8 @@ import pytest
 
 from tests.support.places import ROOT
 from tests.support.traces import SAMPLES
+from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.run import run
-from tuner.commands.compare.setup import CompareOptions
 from tuner.errors import EngineError, GateError, RunError, TraceError, TunerError, UsageError
 from tuner.runs.compare.evidence import Comparing
 from tuner.runs.journal import read
@@ -31,30 +31,12 @@ QUIET = ROOT / "examples" / "worlds" / "article-quiet.yaml"
 
 OPTIONS = CompareOptions(
     trace=SAMPLES / "translation.jsonl",
-    profile=None,
     max_num_seqs=16,
-    sweep=False,
-    approaches=None,
-    loads="very-heavy",
     engine="sim",
     world=ARTICLE,
-    model=None,
-    base=None,
-    overrides=(),
-    untuned=64,
-    batch_size=16,
-    batch_wait="50ms",
-    queue_size=1024,
-    slo=None,
-    window="busiest",
     step="90s",
     repeats=1,
     budget="6h",
-    resume=False,
-    run_dir=None,
-    output=None,
-    force=False,
-    seed=0,
     json=True,
 )
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from tests.support.builders import iterations, measurement, record, replay_of, settings
 from tests.support.profiles import profile
 from tuner.commands.refine.view import trials_table
-from tuner.commands.sweep.view import Progress
+from tuner.commands.sweep.view import RunProgress
 from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
@@ -73,7 +73,7 @@ def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> Loc
         book.append("measured", failed=failed, engine=1, worker=worker, at_s=0.0)
     book.close()
     vary, evidence = VllmVary({}), Evidence(book)
-    runner = EngineRunner(vary({}), SETTINGS, evidence, Progress(SETTINGS, None), None)
+    runner = EngineRunner(vary({}), SETTINGS, evidence, RunProgress(SETTINGS, None), None)
     return LocalTrialRunner(runner, vary)
 
 
@@ -194,7 +194,7 @@ class Noting(LocalTrialRunner):
     def __init__(self, run_dir: Path, *, good: Mapping[str, int], worker: str = "") -> None:
         vary = VllmVary({})
         book = journal.create(run_dir, {})
-        runner = EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
+        runner = EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None)
         super().__init__(runner, vary)
         self.good, self.worker, self.builds = good, worker, list[Build]()
 
@@ -453,8 +453,8 @@ def test_progress_says_of_which_windows_a_bound_and_of_which_a_cut_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     cut = {"attainment_bound": 0.979, "cut": HOPELESS}
-    Progress(SETTINGS, None).measured("search", measurement(16, blocks=3, **cut))
-    Progress(SETTINGS, None).measured("ladder", measurement(16, blocks=1, **cut))
+    RunProgress(SETTINGS, None).measured("search", measurement(16, blocks=3, **cut))
+    RunProgress(SETTINGS, None).measured("ladder", measurement(16, blocks=1, **cut))
     several, one = capsys.readouterr().err.splitlines()
     assert "search: <=97.9% within the SLO over 3 windows, " in several
     assert several.endswith(f"(a window was cut: {HOPELESS})")

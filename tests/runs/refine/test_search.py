@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.builders import record, replay_of, settings
-from tuner.commands.sweep.view import Progress
+from tuner.commands.sweep.view import RunProgress
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
@@ -49,7 +49,7 @@ def bench(tmp_path: Path) -> Iterator[LocalTrialRunner]:
     """A run that has replayed the knee."""
     book = journal.create(tmp_path / "run", {})
     vary = VllmVary({})
-    runner = EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None)
+    runner = EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None)
     one = LocalTrialRunner(runner, vary)
     put(one, SPACE.knee, cut=False)
     yield one

@@ -9,7 +9,7 @@ import pytest
 
 from tests.runs.refine.test_balance import screen_of
 from tests.support.builders import request, settings
-from tuner.commands.sweep.view import Progress
+from tuner.commands.sweep.view import RunProgress
 from tuner.engines.seam import Starter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.engine import SimEngine
@@ -136,7 +136,9 @@ def run(tmp_path: Path) -> Iterator[Run]:
     machine = Machine(SimStarter(read_world(tmp_path / "world.yaml")))
     book = journal.create(tmp_path / "run", {})
     of_sweep = settings(SLO, ceiling=4)
-    runner = EngineRunner(machine.starter, of_sweep, Evidence(book), Progress(of_sweep, None), None)
+    runner = EngineRunner(
+        machine.starter, of_sweep, Evidence(book), RunProgress(of_sweep, None), None
+    )
     study = Study(
         str(tmp_path / "study.log"), "name", SPACE, aims=1, seed=0, run="ours", machine="one",
         warn=lambda _: None,

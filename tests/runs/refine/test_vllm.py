@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.builders import settings
 from tests.support.places import ROOT
-from tuner.commands.refine.setup import RefineOptions, engines_of, space_of
-from tuner.commands.sweep.view import Progress
+from tuner.commands.refine.options import RefineOptions
+from tuner.commands.refine.plan import engines_of
+from tuner.commands.refine.space import space_of
+from tuner.commands.sweep.view import RunProgress
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import UsageError
 from tuner.profile import profile
@@ -51,7 +53,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
     book = journal.create(tmp_path / "run", {})
     bench = LocalTrialRunner(
-        EngineRunner(vary({}), SETTINGS, Evidence(book), Progress(SETTINGS, None), None),
+        EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None),
         vary,
     )
 
@@ -83,12 +85,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
 
 def space(*search: str) -> Space:
-    options = RefineOptions(
-        profile=PROFILE, trace=Path(), output=Path(), search=search, objective="goodput",
-        engine="vllm", world=None, budget="", step="", window="all", headroom=1.0, replicas=1,
-        router="least", storage=None, resume=False, run_dir=None, force=True, seed=0, ray=None,
-        ray_engines=None, ray_cpus=None, json=False,
-    )  # fmt: skip
+    options = RefineOptions(profile=PROFILE, traces=(Path(),), search=search)
     one = profile.load(PROFILE)
     engines = engines_of(options, one)
     return space_of(options, one, engines.vary, requests=REQUESTS, block_size=16)

@@ -10,17 +10,20 @@ from tests.runs.sweep.test_sweep import Notes
 from tests.support.builders import request
 from tests.support.places import ROOT
 from tests.support.profiles import profile
-from tuner.commands.sweep.done import Done, keep_trace, rescored, sealed
 from tuner.commands.sweep.kinds import done_on, plans_of
-from tuner.commands.sweep.setup import (
-    SweepOptions,
-    Traffic,
+from tuner.commands.sweep.one_trace import (
+    FinishedSweep,
+    SweptTraffic,
+    keep_trace,
     one_servers,
     plan_of,
     ranks_of,
+    rescored,
+    sealed,
     settings_of,
     starter_of,
 )
+from tuner.commands.sweep.options import SweepOptions
 from tuner.engines.devices import gpus_of
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -36,18 +39,13 @@ from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import Trace, TraceHeader
 
 # in turns, so that rank and replica get every other request
-OPTIONS = SweepOptions(
-    traces=(), output=Path("profile.yaml"), model="tuner:tiny", base=None, overrides=(),
-    engine="vllm", world=None, ceiling=8, slo=None, budget="15m", window="all", step="60s",
-    replicas=1, router="rr", headroom=1.25, fast=False, fresh=False, closed_sessions=False,
-    resume=False, run_dir=None, rescore=None, seed=0, metrics_port=None, force=False, json=False,
-)  # fmt: skip
+OPTIONS = SweepOptions(model="tuner:tiny", ceiling=8, router="rr")
 
 
-def traffic() -> Traffic:
+def traffic() -> SweptTraffic:
     rows = [request(row, arrival_s=float(row)) for row in range(8)]
     trace = Trace(TraceHeader(), tuple(rows), "sha256:0", ())
-    return Traffic(trace, rows, settings_of(OPTIONS, trace), ())
+    return SweptTraffic(trace, rows, settings_of(OPTIONS, trace), ())
 
 
 def test_one_rank_gets_its_share_and_everything_is_said_to_be_one_ranks() -> None:
@@ -88,7 +86,7 @@ def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_judged_an
     outcome = run(sweep(part.requests, SimStarter(World()), part.settings, book, Notes()))
     book.close()
     done = done_on(kinds["h100"], outcome, part, book.run_dir, 1.0)
-    assert isinstance(done, Done)
+    assert isinstance(done, FinishedSweep)
     again = rescored(options, journal.read(book.run_dir))
     assert [sealed(one, []).provenance.ranks for one in (done, again)] == [2, 2]
 

@@ -5,7 +5,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
-from tuner.commands.compare.setup import CompareOptions
+from tuner.commands.compare.options import CompareOptions
+from tuner.commands.shared.engine import world_alone
 from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
@@ -20,10 +21,10 @@ from tuner.runs.evidence import Evidence
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 
-Result = TypeVar("Result")
+Returned = TypeVar("Returned")
 
 
-class Place(Protocol):
+class ComparePlace(Protocol):
     """Where a comparison runs: a machine with vLLM, or a simulated one."""
 
     profile: ServingProfile | None
@@ -42,12 +43,12 @@ class Place(Protocol):
         """Return what starts the engines of a sweep."""
         ...
 
-    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
+    def execute(self, work: Coroutine[Any, Any, Returned], book: journal.Journal) -> Returned:
         """Run on real time, or on virtual time from where a journal ends."""
         ...
 
 
-def place_of(options: CompareOptions, trace: Trace) -> Place:
+def place_of(options: CompareOptions, trace: Trace) -> ComparePlace:
     """Return where to run. Raises UsageError for options that do not go together."""
     profile = load_profile(options.profile) if options.profile is not None else None
     if profile is not None and options.model not in {None, profile.model}:
@@ -56,18 +57,8 @@ def place_of(options: CompareOptions, trace: Trace) -> Place:
             hint="Leave out --model, or sweep that model for a profile of its own.",
         )
     model = options.model or (profile.model if profile and options.base is None else None)
-    if options.engine == "sim":
-        if options.world is None:
-            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
-        if options.overrides or options.base is not None:
-            raise UsageError(
-                "--set and --base are for --engine vllm", hint="Write it into the world file."
-            )
-        return _Simulated(options, options.world, model or trace.header.model, profile)
-    if options.engine != "vllm":
-        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
-    if options.world is not None:
-        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
+    if (world := world_alone(options)) is not None:
+        return _Simulated(options, world, model or trace.header.model, profile)
     arguments = engine_arguments(
         model=model,
         base=options.base,
@@ -83,7 +74,7 @@ def place_of(options: CompareOptions, trace: Trace) -> Place:
 
 
 class _Simulated:
-    """See Place."""
+    """See ComparePlace."""
 
     def __init__(
         self,
@@ -124,7 +115,7 @@ class _Simulated:
         starter.go_on_after(Evidence(sweep_book).engines())
         return starter
 
-    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
+    def execute(self, work: Coroutine[Any, Any, Returned], book: journal.Journal) -> Returned:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
 
         return virtual_time.run(work, begin_s=book.clock_s)
@@ -146,7 +137,7 @@ def _was_interrupted(comparing: Comparing, settings: CompareSettings) -> bool:
 
 
 class _Real:
-    """See Place."""
+    """See ComparePlace."""
 
     def __init__(
         self,
@@ -182,6 +173,6 @@ class _Real:
         starter: Starter = self.new_starter(self.arguments, log=sweep_book.run_dir / "vllm.log")
         return starter
 
-    def execute(self, work: Coroutine[Any, Any, Result], book: journal.Journal) -> Result:
+    def execute(self, work: Coroutine[Any, Any, Returned], book: journal.Journal) -> Returned:
         del book
         return interruption.run(work)

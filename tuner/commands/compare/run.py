@@ -3,37 +3,45 @@
 import importlib.util
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from tuner.commands.compare.place import Place, place_of
-from tuner.commands.compare.setup import (
-    CompareOptions,
-    open_sweep,
-    plan_of,
-    settings_of,
-    sweep_settings_of,
-    warnings_about,
-)
+from tuner.commands.compare.options import CompareOptions
+from tuner.commands.compare.place import ComparePlace, place_of
 from tuner.commands.compare.view import json_object, markdown, render
 from tuner.commands.shared.machine import check_machine
+from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.run_folder import Where, kept, open_run
-from tuner.commands.sweep.view import Progress
+from tuner.commands.shared.traffic import served_in
+from tuner.commands.sweep.view import RunProgress
 from tuner.engines.devices import DeviceMeter
-from tuner.engines.workers.seam import Setup
-from tuner.errors import EngineError, TargetError, TraceError, UsageError
+from tuner.engines.workers.seam import Batching, Setup
+from tuner.errors import EngineError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.replay.readings import Read
+from tuner.runs import journal
+from tuner.runs.compare.approaches.registry import chosen
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.comparison import Table
 from tuner.runs.compare.evidence import Comparing, Tuned
+from tuner.runs.compare.load_levels import parse_levels
 from tuner.runs.compare.run import Comparison, calibrate
+from tuner.runs.compare.settings import CompareSettings
 from tuner.runs.compare.windows import check_arrivals, windows_of
+from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.system import files
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
+from tuner.traffic.slo import parse_slo
+from tuner.traffic.window import parse_duration_s, parse_window
 from tuner.traffic.workload import keep_what_fits
+
+SWEEP_SHARE = 0.2
+"""Of the budget, for the sweep that finds the tuned value."""
+
+SWEEP_STEP_S = 60.0
 
 
 def run(options: CompareOptions) -> None:
@@ -41,7 +49,7 @@ def run(options: CompareOptions) -> None:
     trace = load(options.trace)
     settings = settings_of(options, trace)
     requests = _served(trace, options.trace)
-    _ = options.static  # refused now rather than after minutes
+    _ = _static(options)  # refused now rather than after minutes
     windows_of(requests, settings.window, step_s=settings.step_s, blocks=settings.repeats)
     if options.output is not None:
         _check_folder(options.output)
@@ -52,7 +60,7 @@ def run(options: CompareOptions) -> None:
     keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
     where = Where(options.trace, options.run_dir, resume=options.resume, command="compare")
     book = open_run(where, plan)
-    progress = Progress(sweep_settings_of(options, settings), None)
+    progress = RunProgress(sweep_settings_of(options, settings), None)
     comparing = Comparing(book)
     read = DeviceMeter().read if options.engine == "vllm" else None
     with kept(book, where), progress:
@@ -64,7 +72,7 @@ def run(options: CompareOptions) -> None:
         tuned, elsewhere_s = _tuned(options, place, blocks, progress, read)
         setup = Setup(
             tuned=tuned.max_num_seqs,
-            static=options.static,
+            static=_static(options),
             untuned=options.untuned,
             of_profile=_of_profile(options),
         )
@@ -75,14 +83,12 @@ def run(options: CompareOptions) -> None:
 
 
 def _served(trace: Trace, path: Path) -> list[TraceRequest]:
-    served = [one for one in trace.requests if one.status in {"ok", "aborted"}]
-    if not served:
-        raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
+    served = served_in(trace, path)
     check_arrivals(served, source=str(path))
     return served
 
 
-async def _chosen(blocks: Blocks, progress: Progress) -> None:
+async def _chosen(blocks: Blocks, progress: RunProgress) -> None:
     blocks.choose(progress)
 
 
@@ -105,19 +111,23 @@ def _keep_traffic(blocks: Blocks, trace: Trace, run_dir: Path) -> None:
 
 
 def _tuned(
-    options: CompareOptions, place: Place, blocks: Blocks, progress: Progress, read: Read | None
+    options: CompareOptions,
+    place: ComparePlace,
+    blocks: Blocks,
+    progress: RunProgress,
+    read: Read | None,
 ) -> tuple[Tuned, float]:
     """Return the tuned value, found by a sweep if need be, and the engine time that took."""
     if options.max_num_seqs is not None:
         return Tuned(options.max_num_seqs, "--max-num-seqs"), 0.0
-    if (of_profile := _of_profile(options)) is not None and options.is_tuned:
+    if (of_profile := _of_profile(options)) is not None and _is_tuned(options):
         return Tuned(of_profile, str(options.profile)), 0.0
     if not blocks.settings.sweep_share:
         return Tuned(options.untuned, "no approach needs it"), 0.0
     progress.stage("a fast sweep finds max_num_seqs for the heaviest load")
     settings = sweep_settings_of(options, blocks.settings)
-    journal = blocks.comparing.journal
-    book = open_sweep(journal.run_dir, {**journal.events[0]["plan"]})
+    of_run = blocks.comparing.journal
+    book = open_sweep(of_run.run_dir, {**of_run.events[0]["plan"]})
     try:
         outcome = place.execute(
             sweep(
@@ -185,3 +195,96 @@ def _write(folder: Path, tables: Sequence[Table], result: dict[str, object], pag
         from tuner.commands.compare import plot as compare_plot  # noqa: PLC0415 - plotly, where there is one
 
         files.write_atomically(folder / "comparison.html", compare_plot.page(tables).encode())
+
+
+def _static(options: CompareOptions) -> Batching:
+    wait_s = parse_duration_s(options.batch_wait, option="--batch-wait")
+    return Batching(options.batch_size, wait_s)
+
+
+def _is_tuned(options: CompareOptions) -> bool:
+    """Whether the tuned value is given."""
+    return options.max_num_seqs is not None or (options.profile is not None and not options.sweep)
+
+
+def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
+    """Raises UsageError for what cannot be asked."""
+    parse_window(options.window)
+    if options.sweep and options.max_num_seqs is not None:
+        raise UsageError(
+            "--sweep finds max_num_seqs, --max-num-seqs gives it", hint="Leave one of them out."
+        )
+    approaches = chosen(options.approaches, has_profile=options.profile is not None)
+    needs_sweep = not _is_tuned(options) and "tuned" in {one.name for one in approaches}
+    if options.slo is not None:
+        parse_slo(options.slo)
+        if not needs_sweep:
+            raise UsageError(
+                "--slo is for the sweep that finds max_num_seqs, and there is none",
+                hint="Leave out --slo, or give --sweep instead of --max-num-seqs.",
+            )
+    return CompareSettings(
+        approaches=approaches,
+        levels=parse_levels(options.loads),
+        untuned=options.untuned,
+        window=options.window,
+        step_s=parse_duration_s(options.step, option="--step"),
+        repeats=options.repeats,
+        budget_s=parse_duration_s(options.budget, option="--budget"),
+        sweep_share=SWEEP_SHARE if needs_sweep else 0.0,
+        seed=options.seed,
+        trace_block_size=trace.header.block_size,
+    )
+
+
+def sweep_settings_of(options: CompareOptions, settings: CompareSettings) -> SweepSettings:
+    """Return the settings of that sweep."""
+    return SweepSettings(
+        ceiling=options.untuned,
+        slo=parse_slo(options.slo) if options.slo is not None else None,
+        window="all",
+        step_s=SWEEP_STEP_S,
+        budget_s=settings.sweep_share * settings.budget_s,
+        headroom=1.0,
+        fast=True,
+        fresh=False,
+        closed_sessions=False,
+        seed=settings.seed,
+        trace_block_size=settings.trace_block_size,
+    )
+
+
+def warnings_about(options: CompareOptions) -> list[str]:
+    """Say what to beware of in what was asked."""
+    if options.profile is None:
+        return []
+    profile, found = load_profile(options.profile), []
+    if options.force:
+        found.append(
+            f"--force: {options.profile} may be of another machine; only its settings count here"
+        )
+    if options.engine == "sim" and profile.provenance.engine != "sim":
+        found.append(
+            "a simulated engine takes of a profile's arguments only max_num_seqs, "
+            "max_num_batched_tokens, num_gpu_blocks_override and block_size"
+        )
+    return found
+
+
+def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what every measurement of this run rests on; a resumed run must have the same."""
+    profile = load_profile(options.profile).digest if options.profile is not None else None
+    return {
+        "compare": True,
+        "trace_digest": trace.digest,
+        "profile_digest": profile,
+        **machine,
+        **in_plan(options),
+    }
+
+
+def open_sweep(run_dir: Path, plan: dict[str, Any]) -> journal.Journal:
+    """Open the journal of the sweep within a run, one that was begun or a new one."""
+    folder = run_dir / "sweep"
+    begun = (folder / "journal.jsonl").exists()
+    return journal.resume(folder, plan) if begun else journal.create(folder, plan)

@@ -1,5 +1,6 @@
 """``tuner plan``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,25 +9,31 @@ import typer
 from tuner.commands.shared.options import Json
 
 
-def plan(  # noqa: PLR0913 - one parameter an option
-    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
-    *,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanOptions:
+    """Ask the twin in a profile about another load, other caps, or a fleet.
+
+    Says what every max_num_seqs would give there, with error bars, and how many replicas the load
+    needs. Nothing is run: it is a forecast, as good as the twin's error in the profile.
+    """
+
+    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
     load: Annotated[
         float | None,
         typer.Option(help="All of the traffic, as a multiple of the profile's; default: 1."),
-    ] = None,
+    ] = None
     rps: Annotated[
         float | None, typer.Option(help="The same in requests per second: 5000 for a fleet.")
-    ] = None,
+    ] = None
     replicas: Annotated[
         int | None,
         typer.Option(
             min=1, max=100_000, help="Servers that share the traffic; default: what it needs."
         ),
-    ] = None,
+    ] = None
     router: Annotated[
         Literal["least", "rr", "random"], typer.Option(help="How requests reach replicas.")
-    ] = "least",
+    ] = "least"
     attainment: Annotated[
         float | None,
         typer.Option(
@@ -34,26 +41,6 @@ def plan(  # noqa: PLR0913 - one parameter an option
             max=1.0,
             help="Share to serve within the SLO; default: what the profile promises.",
         ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0,
-    json_: Json = False,
-) -> None:
-    """Ask the twin in a profile about another load, other caps, or a fleet.
-
-    Says what every max_num_seqs would give there, with error bars, and how many replicas the load
-    needs. Nothing is run: it is a forecast, as good as the twin's error in the profile.
-    """
-    from tuner.commands.plan.run import Question, run  # noqa: PLC0415 - keeps --help light
-
-    run(
-        Question(
-            profile=profile,
-            load=load,
-            rps=rps,
-            replicas=replicas,
-            router=router,
-            attainment=attainment,
-            seed=seed,
-            json=json_,
-        )
-    )
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0
+    json: Json = False

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
-from tuner.commands.refine.setup import Engines, RefineOptions
+from tuner.commands.refine.options import RefineOptions
+from tuner.commands.refine.plan import Engines
 from tuner.commands.shared.machine import differs
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError

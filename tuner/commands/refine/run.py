@@ -8,25 +8,25 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from tuner.commands.refine.ray import check_ray, site_of
-from tuner.commands.refine.setup import (
+from tuner.commands.refine.options import RefineOptions
+from tuner.commands.refine.plan import (
     Engines,
-    RefineOptions,
     engines_of,
     machine_of,
     plan_of,
     rests_on,
-    space_of,
     study_of,
 )
-from tuner.commands.refine.view import render, said_of_space
+from tuner.commands.refine.ray import check_ray, site_of
+from tuner.commands.refine.space import space_of
+from tuner.commands.refine.view import json_of, render, said_of_space
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, kept, open_run
-from tuner.commands.sweep.view import Progress
-from tuner.commands.verify.run import requests_of
+from tuner.commands.shared.traffic import one_engines, served_in
+from tuner.commands.sweep.view import RunProgress
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.models import shipped as models
@@ -44,13 +44,13 @@ from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
 
 if TYPE_CHECKING:
-    from tuner.commands.sweep.setup import Execute
+    from tuner.commands.shared.engine import Execute
     from tuner.runs.cluster.site import ClusterSite
     from tuner.runs.refine.bench import TrialRunner
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _Begun:
     """A run that is about to begin."""
 
     options: RefineOptions
@@ -71,7 +71,7 @@ def run(options: RefineOptions) -> None:
     check_output(options.output, force=None)
     check_ray(options)
     trace = load(options.trace)
-    requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
+    requests = one_engines(served_in(trace, options.trace), options, ranks=profile.provenance.ranks)
     engines = engines_of(options, profile)
     if not options.force and not options.ray:  # of a cluster each node is checked: refine_ray
         check_machine(profile, engines.here)
@@ -88,7 +88,7 @@ def run(options: RefineOptions) -> None:
             study_of(options, plan, rests, run_dir=Path(), warn=str).close()
         book = open_run(where, rests)
         engines.log.append(book.run_dir / "vllm.log")
-        begun = _Run(options, trace, requests, plan, engines, book, began_s)
+        begun = _Begun(options, trace, requests, plan, engines, book, began_s)
         with kept(book, where):
             found = _refined(begun, site)
             joined.close()
@@ -98,9 +98,9 @@ def run(options: RefineOptions) -> None:
             _conclude(begun, found)
 
 
-def _refined(begun: _Run, site: "ClusterSite | None") -> Refinement:
+def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
     options, plan, book = begun.options, begun.plan, begun.book
-    progress = Progress(plan.settings, None)
+    progress = RunProgress(plan.settings, None)
     rests = book.events[0]["plan"]
     study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
     for line in said_of_space(plan.space):
@@ -121,13 +121,13 @@ def _refined(begun: _Run, site: "ClusterSite | None") -> Refinement:
         study.close()
 
 
-def _local_bench(begun: _Run, evidence: Evidence, progress: Progress) -> LocalTrialRunner:
+def _local_bench(begun: _Begun, evidence: Evidence, progress: RunProgress) -> LocalTrialRunner:
     read = None if begun.engines.is_simulated else DeviceMeter().read
     runner = EngineRunner(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
     return LocalTrialRunner(runner, begun.engines.vary)
 
 
-def _conclude(begun: _Run, found: Refinement) -> None:
+def _conclude(begun: _Begun, found: Refinement) -> None:
     """Write the refined profile, or the knee's with what was tried, and print."""
     options, plan = begun.options, begun.plan
     wall_s = time.monotonic() - begun.began_s
@@ -136,7 +136,12 @@ def _conclude(begun: _Run, found: Refinement) -> None:
     check_output(options.output, force=None)
     save(result, options.output)
     if options.json:
-        sys.stdout.write(json.dumps(_json(begun, found)) + "\n")
+        sys.stdout.write(
+            json.dumps(
+                json_of(found, plan, run_dir=begun.book.run_dir, profile_path=options.output)
+            )
+            + "\n"
+        )
         return
     render(
         found,
@@ -147,7 +152,7 @@ def _conclude(begun: _Run, found: Refinement) -> None:
     )
 
 
-def _profile(begun: _Run, found: Refinement, wall_s: float) -> ServingProfile:
+def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
     profile = begun.plan.profile
     if found.outcome is None:
         sections = {
@@ -176,55 +181,3 @@ def _profile(begun: _Run, found: Refinement, wall_s: float) -> ServingProfile:
         trace_digest=begun.trace.digest,
         origin=origin,
     )
-
-
-def _json(begun: _Run, found: Refinement) -> dict[str, Any]:
-    plan = begun.plan
-    paired = found.paired
-    return {
-        "refined": found.outcome is not None,
-        "reason": found.reason,
-        "chosen": dict(found.chosen),
-        "knee": dict(plan.space.knee),
-        "ratios": {
-            name: {"value": one.value, "low": one.low, "high": one.high, "replayed": one.replayed}
-            for name, one in (paired.ratios if paired else {}).items()
-        },
-        "pairs": paired.pairs if paired else 0,
-        "windows": [[str(window) for window in pair] for pair in found.pairs],
-        "objective": [aim.name for aim in plan.objectives],
-        "trials": [
-            {
-                "configuration": dict(one.configuration),
-                "gains": one.gains,
-                "replayed": one.replayed,
-                "foreseen": one.foreseen,
-                "keeps_slo": one.keeps_slo,
-                "attainment": None if one.cut else one.measured.attainment,
-                "attainment_bound": one.measured.attainment_bound,
-                "goodput_rps": None if one.cut else one.measured.goodput_rps,
-                "cut": one.cut,
-                "worker": one.worker or None,
-            }
-            for one in found.tried
-        ],
-        "front": [dict(one.configuration) for one in found.front],
-        "importance": {
-            aim: {one.name: [one.share, one.low, one.high] for one in shares} or None
-            for aim, shares in found.importances
-        },
-        "space": [
-            {"name": knob.name, "values": list(knob.values), "why": knob.why}
-            for knob in plan.space.knobs
-        ],
-        "left_out": list(plan.space.left_out),
-        "pruned": found.pruned,
-        "of_others": found.of_others,
-        "failed": list(found.failed),
-        "complete": found.complete,
-        "engine_starts": len(found.starts_s),
-        "engine_seconds": {"starts": sum(found.starts_s), "replay": found.replay_s},
-        "run_dir": str(begun.book.run_dir),
-        "profile": str(begun.options.output),
-        "warnings": list(found.warnings),
-    }

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -13,7 +14,7 @@ from tuner.commands.shared.console import console_for, shown_ms
 from tuner.runs.refine.bench import told
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
-from tuner.runs.refine.refinement import Refinement
+from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.study.importance import FEWEST
 from tuner.runs.refine.tried import Tried
 
@@ -151,3 +152,55 @@ def _why_unknown(aim: str, space: Space) -> str:
         f"which argument matters for {aim} cannot be told from these trials: it takes {FEWEST} at "
         "least, and a share that chance does not explain"
     )
+
+
+def json_of(found: Refinement, plan: Plan, *, run_dir: Path, profile_path: Path) -> dict[str, Any]:
+    """Return the object that ``tuner refine --json`` prints."""
+    paired = found.paired
+    return {
+        "refined": found.outcome is not None,
+        "reason": found.reason,
+        "chosen": dict(found.chosen),
+        "knee": dict(plan.space.knee),
+        "ratios": {
+            name: {"value": one.value, "low": one.low, "high": one.high, "replayed": one.replayed}
+            for name, one in (paired.ratios if paired else {}).items()
+        },
+        "pairs": paired.pairs if paired else 0,
+        "windows": [[str(window) for window in pair] for pair in found.pairs],
+        "objective": [aim.name for aim in plan.objectives],
+        "trials": [
+            {
+                "configuration": dict(one.configuration),
+                "gains": one.gains,
+                "replayed": one.replayed,
+                "foreseen": one.foreseen,
+                "keeps_slo": one.keeps_slo,
+                "attainment": None if one.cut else one.measured.attainment,
+                "attainment_bound": one.measured.attainment_bound,
+                "goodput_rps": None if one.cut else one.measured.goodput_rps,
+                "cut": one.cut,
+                "worker": one.worker or None,
+            }
+            for one in found.tried
+        ],
+        "front": [dict(one.configuration) for one in found.front],
+        "importance": {
+            aim: {one.name: [one.share, one.low, one.high] for one in shares} or None
+            for aim, shares in found.importances
+        },
+        "space": [
+            {"name": knob.name, "values": list(knob.values), "why": knob.why}
+            for knob in plan.space.knobs
+        ],
+        "left_out": list(plan.space.left_out),
+        "pruned": found.pruned,
+        "of_others": found.of_others,
+        "failed": list(found.failed),
+        "complete": found.complete,
+        "engine_starts": len(found.starts_s),
+        "engine_seconds": {"starts": sum(found.starts_s), "replay": found.replay_s},
+        "run_dir": str(run_dir),
+        "profile": str(profile_path),
+        "warnings": list(found.warnings),
+    }

@@ -1,38 +1,89 @@
-"""`tuner sweep --ray`: a sweep for each kind of node of a Ray cluster, and what they compare to."""
+"""``tuner sweep --ray``: a sweep on each kind of node of a Ray cluster, side by side."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.markup import escape
+
+from tuner.commands.shared.console import console_for, shown_ms
+from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
-from tuner.commands.sweep.done import Done, keep_trace, sealed, warnings_of
-from tuner.commands.sweep.kinds_setup import kinds_on
-from tuner.commands.sweep.kinds_view import Found, json_of, render_kinds
-from tuner.commands.sweep.setup import (
-    SweepOptions,
-    Traffic,
+from tuner.commands.sweep.one_trace import (
+    FinishedSweep,
+    SweptTraffic,
+    keep_trace,
     one_servers,
     plan_of,
     ranks_of,
+    sealed,
+    starter_of,
     traffic_of,
+    warnings_of,
 )
-from tuner.commands.sweep.several_view import Named
-from tuner.commands.sweep.view import Progress
-from tuner.engines.seam import ArgumentValue
-from tuner.errors import EngineError, TunerError, UndecidedError, UsageError
+from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.view import (
+    TABLE_WIDTH,
+    NamedProgress,
+    RunProgress,
+    plain_table,
+    render_found,
+)
+from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.seam import ArgumentValue, Starter
+from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
-from tuner.runs.cluster.prices import check_used, parse_prices, price_of
+from tuner.replay.measure import Measurement, Spread
+from tuner.runs.cluster.kinds import Description
+from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
+from tuner.runs.cluster.share import Node, Share, share_of, usable
 from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import json_object
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 
 if TYPE_CHECKING:
     from tuner.runs.cluster.session import RaySession
     from tuner.runs.cluster.sweeps import Kind
+
+LABEL = "tuner/kind"
+"""Label of a node: which of several worlds it simulates."""
+
+
+@dataclass(frozen=True, slots=True)
+class KindOutcome:
+    """What one kind of node came to."""
+
+    kind: str
+    takes: str
+    """What an engine takes of such a node."""
+
+    done: FinishedSweep | TunerError
+    per_hour: float | None
+    """Price of one engine."""
+
+    profile: Path
+
+    @property
+    def numbers(self) -> Measurement | None:
+        """What the chosen cap does, for all of the traffic."""
+        if isinstance(self.done, TunerError):
+            return None
+        outcome = self.done.outcome
+        return outcome.conclusion.step(outcome.verdict.max_num_seqs).numbers
+
+    @property
+    def per_million(self) -> float | None:
+        """What a million output tokens cost of requests within the SLO; None without a price."""
+        if self.per_hour is None or (one := self.numbers) is None:
+            return None
+        return per_million_tokens(self.per_hour, one.output_tokens_per_s * one.attainment)
 
 
 def run(options: SweepOptions) -> None:
@@ -50,7 +101,7 @@ def run(options: SweepOptions) -> None:
 
 def _swept(
     session: "RaySession", options: SweepOptions, prices: Mapping[str, float], stack: ExitStack
-) -> tuple[list[Found], Path]:
+) -> tuple[list[KindOutcome], Path]:
     from tuner.runs.cluster.sweeps import Sweep, sweep_all  # noqa: PLC0415 - imports ray
 
     began_s = time.monotonic()
@@ -72,14 +123,20 @@ def _swept(
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
-    progress = Progress(traffic.settings, None)
+    progress = RunProgress(traffic.settings, None)
     for warning in (*traffic.warnings, *left_out):
         progress.warn(warning)
     with kept(book, where, [*books.values()]):
         for name, one in parts.items():
             keep_trace(one, books[name].run_dir)
         sweeps = [
-            Sweep(kind, parts[name].requests, traffic.settings, books[name], Named(progress, name))
+            Sweep(
+                kind,
+                parts[name].requests,
+                traffic.settings,
+                books[name],
+                NamedProgress(progress, name),
+            )
             for name, kind in kinds.items()
         ]
         with progress:
@@ -91,7 +148,7 @@ def _swept(
         for name, outcome in outcomes.items()
     }
     return [
-        Found(name, str(kind.share), done[name], _per_hour(prices, name, kind), outputs[name])
+        KindOutcome(name, str(kind.share), done[name], _per_hour(prices, name, kind), outputs[name])
         for name, kind in kinds.items()
     ], book.run_dir
 
@@ -99,14 +156,14 @@ def _swept(
 def done_on(
     kind: "Kind",
     outcome: SweepOutcome | TunerError,
-    part: Traffic,
+    part: SweptTraffic,
     run_dir: Path,
     wall_s: float,
-) -> Done | TunerError:
+) -> FinishedSweep | TunerError:
     """Return what a kind's sweep came to, as far as it came."""
     if isinstance(outcome, TunerError):
         return outcome
-    return Done(
+    return FinishedSweep(
         outcome, part.settings, part.warnings, run_dir, part.trace.digest, wall_s,
         ranks_of(kind.starter),
     )  # fmt: skip
@@ -174,10 +231,10 @@ def _plan_of_all(
     return common | {"kinds": {name: dict(one.description.device) for name, one in kinds.items()}}
 
 
-def _conclude(options: SweepOptions, found: Sequence[Found], run_dir: Path) -> None:
+def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
     for one in found:
-        if isinstance(one.done, Done):
+        if isinstance(one.done, FinishedSweep):
             result = sealed(one.done, warnings_of(one.done))
             profile.save(result, one.done.run_dir / "profile.yaml")
             profile.check_output(one.profile, force=options.force)
@@ -189,8 +246,186 @@ def _conclude(options: SweepOptions, found: Sequence[Found], run_dir: Path) -> N
         sys.stdout.write(json.dumps(json_of(found, run_dir)) + "\n")
     else:
         render_kinds(found, run_dir)
-    done = [one.done.outcome for one in found if isinstance(one.done, Done)]
+    done = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
     if all(outcome.verdict.kind == "inconclusive" for outcome in done):
         raise UndecidedError(
             done[0].verdict.reason, hint="The profiles are safe to serve; give a larger --budget."
         )
+
+
+def kinds_on(
+    session: "RaySession", options: SweepOptions, header_model: str | None
+) -> tuple["dict[str, Kind]", list[str]]:
+    """Return the kinds of nodes that can serve, and why others cannot. Raises RunError when there
+    is none."""
+    from tuner.runs.cluster.site import described, lines_of  # noqa: PLC0415 - imports ray
+    from tuner.runs.cluster.sweeps import Kind, named  # noqa: PLC0415
+
+    nodes = {node.id: node for node in session.nodes()}
+    said, left_out = described(session, list(nodes.values()))
+    worlds = worlds_of(options)
+    groups = named(said) if options.engine != "sim" else of_worlds(worlds, nodes, said, left_out)
+    found: dict[str, Kind] = {}
+    for name, members in groups.items():
+        starter = starter_of(replace(options, world=worlds.get(name)), header_model)
+        share = _share(options, header_model, said[members[0]])
+        here = {node.id: node.name for node in usable([nodes[one] for one in members], share)}
+        left_out |= {
+            one: f"an engine takes {share}, more than it has" for one in members if one not in here
+        }
+        if here:
+            description = _as_what(starter, said[members[0]])
+            simulated = options.engine == "sim"
+            found[name] = Kind(name, here, description, share, starter, simulated)
+    if not found:
+        raise RunError(
+            f"--ray {options.ray}: none of its {len(nodes)} nodes can be used: "
+            f"{'; '.join(sorted(set(left_out.values())))}",
+            hint="docs/ray.md says what a node needs.",
+        )
+    return found, list(lines_of(list(nodes.values()), left_out))
+
+
+def worlds_of(options: SweepOptions) -> dict[str, Path]:
+    """Return the world of each kind of node: ``--world fast=a.yaml,slow=b.yaml``, or one for all.
+
+    Raises UsageError.
+    """
+    worlds = world_of(options)
+    if worlds is None:
+        return {}
+    found: dict[str, Path] = {}
+    for part in str(worlds).split(","):
+        name, equals, path = part.partition("=")
+        world = Path(path if equals else name)
+        kind = name if equals else world.stem
+        if not kind or kind in found:
+            raise UsageError(
+                f"--world {part}: names no kind, or one that has a world already",
+                hint="As in --world fast=a.yaml,slow=b.yaml.",
+            )
+        found[kind] = world
+    return found
+
+
+def of_worlds(
+    worlds: Mapping[str, Path],
+    nodes: Mapping[str, Node],
+    said: Mapping[str, Description],
+    left_out: dict[str, str],
+) -> dict[str, list[str]]:
+    """Return world → nodes: by their label, where there are several worlds.
+
+    Raises UsageError for a world that no node is of.
+    """
+    if len(worlds) == 1:
+        return {name: list(said) for name in worlds if said}
+    there = {label for node in nodes.values() if (label := node.labels.get(LABEL)) is not None}
+    for name in worlds:
+        if name not in there:
+            raise UsageError(
+                f"--world {name}={worlds[name]}: no node has the label {LABEL}={name}; the kinds "
+                f"there are: {', '.join(sorted(there)) or 'none'}",
+                hint=f"Leave it out, or start a node with --labels {LABEL}={name}.",
+            )
+    found: dict[str, list[str]] = {}
+    for one in said:
+        label = nodes[one].labels.get(LABEL, "none")
+        if label in worlds:
+            found.setdefault(label, []).append(one)
+        else:
+            left_out[one] = f"its label {LABEL} is {label}, which names no --world"
+    return {name: found[name] for name in worlds if name in found}
+
+
+def _share(options: SweepOptions, header_model: str | None, node: Description) -> Share:
+    if options.engine == "sim":
+        return share_of({}, on_gpus=False, cpus=options.ray_cpus)
+    arguments = engine_arguments(
+        model=options.model,
+        base=options.base,
+        header_model=header_model,
+        overrides=options.overrides,
+    )
+    # of data-parallel ranks one is measured
+    one_rank = {k: v for k, v in arguments.items() if not k.startswith("data_parallel_")}
+    on_gpus = node.device.get("kind") == "gpu"
+    return share_of(one_rank, on_gpus=on_gpus, cpus=options.ray_cpus)
+
+
+def _as_what(starter: Starter, node: Description) -> Description:
+    """Return what a node counts as: the machine that it simulates, if it does."""
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+
+    if not isinstance(starter, SimStarter):
+        return node
+    return replace(node, device=starter.device, versions=starter.versions)
+
+
+def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
+    """Return the object that ``tuner sweep --ray --json`` prints."""
+    kinds: dict[str, Any] = {}
+    for one in found:
+        said = {"takes": one.takes, "price_per_hour": one.per_hour}
+        if isinstance(one.done, TunerError):
+            kinds[one.kind] = {**said, "failed": str(one.done)}
+            continue
+        result = json_object(
+            one.done.outcome,
+            run_dir=str(one.done.run_dir),
+            profile=str(one.profile),
+            warnings=warnings_of(one.done),
+        )
+        cost = one.per_million
+        cost = cost if cost is not None and math.isfinite(cost) else None
+        kinds[one.kind] = {**result, **said, "cost_per_million_output_tokens": cost}
+    return {"kinds": kinds, "run_dir": str(run_dir)}
+
+
+def render_kinds(found: Sequence[KindOutcome], run_dir: Path) -> None:
+    """Print what each kind comes to, then all of them beside each other."""
+    console = console_for(at_least=TABLE_WIDTH)
+    for one in found:
+        console.print(f"[bold]{escape(one.kind)}[/], {one.takes} an engine", soft_wrap=True)
+        if isinstance(one.done, TunerError):
+            console.print(f"[yellow]Failed:[/] {escape(str(one.done))}", soft_wrap=True)
+        else:
+            render_found(
+                one.done.outcome,
+                profile_path=one.profile,
+                run_dir=one.done.run_dir,
+                warnings=warnings_of(one.done),
+            )
+        console.print()
+    table = plain_table(
+        "kind", "verdict", "cap", "in SLO", "goodput\nreq/s", "TTFT\np95 ms", "TPOT\np95 ms",
+        "E2EL\np95 ms", "tok/s", "cost per\n1M tokens",
+    )  # fmt: skip
+    for one in found:
+        if isinstance(one.done, FinishedSweep) and (numbers := one.numbers) is not None:
+            verdict = one.done.outcome.verdict
+            table.add_row(
+                escape(one.kind),
+                f" {verdict.kind}",
+                f" {verdict.max_num_seqs}",
+                f" {numbers.attainment:.1%}",
+                f" {numbers.goodput_rps:.2f}",
+                *(_p95(each) for each in (numbers.ttft_s, numbers.tpot_s, numbers.e2el_s)),
+                f" {numbers.output_tokens_per_s:,.0f}",
+                _cost(one.per_million),
+            )
+    console.print("the same traffic on each kind, at its own cap")
+    console.print(table)
+    if any(one.per_million is not None for one in found):
+        console.print("cost: per million output tokens of requests within the SLO, at this load")
+    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
+
+
+def _p95(one: Spread | None) -> str:
+    return f" {shown_ms(None if one is None else one.p95 * 1e3)}"
+
+
+def _cost(cost: float | None) -> str:
+    if cost is None:
+        return " -"
+    return f" {cost:,.2f}" if math.isfinite(cost) else " none served"

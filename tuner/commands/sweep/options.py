@@ -1,11 +1,13 @@
 """``tuner sweep``: replay a trace at growing max_num_seqs and stop at the knee."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from tuner.commands.shared.options import (
+    IN_PLAN,
     Base,
     Budget,
     Engine,
@@ -21,112 +23,84 @@ from tuner.commands.shared.options import (
 )
 
 
-def sweep(  # noqa: PLR0913 - one parameter an option
-    *,
-    trace: Annotated[
-        list[Path] | None,
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOptions:
+    """Find the right max_num_seqs for a trace and write a serving profile.
+
+    One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
+    measured is kept in the run directory, and --resume goes on after an interruption.
+    """
+
+    traces: Annotated[
+        tuple[Path, ...],
         typer.Option(
+            "--trace",
             metavar="<path>",
             help="Trace to replay; repeatable: a profile for each, and one for all.",
         ),
-    ] = None,
+    ] = ()
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Where the serving profile goes.")
-    ] = Path("profile.yaml"),
+    ] = Path("profile.yaml")
     model: Annotated[
         str | None, typer.Option(help="Model; before --base and the trace's header.")
-    ] = None,
-    base: Base = None,
-    set_: Overrides = None,
-    engine: Engine = "vllm",
-    world: World = None,
-    ceiling: Annotated[int, typer.Option(min=1, help="Largest max_num_seqs to try.")] = 32,
+    ] = None
+    base: Base = None
+    overrides: Overrides = ()
+    engine: Engine = "vllm"
+    world: World = None
+    ceiling: Annotated[int, typer.Option(min=1, help="Largest max_num_seqs to try."), IN_PLAN] = 32
     slo: Annotated[
         str | None,
         typer.Option(help="ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
-    ] = None,
-    budget: Budget = "15m",
-    window: Window = "all",
-    step: Annotated[str, typer.Option(help="How long a step replays: 6s at least.")] = "60s",
-    replicas: Replicas = 1,
-    router: Router = "least",
-    headroom: Headroom = 1.25,
+        IN_PLAN,
+    ] = None
+    budget: Budget = "15m"
+    window: Window = "all"
+    step: Annotated[str, typer.Option(help="How long a step replays: 6s at least."), IN_PLAN] = (
+        "60s"
+    )
+    replicas: Replicas = 1
+    router: Router = "least"
+    headroom: Headroom = 1.25
     fast: Annotated[
-        bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify.")
-    ] = False,
-    fresh: Annotated[bool, typer.Option(help="A new engine for every step.")] = False,
+        bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify."), IN_PLAN
+    ] = False
+    fresh: Annotated[bool, typer.Option(help="A new engine for every step."), IN_PLAN] = False
     closed_sessions: Annotated[
         bool,
         typer.Option(help="A session's turn waits for the one before it, plus its think time."),
-    ] = False,
-    resume: Resume = False,
-    run_dir: RunDir = None,
+        IN_PLAN,
+    ] = False
+    resume: Resume = False
+    run_dir: RunDir = None
     rescore: Annotated[
         Path | None,
         typer.Option(
             metavar="RUN_DIR", help="No engine: judge a stored run anew, under another --slo."
         ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts, routing and duplicates.")] = 0,
+    ] = None
+    seed: Annotated[
+        int, typer.Option(min=0, help="Of prompts, routing and duplicates."), IN_PLAN
+    ] = 0
     metrics_port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="Serve tuner's own Prometheus metrics.")
-    ] = None,
+    ] = None
     ray: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS|local",
             help="A sweep and a profile for each kind of node of a Ray cluster; docs/ray.md.",
         ),
-    ] = None,
+    ] = None
     ray_cpus: Annotated[
         int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
-    ] = None,
+    ] = None
     prices: Annotated[
         str | None,
         typer.Option(metavar="KIND=PRICE,…", help="Per GPU and hour: what a million tokens cost."),
-    ] = None,
-    force: Annotated[
-        bool, typer.Option(help="Overwrite the output even if it is no profile.")
-    ] = False,
-    json_: Json = False,
-) -> None:
-    """Find the right max_num_seqs for a trace and write a serving profile.
-
-    One engine walks the caps 1, 2, 4, ... live; a fresh one confirms the choice. Everything
-    measured is kept in the run directory, and --resume goes on after an interruption.
-    """
-    from tuner.commands.sweep.run import run  # noqa: PLC0415 - keeps --help light
-    from tuner.commands.sweep.setup import SweepOptions  # noqa: PLC0415
-
-    run(
-        SweepOptions(
-            traces=tuple(trace or ()),
-            output=output,
-            model=model,
-            base=base,
-            overrides=tuple(set_ or ()),
-            engine=engine,
-            world=world,
-            ceiling=ceiling,
-            slo=slo,
-            budget=budget,
-            window=window,
-            step=step,
-            replicas=replicas,
-            router=router,
-            headroom=headroom,
-            fast=fast,
-            fresh=fresh,
-            closed_sessions=closed_sessions,
-            resume=resume,
-            run_dir=run_dir,
-            rescore=rescore,
-            seed=seed,
-            metrics_port=metrics_port,
-            ray=ray,
-            ray_cpus=ray_cpus,
-            prices=prices,
-            force=force,
-            json=json_,
-        )
+    ] = None
+    force: Annotated[bool, typer.Option(help="Overwrite the output even if it is no profile.")] = (
+        False
     )
+    json: Json = False

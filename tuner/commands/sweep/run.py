@@ -8,16 +8,22 @@ from pathlib import Path
 
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
-from tuner.commands.sweep.done import Done, keep_trace, measured, rescored, sealed, warnings_of
-from tuner.commands.sweep.setup import (
-    SweepOptions,
+from tuner.commands.sweep import kinds, several
+from tuner.commands.sweep.one_trace import (
+    FinishedSweep,
+    keep_trace,
+    measured,
     one_servers,
     plan_of,
     ranks_of,
+    rescored,
+    sealed,
     starter_of,
     traffic_of,
+    warnings_of,
 )
-from tuner.commands.sweep.view import Progress, render
+from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.view import RunProgress, render
 from tuner.errors import UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
@@ -31,15 +37,11 @@ def run(options: SweepOptions) -> None:
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
-        from tuner.commands.sweep import kinds as sweep_kinds  # noqa: PLC0415 - which builds on this
-
-        sweep_kinds.run(options)
+        kinds.run(options)
     elif options.ray_cpus is not None or options.prices is not None:
         raise UsageError("--prices and --ray-cpus are for --ray", hint="Add --ray ADDRESS.")
     elif len(options.traces) > 1:
-        from tuner.commands.sweep import several as sweep_several  # noqa: PLC0415 - which builds on this
-
-        sweep_several.run(options)
+        several.run(options)
     elif options.traces:
         _run_one(options, options.traces[0])
     else:
@@ -57,7 +59,7 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, plan)
-    progress = Progress(traffic.settings, exporter)
+    progress = RunProgress(traffic.settings, exporter)
     for warning in traffic.warnings:
         progress.warn(warning)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
@@ -65,7 +67,7 @@ def _run_one(options: SweepOptions, path: Path) -> None:
         with progress:
             outcome = measured(traffic, starter, book, progress)
         wall_s = time.monotonic() - began_s
-        done = Done(
+        done = FinishedSweep(
             outcome,
             traffic.settings,
             traffic.warnings,
@@ -86,15 +88,13 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
     book = journal.read(run_dir)
     check_command(book, "sweep")
     if "traces" in book.events[0]["plan"]:
-        from tuner.commands.sweep import several as sweep_several  # noqa: PLC0415 - which builds on this
-
-        sweep_several.rescore(options, book)
+        several.rescore(options, book)
         return
     profile.check_output(options.output, force=options.force)
     _conclude(options, rescored(options, book), keep=False)
 
 
-def _conclude(options: SweepOptions, done: Done, *, keep: bool) -> None:
+def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None:
     """Write the profile, into the run directory first if it is to be kept there, and print."""
     outcome, said = done.outcome, warnings_of(done)
     found = sealed(done, said)

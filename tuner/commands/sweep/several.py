@@ -1,38 +1,56 @@
-"""`tuner sweep` with several traces: names, files and run directories, and what it does."""
+"""``tuner sweep`` with several traces: one engine, a profile for each trace and one for all."""
 
 import json
+import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
+from rich.table import Table
+
+from tuner.commands.shared.console import console_for
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
-from tuner.commands.sweep.done import Done, device_of, keep_trace, rescored, sealed, warnings_of
-from tuner.commands.sweep.setup import (
-    SweepOptions,
-    Traffic,
+from tuner.commands.sweep.one_trace import (
+    FinishedSweep,
+    SweptTraffic,
+    device_of,
     execute_on,
+    keep_trace,
     one_servers,
     plan_of,
     ranks_of,
+    rescored,
+    sealed,
     starter_of,
     traffic_of,
+    warnings_of,
 )
-from tuner.commands.sweep.several_view import Named, Report, json_of, render_all
-from tuner.commands.sweep.view import Progress
+from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.view import (
+    TABLE_WIDTH,
+    NamedProgress,
+    RunProgress,
+    plain_table,
+    render_found,
+)
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
+from tuner.runs.result import json_object
 from tuner.runs.sweep.multi_trace import Member, multi_trace_outcome, sweep_traces
 from tuner.runs.sweep.shared_cap import (
     MultiTraceOutcome,
+    Price,
     at_cap,
     busiest,
+    overloaded,
     reason_of,
     shared_outcome,
 )
@@ -44,7 +62,7 @@ LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Outputs:
+class ProfilePaths:
     """Where the profiles go."""
 
     of_trace: Mapping[str, Path]
@@ -54,6 +72,21 @@ class Outputs:
         """Raises TargetError for what must not be written over."""
         for path in (*self.of_trace.values(), self.of_all):
             profile.check_output(path, force=force)
+
+
+@dataclass(frozen=True, slots=True)
+class SeveralSweeps:
+    """All that is told of a sweep of several traces."""
+
+    found: MultiTraceOutcome
+    done: Mapping[str, FinishedSweep]
+    warnings: Mapping[str, Sequence[str]]
+    profiles: Mapping[str, Path]
+    shared: Path | None
+    """The profile for all; None where no cap serves all of them."""
+
+    starts_s: Sequence[float]
+    run_dir: Path
 
 
 def run(options: SweepOptions) -> None:
@@ -77,9 +110,9 @@ def run(options: SweepOptions) -> None:
     book = open_run(where, _plan_of_all(plans))
     books = open_each(book, plans)
     execute = execute_on(starter, book, tuple(books.values()))
-    progress = Progress(next(iter(traffics.values())).settings, exporter)
+    progress = RunProgress(next(iter(traffics.values())).settings, exporter)
     members = [
-        Member(name, one.requests, one.settings, books[name], Named(progress, name))
+        Member(name, one.requests, one.settings, books[name], NamedProgress(progress, name))
         for name, one in traffics.items()
     ]
     with closing(exporter) if exporter else nullcontext(), kept(book, where, [*books.values()]):
@@ -92,7 +125,7 @@ def run(options: SweepOptions) -> None:
             found = execute(sweep_traces(members, starter, book, read_device=read_device))
         wall_s = time.monotonic() - began_s
         done = {
-            name: Done(
+            name: FinishedSweep(
                 found.outcomes[name], one.settings, one.warnings, books[name].run_dir,
                 one.trace.digest, wall_s, ranks,
             )
@@ -147,7 +180,7 @@ def names_of(paths: Sequence[Path]) -> list[str]:
             depths[place] += 1
 
 
-def outputs_of(output: Path, names: Sequence[str]) -> Outputs:
+def outputs_of(output: Path, names: Sequence[str]) -> ProfilePaths:
     """Return where profiles go: into a folder (there already, or named without a suffix), or
     beside the file for all. Raises UsageError when two would be the same."""
     if output.is_dir() or not output.suffix:
@@ -156,9 +189,11 @@ def outputs_of(output: Path, names: Sequence[str]) -> Outputs:
                 f"-o {output}: {SHARED}.yaml would be that trace's profile and the one for all",
                 hint="Rename the trace, or name a file: -o profile.yaml.",
             )
-        return Outputs({name: output / f"{name}.yaml" for name in names}, output / "shared.yaml")
+        return ProfilePaths(
+            {name: output / f"{name}.yaml" for name in names}, output / "shared.yaml"
+        )
     beside = {name: output.with_name(f"{output.stem}-{name}{output.suffix}") for name in names}
-    return Outputs(beside, output)
+    return ProfilePaths(beside, output)
 
 
 def _make_folder(output: Path) -> None:
@@ -180,7 +215,7 @@ def _folder_name(names: Sequence[str]) -> str:
     return f"{joined}.jsonl"
 
 
-def _check_different(paths: Mapping[str, Path], traffics: Mapping[str, Traffic]) -> None:
+def _check_different(paths: Mapping[str, Path], traffics: Mapping[str, SweptTraffic]) -> None:
     seen: dict[str, str] = {}
     for name, one in traffics.items():
         other = seen.setdefault(one.trace.digest, name)
@@ -192,7 +227,7 @@ def _check_different(paths: Mapping[str, Path], traffics: Mapping[str, Traffic])
 
 
 def _model_of(
-    options: SweepOptions, paths: Mapping[str, Path], traffics: Mapping[str, Traffic]
+    options: SweepOptions, paths: Mapping[str, Path], traffics: Mapping[str, SweptTraffic]
 ) -> str | None:
     """Return the model that the traces' headers name. Raises UsageError when they differ."""
     named = {name: model for name, one in traffics.items() if (model := one.trace.header.model)}
@@ -215,9 +250,9 @@ def _plan_of_all(plans: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 
 def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     options: SweepOptions,
-    outputs: Outputs,
+    outputs: ProfilePaths,
     found: MultiTraceOutcome,
-    done: Mapping[str, Done],
+    done: Mapping[str, FinishedSweep],
     book: journal.Journal,
     *,
     keep: bool,
@@ -245,7 +280,7 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
     outputs.check(force=options.force)
     for path, each in profiles.items():
         profile.save(each, path)
-    report = Report(
+    report = SeveralSweeps(
         found=found,
         done=done,
         warnings=said,
@@ -274,7 +309,7 @@ def named_warnings(said: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{', '.join(names)}: {text}" for text, names in of_text.items()]
 
 
-def _refuse(found: MultiTraceOutcome, outputs: Outputs) -> None:
+def _refuse(found: MultiTraceOutcome, outputs: ProfilePaths) -> None:
     """Raise UndecidedError where no one cap can be defended for all."""
     if found.sharing.kind == "separate":
         raise UndecidedError(
@@ -295,3 +330,103 @@ def separately(outputs: Mapping[str, Path]) -> str:
         "Serve each apart with its own profile or, where they differ by the time of day, let one "
         f"server change its cap: tuner apply --live {caps}"
     )
+
+
+def json_of(report: SeveralSweeps) -> dict[str, Any]:
+    """Return the object that ``tuner sweep --json`` prints of several traces: one of each as for a
+    single trace, and what they share."""
+    sharing = report.found.sharing
+    return {
+        "shared": {
+            "verdict": sharing.kind,
+            "max_num_seqs": sharing.max_num_seqs,
+            "interval": list(sharing.interval),
+            "confidence": sharing.confidence,
+            "reason": reason_of(report.found),
+            "prices": [_price(one) for one in report.found.prices],
+            "losses": {
+                name: {str(cap): _finite(lost) for cap, lost in of_cap.items()}
+                for name, of_cap in sharing.losses.items()
+            },
+            "profile": None if report.shared is None else str(report.shared),
+        },
+        "traces": {
+            name: json_object(
+                one.outcome,
+                run_dir=str(one.run_dir),
+                profile=str(report.profiles[name]),
+                warnings=report.warnings[name],
+            )
+            for name, one in report.done.items()
+        },
+        "engine_starts": len(report.starts_s),
+        "engine_seconds": {"starts": sum(report.starts_s), "replay": _replay_s(report)},
+        "run_dir": str(report.run_dir),
+    }
+
+
+def _price(one: Price) -> dict[str, Any]:
+    changes = {name: asdict(change) for name, change in one.changes.items()}
+    return {
+        "trace": one.trace,
+        "max_num_seqs": one.own,
+        "loss": _finite(one.loss),
+        "attainment": one.attainment,
+        "changes": changes,
+    }
+
+
+def _finite(lost: float) -> float | None:
+    return lost if math.isfinite(lost) else None
+
+
+def _replay_s(report: SeveralSweeps) -> float:
+    return sum(one.outcome.replay_s for one in report.done.values())
+
+
+def render_all(report: SeveralSweeps) -> None:
+    """Print what each trace comes to, then what they share."""
+    console = console_for(at_least=TABLE_WIDTH)
+    for name, one in report.done.items():
+        console.print(f"[bold]{escape(name)}[/]", soft_wrap=True)
+        render_found(
+            one.outcome,
+            profile_path=report.profiles[name],
+            run_dir=one.run_dir,
+            warnings=report.warnings[name],
+        )
+        console.print()
+    sharing = report.found.sharing
+    console.print("what each cap loses against a trace's own, in tolerances: 1 is too much")
+    console.print(losses_table(report.found))
+    console.print()
+    console.print(f"[bold]{escape(reason_of(report.found))}[/]")
+    low, high = sharing.interval
+    console.print(f"confidence {sharing.confidence:.2f}, interval {low} to {high}")
+    console.print(
+        f"{len(report.starts_s)} engine starts for all, {sum(report.starts_s):.0f}s; "
+        f"{_replay_s(report):.0f}s of replay"
+    )
+    console.print(f"measurements: {escape(str(report.run_dir))}", soft_wrap=True)
+    if report.shared is not None:
+        shown = escape(str(report.shared))
+        console.print(f"profile for all: {shown}", soft_wrap=True)
+        if sharing.kind == "shared" and not overloaded(report.found):
+            console.print(f"next: tuner apply {shown} --dry-run", soft_wrap=True)
+
+
+def losses_table(found: MultiTraceOutcome) -> Table:
+    """Return the losses of every trace at every cap that all of them were asked about."""
+    losses = found.sharing.losses
+    caps = sorted(set.intersection(*(set(of_cap) for of_cap in losses.values())))
+    chosen = found.sharing.max_num_seqs
+    table = plain_table("trace", *(f"{'> ' if cap == chosen else ''}{cap}" for cap in caps))
+    for name, of_cap in losses.items():
+        table.add_row(escape(name), *(_shown(of_cap[cap]) for cap in caps))
+    return table
+
+
+def _shown(lost: float) -> str:
+    if math.isinf(lost):
+        return "cut"
+    return f"{lost:.1f}" if lost < 100 else ">100"

@@ -22,7 +22,7 @@ TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
 
 
-class Progress:
+class RunProgress:
     """Tells on stderr how the run goes: a live line on a terminal, plain lines elsewhere."""
 
     def __init__(self, settings: SweepSettings, exporter: Exporter | None) -> None:
@@ -91,6 +91,28 @@ class Progress:
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.began_s), 60)
         return f"{minutes:02}:{seconds:02}"
+
+
+class NamedProgress:
+    """Tells how the run of one trace of several goes."""
+
+    def __init__(self, progress: RunProgress, name: str) -> None:
+        self._progress, self._name = progress, name
+
+    def stage(self, text: str) -> None:
+        self._progress.stage(f"{self._name}: {text}")
+
+    def trial(self, what: str, length_s: float) -> None:
+        self._progress.trial(f"{self._name}: {what}", length_s)
+
+    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
+        self._progress.live(elapsed_s, done, in_flight)
+
+    def measured(self, what: str, measurement: Measurement) -> None:
+        self._progress.measured(f"{self._name}: {what}", measurement)
+
+    def warn(self, text: str) -> None:
+        self._progress.warn(f"{self._name}: {text}")
 
 
 def render(

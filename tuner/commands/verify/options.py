@@ -1,5 +1,6 @@
 """``tuner verify``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -8,50 +9,31 @@ import typer
 from tuner.commands.shared.options import Engine, Json, Replicas, Router, Window, World
 
 
-def verify(  # noqa: PLR0913 - one parameter an option
-    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
-    *,
-    trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")],
-    engine: Engine = "vllm",
-    world: World = None,
-    window: Window = "all",
-    step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s",
-    tolerance: Annotated[
-        float,
-        typer.Option(min=0.0, max=10.0, help="How much worse than promised is kept: 0.1 is 10 %."),
-    ] = 0.10,
-    replicas: Replicas = 1,
-    router: Router = "least",
-    force: Annotated[
-        bool, typer.Option(help="Verify on another machine or vLLM than measured.")
-    ] = False,
-    seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0,
-    junit: Annotated[
-        Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")
-    ] = None,
-    json_: Json = False,
-) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyOptions:
     """Replay a trace on a fresh engine with exactly a profile's arguments, and gate on its promise.
 
     Each gate compares what was measured with what the twin in the profile says of the same
     requests. Exits with 6 when a promise is broken.
     """
-    from tuner.commands.verify.run import VerifyOptions, run  # noqa: PLC0415 - keeps --help light
 
-    run(
-        VerifyOptions(
-            profile=profile,
-            trace=trace,
-            engine=engine,
-            world=world,
-            window=window,
-            step=step,
-            tolerance=tolerance,
-            replicas=replicas,
-            router=router,
-            force=force,
-            seed=seed,
-            junit=junit,
-            json=json_,
-        )
-    )
+    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
+    trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")]
+    engine: Engine = "vllm"
+    world: World = None
+    window: Window = "all"
+    step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s"
+    tolerance: Annotated[
+        float,
+        typer.Option(min=0.0, max=10.0, help="How much worse than promised is kept: 0.1 is 10 %."),
+    ] = 0.10
+    replicas: Replicas = 1
+    router: Router = "least"
+    force: Annotated[
+        bool, typer.Option(help="Verify on another machine or vLLM than measured.")
+    ] = False
+    seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0
+    junit: Annotated[
+        Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")
+    ] = None
+    json: Json = False

@@ -5,8 +5,7 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from rich import box
 from rich.console import Console
@@ -14,12 +13,15 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for
+from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
+from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.verify.junit import junit
+from tuner.commands.verify.options import VerifyOptions
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, ProfileError, TraceError, UsageError
+from tuner.errors import GateError, Interrupted, ProfileError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
@@ -27,28 +29,8 @@ from tuner.replay.readings import Read
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verification, verify
 from tuner.system import interruption
-from tuner.trace.trace import TraceRequest, load
-from tuner.traffic.routing import Router, busiest_part, route
+from tuner.trace.trace import load
 from tuner.traffic.workload import parse_step_s
-
-
-@dataclass(frozen=True, slots=True)
-class VerifyOptions:
-    """The command line, as given."""
-
-    profile: Path
-    trace: Path
-    engine: str
-    world: Path | None
-    window: str
-    step: str
-    tolerance: float
-    replicas: int
-    router: Router
-    force: bool
-    seed: int
-    junit: Path | None
-    json: bool
 
 
 def run(options: VerifyOptions) -> None:
@@ -75,7 +57,8 @@ def _verified(options: VerifyOptions) -> list[Gate]:
     twin = restored(profile.twin, source=str(options.profile))
     step_s = parse_step_s(options.step)
     trace = load(options.trace)
-    requests = requests_of(options, trace.requests, ranks=profile.provenance.ranks)
+    served = served_in(trace, options.trace)
+    requests = one_engines(served, options, ranks=profile.provenance.ranks)
     place = _place(options, profile)
     if not options.force:
         check_machine(profile, place.here)
@@ -116,51 +99,16 @@ class _Place:
 
 def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     """Return where engines with the profile's arguments run."""
-    if options.engine == "sim":
-        if options.world is None:
-            raise UsageError("--engine sim needs a world", hint="Give --world FILE.")
+    if (world := world_of(options)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
-        simulated = SimStarter(read_world(options.world), model=profile.model)
+        simulated = SimStarter(read_world(world), model=profile.model)
         return _Place(simulated, simulated, virtual_time.run, None)
-    if options.engine != "vllm":
-        raise UsageError(f"--engine {options.engine!r} is not known", hint="Use vllm or sim.")
-    if options.world is not None:
-        raise UsageError("--world is for --engine sim", hint="Add --engine sim, or drop --world.")
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
     starter = VllmStarter(cast("Any", arguments))
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
-
-
-class Shared(Protocol):
-    """The options that say which server's requests are replayed."""
-
-    @property
-    def trace(self) -> Path: ...
-    @property
-    def replicas(self) -> int: ...
-    @property
-    def router(self) -> Router: ...
-    @property
-    def seed(self) -> int: ...
-
-
-def requests_of(
-    options: Shared, requests: Sequence[TraceRequest], *, ranks: int
-) -> list[TraceRequest]:
-    """Return one engine's requests: a replica's, and of that one rank's. Raises TraceError when
-    none was served."""
-    served = [one for one in requests if one.status in {"ok", "aborted"}]
-    if not served:
-        raise TraceError(
-            f"{options.trace}: no request that was served", hint="Capture some traffic first."
-        )
-    if (share := options.replicas * ranks) > 1:
-        parts = route(served, replicas=share, router=options.router, seed=options.seed)
-        served = parts[busiest_part(parts)]
-    return served
 
 
 def _report(options: VerifyOptions, found: list[Gate]) -> None:

@@ -1,5 +1,6 @@
 """``tuner watch``: its options."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,18 +9,25 @@ import typer
 from tuner.commands.shared.options import Json
 
 
-def watch(  # noqa: PLR0913 - one parameter an option
-    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")],
-    *,
-    url: Annotated[str, typer.Option(help="The live server; with --canary the baseline.")],
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchOptions:
+    """Hold a live server against a profile's promise, and today's traffic against the profile's.
+
+    Says still valid, drifting, re-tune now or not enough evidence, and why. With --canary: promote,
+    roll back or undecided. Exits with 6 for re-tune now and roll back, with 5 for not enough
+    evidence and undecided, with 4 when the server is gone, with 130 on Ctrl-C; else with 0.
+    """
+
+    profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
+    url: Annotated[str, typer.Option(help="The live server; with --canary the baseline.")]
     canary: Annotated[
         str | None, typer.Option(help="A second server, to be compared with --url.")
-    ] = None,
-    for_: Annotated[
-        str, typer.Option("--for", help="How long to watch: 30m, 2h, or forever.")
-    ] = "30m",
-    every: Annotated[str, typer.Option(help="Time between two readings of /metrics.")] = "2s",
-    window: Annotated[str, typer.Option(help="Length of a window.")] = "10s",
+    ] = None
+    for_: Annotated[str, typer.Option("--for", help="How long to watch: 30m, 2h, or forever.")] = (
+        "30m"
+    )
+    every: Annotated[str, typer.Option(help="Time between two readings of /metrics.")] = "2s"
+    window: Annotated[str, typer.Option(help="Length of a window.")] = "10s"
     tolerance: Annotated[
         float,
         typer.Option(
@@ -28,15 +36,15 @@ def watch(  # noqa: PLR0913 - one parameter an option
             help="How much slower than its law, or a canary than its baseline, is kept: 0.1 is "
             "10 %.",
         ),
-    ] = 0.10,
+    ] = 0.10
     served_model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Which model, where the server has several."),
-    ] = None,
+    ] = None
     fail_on: Annotated[
         Literal["re-tune", "drifting"],
         typer.Option(help="The mildest verdict that exits with 6, without --canary."),
-    ] = "re-tune",
+    ] = "re-tune"
     rollback: Annotated[
         Path | None,
         typer.Option(
@@ -44,41 +52,13 @@ def watch(  # noqa: PLR0913 - one parameter an option
             help="Restore FILE, into which tuner apply wrote this profile, when the canary fails "
             "or the server breaks the promise.",
         ),
-    ] = None,
+    ] = None
     run_dir: Annotated[
         Path | None, typer.Option(help="Append every window to windows.jsonl there.")
-    ] = None,
+    ] = None
     metrics_port: Annotated[
         int | None,
         typer.Option(min=1, max=65535, help="Serve the verdict to Prometheus on this port."),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the requests the twin gets.")] = 0,
-    json_: Json = False,
-) -> None:
-    """Hold a live server against a profile's promise, and today's traffic against the profile's.
-
-    Says still valid, drifting, re-tune now or not enough evidence, and why. With --canary: promote,
-    roll back or undecided. Exits with 6 for re-tune now and roll back, with 5 for not enough
-    evidence and undecided, with 4 when the server is gone, with 130 on Ctrl-C; else with 0.
-    """
-    from tuner.commands.watch.run import run  # noqa: PLC0415 - keeps --help light
-    from tuner.commands.watch.setup import WatchOptions  # noqa: PLC0415
-
-    run(
-        WatchOptions(
-            profile=profile,
-            url=url,
-            canary=canary,
-            for_=for_,
-            every=every,
-            window=window,
-            tolerance=tolerance,
-            served_model=served_model,
-            fail_on=fail_on,
-            rollback=rollback,
-            run_dir=run_dir,
-            metrics_port=metrics_port,
-            seed=seed,
-            json=json_,
-        )
-    )
+    ] = None
+    seed: Annotated[int, typer.Option(min=0, help="Of the requests the twin gets.")] = 0
+    json: Json = False

@@ -1,33 +1,45 @@
-"""What ``tuner watch`` does: watch, end, and roll back where asked to."""
+"""What ``tuner watch`` does: read its options, watch, end, and roll back where asked to."""
 
+import json
+import math
+import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 
-from tuner.commands.watch.session import Session, side_of
-from tuner.commands.watch.setup import (
-    Times,
-    WatchOptions,
-    beforehand,
-    check_model,
-    promised_of,
-    times_of,
-)
-from tuner.commands.watch.view import Progress, Result, json_object, render
+from tuner.commands.watch.options import WatchOptions
+from tuner.commands.watch.session import Times, WatchSession, side_of
+from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, render
 from tuner.errors import (
     EngineError,
     GateError,
+    InputError,
     Interrupted,
+    ProfileError,
     TargetError,
     TunerError,
     UndecidedError,
+    UsageError,
 )
+from tuner.live import server as live_server
 from tuner.live.exporter import WatchExporter
+from tuner.live.server import LiveServer
 from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.drift import reference
 from tuner.live.watch.journal import WindowJournal
+from tuner.live.watch.promised import Promised, speed_sd_of
 from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.scraper import Clock, MachineClock, ScrapedServer, moments
+from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.profile import load as load_profile
-from tuner.rollout import backup
+from tuner.profile.schema import ServingProfile
+from tuner.profile.served_models import model_mismatch
+from tuner.profile.stored_twin import restored
+from tuner.rollout import backup, difference
+from tuner.traffic.window import parse_duration_s
 
+FOREVER = "forever"
+LEAST_STEPS = 2
 VERDICTS = ("still valid", "drifting", "re-tune now", "not enough evidence")
 DECISIONS = ("promote", "roll back", "undecided")
 
@@ -47,10 +59,10 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
     known = beforehand(profile, servers, options)
     stopped: TunerError | None = None
     with ExitStack() as stack:
-        session = Session(
+        session = WatchSession(
             sides=[side_of(server, promised, times, options.seed) for server in servers],
             gate=None if options.canary is None else CanaryGate(promised),
-            progress=Progress(times.for_s),
+            progress=WatchProgress(times.for_s),
             journal=_journal(options, stack),
             exporter=_exporter(options, stack),
             ends_early=options.rollback is not None,
@@ -89,7 +101,7 @@ def _exporter(options: WatchOptions, stack: ExitStack) -> WatchExporter | None:
     return stack.enter_context(closing(WatchExporter(options.metrics_port, names)))
 
 
-def _go(session: Session, times: Times, clock: Clock) -> None:
+def _go(session: WatchSession, times: Times, clock: Clock) -> None:
     servers = [side.server for side in session.sides]
     for moment in moments(servers, every_s=times.every_s, for_s=times.for_s, clock=clock):
         if session.take(moment):
@@ -98,10 +110,12 @@ def _go(session: Session, times: Times, clock: Clock) -> None:
         session.sides[0].watch.ask()
 
 
-def _end(session: Session, options: WatchOptions, stopped: TunerError | None, digest: str) -> None:
+def _end(
+    session: WatchSession, options: WatchOptions, stopped: TunerError | None, digest: str
+) -> None:
     """Print what is known, roll back where that is due, and raise what the exit code says."""
     rolled_back = None if stopped is not None else _rolled_back(session, options, digest)
-    result = Result(
+    result = WatchResult(
         profile=str(options.profile),
         url=options.url,
         canary=options.canary,
@@ -117,7 +131,7 @@ def _end(session: Session, options: WatchOptions, stopped: TunerError | None, di
         warnings=session.warnings,
     )
     if options.json:
-        json_object(result)
+        sys.stdout.write(json.dumps(json_of(result), allow_nan=False) + "\n")
     else:
         render(result)
     if stopped is not None:
@@ -130,7 +144,7 @@ def _end(session: Session, options: WatchOptions, stopped: TunerError | None, di
     _raise_for(session, options, rolled_back)
 
 
-def _raise_for(session: Session, options: WatchOptions, rolled_back: str | None) -> None:
+def _raise_for(session: WatchSession, options: WatchOptions, rolled_back: str | None) -> None:
     match session.verdict:
         case "re-tune now":
             raise GateError(
@@ -158,7 +172,7 @@ def _raise_for(session: Session, options: WatchOptions, rolled_back: str | None)
             return
 
 
-def _cure(session: Session, options: WatchOptions, rolled_back: str | None) -> str:
+def _cure(session: WatchSession, options: WatchOptions, rolled_back: str | None) -> str:
     if rolled_back is not None:
         return rolled_back
     watch = session.sides[0].watch
@@ -180,7 +194,7 @@ def _roll_back_hint(options: WatchOptions) -> str:
     return "tuner apply --rollback FILE, with the file that the canary was deployed from."
 
 
-def _rolled_back(session: Session, options: WatchOptions, digest: str) -> str | None:
+def _rolled_back(session: WatchSession, options: WatchOptions, digest: str) -> str | None:
     """Restore the file where the canary failed or the server broke the promise; say what was done.
 
     Other traffic is no reason: what ran before was not tuned for it either.
@@ -197,3 +211,130 @@ def _rolled_back(session: Session, options: WatchOptions, digest: str) -> str | 
     except TargetError as problem:
         return f"{path} was not restored: {problem}. {problem.hint}"
     return f"{path}: {outcome}; now let the deployment take it up."
+
+
+def times_of(options: WatchOptions) -> Times:
+    """Return the times of a watch in seconds. Raises UsageError, also for what cannot be both."""
+    if options.canary is not None and options.fail_on != "re-tune":
+        raise UsageError(
+            f"--fail-on {options.fail_on} and --canary exclude each other",
+            hint="A canary is promoted, rolled back or undecided: it exits with 0, 6 or 5.",
+        )
+    every_s = parse_duration_s(options.every, option="--every")
+    window_s = parse_duration_s(options.window, option="--window")
+    for_s = math.inf if options.for_ == FOREVER else parse_duration_s(options.for_, option="--for")
+    if window_s < LEAST_STEPS * every_s:
+        raise UsageError(
+            f"--window {options.window}: less than {LEAST_STEPS} times --every {options.every}",
+            hint="A window needs several readings: --every 2s --window 10s.",
+        )
+    if for_s < window_s:
+        raise UsageError(
+            f"--for {options.for_}: shorter than one window of {options.window}",
+            hint="A verdict takes a dozen windows at least: --for 30m.",
+        )
+    times = Times(for_s, every_s, window_s)
+    least_s = (times.run_in_s + window_s) / (KEPT_STEPS - 1)
+    if every_s < least_s:
+        raise UsageError(
+            f"--every {options.every}: more readings than a watch remembers of --window "
+            f"{options.window}",
+            hint=f"Give --every {math.ceil(least_s)}s, or a shorter --window.",
+        )
+    return times
+
+
+def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
+    """Return what is watched. Raises ProfileError for a profile without a twin."""
+    if profile.twin is None:
+        raise ProfileError(
+            f"{options.profile}: twin: is null: the windows alone decided this profile",
+            hint="Sweep again; only a twin can say what today's traffic should give.",
+        )
+    twin = restored(profile.twin, source=str(options.profile))
+    agreement = profile.promise.agreement
+    return Promised(
+        twin=twin,
+        slo=profile.decision.slo.slo,
+        max_num_seqs=profile.decision.max_num_seqs,
+        caps=tuple(step.max_num_seqs for step in profile.curve),
+        reference=reference(
+            twin,
+            captured_rps=profile.validity.arrival_rate_rps,
+            validated_load=profile.validity.validated_load,
+        ),
+        speed_sd=speed_sd_of(twin, None if agreement is None else agreement.slower_limit),
+        tolerance=options.tolerance,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Beforehand:
+    """What to know before a watch begins."""
+
+    warnings: list[str]
+    untold: list[str]
+    """The profile's arguments that the server does not tell."""
+
+
+def beforehand(
+    profile: ServingProfile, servers: Sequence[ScrapedServer], options: WatchOptions
+) -> Beforehand:
+    """Return what the servers say of themselves. Raises InputError where one serves another model.
+
+    With a canary the arguments are the canary's, which should run the profile.
+    """
+    warnings, untold = list[str](), list[str]()
+    if (said := profile.provenance.of_ranks) is not None:
+        warnings.append(f"{said}: watch one rank's own address, a server's sum is another load")
+    verdict = profile.decision.verdict
+    if verdict in {"overloaded", "inconclusive"}:
+        warnings.append(f"the profile's verdict is {verdict}: what it promises is little")
+    for server in servers:
+        here = _asked(server)
+        if here is None:
+            continue
+        if (doubt := check_model(profile, server, options, here)) is not None:
+            warnings.append(doubt)
+        if server is servers[-1]:
+            warnings += _differences(profile, here, server.url)
+            untold = difference.untold(profile, here.arguments, served=here.served)
+    return Beforehand(warnings, untold)
+
+
+def check_model(
+    profile: ServingProfile,
+    server: ScrapedServer,
+    options: WatchOptions,
+    here: LiveServer | None = None,
+) -> str | None:
+    """Raise InputError where the server was started with another model; return a doubt in words
+    where it only calls its model otherwise."""
+    here = _asked(server) if here is None else here
+    if here is None:
+        return None
+    other = model_mismatch(profile, here.served, model=options.served_model)
+    if other is None:
+        return None
+    if other.is_sure:
+        raise InputError(
+            f"{server.url}: serves {other.words}",
+            hint=f"Give the profile that was made for {other.found}, or another address.",
+        )
+    return f"{server.url} serves {other.words}"
+
+
+def _asked(server: ScrapedServer) -> LiveServer | None:
+    try:
+        return live_server.ask(server.url)
+    except InputError:  # a gateway may pass on nothing but /metrics, which was read
+        return None
+
+
+def _differences(profile: ServingProfile, here: LiveServer, url: str) -> list[str]:
+    found = difference.of_server(profile, here.arguments, here.version, source=url)
+    shown = [
+        f"{one.name} {one.other} and not {one.profile}" if one.section == "engine" else one.evidence
+        for one in found
+    ]
+    return [f"{url} runs {', '.join(shown)}: tuner diff says more"] if shown else []

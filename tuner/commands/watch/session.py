@@ -3,8 +3,7 @@
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 
-from tuner.commands.watch.setup import Times
-from tuner.commands.watch.view import Progress
+from tuner.commands.watch.view import WatchProgress
 from tuner.errors import EngineError, InputError
 from tuner.live.exporter import WatchExporter
 from tuner.live.prometheus import ServerMetrics
@@ -16,6 +15,24 @@ from tuner.live.watch.reasons import reason, server_is_why
 from tuner.live.watch.scraper import Absence, Moment, ScrapedServer, Stall
 from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import ScrapeWindow, WindowMaker
+
+RUN_IN_S = 60.0
+"""Of scrapes before a window, for the twin; see ``Times.run_in_s``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """How long to watch, and how often to look, in seconds."""
+
+    for_s: float
+    every_s: float
+    window_s: float
+
+    @property
+    def run_in_s(self) -> float:
+        """Of scrapes before a window that the twin is given too, so that it begins as full as the
+        server."""
+        return max(RUN_IN_S, self.window_s)
 
 
 @dataclass(slots=True)
@@ -35,12 +52,12 @@ class Side:
 
 
 @dataclass(slots=True)
-class Session:
+class WatchSession:
     """A watch as it goes on."""
 
     sides: list[Side]
     gate: CanaryGate | None
-    progress: Progress
+    progress: WatchProgress
     journal: WindowJournal | None
     exporter: WatchExporter | None
     ends_early: bool

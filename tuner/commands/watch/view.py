@@ -1,7 +1,5 @@
 """How a watch looks: a line a window on stderr while it goes on, what it found on stdout."""
 
-import json
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -50,7 +48,7 @@ MEASURES = {
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class WatchResult:
     """What there is to print."""
 
     profile: str
@@ -76,7 +74,7 @@ class Result:
     warnings: Sequence[str]
 
 
-class Progress:
+class WatchProgress:
     """Tells on stderr how the watch goes: a live line on a terminal, plain lines elsewhere."""
 
     def __init__(self, for_s: float) -> None:
@@ -149,8 +147,8 @@ def _load(seen: WindowSummary) -> str:
     return f"{seen.arrived / seconds:.2f} req/s, {seen.running:.1f} running"
 
 
-def json_object(result: Result) -> None:
-    """Print one JSON object."""
+def json_of(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
+    """Return the object that ``tuner watch --json`` prints."""
     watch = result.watches[0]
     found: dict[str, Any] = {
         "verdict": result.verdict,
@@ -184,7 +182,7 @@ def json_object(result: Result) -> None:
     if result.gate is None:
         found["choice"] = None if watch.choice is None else asdict(watch.choice)
         found["traffic"] = _traffic(watch)
-    sys.stdout.write(json.dumps(plain(found), allow_nan=False) + "\n")
+    return plain(found)
 
 
 def _traffic(watch: Watch) -> dict[str, Any]:
@@ -206,7 +204,7 @@ def _measures(measures: Mapping[str, MonitorReading]) -> dict[str, Any]:
     return {name: asdict(one) for name, one in measures.items()}
 
 
-def render(result: Result) -> None:
+def render(result: WatchResult) -> None:
     """Print the verdict, its reason, and the numbers."""
     console = console_for()
     watch = result.watches[0]
@@ -227,7 +225,7 @@ def render(result: Result) -> None:
         console.print(escape(result.rolled_back))
 
 
-def _notes(result: Result) -> list[str]:
+def _notes(result: WatchResult) -> list[str]:
     notes = []
     urls = [result.url, *([] if result.canary is None else [result.canary])]
     for url, watch, missed, gaps, restarts in zip(
@@ -273,7 +271,7 @@ def _is_share(name: str) -> bool:
     )
 
 
-def _time_table(result: Result) -> Table:
+def _time_table(result: WatchResult) -> Table:
     """Return times over the whole watch; a quantile is the range that the buckets leave it."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
     for heading in ("ms", "", "mean", "p50", "p95", "p99"):

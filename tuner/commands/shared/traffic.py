@@ -1,0 +1,47 @@
+"""The requests of a trace that are replayed, and what to beware of in them."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+from tuner.errors import TraceError
+from tuner.trace.columns import columns_of
+from tuner.trace.trace import Trace, TraceRequest
+from tuner.traffic.routing import Router, busiest_part, route
+from tuner.traffic.summary import describe
+from tuner.traffic.trace_warnings import trace_warnings
+
+
+class RoutingOptions(Protocol):
+    """The options that say which server's requests are replayed."""
+
+    @property
+    def replicas(self) -> int: ...
+    @property
+    def router(self) -> Router: ...
+    @property
+    def seed(self) -> int: ...
+
+
+def served_in(trace: Trace, path: Path) -> list[TraceRequest]:
+    """Return the requests that were served. Raises TraceError when there is none."""
+    served = [one for one in trace.requests if one.status in {"ok", "aborted"}]
+    if not served:
+        raise TraceError(f"{path}: no request that was served", hint="Capture some traffic first.")
+    return served
+
+
+def one_engines(
+    requests: Sequence[TraceRequest], options: RoutingOptions, *, ranks: int
+) -> list[TraceRequest]:
+    """Return one engine's requests: those of the busiest replica, and of that one rank's."""
+    if (share := options.replicas * ranks) == 1:
+        return list(requests)
+    parts = route(requests, replicas=share, router=options.router, seed=options.seed)
+    return parts[busiest_part(parts)]
+
+
+def warnings_about(trace: Trace) -> tuple[str, ...]:
+    """Return what to beware of in a trace, a sentence each."""
+    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+    return trace_warnings(columns, describe(columns), trace.header)

@@ -1,0 +1,255 @@
+"""One trace of a sweep: read, measured on an engine or judged anew, and sealed in a profile."""
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tuner.commands.shared.engine import Execute, world_alone
+from tuner.commands.shared.options import in_plan
+from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
+from tuner.commands.sweep.options import SweepOptions
+from tuner.engines import provenance
+from tuner.engines.devices import DeviceMeter, gpus_of
+from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.models import shipped as models
+from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import RunError
+from tuner.profile.schema import ServingProfile
+from tuner.replay.readings import Read
+from tuner.runs import journal
+from tuner.runs.engine_runner import Watcher
+from tuner.runs.evidence import Evidence
+from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import profile_of, second_thoughts
+from tuner.runs.settings import SweepSettings, settings_in
+from tuner.runs.sweep.rescore import rescore
+from tuner.runs.sweep.sweep import sweep
+from tuner.system import interruption
+from tuner.trace.trace import Trace, TraceRequest, load, write
+from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.sessions import turns_of
+from tuner.traffic.slo import Slo, parse_slo
+from tuner.traffic.window import choose_part, parse_window
+
+TRACE_COPY = "trace.jsonl"
+"""In the run directory: the requests that were tuned for, so that the run can be judged again."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweptTraffic:
+    """One trace, read, and what the options make of it."""
+
+    trace: Trace
+    requests: list[TraceRequest]
+    """Those that were served; see ``one_servers``."""
+
+    settings: SweepSettings
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedSweep:
+    """One trace's finished run, and what only the command knows of it."""
+
+    outcome: SweepOutcome
+    settings: SweepSettings
+    warnings: Sequence[str]
+    """What to beware of in the trace."""
+
+    run_dir: Path
+    trace_digest: str
+    wall_s: float
+    ranks: int
+    """Of a data-parallel server, of which one was measured."""
+
+
+def traffic_of(options: SweepOptions, path: Path) -> SweptTraffic:
+    """Read a trace. Raises InputError, UsageError."""
+    trace = load(path)
+    settings = settings_of(options, trace)
+    requests = served_in(trace, path)
+    warnings = [*trace.warnings, *warnings_about(trace)]
+    if options.closed_sessions:
+        waiting = len(turns_of(requests))
+        warnings.append(
+            f"closed sessions: {waiting:,} of {len(requests):,} requests wait for the turn before "
+            "them; the others leave as recorded, and the twin, which knows open loops only, does "
+            "not decide"
+        )
+    return SweptTraffic(trace, requests, settings, tuple(warnings))
+
+
+def settings_of(options: SweepOptions, trace: Trace) -> SweepSettings:
+    """Return the settings of a sweep of this trace. Raises UsageError."""
+    return settings_in(_of_trace(options, trace), slo=_slo_in(options.slo))
+
+
+def one_servers(traffic: SweptTraffic, options: SweepOptions, starter: Starter) -> SweptTraffic:
+    """Return what of the traffic one engine gets: a replica's, and of that one rank's."""
+    ranks, warnings = ranks_of(starter), traffic.warnings
+    requests = one_engines(traffic.requests, options, ranks=ranks)
+    if ranks > 1:
+        said = (
+            f"data_parallel_size {ranks}: one rank was measured with its share of the trace, as "
+            f"--router {options.router} gives it; max_num_seqs and every number are one rank's, "
+            f"and a server of {ranks} ranks has {ranks} times the slots and serves {ranks} times "
+            "as much"
+        )
+        warnings = (*warnings, said)
+    if parse_window(options.window) is not None:
+        # refused before an engine is started for it
+        choose_part(requests, options.window, length_s=1.0, busiest=busiest_window)
+    return replace(traffic, requests=requests, warnings=warnings)
+
+
+def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
+    """Return what starts engines. Raises UsageError for options that do not go together."""
+    if (world := world_alone(options)) is not None:
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
+
+        return SimStarter(read_world(world), model=options.model or header_model)
+    arguments = engine_arguments(
+        model=options.model,
+        base=options.base,
+        header_model=header_model,
+        overrides=options.overrides,
+    )
+    ranks = arguments.get("data_parallel_size") or 1
+    if isinstance(ranks, int) and ranks > 1:
+        # how ranks find each other is nothing to one of them
+        arguments = {
+            name: value
+            for name, value in arguments.items()
+            if not name.startswith("data_parallel_")
+        }
+        return VllmStarter(arguments, ranks=ranks)
+    return VllmStarter(arguments)
+
+
+def ranks_of(starter: Starter) -> int:
+    """Return how many engines like this one a data-parallel server has."""
+    return starter.ranks if isinstance(starter, VllmStarter) else 1
+
+
+def plan_of(
+    options: SweepOptions, trace: Trace, arguments: Mapping[str, ArgumentValue], *, ranks: int
+) -> dict[str, Any]:
+    """Return what every measurement of this run rests on; a resumed run must have the same.
+
+    ``arguments`` are the engine's at the ceiling, resolved.
+    """
+    return {
+        "trace_digest": trace.digest,
+        "engine_arguments": dict(arguments),
+        **_of_trace(options, trace),
+        "replicas": options.replicas * ranks,
+    } | ({"ranks": ranks} if ranks > 1 else {})
+
+
+def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
+    return {**in_plan(options), "trace_block_size": trace.header.block_size}
+
+
+def _slo_in(text: str | None) -> Slo | None:
+    return None if text is None else parse_slo(text)
+
+
+def execute_on(
+    starter: Starter, book: journal.Journal, parts: Sequence[journal.Journal] = ()
+) -> Execute:
+    """Return the loop that runs a sweep: real time, or virtual time from where the journals end."""
+    if isinstance(starter, VllmStarter):
+        return interruption.run
+    from tuner.engines.sim import virtual_time  # noqa: PLC0415 - for sim alone
+    from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
+
+    assert isinstance(starter, SimStarter)
+    starter.go_on_after(Evidence(book).engines())
+    begin_s = max(one.clock_s for one in (book, *parts))
+    return partial(virtual_time.run, begin_s=begin_s)
+
+
+def measured(
+    traffic: SweptTraffic, starter: Starter, book: journal.Journal, watcher: Watcher
+) -> SweepOutcome:
+    """Sweep one trace on one engine: all that its journal does not hold yet."""
+    execute = execute_on(starter, book)
+    read_device = device_of(starter, book.run_dir)
+    return execute(
+        sweep(traffic.requests, starter, traffic.settings, book, watcher, read_device=read_device)
+    )
+
+
+def keep_trace(traffic: SweptTraffic, run_dir: Path) -> None:
+    """Keep the requests with what is measured of them."""
+    if not (run_dir / TRACE_COPY).exists():
+        write(replace(traffic.trace, requests=tuple(traffic.requests)), run_dir / TRACE_COPY)
+
+
+def device_of(starter: Starter, run_dir: Path) -> Read | None:
+    """Return what reads the device while it is replayed on; None for a simulated one."""
+    if not isinstance(starter, VllmStarter):
+        return None
+    starter.log = run_dir / "vllm.log"
+    return DeviceMeter(gpus_of(starter.resolve(max_num_seqs=1))).read
+
+
+def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
+    """Judge one trace's stored run anew. Raises RunError, InputError."""
+    began_s = time.monotonic()
+    run_dir, plan = book.run_dir, book.events[0]["plan"]
+    try:
+        settings = settings_in(plan, slo=_slo_in(options.slo or plan["slo"]))
+        digest, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
+    except (KeyError, TypeError, ValueError) as error:
+        raise RunError(
+            f"{run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
+            hint="Name the run directory of a sweep of this version of tuner.",
+        ) from error
+    trace = load(run_dir / TRACE_COPY)
+    outcome = rescore(trace.requests, settings, book)
+    said = (*trace.warnings, *warnings_about(trace))
+    wall_s = time.monotonic() - began_s
+    return FinishedSweep(outcome, settings, said, run_dir, digest, wall_s, ranks)
+
+
+def warnings_of(done: FinishedSweep) -> list[str]:
+    """Return all that whoever reads the result should know."""
+    outcome = done.outcome
+    return [
+        *done.warnings,
+        *outcome.warnings,
+        *outcome.verdict.warnings,
+        *second_thoughts(outcome, done.settings),
+    ]
+
+
+def sealed(done: FinishedSweep, warnings: Sequence[str]) -> ServingProfile:
+    """Return the profile of a finished run."""
+    settings = done.settings
+    origin = {
+        "tuner": version("tuner"),
+        "seed": settings.seed,
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "wall_s": done.wall_s,
+        "warnings": list(warnings),
+        "model_digest": _model_digest(done.outcome),
+        "ranks": done.ranks,
+    }
+    return profile_of(
+        done.outcome, headroom=settings.headroom, trace_digest=done.trace_digest, origin=origin
+    )
+
+
+def _model_digest(outcome: SweepOutcome) -> str | None:
+    """Return the digest of the model's files; None where a model is simulated or on a hub."""
+    if outcome.facts.engine == "sim":
+        return None
+    return provenance.model_digest(models.model_path(str(outcome.facts.arguments["model"])))
