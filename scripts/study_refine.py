@@ -35,7 +35,7 @@ from study_sweeps import Silent, parsed, requests_of, workers
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import step_law
-from tuner.profile.profile import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner

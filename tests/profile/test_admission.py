@@ -5,14 +5,15 @@ import pytest
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
 from tuner.profile import admission
-from tuner.profile.numbers import Admission, EngineShape, StepLaw, Twin
-from tuner.profile.profile import ServingProfile, dump, load, parse, seal
+from tuner.profile.numbers import Admission, EngineShapeSection, StepLawSection, Twin
+from tuner.profile.profile import dump, load, parse, seal
+from tuner.profile.schema import ServingProfile
 
 
 def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> ServingProfile:
     """A step takes 10 ms with 16 sequences, and 1 ms more for every 10 prompt tokens."""
     twin = Twin(
-        law=StepLaw(
+        law=StepLawSection(
             decode_seqs=[0, 8, 16],
             decode_s=[0.0, 0.006, 0.010],
             prefill_token_s=0.0001,
@@ -20,7 +21,7 @@ def with_twin(*, ttft_ms: float | None = 500.0, max_num_seqs: int = 16) -> Servi
             prefill_seq_s=0.0,
             context_token_s=0.0,
         ),
-        shape=EngineShape(
+        shape=EngineShapeSection(
             max_num_batched_tokens=116,
             block_size=16,
             kv_blocks=100,

@@ -18,27 +18,21 @@ from tests.support import golden
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile, step
 from tuner.errors import InputError, ProfileError
-from tuner.profile.profile import (
-    CurveStep,
+from tuner.profile.numbers import CurveStep, KvCacheUsageSection, Promise, SpreadSection
+from tuner.profile.profile import dump, load, parse, save
+from tuner.profile.schema import (
     Decision,
     EngineSeconds,
-    KvCacheUsage,
-    Promise,
     Provenance,
     ServingProfile,
     SloSection,
-    Spread,
     Validity,
-    dump,
-    load,
-    parse,
-    save,
 )
 from tuner.system import yaml_strict
 
 SECTIONS: list[type[BaseModel]] = [
-    *(ServingProfile, Decision, SloSection, CurveStep, Spread, KvCacheUsage, Promise, Validity),
-    *(Provenance, EngineSeconds),
+    *(ServingProfile, Decision, SloSection, CurveStep, SpreadSection, KvCacheUsageSection),
+    *(Promise, Validity, Provenance, EngineSeconds),
 ]
 PROFILE = profile()
 TEXT = dump(PROFILE)

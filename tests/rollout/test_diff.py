@@ -14,7 +14,8 @@ from tests.profile.test_admission import with_twin
 from tests.support.deployments import EXAMPLES, FOLDER, deployed
 from tests.support.profiles import ENGINE, profile
 from tuner import cli
-from tuner.profile.profile import ServingProfile, save, seal
+from tuner.profile.profile import save, seal
+from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import ServedModel, listed, model_mismatch
 
 SERVE = "model: m\nmax-num-seqs: 32\nmax-num-active-seqs: 4\nport: 8000\n"

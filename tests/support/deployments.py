@@ -13,7 +13,7 @@ import yaml
 from tests.support.places import ROOT
 from tests.support.profiles import profile
 from tuner.engines.seam import ArgumentValue
-from tuner.profile.profile import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.rollout import rollout
 from tuner.rollout.targets.kinds.registry import named
 

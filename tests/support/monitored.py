@@ -13,7 +13,7 @@ import yaml
 
 from tests.support.profiles import profile
 from tests.support.scraped import open_metrics, write_blocks
-from tuner.profile.profile import ServingProfile
+from tuner.profile.schema import ServingProfile
 from tuner.rollout.monitoring import prometheus_rules
 from tuner.rollout.monitoring.promql import BOUNDS_S
 

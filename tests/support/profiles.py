@@ -5,24 +5,26 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from tuner.profile.profile import (
-    Change,
+from tuner.profile.numbers import (
+    ChangeSection,
     CurveStep,
+    KvCacheUsageSection,
+    MeasuredNumbers,
+    Promise,
+    SpreadSection,
+)
+from tuner.profile.profile import seal
+from tuner.profile.schema import (
     Decision,
     EngineSeconds,
-    KvCacheUsage,
-    Measured,
-    Promise,
     Provenance,
     ServingProfile,
     SloSection,
-    Spread,
     Validity,
-    seal,
 )
 
-SPREAD = Spread(mean=40.0, p50=38.0, p90=45.0, p95=48.5, p99=60.25)
-USAGE = KvCacheUsage(mean=0.25, p99=0.5, peak=0.625)
+SPREAD = SpreadSection(mean=40.0, p50=38.0, p90=45.0, p95=48.5, p99=60.25)
+USAGE = KvCacheUsageSection(mean=0.25, p99=0.5, peak=0.625)
 ENGINE = {
     "model": "m",
     "max_num_seqs": 16,
@@ -43,8 +45,8 @@ def step(max_num_seqs: int, *, goodput_rps: float = 8.0) -> CurveStep:
         cut=False,
         source="both",
         intervals={"goodput_rps": (7.5, 8.5)},
-        changes={"e2el_p99_ms": Change(value=-0.5, low=-0.6, high=-0.4)},
-        measured=Measured(**numbers, cut=False, blocks=3, device=None),
+        changes={"e2el_p99_ms": ChangeSection(value=-0.5, low=-0.6, high=-0.4)},
+        measured=MeasuredNumbers(**numbers, cut=False, blocks=3, device=None),
     )
 
 
@@ -164,7 +166,9 @@ def any_profile(draw: st.DrawFn) -> ServingProfile:
     """Any engine arguments, any texts, any numbers that a measurement can have."""
     seqs = draw(st.integers(1, 2**20))
     number = st.floats(0, 1e12)
-    spread = Spread.model_validate({name: draw(number) for name in Spread.model_fields})
+    spread = SpreadSection.model_validate(
+        {name: draw(number) for name in SpreadSection.model_fields}
+    )
     return profile(
         engine=draw(st.dictionaries(_NAMES, _VALUES, max_size=4))
         | {"model": draw(st.text(min_size=1, max_size=30)), "max_num_seqs": seqs}

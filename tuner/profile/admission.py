@@ -6,7 +6,7 @@ Beyond them vLLM answers 503 at once instead of letting everybody wait longer th
 from collections.abc import Sequence
 from itertools import pairwise
 
-from tuner.profile.numbers import Admission, Promise, StepLaw, Twin
+from tuner.profile.numbers import Admission, Promise, StepLawSection, Twin
 from tuner.profile.schema import Decision
 
 
@@ -56,7 +56,7 @@ def _prefill_tokens_per_s(twin: Twin, slots: int) -> float:
     return tokens / max(step_s, 1e-9)
 
 
-def _decode_s(law: StepLaw, slots: int) -> float:
+def _decode_s(law: StepLawSection, slots: int) -> float:
     """Return f(n): linear between the sizes that were seen, and beyond the last as before it."""
     points = list(zip(law.decode_seqs, law.decode_s, strict=True))
     if len(points) < 2 or slots <= points[0][0]:

@@ -26,7 +26,7 @@ class Section(BaseModel):
     )
 
 
-class Spread(Section):
+class SpreadSection(Section):
     """How a latency is spread over the requests, in milliseconds."""
 
     mean: Number
@@ -36,7 +36,7 @@ class Spread(Section):
     p99: Number
 
 
-class KvCacheUsage(Section):
+class KvCacheUsageSection(Section):
     """Used share of the KV-cache blocks; the mean is over time."""
 
     mean: Fraction
@@ -44,7 +44,7 @@ class KvCacheUsage(Section):
     peak: Fraction
 
 
-class DeviceUse(Section):
+class DeviceUseSection(Section):
     """What the device did, read once a second; None where it does not tell."""
 
     utilisation_mean: Fraction | None
@@ -60,25 +60,25 @@ class DeviceUse(Section):
     throttled_share: Fraction | None
 
 
-class Numbers(Section):
+class CapNumbers(Section):
     """What one value of ``max_num_seqs`` gives. A latency is None where no request has one."""
 
     attainment: Fraction
     goodput_rps: Number
     requests_per_s: Number
     output_tokens_per_s: Number
-    ttft_ms: Spread | None
-    tpot_ms: Spread | None
-    itl_ms: Spread | None
-    e2el_ms: Spread | None
-    queue_ms: Spread | None
-    kv_cache_usage: KvCacheUsage | None
+    ttft_ms: SpreadSection | None
+    tpot_ms: SpreadSection | None
+    itl_ms: SpreadSection | None
+    e2el_ms: SpreadSection | None
+    queue_ms: SpreadSection | None
+    kv_cache_usage: KvCacheUsageSection | None
     preemptions: Count
     recomputed_tokens: Count
     running_peak: Count
 
 
-class Measured(Numbers):
+class MeasuredNumbers(CapNumbers):
     """The same, measured in the windows that were replayed."""
 
     cut: bool
@@ -87,10 +87,10 @@ class Measured(Numbers):
     blocks: Count
     """How many windows were replayed, repeats included."""
 
-    device: DeviceUse | None
+    device: DeviceUseSection | None
 
 
-class Change(Section):
+class ChangeSection(Section):
     """What a step up the ladder changes, with its 95 % interval."""
 
     value: Signed
@@ -98,7 +98,7 @@ class Change(Section):
     high: Signed
 
 
-class CurveStep(Numbers):
+class CurveStep(CapNumbers):
     """One step of the curve: the numbers are the twin's for the whole part that was tuned for, or
     measured in the windows where the twin did not decide."""
 
@@ -112,21 +112,21 @@ class CurveStep(Numbers):
     intervals: dict[str, Range]
     """Name of a number, such as ``goodput_rps`` or ``tpot_p95_ms`` → its 95 % interval."""
 
-    changes: dict[str, Change]
+    changes: dict[str, ChangeSection]
     """Against the step below: shares of goodput, p95 TPOT and p99 E2EL (0.1 is 10 % more), and
     differences of the rest."""
 
-    measured: Measured | None
+    measured: MeasuredNumbers | None
 
 
-class Predicted(Numbers):
+class Predicted(CapNumbers):
     """What the twin says of the chosen value at ``load`` times the trace's rate."""
 
     load: Limit
     intervals: dict[str, Range]
 
 
-class Agreement(Section):
+class AgreementSection(Section):
     """The confirming engine against the ladder's; each with what noise alone explains."""
 
     slower: Signed
@@ -139,12 +139,12 @@ class Agreement(Section):
     attainment_limit: Number
 
 
-class Promise(Numbers):
+class Promise(CapNumbers):
     """What production should see at ``load`` times the trace's rate."""
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
-    agreement: Agreement | None
+    agreement: AgreementSection | None
     """None where no fresh engine confirmed the choice, or without a twin to compare by."""
 
     predicted: list[Predicted]
@@ -169,7 +169,7 @@ class TwinErrors(Section):
     e2el_p95: Signed | None
 
 
-class StepLaw(Section):
+class StepLawSection(Section):
     """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X; see docs/twin.md."""
 
     decode_seqs: list[Count]
@@ -184,7 +184,7 @@ class StepLaw(Section):
     context_token_s: Number
 
 
-class EngineShape(Section):
+class EngineShapeSection(Section):
     """What limits the engine besides ``max_num_seqs``."""
 
     max_num_batched_tokens: Seqs
@@ -200,8 +200,8 @@ class EngineShape(Section):
 class Twin(Section):
     """The twin that decided, so that `tuner plan` can ask it about other loads."""
 
-    law: StepLaw
-    shape: EngineShape
+    law: StepLawSection
+    shape: EngineShapeSection
     extrapolated_from: Count
     """The largest batch that was seen."""
 

@@ -13,48 +13,18 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError, TargetError
 from tuner.profile.numbers import (
     Admission,
-    Change,
     CurveStep,
-    KvCacheUsage,
-    Measured,
     Promise,
-    Spread,
     Twin,
 )
 from tuner.profile.schema import (
     Decision,
-    EngineSeconds,
     Provenance,
     ServingProfile,
-    SloSection,
     Validity,
-    Verdict,
     contradictions,
 )
 from tuner.system import files, yaml_strict
-
-__all__ = [
-    "Admission",
-    "Change",
-    "CurveStep",
-    "Decision",
-    "EngineSeconds",
-    "KvCacheUsage",
-    "Measured",
-    "Promise",
-    "Provenance",
-    "ServingProfile",
-    "SloSection",
-    "Spread",
-    "Twin",
-    "Validity",
-    "Verdict",
-    "dump",
-    "load",
-    "parse",
-    "save",
-    "seal",
-]
 
 _RERUN = "Restore the file as tuner wrote it, or run tuner sweep again."
 _HEAD = """\

@@ -15,9 +15,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.errors import ProfileError
-from tuner.profile.numbers import EngineShape as ShapeSection
-from tuner.profile.numbers import StepLaw as LawSection
-from tuner.profile.numbers import Twin, TwinErrors
+from tuner.profile.numbers import EngineShapeSection, StepLawSection, Twin, TwinErrors
 from tuner.twin.check import Errors
 from tuner.twin.forecast import Forecast
 from tuner.twin.simulation import EngineShape, Traffic
@@ -61,7 +59,7 @@ def stored(view: Forecast, *, seed: int) -> Twin:
         )
     )
     return Twin(
-        law=LawSection(
+        law=StepLawSection(
             decode_seqs=sizes,
             decode_s=[float(law.decode_s[size]) for size in sizes],
             prefill_token_s=law.prefill_token_s,
@@ -69,7 +67,7 @@ def stored(view: Forecast, *, seed: int) -> Twin:
             prefill_seq_s=law.prefill_seq_s,
             context_token_s=law.context_token_s,
         ),
-        shape=ShapeSection(
+        shape=EngineShapeSection(
             max_num_batched_tokens=view.shape.max_num_batched_tokens,
             block_size=view.shape.block_size,
             kv_blocks=view.shape.kv_blocks,

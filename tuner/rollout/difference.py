@@ -6,7 +6,7 @@ from typing import Literal
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import values as vllm_values
-from tuner.profile.numbers import CurveStep, Numbers
+from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import rollout
@@ -181,7 +181,7 @@ def _of_step(value: int, step: CurveStep | None) -> str:
     return ", ".join(parts)
 
 
-def _numbers(numbers: Numbers) -> dict[str, float | None]:
+def _numbers(numbers: CapNumbers) -> dict[str, float | None]:
     usage = numbers.kv_cache_usage
     return {
         "attainment": numbers.attainment,

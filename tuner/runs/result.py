@@ -7,12 +7,17 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 from tuner.engines.seam import EngineFacts
 from tuner.profile import admission
-from tuner.profile.numbers import Agreement as AgreementSection
-from tuner.profile.numbers import Change as ChangeSection
-from tuner.profile.numbers import CurveStep, Measured, Predicted, Promise
-from tuner.profile.numbers import DeviceUse as DeviceSection
-from tuner.profile.numbers import KvCacheUsage as KvSection
-from tuner.profile.numbers import Spread as SpreadSection
+from tuner.profile.numbers import (
+    AgreementSection,
+    ChangeSection,
+    CurveStep,
+    DeviceUseSection,
+    KvCacheUsageSection,
+    MeasuredNumbers,
+    Predicted,
+    Promise,
+    SpreadSection,
+)
 from tuner.profile.profile import seal
 from tuner.profile.schema import (
     Decision,
@@ -80,12 +85,12 @@ def _numbers(one: Measurement) -> dict[str, Any]:
     }
 
 
-def _measured(one: Measurement) -> Measured:
-    return Measured(
+def _measured(one: Measurement) -> MeasuredNumbers:
+    return MeasuredNumbers(
         **_numbers(one),
         cut=one.cut is not None,
         blocks=one.blocks,
-        device=None if one.device is None else DeviceSection(**asdict(one.device)),
+        device=None if one.device is None else DeviceUseSection(**asdict(one.device)),
     )
 
 
@@ -263,7 +268,7 @@ def _ms(spread: Spread | None) -> SpreadSection | None:
     return SpreadSection(mean=mean, p50=p50, p90=p90, p95=p95, p99=p99)
 
 
-def _kv(usage: KvCacheUsage | None) -> KvSection | None:
+def _kv(usage: KvCacheUsage | None) -> KvCacheUsageSection | None:
     if usage is None:
         return None
-    return KvSection(mean=usage.mean, p99=usage.p99, peak=usage.peak)
+    return KvCacheUsageSection(mean=usage.mean, p99=usage.p99, peak=usage.peak)

@@ -14,7 +14,8 @@ from tests.support.monitored import at_knee, get, remembered
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile
 from tests.support.scraped import prometheus
-from tuner.profile.profile import ServingProfile, load
+from tuner.profile.profile import load
+from tuner.profile.schema import ServingProfile
 from tuner.rollout.monitoring import grafana_dashboard, lines, seal
 
 SHIPPED = load(ROOT / "profiles" / "translation-tiny-cpu.yaml")

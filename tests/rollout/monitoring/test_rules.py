@@ -13,7 +13,8 @@ from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile
 from tests.support.scraped import binary, prometheus
 from tuner.errors import TargetError, UsageError
-from tuner.profile.profile import ServingProfile, load
+from tuner.profile.profile import load
+from tuner.profile.schema import ServingProfile
 from tuner.rollout.monitoring import alerts, lines, prometheus_rule_crd, prometheus_rules, seal
 from tuner.rollout.monitoring.promql import BOUNDS_S, Servers, bound_s, selector
 

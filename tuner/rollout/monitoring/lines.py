@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from tuner.profile.numbers import Numbers, Predicted
+from tuner.profile.numbers import CapNumbers, Predicted
 from tuner.profile.schema import ServingProfile, SloSection
 from tuner.traffic.window import parse_window
 
@@ -72,7 +72,7 @@ def lines(profile: ServingProfile) -> Lines:
     """Return the limits that the profile's numbers set, up to the load that was validated."""
     promised = profile.promise
     validated = [one for one in promised.predicted if one.load <= profile.validity.validated_load]
-    every: list[Numbers] = [promised, *validated]
+    every: list[CapNumbers] = [promised, *validated]
     return Lines(
         cap=profile.decision.max_num_seqs,
         in_flight=profile.validity.peak_concurrency,
@@ -90,7 +90,7 @@ def lines(profile: ServingProfile) -> Lines:
     )
 
 
-def _mean_s(name: Latency, every: Sequence[Numbers]) -> Line | None:
+def _mean_s(name: Latency, every: Sequence[CapNumbers]) -> Line | None:
     """Return the mean at the captured load, and the highest up to the validated one."""
     spreads = [
         spread
@@ -103,7 +103,7 @@ def _mean_s(name: Latency, every: Sequence[Numbers]) -> Line | None:
     return Line(spreads[0].mean / 1e3, highest_s * (1 + TOLERANCE) + SLACK_S[name])
 
 
-def _kv_cache_usage(promised: Numbers, validated: Sequence[Predicted]) -> Line | None:
+def _kv_cache_usage(promised: CapNumbers, validated: Sequence[Predicted]) -> Line | None:
     """Return the peak; None where all of it was in use, so that no more can be."""
     known = [one.kv_cache_usage for one in (promised, *validated) if one.kv_cache_usage]
     if not known:
@@ -137,7 +137,7 @@ def _seconds(windows: Sequence[str]) -> float:
     return sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
 
 
-def _attainment(promised: Numbers, validated: Sequence[Predicted]) -> Line:
+def _attainment(promised: CapNumbers, validated: Sequence[Predicted]) -> Line:
     lowest = min(
         [promised.attainment, *(one.attainment for one in validated)]
         + [one.intervals["attainment"][0] for one in validated if "attainment" in one.intervals]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from tuner.engines.seam import EngineFacts
-from tuner.profile.numbers import CurveStep
-from tuner.profile.numbers import Spread as Millis
+from tuner.profile.numbers import CurveStep, SpreadSection
 from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
@@ -66,7 +65,7 @@ def curve_of(
 
 
 def _in_seconds(step: CurveStep) -> _Numbers:
-    def seconds(one: Millis | None) -> Spread | None:
+    def seconds(one: SpreadSection | None) -> Spread | None:
         if one is None:
             return None
         return Spread(*(ms / 1e3 for ms in (one.mean, one.p50, one.p90, one.p95, one.p99)))
