@@ -38,12 +38,10 @@ from tuner.runs import journal
 from tuner.runs.cluster.trial_runner import ClusterTrialRunner
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build, TrialRunner, Vary
-from tuner.runs.refine.gains.judge import SEARCH
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number
-from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.outcome import unloaded_of
 from tuner.runs.refine.refinement import Plan
+from tuner.runs.refine.trial_runner import SEARCH, Build, LocalTrialRunner, TrialRunner, Vary
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import load
 from tuner.traffic.workload import Workload, choose_workload, keep_what_fits
@@ -105,8 +103,8 @@ def measure(  # noqa: PLR0913, PLR0917 - what is replayed, on what, and how ofte
         # the cluster believes two engines to have room; a machine of two cores has that
         with site_of(options, plan, engines) as site:
             book = journal.create(folder / "ray", {})
-            bench = site.bench(Evidence(book), Silent())
-            found = asyncio.run(in_turns(bench, plain, plan.space.knee, workload, build, pairs))
+            runner = site.runner(Evidence(book), Silent())
+            found = asyncio.run(in_turns(runner, plain, plan.space.knee, workload, build, pairs))
             book.close()
             return found
     finally:
@@ -115,7 +113,7 @@ def measure(  # noqa: PLR0913, PLR0917 - what is replayed, on what, and how ofte
 
 
 async def in_turns(  # noqa: PLR0913, PLR0917 - as ``measure``
-    bench: ClusterTrialRunner,
+    runner: ClusterTrialRunner,
     plain: "Sequence[Plain]",
     knee: Configuration,
     workload: Workload,
@@ -126,7 +124,7 @@ async def in_turns(  # noqa: PLR0913, PLR0917 - as ``measure``
         begun_s = monotonic()
 
         async def one() -> None:
-            async with bench.lane() as lane:
+            async with runner.lane() as lane:
                 await lane.trial(SEARCH, knee, workload, build)
 
         await asyncio.gather(one(), one())
@@ -155,7 +153,7 @@ async def in_turns(  # noqa: PLR0913, PLR0917 - as ``measure``
             line = f"with {ours_s * 1e3:,.0f} ms, without {theirs_s * 1e3:,.0f} ms"
             print(line, file=sys.stderr)  # stdout is shut while Ray may print to it
     finally:
-        await bench.stop()
+        await runner.stop()
     return taken
 
 
@@ -213,12 +211,12 @@ def serve(  # noqa: PLR0913, PLR0917 - as ``Plain``
     loop = virtual_time.VirtualTimeLoop if simulated else None
     read = None if simulated else devices.DeviceMeter().read
     local = EngineRunner(vary({}), settings, Evidence(journal.create(folder, {})), Silent(), read)
-    bench: TrialRunner = LocalTrialRunner(local, vary)
+    trials: TrialRunner = LocalTrialRunner(local, vary)
     with asyncio.Runner(loop_factory=loop) as runner:
         while pipe.recv():
-            runner.run(bench.trial(SEARCH, knee, workload, build))
+            runner.run(trials.trial(SEARCH, knee, workload, build))
             pipe.send(True)
-        runner.run(bench.stop())
+        runner.run(trials.stop())
 
 
 if __name__ == "__main__":

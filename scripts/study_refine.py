@@ -40,10 +40,7 @@ from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build
-from tuner.runs.refine.gains.luck import Seen, Served, seen
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space, contradicts, number
-from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import gains as gains_of
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
@@ -51,6 +48,8 @@ from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.run import refine
 from tuner.runs.refine.space import TrafficNeeds, build_space
 from tuner.runs.refine.study.study import Study
+from tuner.runs.refine.surrogate import Served, TwinNumbers, pooled
+from tuner.runs.refine.trial_runner import Build, LocalTrialRunner
 from tuner.runs.result import profile_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
@@ -103,11 +102,11 @@ def grid_of(one: Case) -> dict[tuple[int, int], Configuration]:
     return {(cap, tokens): {CAP: cap, TOKENS: tokens} for cap, tokens in cells}
 
 
-def truth_of(one: Case, slo: Slo, cell: Configuration) -> Seen:
+def truth_of(one: Case, slo: Slo, cell: Configuration) -> TwinNumbers:
     law, shape = step_law(one.world.step, GRID_CAPS[-1]), shape_of(one.world, known=False)
     shape = replace(shape, max_num_batched_tokens=number(cell[TOKENS]))
     replay = simulate(one.traffic, law, shape, max_num_seqs=number(cell[CAP]))
-    return seen([Served(one.traffic, replay, np.ones(len(one.traffic), bool))], slo)
+    return pooled([Served(one.traffic, replay, np.ones(len(one.traffic), bool))], slo)
 
 
 def has_room(seed: int, *, harder: bool) -> bool:
@@ -175,14 +174,14 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
             max_model_len=one.world.kv.blocks * one.world.kv.block_size,
         )
         book = journal.create(Path(folder) / "refine", {})
-        runner = EngineRunner(machine, plan.settings, Evidence(book), Silent(), None)
+        engines = EngineRunner(machine, plan.settings, Evidence(book), Silent(), None)
         study = Study(
             str(Path(folder) / "study.log"), "study", space, aims=1, seed=0, run="",
             machine="", warn=print,
         )  # fmt: skip
-        bench = LocalTrialRunner(runner, partial(vary, machine, one))
+        runner = LocalTrialRunner(engines, partial(vary, machine, one))
         begin_s = sum(outcome.starts_s) + outcome.replay_s
-        found = virtual_time.run(refine(requests, plan, bench, study), begin_s=begin_s)
+        found = virtual_time.run(refine(requests, plan, runner, study), begin_s=begin_s)
         book.close()
         study.close()
     return profile, found
@@ -200,18 +199,18 @@ def replayed_best(
     order = np.random.default_rng(0).permutation(len(cells)).tolist()
     build = Build(*(max(number(cell[name]) for cell in cells) for name in (CAP, TOKENS)))
 
-    async def every(bench: LocalTrialRunner) -> None:
+    async def every(runner: LocalTrialRunner) -> None:
         for place in order:
-            await bench.trial("grid", cells[place], workload, build)
-        await bench.stop()
+            await runner.trial("grid", cells[place], workload, build)
+        await runner.stop()
 
     with tempfile.TemporaryDirectory() as folder:
         book = journal.create(Path(folder) / "grid", {})
-        runner = EngineRunner(machine, settings, Evidence(book), Silent(), None)
-        bench = LocalTrialRunner(runner, partial(vary, machine, one))
-        virtual_time.run(every(bench))
+        engines = EngineRunner(machine, settings, Evidence(book), Silent(), None)
+        runner = LocalTrialRunner(engines, partial(vary, machine, one))
+        virtual_time.run(every(runner))
         book.close()
-    measured = [(done.configuration, done.measured(workload)) for done in bench.done()]
+    measured = [(done.configuration, done.measured(workload)) for done in runner.done()]
     base = next(each for cell, each in measured if cell == knee)
     aims = parse_objectives("goodput")
 

@@ -37,12 +37,11 @@ from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build, Done, told
-from tuner.runs.refine.gains.ratio import ratio
+from tuner.runs.refine.acceptance import paired_ratio
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, contradicts, number
-from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT, TAIL, gains
 from tuner.runs.refine.outcome import unloaded_of
+from tuner.runs.refine.trial_runner import Build, FinishedTrial, LocalTrialRunner, told
 from tuner.trace.trace import load, write
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import parse_duration_s
@@ -101,12 +100,12 @@ def main() -> None:
             profile=swept, traces=(trace,), search=search, engine=kind, world=options.world,
             budget=budget, step=options.step, headroom=1.0, force=True,
         )  # fmt: skip
-        bench, workload = grid(command, folder, found, options.minutes, options.turns)
+        runner, workload = grid(command, folder, found, options.minutes, options.turns)
         print(
             f"swept: {one.decision.verdict} at {one.decision.max_num_seqs}, attainment "
             f"{one.promise.attainment:.3f}, {options.load:g} times the load"
         )
-        report(found, bench, workload, cells=cells)
+        report(found, runner, workload, cells=cells)
 
 
 def tuner(*words: str | Path) -> dict[str, Any]:
@@ -133,7 +132,7 @@ def grid(
     size = trace.header.block_size
     space = space_of(command, one, engines.vary, requests=requests, block_size=size)
     plan = plan_of(command, one, trace, space)
-    chosen = Evidence(journal.read(folder / "refine")).choice()
+    chosen = Evidence(journal.read(folder / "refine")).selection()
     assert chosen is not None
     kept, _ = keep_what_fits(requests, max_model_len=plan.max_model_len)
     slo = one.decision.slo.slo
@@ -146,31 +145,31 @@ def grid(
     answers = [mine] if mine == found["knee"] else [mine, found["knee"]]
     order = [*answers, *(cell for cell in cells if cell not in answers)]
     begin_s = monotonic()
-    runner = EngineRunner(
+    engines_up = EngineRunner(
         engines.vary({}),
         plan.settings,
         Evidence(journal.create(folder / "grid", {})),
         Silent(),
         None,
     )
-    bench = LocalTrialRunner(runner, engines.vary)
+    runner = LocalTrialRunner(engines_up, engines.vary)
     build = Build(max(number(cell[CAP]) for cell in cells), space.most(TOKENS))
 
     async def every() -> None:
         try:
             for cell in order:
                 if monotonic() - begin_s < minutes * 60:
-                    await bench.trial(GRID, cell, workload, build)
-            best = best_of(bench, workload)
+                    await runner.trial(GRID, cell, workload, build)
+            best = best_of(runner, workload)
             others = [side for side in (best, found["knee"]) if side != mine]
             sides = others[:1] if best == found["knee"] else others
             for side in [*sides, mine, mine, *reversed(sides)] * (turns if sides else 0):
-                await bench.trial(AGAIN, side, workload, build)
+                await runner.trial(AGAIN, side, workload, build)
         finally:
-            await bench.stop()
+            await runner.stop()
 
     engines.execute(0.0)(every())
-    return bench, workload
+    return runner, workload
 
 
 def answer_of(found: dict[str, Any]) -> Configuration:
@@ -178,16 +177,16 @@ def answer_of(found: dict[str, Any]) -> Configuration:
     return answer
 
 
-def of_purpose(bench: LocalTrialRunner, purpose: str) -> list[Done]:
-    return [done for done in bench.done() if done.purpose == purpose and done.failed is None]
+def of_purpose(runner: LocalTrialRunner, purpose: str) -> list[FinishedTrial]:
+    return [done for done in runner.done() if done.purpose == purpose and done.failed is None]
 
 
-def best_of(bench: LocalTrialRunner, workload: Workload) -> Configuration:
+def best_of(runner: LocalTrialRunner, workload: Workload) -> Configuration:
     """Return the cell that replayed best."""
-    cells = of_purpose(bench, GRID)
+    cells = of_purpose(runner, GRID)
     base = cells[0].measured(workload)
 
-    def score(done: Done) -> float:
+    def score(done: FinishedTrial) -> float:
         values = gains([GOODPUT], done.measured(workload), base)
         return -math.inf if values is None else values[0]
 
@@ -195,9 +194,9 @@ def best_of(bench: LocalTrialRunner, workload: Workload) -> Configuration:
 
 
 def pairs_of(
-    bench: LocalTrialRunner, workload: Workload, one: Configuration, other: Configuration
+    runner: LocalTrialRunner, workload: Workload, one: Configuration, other: Configuration
 ) -> list[tuple[Measurement, Measurement]]:
-    again = of_purpose(bench, AGAIN)
+    again = of_purpose(runner, AGAIN)
     sides = (
         [done.measured(workload) for done in again if done.configuration == side]
         for side in (one, other)
@@ -206,24 +205,24 @@ def pairs_of(
 
 
 def report(
-    found: dict[str, Any], bench: LocalTrialRunner, workload: Workload, *, cells: int
+    found: dict[str, Any], runner: LocalTrialRunner, workload: Workload, *, cells: int
 ) -> None:
-    measured = of_purpose(bench, GRID)
-    mine, best = answer_of(found), best_of(bench, workload)
+    measured = of_purpose(runner, GRID)
+    mine, best = answer_of(found), best_of(runner, workload)
     knee = found["knee"]
     print(f"refined: {found['reason']}")
     print(f"the answer: {told(mine)}; {len(measured)} of the grid's {cells} cells were replayed")
     print(f"the best of them: {told(best)}")
     for name, one, other in (("best", best, mine), ("answer", mine, knee)):
         if one != other:
-            pairs = pairs_of(bench, workload, other, one)
+            pairs = pairs_of(runner, workload, other, one)
             whom = "the answer" if other == mine else "the knee"
             print(f"the {name} against {whom}, over {len(pairs)} pairs in turns:")
             for aim in (GOODPUT, TAIL):
-                print(f"  {ratio(aim, pairs)}")
+                print(f"  {paired_ratio(aim, pairs)}")
     spent_s = sum(found["engine_seconds"].values())
     grid_s = sum(replay.elapsed_s for done in measured for replay in done.replays)
-    whole_s = bench.evidence.starts_s()[0] + grid_s * cells / len(measured)
+    whole_s = runner.evidence.starts_s()[0] + grid_s * cells / len(measured)
     print(
         f"engine time: {spent_s:.0f}s; those cells {grid_s:.0f}s, so all of them {whole_s:.0f}s: "
         f"{spent_s / whole_s:.2f} of the grid's"

@@ -48,8 +48,8 @@ CEILING: Final = CAPS[-1]
 class Lab:
     """An engine on the noisy machine of a case, without an event loop."""
 
-    def __init__(self, case_: Case) -> None:
-        self.case = case_
+    def __init__(self, case_: Case, *, drain_s: float = DRAIN_S) -> None:
+        self.case, self.drain_s = case_, drain_s
         self.now_s = self.replay_s = 0.0
         self.starts = self.jitter = 0
         self.machine = MachineNoise(case_.world)
@@ -74,7 +74,7 @@ class Lab:
             traffic.arrival_s + start_s + lag, traffic.input_length, traffic.output_length
         )
         scheduler.state["rows"] = len(traffic)
-        self._go(scheduler, start_s + length_s + DRAIN_S)
+        self._go(scheduler, start_s + length_s + self.drain_s)
         segment = self._end(scheduler, start_s)
         requests = scheduler.requests[: len(traffic)]
         done = requests["status"] == FINISHED

@@ -58,7 +58,7 @@ CATCH_ALL = {
         "engines.vllm.config",
         "engines.vllm.engine",
         "runs.refine.study.storage",
-        "runs.refine.study.patience",
+        "runs.refine.study.storage_timeout",
     ),
 }
 """vLLM refuses and fails with whatever its depths raise, as do the storages of studies, and what

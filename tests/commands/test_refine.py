@@ -136,7 +136,7 @@ def test_a_refined_profile_warns_of_what_a_sweep_warns_and_tells_of_the_caps_tha
 
 def test_the_gain_is_stated_with_an_interval_that_excludes_none(whole: dict[str, Any]) -> None:
     goodput, tail = whole["ratios"]["goodput"], whole["ratios"]["e2el"]
-    assert whole["pairs"] == 8
+    assert whole["pairs"] == 16
     assert goodput["low"] > 1 or (goodput["low"] >= 0.99 and tail["high"] < 1)
 
 

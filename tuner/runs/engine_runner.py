@@ -19,6 +19,7 @@ from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs.evidence import Evidence
+from tuner.runs.recorder import Recorder
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.prompts import prompt_token_ids
@@ -62,6 +63,7 @@ class EngineRunner:
     ) -> None:
         self.starter, self.settings = starter, settings
         self.evidence, self.watcher = evidence, watcher
+        self.recorder = Recorder(evidence.journal)
         self.read_device = read_device
         self.engine: Engine | None = None
         self.built_for = ""
@@ -78,7 +80,7 @@ class EngineRunner:
             self.engine = await self.starter.start(max_num_seqs=size)
             self.built_for = built_for
             self.evidence.check_machine(self.engine.facts)
-            self.evidence.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
+            self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
         tokens = self.engine.facts.arguments["max_num_batched_tokens"]
         assert isinstance(tokens, int)
         await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
@@ -123,7 +125,7 @@ class EngineRunner:
             kv_blocks=engine.facts.kv_blocks,
             start_s=begin_s,
         )
-        self.evidence.add_replay(result, purpose)
+        self.recorder.add_replay(result, purpose)
         self.watcher.stage(f"{what}: {len(log):,} iterations")
 
     async def replay(  # noqa: PLR0913, PLR0917 - what is sent where, and when it is cut
@@ -149,7 +151,7 @@ class EngineRunner:
         )
 
         def late(error: GeneratorLateError, elapsed_s: float) -> None:
-            self.evidence.add_late(what, str(error), elapsed_s)
+            self.recorder.add_late(what, str(error), elapsed_s)
             self.watcher.warn(f"{error}; thrown away")
 
         return await replay_in_time(

@@ -1,16 +1,13 @@
-"""What a run has measured so far, as its journal holds it."""
+"""What a run has measured so far, read from its journal. ``Recorder`` writes it."""
 
-import asyncio
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import device_use, disturbance
 from tuner.replay.measure import Measurement, measure
-from tuner.replay.probe import ProbeResult
 from tuner.replay.records import Replay
 from tuner.runs.journal import Event, Journal
 from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
@@ -28,19 +25,18 @@ RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "drift_replay", "tie_break")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was chosen to be replayed, as the journal keeps it."""
+    """What was selected to be replayed, as the journal keeps it."""
 
     part: Part
     windows: tuple[Window, ...]
     step_s: float
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Evidence:
-    """The journal, read as measurements. Everything put in is on disk when the call returns."""
+    """A journal, read as measurements: as it stands when it is asked."""
 
     journal: Journal
-    _replays: dict[str, Replay] = field(default_factory=dict)
 
     def check(self, *more: Callable[[], object]) -> None:
         """Read all that stands in the journal once, with ``more`` that reads it. Raises RunError
@@ -48,7 +44,7 @@ class Evidence:
         try:
             for each in more:
                 each()
-            self.unloaded(), self.choice(), self.starts_s(), self.replay_s(), self.spent_s()
+            self.unloaded(), self.selection(), self.starts_s(), self.replay_s(), self.spent_s()
             self.under_way()
             if self.starts_s():
                 self.facts()
@@ -72,51 +68,15 @@ class Evidence:
                             hint="Numbers of two machines make no curve: start another --run-dir.",
                         )
 
-    def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
-        self._append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=asdict(facts))
-
-    def add_probes(self, results: list[ProbeResult]) -> None:
-        self._append("probe", results=[asdict(one) for one in results])
-
-    def add_choice(self, choice: Selection) -> None:
-        self._append("choice", **asdict(choice))
-
-    def add_late(self, what: str, why: str, elapsed_s: float) -> None:
-        """Note a replay that was thrown away because our own sending was late."""
-        self._append("late", what=what, why=why, elapsed_s=elapsed_s)
-
-    def add_replay(self, result: Replay, purpose: str, *, window: int = 0) -> None:
-        """Keep a replay, or a ramp, of the trial under way."""
-        event = self.journal.append_replay(
-            result,
-            purpose=purpose,
-            max_num_seqs=result.max_num_seqs,
-            elapsed_s=result.elapsed_s,
-            window=window,
-            trial=len(self.trials()),
-            at_s=_now_s(),
-        )
-        self._replays[event["file"]] = result
-
-    def begin(self, trial: Trial) -> None:
-        """Note what is measured from here on, so that an interrupted run goes on with it."""
-        self._append("trial", purpose=trial.purpose, max_num_seqs=trial.max_num_seqs)
-
-    def end(self) -> None:
-        """Note that everything of the trial under way has been measured."""
-        self._append("measured")
-
-    def add_gathered(self, *, complete: bool) -> None:
-        """Note that nothing more is measured before the confirming engine."""
-        if not self.has_gathered():
-            self._append("gathered", complete=complete)
-
-    def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
-        self.journal.append(event, **content, at_s=_now_s())
-
     def facts(self) -> EngineFacts:
         """Return what the newest engine said of itself."""
         return EngineFacts(**list(self.journal.of("start"))[-1]["facts"])
+
+    def engines(self) -> list[int]:
+        """Return the sizes of the engines that were started, in order; one that was started again
+        because its run was interrupted counts once."""
+        starts = {(one["purpose"], one["max_num_seqs"]): None for one in self.journal.of("start")}
+        return [size for _, size in starts]
 
     def unloaded(self) -> Unloaded | None:
         """Return what an idle engine does, None before it was probed."""
@@ -129,8 +89,8 @@ class Evidence:
             )
         return None
 
-    def choice(self) -> Selection | None:
-        """Return what this run replays, None before it was chosen."""
+    def selection(self) -> Selection | None:
+        """Return what this run replays, None before it was selected."""
         for event in self.journal.of("choice"):
             return Selection(
                 Part(**event["part"]),
@@ -143,9 +103,6 @@ class Evidence:
         """Whether everything that the decision asks for was measured."""
         return any(event["complete"] for event in self.journal.of("gathered"))
 
-    def has_gathered(self) -> bool:
-        return any(True for _ in self.journal.of("gathered"))
-
     def trials(self) -> list[Trial]:
         """Return what has been measured whole, in order."""
         return self._begun()[: sum(1 for _ in self.journal.of("measured"))]
@@ -154,33 +111,68 @@ class Evidence:
         """Return the trial that was begun and not ended: this run's or an interrupted one's."""
         return next(iter(self._begun()[len(self.trials()) :]), None)
 
-    def _begun(self) -> list[Trial]:
-        return [Trial(one["max_num_seqs"], one["purpose"]) for one in self.journal.of("trial")]
-
     def replayed(self) -> dict[int, Replay]:
         """Return number of window → its replay, of the trial under way."""
-        events = self._of_trial(len(self.trials()))
-        return {event["window"]: self.load(event) for event in events}
+        number = len(self.trials())
+        return {
+            event["window"]: self.journal.replay(event)
+            for event in self._replays()
+            if event["trial"] == number
+        }
 
     def blocks(self, slo: Slo) -> list[Block]:
         """Return the rungs of the ladder and their repeats as measured, in order."""
-        return [
-            Block(trial, measure([self.load(event) for event in self._of_trial(number)], slo))
-            for number, trial in enumerate(self.trials())
-            if trial.purpose in RUNGS
-        ]
+        return [Block(trial, measure(replays, slo)) for trial, replays in self.rungs()]
 
     def measured(self, slo: Slo) -> dict[int, Measurement]:
         """Return cap → its whole replays pooled, or its cut ones."""
         by_cap: dict[int, list[Replay]] = {}
-        for number, trial in enumerate(self.trials()):
-            if trial.purpose in RUNGS:
-                replays = [self.load(event) for event in self._of_trial(number)]
-                by_cap.setdefault(trial.max_num_seqs, []).extend(replays)
+        for trial, replays in self.rungs():
+            by_cap.setdefault(trial.max_num_seqs, []).extend(replays)
         return {
             cap: measure([one for one in replays if not one.cut] or replays, slo)
             for cap, replays in sorted(by_cap.items())
         }
+
+    def disturbed(self) -> dict[int, str]:
+        """Return cap → what else was at work while its windows were replayed last."""
+        found: dict[int, str] = {}
+        for trial, replays in self.rungs():
+            found.pop(trial.max_num_seqs, None)
+            logs = [one.device for one in replays]
+            if logs and (why := disturbance(device_use(logs))):
+                found[trial.max_num_seqs] = why
+        return found
+
+    def rung_s(self) -> float | None:
+        """Return how long a rung takes that is not cut short; None before there was one."""
+        whole = (replays for _, replays in self.rungs() if not any(one.cut for one in replays))
+        return max((sum(one.elapsed_s for one in replays) for replays in whole), default=None)
+
+    def rungs(self) -> list[tuple[Trial, list[Replay]]]:
+        """Return the trials that replayed windows whole, or until they had lost, in order."""
+        of_trial: dict[int, list[Event]] = {}
+        for event in self._replays():
+            of_trial.setdefault(event["trial"], []).append(event)
+        return [
+            (trial, [self.journal.replay(event) for event in of_trial.get(number, ())])
+            for number, trial in enumerate(self.trials())
+            if trial.purpose in RUNGS
+        ]
+
+    def whole_windows(self) -> Iterator[tuple[int, Replay]]:
+        """Yield (number of its window, replay) of every rung that was not cut."""
+        for event in self._replays():
+            if event["purpose"] in RUNGS and (replay := self.journal.replay(event)).cut is None:
+                yield event["window"], replay
+
+    def best_attainments(self, slo: Slo) -> dict[int, float]:
+        """Return number of a window → the most that a rung attained in it."""
+        best: dict[int, float] = {}
+        for number, replay in self.whole_windows():
+            attained = measure([replay], slo).attainment
+            best[number] = max(attained, best.get(number, 0.0))
+        return best
 
     def segments(self) -> list[Segment]:
         """Return the iterations of everything but the confirming engine, on one clock."""
@@ -194,7 +186,7 @@ class Evidence:
                 engine = engines.setdefault(which, len(engines))
             if event["event"] != "replay" or event["purpose"] in CONFIRMING:
                 continue
-            replay = self.load(event)
+            replay = self.journal.replay(event)
             start_s = max(free_s, replay.start_s)  # another boot's clock may stand lower
             free_s = start_s + replay.elapsed_s
             if len(replay.iterations):
@@ -205,56 +197,23 @@ class Evidence:
         """Return the windows that were replayed, those that arithmetic had ruled out left out; with
         ``confirming`` only that of the confirming engine."""
         purposes = ("confirm",) if confirming else RUNGS
-        replays = (
-            self.load(event) for event in self.journal.of("replay") if event["purpose"] in purposes
-        )
+        events = (one for one in self.journal.of("replay") if one["purpose"] in purposes)
+        replays = map(self.journal.replay, events)
         return [observed(one) for one in replays if not one.ruled_out]
-
-    def whole_windows(self) -> Iterator[tuple[int, Replay]]:
-        """Yield (number of its window, replay) of every rung that was not cut."""
-        for event in self.journal.of("replay"):
-            if event["purpose"] in RUNGS and (replay := self.load(event)).cut is None:
-                yield event["window"], replay
 
     def confirming(self, purpose: str, max_num_seqs: int) -> list[Replay]:
         """Return the replays on the confirming engine, in the order of their windows."""
         return [
-            self.load(event)
+            self.journal.replay(event)
             for event in self.journal.of("replay")
             if (event["purpose"], event["max_num_seqs"]) == (purpose, max_num_seqs)
         ]
-
-    def engines(self) -> list[int]:
-        """Return the sizes of the engines that were started, in order; one that was started again
-        because its run was interrupted counts once."""
-        starts = {(one["purpose"], one["max_num_seqs"]): None for one in self.journal.of("start")}
-        return [size for _, size in starts]
 
     def starts_s(self) -> tuple[float, ...]:
         return tuple(event["facts"]["start_s"] for event in self.journal.of("start"))
 
     def replay_s(self) -> float:
         return float(sum(one["elapsed_s"] for one in self.journal.events if "elapsed_s" in one))
-
-    def disturbed(self) -> dict[int, str]:
-        """Return cap → what else was at work while its windows were replayed last."""
-        found: dict[int, str] = {}
-        for number, trial in enumerate(self.trials()):
-            if trial.purpose in RUNGS:
-                found.pop(trial.max_num_seqs, None)
-                logs = [self.load(event).device for event in self._of_trial(number)]
-                if logs and (why := disturbance(device_use(logs))):
-                    found[trial.max_num_seqs] = why
-        return found
-
-    def rung_s(self) -> float | None:
-        """Return how long a rung takes that is not cut short; None before there was one."""
-        found = []
-        for number, trial in enumerate(self.trials()):
-            replays = [self.load(event) for event in self._of_trial(number)]
-            if trial.purpose in RUNGS and not any(one.cut for one in replays):
-                found.append(sum(one.elapsed_s for one in replays))
-        return max(found, default=None)
 
     def spent_s(self) -> float:
         """Return what counts against the budget: a start that only an interruption made necessary
@@ -265,34 +224,9 @@ class Evidence:
         }
         return self.replay_s() + sum(starts.values())
 
-    def best_attainments(self, slo: Slo) -> dict[int, float]:
-        """Return number of a window → the most that a rung attained in it."""
-        best: dict[int, float] = {}
-        for number, replay in self.whole_windows():
-            attained = measure([replay], slo).attainment
-            best[number] = max(attained, best.get(number, 0.0))
-        return best
+    def _begun(self) -> list[Trial]:
+        return [Trial(one["max_num_seqs"], one["purpose"]) for one in self.journal.of("trial")]
 
-    def _of_trial(self, number: int) -> Sequence[Event]:
-        return [
-            one
-            for one in self.journal.of("replay")
-            if one["trial"] == number and one["purpose"] not in CONFIRMING
-        ]
-
-    def store(self, result: Replay, *, ahead: int) -> str:
-        """Write the data of a replay whose event comes later, see Journal.store; it need not be
-        read back."""
-        file = self.journal.store(result, ahead=ahead)
-        self._replays[file] = result
-        return file
-
-    def load(self, event: Event) -> Replay:
-        """Return the replay that an event names."""
-        if event["file"] not in self._replays:
-            self._replays[event["file"]] = self.journal.replay(event)
-        return self._replays[event["file"]]
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()
+    def _replays(self) -> Iterator[Event]:
+        """Yield the replays and ramps of trials, the confirming engine's left out."""
+        return (one for one in self.journal.of("replay") if one["purpose"] not in CONFIRMING)

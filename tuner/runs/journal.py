@@ -69,6 +69,9 @@ class Journal:
     before: frozenset[str] | None = None
     """What of others is in the directory of a new run; None of one that is gone on with."""
 
+    _replays: dict[str, Replay] = field(default_factory=dict)
+    """What was written or read once need not be read again."""
+
     def append(self, event: str, **content: Any) -> Event:  # noqa: ANN401 - JSON content
         """Write one event; it is on disk when this returns.
 
@@ -117,11 +120,17 @@ class Journal:
             partial.replace(folder / name)
         except OSError as error:
             raise _cannot_write(folder / name, error) from error
+        self._replays[f"replays/{name}"] = result
         return f"replays/{name}"
 
     def replay(self, event: Event) -> Replay:
-        """Read a replay's data back. Raises RunError when it is damaged."""
-        path = self.run_dir / str(event["file"])
+        """Return the replay that an event names. Raises RunError when its data is damaged."""
+        name = str(event["file"])
+        if name not in self._replays:
+            self._replays[name] = self._read_replay(self.run_dir / name)
+        return self._replays[name]
+
+    def _read_replay(self, path: Path) -> Replay:
         try:
             # numpy leaves a file open that it opened itself and cannot read
             with path.open("rb") as file, np.load(file, allow_pickle=False) as data:

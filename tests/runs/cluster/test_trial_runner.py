@@ -1,4 +1,4 @@
-"""The bench of a cluster with places in this process: one that is not well is not everybody's."""
+"""The runner of a cluster with places in this process: one that is not well is not everybody's."""
 
 import asyncio
 from collections.abc import Iterator
@@ -21,9 +21,8 @@ from tuner.runs.cluster.trial_runner import ClusterTrialRunner
 from tuner.runs.cluster.worker import TrialWorker, WorkerConfig
 from tuner.runs.cluster.worker_pool import WorkerPool
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build
-from tuner.runs.refine.gains.judge import SEARCH
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
+from tuner.runs.refine.trial_runner import SEARCH, Build
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import workload_of
@@ -93,7 +92,7 @@ def made(tmp_path: Path) -> Iterator[Any]:
     simulated = Description(machine.device, machine.versions, "2.60.0", "c0de")
     books: list[journal.Journal] = []
 
-    def bench(*sick: bool) -> tuple[ClusterTrialRunner, Heard]:
+    def runner(*sick: bool) -> tuple[ClusterTrialRunner, Heard]:
         """Return one with so many places, of which some are not well."""
         book = journal.create(tmp_path / f"run-{len(books)}", {})
         books.append(book)
@@ -115,27 +114,27 @@ def made(tmp_path: Path) -> Iterator[Any]:
         )
         return ClusterTrialRunner(pool, Evidence(book), heard), heard
 
-    yield bench
+    yield runner
     for book in books:
         book.close()
 
 
 def test_a_place_where_nothing_is_served_is_left_out_and_the_others_go_on(made: Any) -> None:  # noqa: ANN401 - the fixture
-    bench, heard = made(True, False)
+    runner, heard = made(True, False)
 
     async def main() -> None:
-        bench.begin(KNEE, WORKLOAD, BUILD)
-        async with bench.lane() as lane:
+        runner.begin(KNEE, WORKLOAD, BUILD)
+        async with runner.lane() as lane:
             async with asyncio.timeout(60.0):
                 while not any("left out" in warning for warning in heard.warnings):
                     await heard.said.wait()
             for cap in (1, 2, 3):
                 await lane.trial(SEARCH, {**KNEE, CAP: cap}, WORKLOAD, BUILD)
-        await bench.stop()
+        await runner.stop()
 
     asyncio.run(main())
-    assert [done.worker for done in bench.served(SEARCH)] == ["well1.0"] * 4
-    failed = [done for done in bench.done() if done.failed is not None]
+    assert [done.worker for done in runner.served(SEARCH)] == ["well1.0"] * 4
+    failed = [done for done in runner.done() if done.failed is not None]
     assert [done.worker for done in failed] == ["sick0.0"] * 3
 
 
@@ -144,15 +143,15 @@ def test_where_nothing_is_served_anywhere_the_run_ends_with_the_reason(
     made: Any,  # noqa: ANN401 - the fixture
     places: int,
 ) -> None:
-    bench, heard = made(*[True] * places)
+    runner, heard = made(*[True] * places)
 
     async def main() -> None:
-        bench.begin(KNEE, WORKLOAD, BUILD)
+        runner.begin(KNEE, WORKLOAD, BUILD)
         try:
-            async with bench.lane():
+            async with runner.lane():
                 pass
         finally:
-            await bench.stop()
+            await runner.stop()
 
     with pytest.raises(EngineError, match=r"3 trials failed one after the other on sick.*memory"):
         asyncio.run(main())

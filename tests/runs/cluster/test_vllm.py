@@ -13,10 +13,8 @@ from tuner.engines.seam import ArgumentValue
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build
-from tuner.runs.refine.gains.judge import SEARCH
 from tuner.runs.refine.knobs import CAP, TOKENS
-from tuner.runs.refine.starters import VllmVary
+from tuner.runs.refine.trial_runner import SEARCH, Build, VllmVary
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -75,9 +73,9 @@ def test_an_engine_serves_in_a_worker_and_dies_with_it_and_its_trial_is_made_aga
     engines: list[psutil.Process] = []
 
     async def go() -> None:
-        bench = site.bench(Evidence(book), listener)
+        runner = site.runner(Evidence(book), listener)
         try:
-            async with bench.lane() as lane:
+            async with runner.lane() as lane:
                 first = await lane.trial(SEARCH, ONE, WORKLOAD, BUILD)
                 worker = workers()[0]
                 engines.extend(worker.children(recursive=True))
@@ -88,7 +86,7 @@ def test_an_engine_serves_in_a_worker_and_dies_with_it_and_its_trial_is_made_aga
             assert first.engine != again.engine
             engines.extend(workers()[0].children(recursive=True))
         finally:
-            await bench.stop()
+            await runner.stop()
 
     with site_on(ClusterRequest("local", 1, None), work) as site:
         asyncio.run(go())

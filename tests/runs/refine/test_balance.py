@@ -9,11 +9,11 @@ import pytest
 
 from tests.support.builders import request
 from tuner.engines.scheduler.state import StepLaw
-from tuner.runs.refine.gains import balance
-from tuner.runs.refine.gains.balance import Windows, balanced
-from tuner.runs.refine.gains.screen import Screen
+from tuner.runs.refine import balance
+from tuner.runs.refine.balance import Windows, balanced
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
 from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, TAIL, Objective
+from tuner.runs.refine.surrogate import Surrogate
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import Workload, workload_of
@@ -41,8 +41,8 @@ BUSY = requests(np.arange(800.0, 1000.0, 6.0).repeat(3))
 DAY = CALM + LOST + BUSY
 
 
-def screen_of(rows: Requests, *, hit_share: float = 0.0) -> Screen:
-    return Screen(
+def surrogate_of(rows: Requests, *, hit_share: float = 0.0) -> Surrogate:
+    return Surrogate(
         laws=(LAW, LAW),
         shape=SHAPE,
         slo=SLO,
@@ -71,7 +71,7 @@ def chosen(
 ) -> tuple[Windows, ...]:
     return balanced(
         workload_with(rows, *search),
-        screen_of(rows),
+        surrogate_of(rows),
         OTHER,
         objective,
         pairs=pairs,
@@ -96,8 +96,8 @@ def overlap(one: Window, other: Window) -> bool:
 
 @pytest.mark.parametrize("pairs", [4, 8])
 def test_in_the_windows_both_attain_what_they_do_of_all(pairs: int) -> None:
-    screen = screen_of(DAY)
-    knee, other = (screen.measurement(0, one).attainment for one in (KNEE, OTHER))
+    surrogate = surrogate_of(DAY)
+    knee, other = (surrogate.measurement(0, one).attainment for one in (KNEE, OTHER))
     assert [knee, other] == pytest.approx([0.83, 0.90], abs=0.01)
     assert attained(PEAK, 4) - attained(PEAK, 1) == pytest.approx(1 / 3, abs=0.02)
     found = chosen(DAY, pairs=pairs)
@@ -129,10 +129,10 @@ def test_where_there_are_few_windows_pairs_share_them_and_none_has_one_twice() -
 def test_windows_with_more_requests_are_drawn_more_often() -> None:
     """Nine of ten requests arrive in a tenth of the time, and all are served in time."""
     rows = requests(np.arange(0.0, 900.0, 20.0)) + requests(np.arange(900.0, 1000.0, 0.25))
-    screen = screen_of(rows)
-    screen.slo = Slo(ttft_s=1e6)
+    surrogate = surrogate_of(rows)
+    surrogate.slo = Slo(ttft_s=1e6)
     search = workload_with(rows, Window(100.0, 20.0, 5.0))
-    found = balanced(search, screen, OTHER, GOODPUT, pairs=4, hash_block_size=16)
+    found = balanced(search, surrogate, OTHER, GOODPUT, pairs=4, hash_block_size=16)
     assert sum(window.start_s > 890.0 for pair in found for window in pair) >= 3
 
 
@@ -140,7 +140,7 @@ def test_windows_with_more_requests_are_drawn_more_often() -> None:
 def test_where_all_is_served_in_time_the_tail_decides(objective: Objective) -> None:
     """Two at a time are in time with one slot as well, and the p99 is theirs."""
     rows = CALM + requests(np.arange(800.0, 1000.0, 4.0).repeat(2))
-    assert screen_of(rows).measurement(0, KNEE).attainment == 1.0
+    assert surrogate_of(rows).measurement(0, KNEE).attainment == 1.0
     found = chosen(rows, objective=objective)
     assert all(any(window.start_s > 790.0 for window in pair) for pair in found)
 
@@ -151,7 +151,7 @@ def test_windows_show_what_the_aim_is_of() -> None:
     long = [(at_s, 10, 40) for at_s in np.arange(600.0, 800.0, 8.0).tolist()]
     waiting = requests(np.arange(800.0, 1000.0, 4.0).repeat(2))
     rows = CALM + long + waiting
-    assert screen_of(rows).measurement(0, KNEE).attainment == 1.0
+    assert surrogate_of(rows).measurement(0, KNEE).attainment == 1.0
     of_ttft, of_tail = (chosen(rows, objective=OBJECTIVES[name]) for name in ("ttft", "e2el"))
     assert of_ttft != chosen(rows)  # where goodput counts, and then the tail
     assert sum(window.start_s > 790.0 for pair in of_ttft for window in pair) >= 4
@@ -169,19 +169,19 @@ def test_a_window_is_replayed_with_a_cache_that_is_empty() -> None:
     """Of prompts that all begin alike only the first of a window is not cached."""
     day = workload_with(CALM, Window(100.0, 20.0, 5.0))
     alike = tuple(replace(one, input_length=60, hash_ids=(1, 2, 3)) for one in day.requests)
-    look = balance._Look(replace(day, requests=alike), screen_of(CALM, hit_share=0.5), OTHER, 16)
+    look = balance._Look(replace(day, requests=alike), surrogate_of(CALM, hit_share=0.5), OTHER, 16)
     tile = look.at(Window(100.0, 20.0, 5.0))
     assert tile.sides[0].traffic.cached_length.tolist() == [0, *[24] * 11]
     assert tile.requests == 10
 
 
 def test_the_searchs_windows_stay_where_there_is_nothing_to_choose() -> None:
-    def stay(screen: Screen | None, one: Configuration, rows: Requests = DAY) -> bool:
+    def stay(surrogate: Surrogate | None, one: Configuration, rows: Requests = DAY) -> bool:
         day = workload_with(rows, *PEAK)
-        found = balanced(day, screen, one, GOODPUT, pairs=4, hash_block_size=16)
+        found = balanced(day, surrogate, one, GOODPUT, pairs=4, hash_block_size=16)
         return found == (PEAK,) * 4
 
     assert stay(None, OTHER)
-    assert stay(screen_of(DAY), {**OTHER, "block_size": 32})
-    assert stay(screen_of(BUSY[:12]), OTHER, BUSY[:12])
-    assert stay(screen_of(requests(np.zeros(9))), OTHER, requests(np.zeros(9)))
+    assert stay(surrogate_of(DAY), {**OTHER, "block_size": 32})
+    assert stay(surrogate_of(BUSY[:12]), OTHER, BUSY[:12])
+    assert stay(surrogate_of(requests(np.zeros(9))), OTHER, requests(np.zeros(9)))

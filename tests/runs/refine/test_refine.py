@@ -15,11 +15,10 @@ from tests.support.places import ROOT
 from tests.support.postgres import Server
 from tuner.errors import RunError
 from tuner.runs.refine.knobs import CAP, TOKENS, Knob, Space
-from tuner.runs.refine.objective import Told
-from tuner.runs.refine.study import patience, storage
+from tuner.runs.refine.objective import KnownTrial
+from tuner.runs.refine.study import storage, storage_timeout
 from tuner.runs.refine.study.importance import FEWEST
-from tuner.runs.refine.study.optuna_study import claimed
-from tuner.runs.refine.study.study import Study
+from tuner.runs.refine.study.study import Study, claimed
 
 SPACE = Space(
     knobs=(
@@ -49,9 +48,9 @@ def file(tmp_path: Path) -> str:
 def test_it_begins_with_what_the_profile_measured(file: str) -> None:
     one = study(file)
     assert one.is_new
-    one.add(Told(KNEE, (0.0,), -0.01, "profile"))
-    one.add(Told({**KNEE, CAP: 64}, (0.1,), 0.0, "profile"))  # outside the space
-    assert one.told() == [Told(KNEE, (0.0,), -0.01, "profile")]
+    one.add(KnownTrial(KNEE, (0.0,), -0.01, "profile"))
+    one.add(KnownTrial({**KNEE, CAP: 64}, (0.1,), 0.0, "profile"))  # outside the space
+    assert one.told() == [KnownTrial(KNEE, (0.0,), -0.01, "profile")]
 
 
 def test_what_is_to_be_tried_first_is_asked_first_and_told_is_kept(file: str) -> None:
@@ -61,7 +60,7 @@ def test_what_is_to_be_tried_first_is_asked_first_and_told_is_kept(file: str) ->
     asked = one.ask()
     assert asked.configuration == first
     one.tell(asked, (0.05,), -0.01)
-    assert study(file).told() == [Told(first, (0.05,), -0.01, "engine")]
+    assert study(file).told() == [KnownTrial(first, (0.05,), -0.01, "engine")]
 
 
 def test_two_processes_share_it(file: str) -> None:
@@ -85,7 +84,7 @@ def test_what_others_pruned_and_measured_is_theirs(file: str) -> None:
     theirs.prune(theirs.ask(), -0.3, "cut", by="engine")
     asked = theirs.ask()
     theirs.tell(asked, (0.2,), 0.0)
-    ours.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    ours.add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     ours.prune(ours.ask(), -0.3, "cut", by="engine")
     assert [one.gains for one in ours.others()] == [(0.2,)]
     assert ours.pruned == study(file, run="ours").pruned == 1
@@ -142,7 +141,7 @@ def test_the_sampler_keeps_away_from_what_breaks_the_slo(file: str, *, added: bo
         for configuration in SPACE.configurations(live=False, at=live):
             cap = configuration[CAP]
             assert isinstance(cap, int)
-            told = Told(configuration, (cap / 100,), 0.2 if cap == 16 else -0.01, "engine")
+            told = KnownTrial(configuration, (cap / 100,), 0.2 if cap == 16 else -0.01, "engine")
             if added:
                 one.add(told)
             else:
@@ -202,7 +201,7 @@ def test_the_one_that_explains_all_is_found_among_trials_as_a_search_makes_them(
                 knob.name: knob.values[int(rng.integers(len(knob.values)))] for knob in space.knobs
             }
             gain = chosen[CAP] / 40 + 0.01 * rng.normal()  # type: ignore[operator]
-            one.add(Told(dict(chosen), (gain,), 0.0, "engine"))
+            one.add(KnownTrial(dict(chosen), (gain,), 0.0, "engine"))
         missed += CAP not in [each.name for each in one.importances(0)]
         one.close()
     assert missed == 0
@@ -213,7 +212,7 @@ def test_the_knob_that_explains_the_gains_is_found_with_its_uncertainty(file: st
     for number in range(2 * FEWEST):
         cap, tokens = SPACE.knobs[0].values[number % 4], SPACE.knobs[1].values[number // 4 % 2]
         assert isinstance(cap, int)
-        one.add(Told({**KNEE, CAP: cap, TOKENS: tokens}, (cap / 100,), 0.0, "engine"))
+        one.add(KnownTrial({**KNEE, CAP: cap, TOKENS: tokens}, (cap / 100,), 0.0, "engine"))
     most, *others = one.importances(0)
     assert most.name == CAP
     assert most.low <= most.share <= most.high
@@ -238,7 +237,7 @@ def test_an_argument_that_only_kept_good_company_explains_nothing(file: str) -> 
     tried += [(4, 200 * number, gain) for number, gain in enumerate(by_blocks, 1)]
     for cap, blocks, gain in tried:
         chosen = {CAP: cap, "num_gpu_blocks_override": blocks}
-        one.add(Told(chosen, (gain,), 0.0, "engine"))
+        one.add(KnownTrial(chosen, (gain,), 0.0, "engine"))
     assert "num_gpu_blocks_override" not in [each.name for each in one.importances(0)]
 
 
@@ -247,13 +246,13 @@ def test_chance_explains_nothing(file: str) -> None:
     gains = np.random.default_rng(0).normal(size=FEWEST)
     for number, gain in enumerate(gains.tolist()):
         cap, tokens = SPACE.knobs[0].values[number % 4], SPACE.knobs[1].values[number // 4 % 2]
-        one.add(Told({**KNEE, CAP: cap, TOKENS: tokens}, (gain,), 0.0, "engine"))
+        one.add(KnownTrial({**KNEE, CAP: cap, TOKENS: tokens}, (gain,), 0.0, "engine"))
     assert one.importances(0) == []
 
 
 def test_few_trials_say_nothing_of_importance(file: str) -> None:
     one = study(file)
-    one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    one.add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     assert one.importances(0) == []
 
 
@@ -261,7 +260,7 @@ def test_of_one_knob_alone_nobody_asks_how_much_it_matters(file: str) -> None:
     alone = Space(knobs=SPACE.knobs[:1], knee={CAP: 8}, left_out=())
     one = Study(file, "name", alone, aims=1, seed=0, run="run", machine="one", warn=SAID.append)
     for _ in range(FEWEST):
-        one.add(Told({CAP: 8}, (0.0,), 0.0, "engine"))
+        one.add(KnownTrial({CAP: 8}, (0.0,), 0.0, "engine"))
     assert one.importances(0) == []
 
 
@@ -306,7 +305,7 @@ def test_a_storage_that_is_down_is_named_without_its_password(where: str, said: 
 def test_the_lock_that_a_killed_process_left_behind_holds_up_nobody(file: str) -> None:
     Path(f"{file}.lock").symlink_to("runs/study.log")  # as Optuna's own locks are
     one = study(file)
-    one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    one.add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     assert len(study(file).told()) == 1
 
 
@@ -320,7 +319,7 @@ def test_a_file_that_others_hold_locked_is_not_waited_for(
         fcntl.flock(other, fcntl.LOCK_EX)
         with pytest.raises(RunError, match="another process has locked it for more than 0s"):
             study(file)
-        one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+        one.add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     assert one.lost is not None
     assert "another process has locked it" in one.lost
     assert Path(file).read_bytes() == kept
@@ -365,10 +364,10 @@ def test_a_line_too_long_for_a_study_is_not_read_to_its_end(
 
 
 def test_a_line_that_a_full_disk_left_unfinished_is_dropped(file: str) -> None:
-    study(file).add(Told(KNEE, (0.0,), 0.0, "engine"))
+    study(file).add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     with Path(file).open("ab") as unfinished:
         unfinished.write(OPERATION[:20])
-    study(file).add(Told(KNEE, (0.1,), 0.0, "engine"))
+    study(file).add(KnownTrial(KNEE, (0.1,), 0.0, "engine"))
     assert [one.gains for one in study(file).told()] == [(0.0,), (0.1,)]
 
 
@@ -376,7 +375,7 @@ def test_a_file_may_be_called_like_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    study("redis-study.log").add(Told(KNEE, (0.0,), 0.0, "engine"))
+    study("redis-study.log").add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     assert (tmp_path / "redis-study.log").exists()
 
 
@@ -417,9 +416,9 @@ def test_a_server_that_does_not_answer_is_given_up(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = study(server.url, run="patient", name="frozen")
-    one.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    one.add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     before = [one.ask() for _ in range(3)]
-    monkeypatch.setattr(patience, "ANSWER_S", 1.0)
+    monkeypatch.setattr(storage_timeout, "ANSWER_S", 1.0)
     server.send(signal.SIGSTOP)
     try:
         one.fail(before[0], "it hangs here")
@@ -428,8 +427,8 @@ def test_a_server_that_does_not_answer_is_given_up(
         one.close()
     finally:
         server.send(signal.SIGCONT)
-    one._patience.thread.join(60.0)  # once it answers its connections are closed
-    assert not one._patience.thread.is_alive()
+    one._timed.thread.join(60.0)  # once it answers its connections are closed
+    assert not one._timed.thread.is_alive()
     assert one.lost is not None
     assert "no answer within 1s" in one.lost
     assert "secret" not in one.lost
@@ -441,14 +440,14 @@ def test_what_is_answered_too_late_ends_no_trial_of_the_study_in_memory(
 ) -> None:
     one = study(file)
     before = [one.ask() for _ in range(4)]
-    monkeypatch.setattr(patience, "ANSWER_S", 0.2)
+    monkeypatch.setattr(storage_timeout, "ANSWER_S", 0.2)
     with Path(file).open("a+b") as held:
         fcntl.flock(held.fileno(), fcntl.LOCK_EX)
         one.fail(before[-1], "it hangs here")
         assert one.lost is not None
         asked = [one.ask() for _ in range(6)]
     one.close()
-    one._patience.thread.join(60.0)  # the late answer has come
+    one._timed.thread.join(60.0)  # the late answer has come
     for number, each in enumerate(asked):
         one.tell(each, (number / 10,), 0.0)
     assert [told.gains for told in one.told()] == [(number / 10,) for number in range(6)]
@@ -456,7 +455,7 @@ def test_what_is_answered_too_late_ends_no_trial_of_the_study_in_memory(
 
 def test_two_processes_share_a_study_in_postgresql(server: Server) -> None:
     ours = study(server.url, run="ours")
-    ours.add(Told(KNEE, (0.0,), 0.0, "profile"))
+    ours.add(KnownTrial(KNEE, (0.0,), 0.0, "profile"))
     subprocess.run([sys.executable, "-c", _OTHER, server.url], check=True, cwd=ROOT)
     assert [one.gains for one in ours.told()] == [(0.0,), (0.2,)]
     ours.close()
@@ -478,7 +477,7 @@ def test_a_table_that_others_hold_locked_is_not_waited_for(
 def test_a_storage_that_goes_down_is_given_up_and_told_on_resume(server: Server) -> None:
     SAID.clear()
     ours, theirs = study(server.url, run="ours"), study(server.url, run="theirs")
-    ours.add(Told(KNEE, (0.0,), 0.0, "engine"))
+    ours.add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
     theirs.tell(theirs.ask(), (0.2,), 0.0)
     theirs.close()
     before = [one.gains for one in ours.told()]

@@ -19,18 +19,29 @@ from tuner.replay.records import Replay
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build, Done, Floors, no_floors
-from tuner.runs.refine.gains.judge import SEARCH, Judge, Question
-from tuner.runs.refine.gains.paired import SIDES, compare, half_s
-from tuner.runs.refine.gains.proof import Paired
-from tuner.runs.refine.gains.ratio import Ratio
-from tuner.runs.refine.gains.screen import Screen
+from tuner.runs.refine.acceptance import PairedRatio, PairedResult
+from tuner.runs.refine.comparison import SIDES, compare, half_s
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT, Objective, parse_objectives
-from tuner.runs.refine.reasons import changed_besides, reason_of, unlike
-from tuner.runs.refine.starters import VllmVary
-from tuner.runs.refine.tried import Tried, pareto, tried_by
+from tuner.runs.refine.refinement import (
+    TrialRow,
+    changed_besides,
+    pareto,
+    reason_of,
+    trial_table,
+    unlike,
+)
+from tuner.runs.refine.scoring import Scoring, SearchProblem
+from tuner.runs.refine.surrogate import Surrogate
+from tuner.runs.refine.trial_runner import (
+    SEARCH,
+    Build,
+    FinishedTrial,
+    Floors,
+    LocalTrialRunner,
+    VllmVary,
+    no_floors,
+)
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -77,40 +88,37 @@ def bench_of(run_dir: Path, trials: Trials, purposes: Sequence[str] = ()) -> Loc
     return LocalTrialRunner(runner, vary)
 
 
-def judge_of(run_dir: Path, trials: Trials) -> Judge:
-    bench = bench_of(run_dir, trials)
+def scoring_of(run_dir: Path, trials: Trials) -> Scoring:
+    runner = bench_of(run_dir, trials)
     space = Space(knobs=(), knee=KNEE, left_out=())
-    question = Question(
-        space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[0], screen=None,
+    problem = SearchProblem(
+        space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=runner.done()[0], surrogate=None,
         budget_s=600.0, start_s=0.0, step_s=6.0, build=Build(16, 2048),
         hash_block_size=16,
     )  # fmt: skip
-    return Judge(bench, question)
+    return Scoring(runner, problem)
 
 
-class Unlucky(Screen):
-    """A twin that says how unlucky the replays of each cap were, and nothing else."""
+class Controlling(Surrogate):
+    """A twin that has a control variate of the replays of each cap, and says nothing else."""
 
-    def __init__(self, lucks: Mapping[object, float]) -> None:
-        self.lucks = lucks
+    def __init__(self, controls: Mapping[object, float]) -> None:
+        self.controls = controls
 
     def tells(self, one: Configuration) -> bool:
-        return one[CAP] in self.lucks
+        return one[CAP] in self.controls
 
     def foresee(self, one: Configuration, *, sure: bool = True) -> None:
         """Say nothing of its own."""
 
-    def says(self, aim: Objective, one: Configuration) -> None:
-        """Neither here."""
-
-    def luck(
+    def control_variate(
         self, one: Configuration, _replays: Sequence[Replay], aims: Sequence[Objective]
     ) -> tuple[float, ...]:
-        return (self.lucks[one[CAP]],) * len(aims)
+        return (self.controls[one[CAP]],) * len(aims)
 
 
 @pytest.mark.parametrize(
-    ("lucks", "gain", "deficit"),
+    ("controls", "gain", "deficit"),
     [
         ({16: 0.0, 12: 0.0}, 0.0, -0.01),
         ({16: -0.2, 12: -0.1}, 0.0, -0.01),  # nobody serves more than all
@@ -118,33 +126,33 @@ class Unlucky(Screen):
         ({16: 0.2, 12: 0.0}, -math.log(0.8), -0.21),
     ],
 )
-def test_luck_is_taken_out_of_what_both_served(
-    tmp_path: Path, lucks: dict[object, float], gain: float, deficit: float
+def test_a_control_variate_is_taken_out_of_what_both_served(
+    tmp_path: Path, controls: dict[object, float], gain: float, deficit: float
 ) -> None:
     other = {**KNEE, CAP: 12}
-    judge = judge_of(tmp_path, [(KNEE, "", replays(4), None), (other, "", replays(4), None)])
-    judge.question = replace(judge.question, screen=Unlucky(lucks))
-    found = judge.judge(judge.bench.done()[1])
+    scoring = scoring_of(tmp_path, [(KNEE, "", replays(4), None), (other, "", replays(4), None)])
+    scoring.problem = replace(scoring.problem, surrogate=Controlling(controls))
+    found = scoring.score(scoring.runner.done()[1])
     assert found is not None
     assert found.gains == pytest.approx((gain,))
     assert found.deficit == pytest.approx(deficit)
 
 
-def test_each_side_of_a_pair_has_its_own_luck_taken_out(tmp_path: Path) -> None:
-    """The knee served half where it was unlucky by 0.3: 0.8, of which all is 1.25 times as much."""
+def test_what_the_pairs_say_is_what_they_replayed_and_the_forecast_stands_beside(
+    tmp_path: Path,
+) -> None:
     other = {**KNEE, CAP: 12}
     knee, refined = (KNEE, "", replays(2), None), (other, "", replays(4), None)
-    bench = bench_of(tmp_path, [refined, knee, knee, refined] * 2, [*SIDES, *SIDES])
+    runner = bench_of(tmp_path, [refined, knee, knee, refined] * 2, [*SIDES, *SIDES])
     found = asyncio.run(
         compare(
-            bench, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT,
-            screens=lambda: Unlucky({16: -0.3, 12: 0.0}),
+            runner, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT,
+            forecasts={"goodput": math.log(1.25)},
         )
     )  # fmt: skip
     goodput = found.ratios["goodput"]
-    assert found.pairs == 4
-    assert goodput.replayed == pytest.approx(2.0)
-    assert goodput.value == pytest.approx(1.25)
+    assert (found.pairs, goodput.value, goodput.forecast) == (4, 2.0, 1.25)
+    assert found.accepted is not None
 
 
 def test_what_breaks_the_slo_is_not_the_best_however_much_it_gains(tmp_path: Path) -> None:
@@ -162,11 +170,11 @@ def test_what_breaks_the_slo_is_not_the_best_however_much_it_gains(tmp_path: Pat
         (other, "", paced(2, 0.25), None),
         (kept, "", paced(4, 0.4), None),
     ]
-    judge = judge_of(tmp_path, trials)
-    judge.question = replace(judge.question, objectives=parse_objectives("tpot"))
-    gains = {one[CAP]: judged.gains[0] for one, judged in judge.judged()}
+    scoring = scoring_of(tmp_path, trials)
+    scoring.problem = replace(scoring.problem, objectives=parse_objectives("tpot"))
+    gains = {one[CAP]: score.gains[0] for one, score in scoring.scores()}
     assert gains[32] > gains[24] > 0.1
-    assert judge.best() == kept
+    assert scoring.best() == kept
 
 
 @pytest.mark.parametrize(
@@ -181,15 +189,15 @@ def test_less_memory_must_keep_the_cache_off_its_limit(
         [{"duration_s": 1.0, "kv_blocks_used": used, "preemptions": preemptions, "running": 1}]
     )
     small = [replace(one, iterations=work, kv_blocks=100) for one in replays(4)]
-    judge = judge_of(
+    scoring = scoring_of(
         tmp_path, [(knee, "", replays(4), None), ({**knee, memory: 8000}, "", small, None)]
     )
-    judge.question = replace(judge.question, space=Space(knobs=(), knee=knee, left_out=()))
-    assert judge.best()[memory] == best
+    scoring.problem = replace(scoring.problem, space=Space(knobs=(), knee=knee, left_out=()))
+    assert scoring.best()[memory] == best
 
 
 class Noting(LocalTrialRunner):
-    """A bench that makes no trial but writes it down, as made by that worker."""
+    """A runner that makes no trial but writes it down, as made by that worker."""
 
     def __init__(self, run_dir: Path, *, good: Mapping[str, int], worker: str = "") -> None:
         vary = VllmVary({})
@@ -205,7 +213,7 @@ class Noting(LocalTrialRunner):
         workload: Workload,
         build: Build,
         floors: Floors = no_floors,
-    ) -> Done:
+    ) -> FinishedTrial:
         assert workload.windows
         assert not floors("")
         book = self.evidence.journal
@@ -218,15 +226,15 @@ class Noting(LocalTrialRunner):
         self.builds.append(build)
         return self.done()[-1]
 
-    def is_here(self, done: Done) -> bool:
+    def is_here(self, done: FinishedTrial) -> bool:
         return done.worker == self.worker
 
-    def compared(self, other: Configuration) -> Paired:
+    def compared(self, other: Configuration) -> PairedResult:
         try:
             return asyncio.run(
                 compare(
                     self, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT,
-                    screens=lambda: None,
+                    forecasts={},
                 )
             )  # fmt: skip
         finally:
@@ -234,8 +242,8 @@ class Noting(LocalTrialRunner):
 
 
 def test_what_needs_a_restart_is_compared_on_a_fresh_engine_each_time(tmp_path: Path) -> None:
-    alike = {"refined": 4, "knee": 4}
-    live, fresh = (Noting(tmp_path / name, good=alike) for name in ("live", "fresh"))
+    better = {"refined": 4, "knee": 3}
+    live, fresh = (Noting(tmp_path / name, good=better) for name in ("live", "fresh"))
     assert live.compared({**KNEE, CAP: 12}).pairs == 4
     assert len(live.builds) == 8
     assert len(set(live.builds)) == 1
@@ -244,11 +252,11 @@ def test_what_needs_a_restart_is_compared_on_a_fresh_engine_each_time(tmp_path: 
 
 
 @pytest.mark.parametrize(("refined", "pairs"), [(4, 4), (3, 2), (0, 2)])
-def test_only_what_is_worse_without_a_doubt_is_given_up_halfway(
+def test_what_half_of_the_pairs_leave_no_hope_for_is_given_up(
     tmp_path: Path, refined: int, pairs: int
 ) -> None:
-    bench = Noting(tmp_path / "run", good={"refined": refined, "knee": 4})
-    assert bench.compared({**KNEE, CAP: 12}).pairs == pairs
+    runner = Noting(tmp_path / "run", good={"refined": refined, "knee": 3})
+    assert runner.compared({**KNEE, CAP: 12}).pairs == pairs
 
 
 @pytest.mark.parametrize(
@@ -266,7 +274,9 @@ def test_half_a_pair_takes_what_both_of_its_sides_took_before(
     """Of an overloaded engine one side drains for longer than the other."""
     half = replace(replays(4)[0], elapsed_s=1.0)
     done = [
-        Done(SEARCH, {**KNEE, CAP: cap}, (half, replace(half, elapsed_s=each - 1.0)), None, 1)
+        FinishedTrial(
+            SEARCH, {**KNEE, CAP: cap}, (half, replace(half, elapsed_s=each - 1.0)), None, 1
+        )
         for cap, every in took_s.items()
         for each in every
     ]
@@ -291,7 +301,7 @@ def test_a_comparison_that_is_over_in_one_place_is_made_in_no_other(
     )
     found = asyncio.run(
         compare(
-            whole, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT, screens=lambda: None
+            whole, other, KNEE, workloads=[WORKLOAD] * 4, objective=GOODPUT, forecasts={}
         )
     )  # fmt: skip
     assert found.pairs == 4  # though no engine can be started here
@@ -301,7 +311,7 @@ def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not
     tmp_path: Path,
 ) -> None:
     whole, cut, failed = ({**KNEE, CAP: cap} for cap in (12, 20, 24))
-    judge = judge_of(
+    scoring = scoring_of(
         tmp_path,
         [
             (KNEE, "", replays(4), None),
@@ -310,7 +320,7 @@ def test_a_trial_that_was_cut_is_told_with_its_window_and_one_that_failed_is_not
             (failed, "", [], "no memory"),
         ],
     )
-    knee, lost, ended = tried_by(judge)
+    knee, lost, ended = trial_table(scoring)
     assert (knee.configuration, knee.cut, knee.gains, knee.keeps_slo) == (KNEE, None, (0.0,), True)
     assert (lost.configuration, lost.keeps_slo) == (whole, False)
     assert lost.gains is not None
@@ -339,11 +349,11 @@ def test_what_is_gained_but_for_a_rule_is_said_with_the_rule(
     aim: str, goodput_low: float, said: str
 ) -> None:
     found = {
-        "goodput": Ratio("goodput", 1.0, goodput_low, 1.01, True, 1.0, 0.5, 0.5, 0.9),
-        "ttft": Ratio("ttft", 0.75, 0.66, 0.84, False, 0.75, 1.0, 1.0, 1.0),
-        "tpot": Ratio("tpot", 1.0, 0.9, 1.1, False, 1.0, 0.5, 0.5, 0.9),
+        "goodput": PairedRatio("goodput", 1.0, goodput_low, 1.01, True, 1.0, 0.5, 0.5, 0.9),
+        "ttft": PairedRatio("ttft", 0.75, 0.66, 0.84, False, 0.75, 1.0, 1.0, 1.0),
+        "tpot": PairedRatio("tpot", 1.0, 0.9, 1.1, False, 1.0, 0.5, 0.5, 0.9),
     }
-    paired = Paired(found, None, 4)
+    paired = PairedResult(found, None, 4)
     (objective,) = parse_objectives(aim)
     assert said in reason_of(profile(), {**KNEE, CAP: 12}, KNEE, paired, objective)
 
@@ -370,7 +380,7 @@ def test_what_else_changes_with_the_choice_is_said() -> None:
 
 def test_of_several_places_each_has_its_own_knee_and_one_is_on_the_front(tmp_path: Path) -> None:
     other = {**KNEE, CAP: 12}
-    judge = judge_of(
+    scoring = scoring_of(
         tmp_path,
         [
             (KNEE, "a.0", replays(4), None),
@@ -378,7 +388,7 @@ def test_of_several_places_each_has_its_own_knee_and_one_is_on_the_front(tmp_pat
             (other, "b.0", replays(4), None),
         ],
     )
-    tried = tried_by(judge)
+    tried = trial_table(scoring)
     assert [(one.worker, one.configuration) for one in tried] == [
         ("a.0", KNEE),
         ("b.0", KNEE),
@@ -390,11 +400,13 @@ def test_of_several_places_each_has_its_own_knee_and_one_is_on_the_front(tmp_pat
     assert [one.configuration for one in front] == [KNEE]
 
 
-def tried(gain: float | None, *, aims: int = 1, worker: str = "", **changes: int | None) -> Tried:
+def tried(
+    gain: float | None, *, aims: int = 1, worker: str = "", **changes: int | None
+) -> TrialRow:
     """Return a trial of the knee with changes; without a gain it was cut."""
     gains = None if gain is None else (gain,) * aims
     cut = f"window 2 of 2: {HOPELESS}" if gain is None else None
-    return Tried(
+    return TrialRow(
         {**KNEE, **changes},
         measurement(16, attainment=0.5, attainment_bound=0.979, cut=cut),
         worker,
@@ -406,7 +418,7 @@ def tried(gain: float | None, *, aims: int = 1, worker: str = "", **changes: int
     )
 
 
-def shown(rows: Sequence[Tried], *, width: int, objective: str = "goodput") -> list[str]:
+def shown(rows: Sequence[TrialRow], *, width: int, objective: str = "goodput") -> list[str]:
     file = io.StringIO()
     table = trials_table(rows, rows[0].configuration, KNEE, parse_objectives(objective))
     Console(width=width, file=file, color_system=None).print(table)

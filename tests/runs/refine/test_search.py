@@ -11,14 +11,12 @@ from tuner.commands.sweep.view import RunProgress
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build, Done
-from tuner.runs.refine.gains.judge import SEARCH, Question
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Knob, Space, number
-from tuner.runs.refine.local_bench import LocalTrialRunner
-from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, Told
+from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, KnownTrial
+from tuner.runs.refine.scoring import SearchProblem
 from tuner.runs.refine.search import Search
-from tuner.runs.refine.starters import VllmVary
 from tuner.runs.refine.study.study import Study
+from tuner.runs.refine.trial_runner import SEARCH, Build, FinishedTrial, LocalTrialRunner, VllmVary
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -45,7 +43,7 @@ def study(where: Path, *, run: str = "ours", aims: int = 1) -> Study:
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[LocalTrialRunner]:
+def runner(tmp_path: Path) -> Iterator[LocalTrialRunner]:
     """A run that has replayed the knee."""
     book = journal.create(tmp_path / "run", {})
     vary = VllmVary({})
@@ -56,9 +54,9 @@ def bench(tmp_path: Path) -> Iterator[LocalTrialRunner]:
     book.close()
 
 
-def put(bench: LocalTrialRunner, configuration: Configuration, *, cut: bool) -> None:
+def put(runner: LocalTrialRunner, configuration: Configuration, *, cut: bool) -> None:
     """Write a trial of one window into the run's journal."""
-    book, cap = bench.evidence.journal, number(configuration[CAP])
+    book, cap = runner.evidence.journal, number(configuration[CAP])
     place = sum(1 for _ in book.of("trial"))
     of_trial = {"purpose": SEARCH, "max_num_seqs": cap, "at_s": 0.0}
     book.append("trial", configuration=dict(configuration), **of_trial)
@@ -66,89 +64,90 @@ def put(bench: LocalTrialRunner, configuration: Configuration, *, cut: bool) -> 
     book.append("measured", failed=None, engine=1, at_s=0.0)
 
 
-def search(bench: LocalTrialRunner, study: Study, *, aims: int = 1) -> Search:
+def search(runner: LocalTrialRunner, study: Study, *, aims: int = 1) -> Search:
     """Return one that has no budget left to replay anything."""
-    knee: Done = bench.done()[0]
+    knee: FinishedTrial = runner.done()[0]
     objectives = (GOODPUT, OBJECTIVES["tpot"])[:aims]
-    question = Question(
-        space=SPACE, objectives=objectives, workload=WORKLOAD, knee=knee, screen=None,
+    problem = SearchProblem(
+        space=SPACE, objectives=objectives, workload=WORKLOAD, knee=knee, surrogate=None,
         budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64), hash_block_size=16,
     )  # fmt: skip
-    return Search(bench, study, question)
+    return Search(runner, study, problem)
 
 
 def test_a_new_study_begins_with_the_profiles_curve(
-    tmp_path: Path, bench: LocalTrialRunner
+    tmp_path: Path, runner: LocalTrialRunner
 ) -> None:
-    curve = [Told(OTHER, (-0.2,), 0.1, source="profile")]
+    curve = [KnownTrial(OTHER, (-0.2,), 0.1, source="profile")]
     ours = study(tmp_path / "study.log")
-    asyncio.run(search(bench, ours).gather(curve))
+    asyncio.run(search(runner, ours).gather(curve))
     assert ours.told()[0] == curve[0]
     assert [told.configuration for told in ours.told()] == [OTHER, SPACE.knee]
     theirs = study(tmp_path / "study.log", run="theirs")
-    asyncio.run(search(bench, theirs).gather(curve))
+    asyncio.run(search(runner, theirs).gather(curve))
     assert [told.source for told in theirs.told()].count("profile") == 1
 
 
 @pytest.mark.parametrize(("failures", "is_ruled_out"), [(1, True), (3, False)])
 def test_what_a_place_where_nothing_is_served_did_not_start_may_start_elsewhere(
-    tmp_path: Path, bench: LocalTrialRunner, failures: int, *, is_ruled_out: bool
+    tmp_path: Path, runner: LocalTrialRunner, failures: int, *, is_ruled_out: bool
 ) -> None:
     small = {**SPACE.knee, "block_size": 8}
-    book = bench.evidence.journal
+    book = runner.evidence.journal
     for _ in range(failures):
         book.append("trial", purpose=SEARCH, max_num_seqs=8, configuration=small, at_s=0.0)
         book.append("measured", failed="no memory", engine=0, worker="a.0", started=False, at_s=0.0)
-    one = search(bench, study(tmp_path / "study.log"))
+    one = search(runner, study(tmp_path / "study.log"))
     assert one._cannot_start({**small, CAP: 4}) == is_ruled_out
     assert not one._is_known(small)
 
 
 @pytest.mark.parametrize("aims", [1, 2])
 def test_what_another_run_has_cut_is_not_replayed_again(
-    tmp_path: Path, bench: LocalTrialRunner, aims: int
+    tmp_path: Path, runner: LocalTrialRunner, aims: int
 ) -> None:
     theirs = study(tmp_path / "study.log", run="theirs", aims=aims)
     theirs.first(OTHER)
     theirs.prune(theirs.ask(), -0.6, "cut", by="engine")
-    ours = search(bench, study(tmp_path / "study.log", aims=aims), aims=aims)
+    ours = search(runner, study(tmp_path / "study.log", aims=aims), aims=aims)
     assert asyncio.run(ours.gather([]))  # nothing that would have cost some budget
 
 
 def test_what_the_twin_of_another_run_has_ruled_out_may_be_replayed(
-    tmp_path: Path, bench: LocalTrialRunner
+    tmp_path: Path, runner: LocalTrialRunner
 ) -> None:
     theirs = study(tmp_path / "study.log", run="theirs")
     theirs.first(OTHER)
     theirs.prune(theirs.ask(), -0.6, "the twin rules it out", by="twin")
-    ours = search(bench, study(tmp_path / "study.log"))
+    ours = search(runner, study(tmp_path / "study.log"))
     assert not asyncio.run(ours.gather([]))
 
 
 @pytest.mark.parametrize("aims", [1, 2])
 def test_a_study_that_knows_nothing_of_what_was_cut_is_told_once(
-    tmp_path: Path, bench: LocalTrialRunner, aims: int
+    tmp_path: Path, runner: LocalTrialRunner, aims: int
 ) -> None:
-    put(bench, OTHER, cut=True)
+    put(runner, OTHER, cut=True)
     for _ in range(2):  # as a run that is resumed with another storage, and again
         late = study(tmp_path / "late.log", aims=aims)
-        search(bench, late, aims=aims).catch_up([])
+        search(runner, late, aims=aims).catch_up([])
         assert late.pruned == 1
         assert late.tried() == [SPACE.knee, OTHER]
 
 
 def test_arguments_that_only_a_replay_could_tell_of_are_named_until_one_did(
-    bench: LocalTrialRunner, tmp_path: Path
+    runner: LocalTrialRunner, tmp_path: Path
 ) -> None:
     knee = {**SPACE.knee, "block_size": 16}
     space = Space((*SPACE.knobs, Knob("block_size", (8, 16), "")), knee, ())
-    put(bench, knee, cut=False)
-    question = Question(
-        space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=bench.done()[-1], screen=None,
-        budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64), hash_block_size=16,
+    put(runner, knee, cut=False)
+    problem = SearchProblem(
+        space=space, objectives=[GOODPUT], workload=WORKLOAD, knee=runner.done()[-1],
+        surrogate=None, budget_s=0.0, start_s=1.0, step_s=1.0, build=Build(8, 64),
+        hash_block_size=16,
     )  # fmt: skip
-    search = Search(bench, study(tmp_path / "study.log"), question)
-    put(bench, {**knee, CAP: 4}, cut=False)
+    search = Search(runner, study(tmp_path / "study.log"), problem)
+    put(runner, {**knee, CAP: 4}, cut=False)
     assert search.untried() == ["block_size"]
-    put(bench, {**knee, "block_size": 8}, cut=False)
+    put(runner, {**knee, "block_size": 8}, cut=False)
     assert search.untried() == []

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.runs.refine.test_balance import screen_of
+from tests.runs.refine.test_balance import surrogate_of
 from tests.support.builders import request, settings
 from tuner.commands.sweep.view import RunProgress
 from tuner.engines.seam import Starter
@@ -19,14 +19,13 @@ from tuner.errors import EngineError
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import RAMP, Build, Done
-from tuner.runs.refine.gains.judge import LOST, SEARCH, Question
-from tuner.runs.refine.gains.screen import Screen
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Knob, Space
-from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.objective import GOODPUT
+from tuner.runs.refine.scoring import LOST, SearchProblem
 from tuner.runs.refine.search import Search
 from tuner.runs.refine.study.study import Study
+from tuner.runs.refine.surrogate import Surrogate
+from tuner.runs.refine.trial_runner import RAMP, SEARCH, Build, FinishedTrial, LocalTrialRunner
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import Workload, workload_of
@@ -70,7 +69,7 @@ class Machine:
         machine, size = self, one[BLOCKS]
 
         class Sick:
-            """As much of a starter as a bench asks for."""
+            """As much of a starter as a runner asks for."""
 
             resolve = varied.resolve
 
@@ -88,26 +87,26 @@ class Machine:
 
 @dataclass
 class Run:
-    bench: LocalTrialRunner
+    runner: LocalTrialRunner
     study: Study
     machine: Machine
-    screen: Screen | None = None
+    surrogate: Surrogate | None = None
     space: Space = SPACE
     window = Window(60.0, 30.0, 0.0)
 
-    def searching(self, work: Callable[[Search], Awaitable[Any]]) -> list[Done]:
+    def searching(self, work: Callable[[Search], Awaitable[Any]]) -> list[FinishedTrial]:
         """Replay the knee, then do this with a search; return the trials in the order in which they
         ended."""
 
         async def main() -> None:
             try:
-                await self.bench.trial(SEARCH, KNEE, self.workload, BUILD)
-                await work(Search(self.bench, self.study, self.question))
+                await self.runner.trial(SEARCH, KNEE, self.workload, BUILD)
+                await work(Search(self.runner, self.study, self.problem))
             finally:
-                await self.bench.stop()
+                await self.runner.stop()
 
         virtual_time.run(main())
-        return self.bench.done()
+        return self.runner.done()
 
     @property
     def workload(self) -> Workload:
@@ -119,15 +118,15 @@ class Run:
         return workload_of(traffic, SLO, unloaded, Part(0.0, 180.0), [self.window], 60.0)
 
     @property
-    def question(self) -> Question:
-        return Question(
+    def problem(self) -> SearchProblem:
+        return SearchProblem(
             space=self.space, objectives=[GOODPUT], workload=self.workload,
-            knee=self.bench.done()[0], screen=self.screen, budget_s=BUDGET_S, start_s=30.0,
+            knee=self.runner.done()[0], surrogate=self.surrogate, budget_s=BUDGET_S, start_s=30.0,
             step_s=30.0, build=BUILD, hash_block_size=16,
         )  # fmt: skip
 
     def starts(self) -> int:
-        return len(self.bench.evidence.starts_s())
+        return len(self.runner.evidence.starts_s())
 
 
 @pytest.fixture
@@ -210,27 +209,27 @@ def test_a_ramp_fails_as_a_trial_does(run: Run) -> None:
 
     async def main() -> None:
         for _ in range(2):
-            await run.bench.ramp(KNEE, run.workload, BUILD)
-        await run.bench.stop()
+            await run.runner.ramp(KNEE, run.workload, BUILD)
+        await run.runner.stop()
 
     virtual_time.run(main())
-    first, second = run.bench.done()
+    first, second = run.runner.done()
     assert first.failed is not None
-    assert run.bench.served(RAMP) == [second]
+    assert run.runner.served(RAMP) == [second]
 
 
 def test_trials_here_are_held_against_the_knee_here_after_a_cluster_began_the_run(run: Run) -> None:
     run.searching(_nothing)
-    events = run.bench.evidence.journal.events
+    events = run.runner.evidence.journal.events
     next(event for event in events if event["event"] == "measured")["worker"] = "a.0"
 
     async def resumed() -> None:
-        run.bench.begin(KNEE, run.workload, BUILD)
-        await Search(run.bench, run.study, run.question)._try([{**KNEE, CAP: 2}])
-        await run.bench.stop()
+        run.runner.begin(KNEE, run.workload, BUILD)
+        await Search(run.runner, run.study, run.problem)._try([{**KNEE, CAP: 2}])
+        await run.runner.stop()
 
     virtual_time.run(resumed())
-    assert [(one.worker, one.configuration[CAP]) for one in run.bench.done()] == [
+    assert [(one.worker, one.configuration[CAP]) for one in run.runner.done()] == [
         ("a.0", 4), ("", 4), ("", 2),
     ]  # fmt: skip
 
@@ -238,43 +237,43 @@ def test_trials_here_are_held_against_the_knee_here_after_a_cluster_began_the_ru
 def test_a_replay_is_cut_below_what_was_measured_and_what_the_twin_expects_of_a_slow_time(
     run: Run,
 ) -> None:
-    run.screen = replace(screen_of(THREES), knee=KNEE, paces=((1.0, 0.5), (1.4, 0.5)))
+    run.surrogate = replace(surrogate_of(THREES), knee=KNEE, slowdowns=((1.0, 0.5), (1.4, 0.5)))
     run.searching(_nothing)
-    judge = Search(run.bench, run.study, run.question).judge
-    expected = run.screen.worst({**KNEE, CAP: 2}, run.screen.traffic, run.window)
+    scoring = Search(run.runner, run.study, run.problem).scoring
+    expected = run.surrogate.worst({**KNEE, CAP: 2}, run.surrogate.traffic, run.window)
     assert 0.3 < expected < 0.9
-    assert list(judge.floors({**KNEE, CAP: 2})("")) == [pytest.approx(expected - LOST)]
-    assert list(judge.floors(KNEE)("")) == [pytest.approx(1.0 - LOST)]
-    assert list(judge.floors({**KNEE, BLOCKS: 8})("")) == [pytest.approx(1.0 - LOST)]
+    assert list(scoring.floors({**KNEE, CAP: 2})("")) == [pytest.approx(expected - LOST)]
+    assert list(scoring.floors(KNEE)("")) == [pytest.approx(1.0 - LOST)]
+    assert list(scoring.floors({**KNEE, BLOCKS: 8})("")) == [pytest.approx(1.0 - LOST)]
 
 
 def test_the_answer_is_what_the_twin_likes_best_in_the_end_unless_a_replay_spoke_against_it(
     run: Run,
 ) -> None:
     slow_knee = {**KNEE, CAP: 1}
-    run.screen = replace(screen_of(THREES), knee=slow_knee)
+    run.surrogate = replace(surrogate_of(THREES), knee=slow_knee)
     run.space = replace(SPACE, knee=slow_knee)
     virtual_time.run(_replayed(run, slow_knee, 0.0))
-    assert Search(run.bench, run.study, run.question).answer() == {**KNEE, CAP: 4}
+    assert Search(run.runner, run.study, run.problem).answer() == {**KNEE, CAP: 4}
     virtual_time.run(_replayed(run, {**KNEE, CAP: 4}, 2.0))
-    assert run.bench.done()[-1].replays[0].cut is not None
-    assert Search(run.bench, run.study, run.question).answer() == {**KNEE, CAP: 2}
+    assert run.runner.done()[-1].replays[0].cut is not None
+    assert Search(run.runner, run.study, run.problem).answer() == {**KNEE, CAP: 2}
 
 
 def test_what_died_is_not_the_answer_however_much_the_twin_likes_it(run: Run) -> None:
     slow_knee = {**KNEE, CAP: 1}
-    run.screen = replace(screen_of(THREES), knee=slow_knee)
+    run.surrogate = replace(surrogate_of(THREES), knee=slow_knee)
     run.space = replace(SPACE, knee=slow_knee)
     virtual_time.run(_replayed(run, slow_knee, 0.0))
     run.machine.fragile.append(16)
     virtual_time.run(_replayed(run, {**KNEE, CAP: 4}, 0.0))
-    assert run.bench.done()[-1].failed is not None
-    assert Search(run.bench, run.study, run.question).answer() == {**KNEE, CAP: 2}
+    assert run.runner.done()[-1].failed is not None
+    assert Search(run.runner, run.study, run.problem).answer() == {**KNEE, CAP: 2}
 
 
 async def _replayed(run: Run, one: Configuration, floor: float) -> None:
-    await run.bench.trial(SEARCH, one, run.workload, BUILD, lambda _: [floor])
-    await run.bench.stop()
+    await run.runner.trial(SEARCH, one, run.workload, BUILD, lambda _: [floor])
+    await run.runner.stop()
 
 
 async def _nothing(_: Search) -> None:

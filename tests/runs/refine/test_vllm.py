@@ -19,9 +19,8 @@ from tuner.profile import profile
 from tuner.runs import journal
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space
-from tuner.runs.refine.local_bench import LocalTrialRunner
+from tuner.runs.refine.trial_runner import Build, LocalTrialRunner
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
@@ -52,13 +51,13 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
         )
 
     book = journal.create(tmp_path / "run", {})
-    bench = LocalTrialRunner(
+    runner = LocalTrialRunner(
         EngineRunner(vary({}), SETTINGS, Evidence(book), RunProgress(SETTINGS, None), None),
         vary,
     )
 
     async def kill() -> None:
-        engine = bench.runner.engine
+        engine = runner.engines.engine
         while not engine._in_flight:  # type: ignore[union-attr]  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
         core = engine._context.processes[0].pid  # type: ignore[union-attr]
@@ -67,16 +66,16 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
     async def main() -> None:
         try:
             for cap, tokens in ((4, 256), (1, 64)):
-                await bench.trial("search", {CAP: cap, TOKENS: tokens}, WORKLOAD, BUILD)
-            dying = bench.trial("search", {CAP: 2, TOKENS: 256}, WORKLOAD, BUILD)
+                await runner.trial("search", {CAP: cap, TOKENS: tokens}, WORKLOAD, BUILD)
+            dying = runner.trial("search", {CAP: 2, TOKENS: 256}, WORKLOAD, BUILD)
             await asyncio.gather(dying, kill())
-            await bench.trial("search", {CAP: 3, TOKENS: 256}, WORKLOAD, BUILD)
+            await runner.trial("search", {CAP: 3, TOKENS: 256}, WORKLOAD, BUILD)
         finally:
-            await bench.stop()
+            await runner.stop()
 
     asyncio.run(main())
     book.close()
-    wide, narrow, killed, after = bench.done()
+    wide, narrow, killed, after = runner.done()
     assert wide.measured(WORKLOAD).running_peak > 1
     assert narrow.measured(WORKLOAD).running_peak == 1
     assert "killed by SIGKILL" in str(killed.failed)

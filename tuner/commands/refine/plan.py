@@ -15,13 +15,12 @@ from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import warnings_about
 from tuner.profile.schema import ServingProfile
-from tuner.runs.refine.bench import Vary
 from tuner.runs.refine.knobs import Space
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
 from tuner.runs.refine.refinement import Plan
-from tuner.runs.refine.starters import SimVary, VllmVary
 from tuner.runs.refine.study.study import Study
+from tuner.runs.refine.trial_runner import SimVary, Vary, VllmVary
 from tuner.runs.settings import settings_in
 from tuner.system import interruption
 from tuner.trace.trace import Trace

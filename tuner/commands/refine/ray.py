@@ -12,7 +12,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.runs.cluster.share import EXECUTOR, RANKS
 from tuner.runs.refine.knobs import Space
 from tuner.runs.refine.refinement import Plan
-from tuner.runs.refine.starters import SimVary, VllmVary
+from tuner.runs.refine.trial_runner import SimVary, VllmVary
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager

@@ -36,9 +36,9 @@ from tuner.profile.schema import ServingProfile
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
-from tuner.runs.refine.local_bench import LocalTrialRunner
 from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.run import refine
+from tuner.runs.refine.trial_runner import LocalTrialRunner
 from tuner.runs.result import profile_of, second_thoughts
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
@@ -46,7 +46,7 @@ from tuner.trace.trace import Trace, TraceRequest, load
 if TYPE_CHECKING:
     from tuner.commands.shared.engine import Execute
     from tuner.runs.cluster.site import ClusterSite
-    from tuner.runs.refine.bench import TrialRunner
+    from tuner.runs.refine.trial_runner import TrialRunner
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,18 +110,18 @@ def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
 
     evidence = Evidence(book)
     execute: Execute = begun.engines.execute(book.clock_s)
-    bench: TrialRunner = _local_bench(begun, evidence, progress)
+    runner: TrialRunner = _local_runner(begun, evidence, progress)
     if site is not None:
-        execute, bench = interruption.run, site.bench(evidence, progress)
-    evidence.check(bench.done, bench.chosen)
+        execute, runner = interruption.run, site.runner(evidence, progress)
+    evidence.check(runner.done, runner.chosen)
     try:
         with progress:
-            return execute(refine(begun.requests, plan, bench, study))
+            return execute(refine(begun.requests, plan, runner, study))
     finally:
         study.close()
 
 
-def _local_bench(begun: _Begun, evidence: Evidence, progress: RunProgress) -> LocalTrialRunner:
+def _local_runner(begun: _Begun, evidence: Evidence, progress: RunProgress) -> LocalTrialRunner:
     read = None if begun.engines.is_simulated else DeviceMeter().read
     runner = EngineRunner(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
     return LocalTrialRunner(runner, begun.engines.vary)

@@ -11,12 +11,11 @@ from rich.markup import escape
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for, shown_ms
-from tuner.runs.refine.bench import told
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
-from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.refinement import Plan, Refinement, TrialRow
 from tuner.runs.refine.study.importance import FEWEST
-from tuner.runs.refine.tried import Tried
+from tuner.runs.refine.trial_runner import told
 
 
 def said_of_space(space: Space) -> Iterator[str]:
@@ -73,7 +72,7 @@ def render(
 
 
 def trials_table(
-    tried: Sequence[Tried],
+    tried: Sequence[TrialRow],
     chosen: Configuration,
     knee: Configuration,
     objectives: Sequence[Objective],
@@ -108,7 +107,7 @@ def trials_table(
     return table
 
 
-def _words(one: Tried, knee: Configuration) -> str:
+def _words(one: TrialRow, knee: Configuration) -> str:
     changed = {
         name: "default" if value is None else value
         for name, value in one.configuration.items()
@@ -118,11 +117,11 @@ def _words(one: Tried, knee: Configuration) -> str:
     return f"{words}\nended early in {one.cut}" if one.cut else words
 
 
-def _gains(one: Tried, aims: int) -> list[str]:
+def _gains(one: TrialRow, aims: int) -> list[str]:
     return ["-"] * aims if one.gains is None else [f"{math.expm1(gain):+.1%}" for gain in one.gains]
 
 
-def _numbers(one: Tried) -> list[str]:
+def _numbers(one: TrialRow) -> list[str]:
     """Return what was measured; of a trial that was ended early only the most that it attains."""
     measured = one.measured
     if one.cut:
@@ -163,7 +162,13 @@ def json_of(found: Refinement, plan: Plan, *, run_dir: Path, profile_path: Path)
         "chosen": dict(found.chosen),
         "knee": dict(plan.space.knee),
         "ratios": {
-            name: {"value": one.value, "low": one.low, "high": one.high, "replayed": one.replayed}
+            name: {
+                "value": one.value,
+                "low": one.low,
+                "high": one.high,
+                "replayed": one.value,
+                "forecast": one.forecast,
+            }
             for name, one in (paired.ratios if paired else {}).items()
         },
         "pairs": paired.pairs if paired else 0,

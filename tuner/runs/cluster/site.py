@@ -1,4 +1,4 @@
-"""A refinement on a cluster: which nodes it may use, and the bench that they make."""
+"""A refinement on a cluster: which nodes it may use, and the runner that they make."""
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from tuner.runs.cluster.worker import TrialWorker, WorkerConfig
 from tuner.runs.cluster.worker_pool import WorkerPool
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Vary
+from tuner.runs.refine.trial_runner import Vary
 from tuner.runs.settings import SweepSettings
 
 CALIBRATED = 1 / 3
@@ -63,8 +63,8 @@ class ClusterSite:
     left_out: tuple[str, ...]
     """Why which node is not used."""
 
-    def bench(self, evidence: Evidence, watcher: Watcher) -> ClusterTrialRunner:
-        """Return the bench that these nodes make."""
+    def runner(self, evidence: Evidence, watcher: Watcher) -> ClusterTrialRunner:
+        """Return the runner that these nodes make."""
         for line in self.left_out:
             watcher.warn(line)
         watcher.stage(

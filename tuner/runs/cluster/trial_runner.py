@@ -1,4 +1,4 @@
-"""The bench of a cluster: as many engines as it has room for, one placement each.
+"""The runner of a cluster: as many engines as it has room for, one placement each.
 
 The run alone writes the journal: a trial the moment it arrives. A worker that is gone is replaced
 where there is room, and what it was doing is done again elsewhere.
@@ -16,9 +16,19 @@ from tuner.runs.cluster.session import LostError
 from tuner.runs.cluster.worker_pool import MOST_LOSSES, WorkerPool, WorkerSlot
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import RAMP, Build, Chosen, Done, Floors, TrialRunner, no_floors, told
-from tuner.runs.refine.gains.judge import SEARCH, is_knee
 from tuner.runs.refine.knobs import CAP, Configuration, restart_key
+from tuner.runs.refine.trial_runner import (
+    RAMP,
+    SEARCH,
+    Build,
+    Chosen,
+    FinishedTrial,
+    Floors,
+    TrialRunner,
+    is_knee,
+    no_floors,
+    told,
+)
 from tuner.traffic.workload import Workload
 
 if TYPE_CHECKING:
@@ -41,7 +51,7 @@ class ClusterTrialRunner(TrialRunner):
         self._first = knee, workload, build
         if self.under_way() is not None:  # a disk was full, or the power gone
             failed = "an interruption tore it"
-            self._append("measured", failed=failed, engine=0, worker="", started=True)
+            self.recorder.append("measured", failed=failed, engine=0, worker="", started=True)
 
     async def stop(self) -> None:
         await self._pool.close()
@@ -64,7 +74,7 @@ class ClusterTrialRunner(TrialRunner):
         self._home = await self._take(pick)
         self._pool.give(self._home)
 
-    def is_here(self, done: Done) -> bool:
+    def is_here(self, done: FinishedTrial) -> bool:
         return self._home is not None and done.worker == self._home.name
 
     @asynccontextmanager
@@ -82,7 +92,7 @@ class ClusterTrialRunner(TrialRunner):
         workload: Workload,
         build: Build,
         floors: Floors = no_floors,
-    ) -> Done:
+    ) -> FinishedTrial:
         """See TrialRunner."""
         place = await self._take_home()
         try:
@@ -121,7 +131,7 @@ class ClusterTrialRunner(TrialRunner):
         workload: Workload,
         build: Build,
         floors: Floors,
-    ) -> Done:
+    ) -> FinishedTrial:
         """Make a trial in a place. Raises LostError when its worker is gone."""
         number = await self._taught(place, workload)
         limits = tuple(floors(place.name))
@@ -136,8 +146,10 @@ class ClusterTrialRunner(TrialRunner):
             self.watcher.measured(what, done.measured(workload))
         return done
 
-    def give_up(self, purpose: str, one: Configuration, why: str, *, started: bool) -> Done:
-        """Note that a trial cannot be made; ``started`` as in Done."""
+    def give_up(
+        self, purpose: str, one: Configuration, why: str, *, started: bool
+    ) -> FinishedTrial:
+        """Note that a trial cannot be made; ``started`` as in FinishedTrial."""
         at_s = asyncio.get_running_loop().time()
         trial = {"purpose": purpose, "max_num_seqs": one[CAP], "configuration": dict(one)}
         end = {"failed": why, "engine": 0, "worker": "", "started": started}
@@ -203,7 +215,7 @@ class ClusterTrialRunner(TrialRunner):
             report: WorkerReport = await place.handle.call(method, *arguments)
         except LostError as error:
             self.watcher.warn(f"a worker on {place.node} is gone: {error}")
-            self._append(
+            self.recorder.append(
                 "lost",
                 purpose=purpose,
                 max_num_seqs=one.get(CAP),
@@ -233,7 +245,7 @@ class ClusterTrialRunner(TrialRunner):
                 place.engine, place.built = starts, (build, restart_key(one))
                 line["purpose"] = f"{event['purpose']} {place.name}"
             elif event["event"] == "replay":
-                file = self.evidence.store(report.replays[event["file"]], ahead=stored)
+                file = self.evidence.journal.store(report.replays[event["file"]], ahead=stored)
                 stored += 1
                 line |= {"file": file, "trial": len(self.evidence.trials())}
             elif event["event"] == "measured":
@@ -250,8 +262,8 @@ class ClusterTrialRunner(TrialRunner):
 class _Lane:
     """A place that somebody holds; another one once its worker is gone. See Lane."""
 
-    def __init__(self, bench: ClusterTrialRunner, place: WorkerSlot) -> None:
-        self.bench, self.place = bench, place
+    def __init__(self, runner: ClusterTrialRunner, place: WorkerSlot) -> None:
+        self.runner, self.place = runner, place
 
     def is_up_for(self, one: Configuration, build: Build) -> bool:
         return self.place.built == (build, restart_key(one))
@@ -263,17 +275,17 @@ class _Lane:
         workload: Workload,
         build: Build,
         floors: Floors = no_floors,
-    ) -> Done:
+    ) -> FinishedTrial:
         losses = 0
         while True:
             try:
-                return await self.bench.make(self.place, purpose, one, workload, build, floors)
+                return await self.runner.make(self.place, purpose, one, workload, build, floors)
             except LostError as error:
                 losses += 1
                 if losses == MOST_LOSSES:
                     why = f"{losses} workers are gone with it: {error}"
-                    return self.bench.give_up(purpose, one, why, started=False)
-            self.place = await self.bench.replaced(self.place)
+                    return self.runner.give_up(purpose, one, why, started=False)
+            self.place = await self.runner.replaced(self.place)
 
 
 def _any(idle: Sequence[WorkerSlot]) -> WorkerSlot | None:

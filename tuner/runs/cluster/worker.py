@@ -18,9 +18,8 @@ from tuner.runs.cluster.kinds import Description, describe_here
 from tuner.runs.cluster.notes import Notes, WorkerReport
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.refine.bench import Build, Vary
 from tuner.runs.refine.knobs import Configuration
-from tuner.runs.refine.local_bench import LocalTrialRunner
+from tuner.runs.refine.trial_runner import Build, LocalTrialRunner, Vary
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
@@ -82,7 +81,7 @@ class TrialWorker:
             config.vary({}), config.settings, Evidence(self._notes), self._listener, read
         )
         # how many failures are too many, the run says
-        self._bench = LocalTrialRunner(runner, config.vary, most_failures=math.inf)
+        self._trials = LocalTrialRunner(runner, config.vary, most_failures=math.inf)
         self._workloads: dict[int, Workload] = {}
 
     def describe(self) -> Description:
@@ -104,15 +103,15 @@ class TrialWorker:
     ) -> WorkerReport:
         """See Lane."""
         workload = self._workloads[number].within(windows)
-        return self._report(self._bench.trial(purpose, one, workload, build, lambda _: floors))
+        return self._report(self._trials.trial(purpose, one, workload, build, lambda _: floors))
 
     def ramp(self, one: Configuration, number: int, build: Build) -> WorkerReport:
         """See TrialRunner."""
-        return self._report(self._bench.ramp(one, self._workloads[number], build))
+        return self._report(self._trials.ramp(one, self._workloads[number], build))
 
     def close(self) -> None:
         """Stop the engine. Closing twice is allowed."""
-        self._runner.run(self._bench.stop())
+        self._runner.run(self._trials.stop())
 
     def _report(self, work: Coroutine[Any, Any, object]) -> WorkerReport:
         failure = None

@@ -9,7 +9,7 @@ from tuner.errors import EngineError, TunerError
 from tuner.runs.cluster.kinds import Description, difference
 from tuner.runs.cluster.session import LostError, WorkerHandle
 from tuner.runs.engine_runner import Watcher
-from tuner.runs.refine.bench import MOST_FAILURES
+from tuner.runs.refine.trial_runner import MOST_FAILURES
 
 PATIENCE_S = 120.0
 """How long the cluster may have no room for any engine before the run ends."""

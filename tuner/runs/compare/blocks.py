@@ -54,7 +54,7 @@ class Blocks:
         Raises UsageError when that is too little, TraceError when nothing arrives in a window.
         """
         settings = self.settings
-        if self.comparing.evidence.choice() is None:
+        if self.comparing.evidence.selection() is None:
             step_s = min(settings.step_s, self.affordable_s())
             part, windows = windows_of(
                 self.kept, settings.window, step_s=step_s, blocks=settings.repeats
@@ -96,7 +96,7 @@ class Blocks:
     @cached_property
     def windows(self) -> tuple[Window, ...]:
         """What each block replays, once that is chosen."""
-        choice = self.comparing.evidence.choice()
+        choice = self.comparing.evidence.selection()
         assert choice is not None
         return choice.windows
 

@@ -1,9 +1,7 @@
 """What a comparison has measured so far, as its journal holds it."""
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from tuner.engines.seam import EngineFacts
 from tuner.engines.workers.seam import Approach
@@ -16,6 +14,7 @@ from tuner.runs.compare.notes import note_against, notes_on
 from tuner.runs.compare.settings import Cell
 from tuner.runs.evidence import Evidence, Selection
 from tuner.runs.journal import Event, Journal
+from tuner.runs.recorder import Recorder, now_s
 
 CALIBRATION = "calibration"
 
@@ -33,20 +32,21 @@ class Comparing:
 
     journal: Journal
     evidence: Evidence = field(init=False)
+    recorder: Recorder = field(init=False)
     _replays: dict[str, Replay] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.evidence = Evidence(self.journal)
+        self.evidence, self.recorder = Evidence(self.journal), Recorder(self.journal)
 
     def add_start(self, facts: EngineFacts, session: str) -> None:
         self.evidence.check_machine(facts)
         size = int(str(facts.arguments["max_num_seqs"]))
-        self.evidence.add_start(facts, purpose=session, max_num_seqs=size)
+        self.recorder.add_start(facts, purpose=session, max_num_seqs=size)
 
     def add_reference(
         self, reference: ReferenceEngine, *, max_model_len: int, elapsed_s: float
     ) -> None:
-        self._append(
+        self.recorder.append(
             "calibrated",
             reference=as_json(reference),
             max_model_len=max_model_len,
@@ -54,7 +54,7 @@ class Comparing:
         )
 
     def add_choice(self, choice: Selection) -> None:
-        self.evidence.add_choice(choice)
+        self.recorder.add_selection(choice)
 
     def add_replay(self, result: Replay, approach: str, block: int, cell: Cell) -> None:
         event = self.journal.append_replay(
@@ -67,13 +67,13 @@ class Comparing:
             approach=approach,
             load=cell.load,
             lengths=cell.lengths,
-            at_s=_now_s(),
+            at_s=now_s(),
         )
         self._replays[event["file"]] = result
 
     def add_failure(self, error: EngineError, approach: str, block: int, cell: Cell | None) -> None:
         """Note a failure as the approach's result: of one replay, or of its start."""
-        self._append(
+        self.recorder.append(
             "failed",
             approach=approach,
             block=block,
@@ -181,9 +181,6 @@ class Comparing:
     def _failed(self, approach: str) -> Iterator[Event]:
         return (one for one in self.journal.of("failed") if one["approach"] == approach)
 
-    def _append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
-        self.journal.append(event, **content, at_s=_now_s())
-
     def _load(self, event: Event) -> Replay:
         if event["file"] not in self._replays:
             self._replays[event["file"]] = self.journal.replay(event)
@@ -192,7 +189,3 @@ class Comparing:
 
 def session_of(approach: str, block: int) -> str:
     return f"{approach} {block}"
-
-
-def _now_s() -> float:
-    return asyncio.get_running_loop().time()

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.twin.uncertainty import student_t_975
+from tuner.twin.uncertainty import t_quantile
 
 FEW = 20
 """With fewer finished requests than these a ratio has no interval."""
@@ -67,7 +67,7 @@ def ratios(
             variance = 2 * s2 / len(both)
             if counted:
                 variance = max(variance, max(1, len(mine ^ its)) / (len(mine) * len(its)))
-            reach = student_t_975(freedom) * math.sqrt(variance)
+            reach = t_quantile(freedom) * math.sqrt(variance)
             low, high = math.exp(middle - reach), math.exp(middle + reach)
         found[name] = Ratio(math.exp(middle), low, high)
     return found

@@ -141,7 +141,7 @@ class Comparison:
         )
 
         def late(error: GeneratorLateError, elapsed_s: float) -> None:
-            self.comparing.evidence.add_late(what, str(error), elapsed_s)
+            self.comparing.recorder.add_late(what, str(error), elapsed_s)
             self.watcher.warn(f"{error}; thrown away")
 
         try:

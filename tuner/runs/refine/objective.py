@@ -26,7 +26,7 @@ LEAST_ATTAINMENT = EQUAL_ATTAINMENT
 """Less counts as so much: a neighbour that took a whole replay would be the end of a comparison."""
 
 
-class Numbers(Protocol):
+class AimNumbers(Protocol):
     """What aims look at: a measurement, or a step of a profile's curve in seconds."""
 
     @property
@@ -48,26 +48,26 @@ class Objective:
     name: str
     text: str
     larger_is_better: bool
-    of: Callable[[Numbers], float | None]
+    of: Callable[[AimNumbers], float | None]
     prior_sd: float
     """How far two replays of the same differ, before any was seen (log scale)."""
 
     is_share: bool = False
-    """Whether it is attainment: luck adds to that and does not multiply it, and so does noise."""
+    """Whether it is attainment: noise adds to that and does not multiply it."""
 
-    def log(self, one: Numbers, *, luck: float = 0.0) -> float | None:
-        """Return the logarithm, so that larger is better, without what ``gains/luck.py`` says was
-        luck; None where nothing was measured."""
+    def log(self, one: AimNumbers, *, control: float = 0.0) -> float | None:
+        """Return the logarithm, so that larger is better, less a control variate; None where
+        nothing was measured."""
         value = self.of(one)
         if value is not None and self.is_share:
-            return math.log(max(LEAST_ATTAINMENT, min(1.0, value - luck)))
+            return math.log(max(LEAST_ATTAINMENT, min(1.0, value - control)))
         if value is None or value <= 0:
             return None
-        return (math.log(value) if self.larger_is_better else -math.log(value)) - luck
+        return (math.log(value) if self.larger_is_better else -math.log(value)) - control
 
 
-def _p(name: str, share: str) -> Callable[[Numbers], float | None]:
-    def of(one: Numbers) -> float | None:
+def _p(name: str, share: str) -> Callable[[AimNumbers], float | None]:
+    def of(one: AimNumbers) -> float | None:
         found: Spread | None = getattr(one, name)
         return None if found is None else max(LEAST_S, float(getattr(found, share)))
 
@@ -117,19 +117,21 @@ def parse_objectives(text: str) -> tuple[Objective, ...]:
 
 def gains(
     objectives: Sequence[Objective],
-    one: Numbers,
-    knee: Numbers,
-    lucks: Sequence[tuple[float, float]] = (),
+    one: AimNumbers,
+    knee: AimNumbers,
+    controls: Sequence[tuple[float, float]] = (),
 ) -> tuple[float, ...] | None:
     """Return how much better than the knee a measurement is, per aim; None where that is unknown.
-    ``lucks`` are the knee's and the other's, per aim.
+    ``controls`` are the control variates of the knee and of the other, per aim.
 
     Beside goodput the tail counts a little, so that one number orders configurations as the knee's
     objective does.
     """
     found = []
-    for objective, luck in zip(objectives, lucks or [(0.0, 0.0)] * len(objectives), strict=True):
-        better = gain(objective, one, knee, luck)
+    for objective, control in zip(
+        objectives, controls or [(0.0, 0.0)] * len(objectives), strict=True
+    ):
+        better = gain(objective, one, knee, control)
         if better is None:
             return None
         if objective is GOODPUT:
@@ -145,17 +147,21 @@ def deficit(one: float, knee: float) -> float:
 
 
 def gain(
-    objective: Objective, one: Numbers, knee: Numbers, luck: tuple[float, float] = (0.0, 0.0)
+    objective: Objective,
+    one: AimNumbers,
+    knee: AimNumbers,
+    control: tuple[float, float] = (0.0, 0.0),
 ) -> float | None:
-    """Return how much better one aim is than the knee's, without the (knee's, its own) luck."""
+    """Return how much better one aim is than the knee's, less the control variates (the
+    knee's, its own)."""
     there, here = (
-        objective.log(each, luck=its) for each, its in zip((knee, one), luck, strict=True)
+        objective.log(each, control=its) for each, its in zip((knee, one), control, strict=True)
     )
     return None if here is None or there is None else here - there
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class KnownTrial:
     """A trial that has ended with numbers."""
 
     configuration: dict[str, Any]

@@ -1,7 +1,7 @@
-"""What a refinement's trials come to: the twin of an engine, and the sweep's outcome anew. Pure."""
+"""The refined engine by itself: what a profile promises of it, at the captured load and above."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from tuner.engines.seam import EngineFacts
@@ -9,12 +9,17 @@ from tuner.profile.numbers import CurveStep, SpreadSection
 from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
+from tuner.runs.conclusion import at_load
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import Conclusion, CurvePoint, Prediction, SweepOutcome
-from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
-from tuner.runs.refine.objective import Objective, Told, deficit, gains
+from tuner.runs.refine.comparison import is_live
+from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
+from tuner.runs.refine.objective import KnownTrial, Objective, deficit, gains
+from tuner.runs.refine.surrogate import TwinNumbers
+from tuner.runs.refine.trial_runner import RAMP, SEARCH, Build, FinishedTrial, TrialRunner
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import Workload
 from tuner.twin.check import observed
@@ -22,6 +27,10 @@ from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
 from tuner.twin.simulation import traffic_of
 from tuner.twin.verdict_text import Verdict
+
+ALONE, RAISED = "alone", "raised"
+"""Purposes: the refined engine by itself in the search's windows, of which the promise is; and with
+the load of the validation."""
 
 
 def unloaded_of(profile: ServingProfile) -> Unloaded:
@@ -36,20 +45,9 @@ def unloaded_of(profile: ServingProfile) -> Unloaded:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Numbers:
-    """A step of a profile's curve in seconds, as far as aims look at it."""
-
-    attainment: float
-    output_tokens_per_s: float
-    ttft_s: Spread | None
-    tpot_s: Spread | None
-    e2el_s: Spread | None
-
-
 def curve_of(
     profile: ServingProfile, knee: Configuration, objectives: Sequence[Objective]
-) -> list[Told]:
+) -> list[KnownTrial]:
     """Return what the profile's curve says of each cap against its own: a study begins with it."""
     steps = {step.max_num_seqs: _in_seconds(step) for step in profile.curve if not step.cut}
     chosen = steps.get(profile.decision.max_num_seqs)
@@ -60,17 +58,17 @@ def curve_of(
         values = gains(objectives, one, chosen)
         if values is not None:
             missing = deficit(one.attainment, chosen.attainment)
-            found.append(Told({**knee, CAP: cap}, values, missing, source="profile"))
+            found.append(KnownTrial({**knee, CAP: cap}, values, missing, source="profile"))
     return found
 
 
-def _in_seconds(step: CurveStep) -> _Numbers:
+def _in_seconds(step: CurveStep) -> TwinNumbers:
     def seconds(one: SpreadSection | None) -> Spread | None:
         if one is None:
             return None
         return Spread(*(ms / 1e3 for ms in (one.mean, one.p50, one.p90, one.p95, one.p99)))
 
-    return _Numbers(
+    return TwinNumbers(
         step.attainment,
         step.output_tokens_per_s,
         seconds(step.ttft_ms),
@@ -203,3 +201,104 @@ def _hit_share(sent: Sequence[tuple[Sequence[TraceRequest], Replay]], block: int
         could += int(endless.cached_length.sum())
         had += sum(record.cached_tokens for record in replay.records)
     return min(1.0, had / could) if could else 0.0
+
+
+async def validate(  # noqa: PLR0913 - the choice, and all that its profile tells
+    runner: TrialRunner,
+    one: Configuration,
+    profile: ServingProfile,
+    *,
+    knee: Configuration,
+    pairs: int,
+    workload: Workload,
+    settings: SweepSettings,
+    searched: Build,
+    reason: str,
+    confidence: float,
+    dropped: int,
+) -> SweepOutcome:
+    """Measure what is missing of an engine built for exactly the choice, and tell it as a sweep.
+
+    Raises EngineError when such engines keep failing.
+    """
+    build = Build(number(one[CAP]), number(one[TOKENS]), turn=_turn(one, knee, pairs))
+    while not runner.served(ALONE):  # the runner ends it when too many fail
+        await runner.trial(ALONE, one, workload, build)
+    if settings.headroom > 1 and not runner.served(RAISED):
+        raised = scale_load(workload.requests, settings.headroom, seed=settings.seed)
+        await runner.trial(RAISED, one, replace(workload, requests=tuple(raised)), build)
+    if not is_live(one, knee) and not any(
+        is_live(done.configuration, one) for done in runner.served(RAMP)
+    ):  # where it fails, there are the replays
+        await runner.ramp(one, workload, replace(searched, turn=2 * pairs + 1))
+    tried = {
+        number(done.configuration[CAP])
+        for done in runner.served(SEARCH)
+        if is_live(done.configuration, one)
+    }
+    view = twin_of(runner, one, runner.done(), workload, settings, tried=tried)
+    cap = number(one[CAP])
+    return outcome_of(
+        profile,
+        cap=cap,
+        facts=runner.facts_of(restart_key(one), cap=cap, tokens=number(one[TOKENS])),
+        view=view,
+        raised=_raised(view, workload, settings, cap),
+        workload=workload,
+        confirmed=[replay for done in runner.served(ALONE) for replay in done.replays],
+        with_headroom=[replay for done in runner.served(RAISED) for replay in done.replays],
+        headroom=settings.headroom,
+        reason=reason,
+        confidence=confidence,
+        starts_s=runner.evidence.starts_s(),
+        replay_s=runner.evidence.replay_s(),
+        dropped=dropped,
+    )
+
+
+def _turn(one: Configuration, knee: Configuration, pairs: int) -> int:
+    """Return the engine that is up after the pairs where it was built for the choice and no more,
+    else another."""
+    shared = is_live(one, knee) and all(number(one[name]) >= number(knee[name]) for name in LIVE)
+    return 1 if shared else 2 * pairs
+
+
+def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
+    runner: TrialRunner,
+    one: Configuration,
+    done: Sequence[FinishedTrial],
+    workload: Workload,
+    settings: SweepSettings,
+    *,
+    tried: Collection[int] = (),
+) -> Forecast | None:
+    """Return the twin of the engines that share what needs a restart with a configuration, asked
+    about the caps of a curve and those that were ``tried`` besides."""
+    alike = [each for each in done if not each.failed and is_live(each.configuration, one)]
+    sent = [
+        (workload.sent_in(window), replay)
+        for each in alike
+        if each.purpose not in {RAMP, RAISED}
+        for window, replay in zip(each.windows, each.replays, strict=False)
+        if replay.cut is None
+    ]
+    return view_of(
+        [
+            (replay, each.engine, number(each.configuration[TOKENS]))
+            for each in alike
+            for replay in each.replays
+        ],
+        sent,
+        workload,
+        settings=settings,
+        facts=at(runner.facts_of(restart_key(one)), one),
+        caps=caps_of(settings.ceiling, number(one[CAP]), *tried),
+    )
+
+
+def _raised(
+    view: Forecast | None, workload: Workload, settings: SweepSettings, cap: int
+) -> Forecast | None:
+    if view is None or settings.headroom <= 1:
+        return None
+    return at_load(view, workload.judged, settings, settings.headroom, cap)

@@ -9,21 +9,36 @@ from dataclasses import replace
 
 from tuner.profile.stored_twin import restored
 from tuner.runs.outcome import SweepOutcome
-from tuner.runs.refine.bench import RAMP, Build, Chosen, Done, TrialRunner
-from tuner.runs.refine.gains.balance import Windows, balanced
-from tuner.runs.refine.gains.judge import SEARCH, Question, has_room, is_knee
-from tuner.runs.refine.gains.paired import COMPARING, PAIRS, affordable, compare, half_s, is_live
-from tuner.runs.refine.gains.planned import planned
-from tuner.runs.refine.gains.proof import Paired
-from tuner.runs.refine.gains.screen import Screen, screen_of
+from tuner.runs.refine.acceptance import PAIRS, PairedResult, affordable
+from tuner.runs.refine.balance import Windows, balanced
+from tuner.runs.refine.comparison import compare, half_s, is_live
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number
-from tuner.runs.refine.outcome import unloaded_of
-from tuner.runs.refine.reasons import NO_ROOM, changed_besides, reason_of, unlike
-from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.objective import OBJECTIVES
+from tuner.runs.refine.outcome import twin_of, unloaded_of, validate
+from tuner.runs.refine.refinement import (
+    NO_ROOM,
+    Plan,
+    Refinement,
+    changed_besides,
+    pareto,
+    reason_of,
+    trial_table,
+    unlike,
+)
+from tuner.runs.refine.scoring import SearchProblem, has_room
 from tuner.runs.refine.search import Search
+from tuner.runs.refine.step_length import step_length
 from tuner.runs.refine.study.study import Study
-from tuner.runs.refine.tried import pareto, tried_by
-from tuner.runs.refine.validation import twin_of, validate
+from tuner.runs.refine.surrogate import Surrogate, surrogate_of
+from tuner.runs.refine.trial_runner import (
+    RAMP,
+    SEARCH,
+    Build,
+    Chosen,
+    FinishedTrial,
+    TrialRunner,
+    is_knee,
+)
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import Workload, keep_what_fits, workload_of
@@ -37,28 +52,25 @@ refined engine by itself and with headroom."""
 ENDING = 2 * PAIRS + 1
 """Of these, what the search leaves at least, beside the one with headroom: that takes longer."""
 
-SEARCHING = (RAMP, SEARCH)
-"""Purposes of what is replayed before the pairs."""
-
 
 async def refine(
-    requests: Sequence[TraceRequest], plan: Plan, bench: TrialRunner, study: Study
+    requests: Sequence[TraceRequest], plan: Plan, runner: TrialRunner, study: Study
 ) -> Refinement:
     """Search around the profile's knee and compare what was found with it.
 
     Raises EngineError when engines keep failing, TraceError when nothing can be replayed, RunError
     when the storage fails, UsageError when the budget is too small.
     """
-    run = _Run(plan, bench)
+    run = _Run(plan, runner)
     try:
         return await run.go(requests, study)
     finally:
-        await bench.stop()
+        await runner.stop()
 
 
 class _Run:
-    def __init__(self, plan: Plan, bench: TrialRunner) -> None:
-        self.plan, self.bench = plan, bench
+    def __init__(self, plan: Plan, runner: TrialRunner) -> None:
+        self.plan, self.runner = plan, runner
         self.settings, self.space = plan.settings, plan.space
         self.warnings = list(plan.warnings)
         self.dropped = 0
@@ -69,11 +81,11 @@ class _Run:
 
     async def go(self, requests: Sequence[TraceRequest], study: Study) -> Refinement:
         self.workload = self._workload(requests)
-        question = await self._question()
-        search = Search(self.bench, study, question)
+        problem = await self._problem()
+        search = Search(self.runner, study, problem)
         chosen = await self._searched(search)
         one = chosen.configuration
-        paired = await self._paired(chosen, question)
+        paired = await self._paired(chosen, search.problem)
         aim = self.plan.objectives[0]
         reason = reason_of(self.plan.profile, one, self.space.knee, paired, aim)
         outcome = await self._validated(chosen, paired, reason)
@@ -82,7 +94,7 @@ class _Run:
             self.warnings += [said] if said else []
             if frees(one, self.space.knee) and (raised := outcome.with_headroom) is not None:
                 self.warnings += [] if has_room(raised) else [NO_ROOM]
-        tried = tried_by(search.judge)
+        tried = trial_table(search.scoring)
         return Refinement(
             chosen=one,
             paired=paired,
@@ -97,25 +109,25 @@ class _Run:
             ),
             workload=self.workload,
             complete=chosen.complete,
-            starts_s=self.bench.evidence.starts_s(),
-            replay_s=self.bench.evidence.replay_s(),
+            starts_s=self.runner.evidence.starts_s(),
+            replay_s=self.runner.evidence.replay_s(),
             pruned=study.pruned,
             of_others=len(study.others()),
-            failed=tuple(done.failed for done in self.bench.done() if done.failed),
+            failed=tuple(done.failed for done in self.runner.done() if done.failed),
             warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
         )
 
     async def _searched(self, search: Search) -> Chosen:
         """Return how the search ended; what the journal says where it knows."""
-        chosen = self.bench.chosen()
+        chosen = self.runner.chosen()
         if chosen is None:
             complete = await search.gather(self.plan.curve)
-            search.rejudge(self._with_all(search.question))
+            search.score_anew(self._with_all(search.problem))
             one = dict(search.answer())
-            chosen = Chosen(one, complete, self._pairs_of(one, search.question))
-            self.bench.choose(chosen)
+            chosen = Chosen(one, complete, self._pairs_of(one, search.problem))
+            self.runner.choose(chosen)
         else:
-            search.rejudge(self._with_all(search.question))
+            search.score_anew(self._with_all(search.problem))
             search.catch_up(self.plan.curve)
         if not chosen.complete:
             what = "not all that seemed worth it was tried"
@@ -124,44 +136,49 @@ class _Run:
             self.warnings.append(f"the budget ended the search: {what}")
         return chosen
 
-    def _pairs_of(self, one: Configuration, question: Question) -> tuple[Windows, ...]:
+    def _pairs_of(self, one: Configuration, problem: SearchProblem) -> tuple[Windows, ...]:
         """Return the windows of as many pairs as the rest of the budget has time for."""
         if one == dict(self.space.knee):
             return ()
         live, start_s = is_live(one, self.space.knee), self.plan.start_s
-        step_s = max(question.step_s, half_s(self.bench.served(SEARCH), (self.space.knee, one)))
+        step_s = max(problem.step_s, half_s(self.runner.served(SEARCH), (self.space.knee, one)))
         after_s = (1 + self.settings.headroom) * step_s + start_s * (2 if live else 3)
-        left_s = self.settings.budget_s - self.bench.spent_s() - after_s
+        left_s = self.settings.budget_s - self.runner.spent_s() - after_s
         return balanced(
             self.workload,
-            _steady(question.screen),
+            _steady(problem.surrogate),
             one,
             self.plan.objectives[0],
             pairs=affordable(left_s, step_s=step_s, start_s=0.0 if live else start_s),
             hash_block_size=self.settings.trace_block_size,
         )
 
-    async def _paired(self, chosen: Chosen, question: Question) -> Paired | None:
+    async def _paired(self, chosen: Chosen, problem: SearchProblem) -> PairedResult | None:
         """Compare with the knee in turns; None where the knee itself seemed best."""
         if chosen.configuration == dict(self.space.knee):
             return None
+        one, surrogate = chosen.configuration, problem.surrogate
+        said = {
+            name: None if surrogate is None else surrogate.forecast(aim, one)
+            for name, aim in OBJECTIVES.items()
+        }
         return await compare(
-            self.bench,
-            chosen.configuration,
+            self.runner,
+            one,
             self.space.knee,
             workloads=[self.workload.within(windows) for windows in chosen.pairs],
             objective=self.plan.objectives[0],
-            screens=lambda: _steady(self._screen(question.knee, *SEARCHING, *COMPARING)),
+            forecasts={name: gain for name, gain in said.items() if gain is not None},
         )
 
     async def _validated(
-        self, chosen: Chosen, paired: Paired | None, reason: str
+        self, chosen: Chosen, paired: PairedResult | None, reason: str
     ) -> SweepOutcome | None:
         """Measure what a profile of the refined engine needs; None where the knee is kept."""
-        if paired is None or paired.proven is None:
+        if paired is None or paired.accepted is None:
             return None
         return await validate(
-            self.bench,
+            self.runner,
             chosen.configuration,
             self.plan.profile,
             knee=self.space.knee,
@@ -170,7 +187,7 @@ class _Run:
             settings=self.settings,
             searched=self._build(),
             reason=reason,
-            confidence=paired.proven.sureness,
+            confidence=paired.accepted.sureness,
             dropped=self.dropped,
         )
 
@@ -185,7 +202,7 @@ class _Run:
                 f"{plan.max_model_len} and were left out"
             )
         unloaded = unloaded_of(plan.profile)
-        chosen = self.bench.evidence.choice()
+        chosen = self.runner.evidence.selection()
         if chosen is None:
             workload = self._planned(kept, unloaded)
         else:
@@ -194,14 +211,14 @@ class _Run:
             )
         if plan.is_same_trace and (said := unlike(plan.profile, workload)) is not None:
             self.warnings.append(said)
-            self.bench.watcher.warn(said)
+            self.runner.watcher.warn(said)
         return workload
 
     def _planned(self, kept: Sequence[TraceRequest], unloaded: Unloaded) -> Workload:
         plan, settings = self.plan, self.settings
-        steps, starts_s = STEPS + self.bench.width - 1, self._starts() * plan.start_s
+        steps, starts_s = STEPS + self.runner.width - 1, self._starts() * plan.start_s
         section = plan.profile.twin
-        workload, took_s = planned(
+        workload, took_s = step_length(
             kept,
             settings,
             unloaded,
@@ -213,8 +230,8 @@ class _Run:
             starts_s=starts_s,
         )
         most_s = min(steps * took_s, settings.budget_s - starts_s)
-        self.bench.keep_workload(workload)
-        self.bench.watcher.stage(
+        self.runner.keep_workload(workload)
+        self.runner.watcher.stage(
             f"a trial replays {', '.join(map(str, workload.windows))} of the trace; expect up to "
             f"{most_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
         )
@@ -223,7 +240,7 @@ class _Run:
     def _starts(self) -> int:
         """Return how many engine starts are planned for: of a space that needs restarts two more
         for the search."""
-        return self.bench.width + (0 if self._is_live() else 2) + self._ending_starts()
+        return self.runner.width + (0 if self._is_live() else 2) + self._ending_starts()
 
     def _ending_starts(self) -> int:
         """Return how many of them the search leaves: of the pairs, and of the refined engine."""
@@ -236,23 +253,23 @@ class _Run:
         """Return the engine that trials of the search share."""
         return Build(max(self.settings.ceiling, self.space.most(CAP)), self.space.most(TOKENS))
 
-    async def _question(self) -> Question:
+    async def _problem(self) -> SearchProblem:
         """Time every batch size and replay the knee: what all else is compared with."""
-        bench, knee = self.bench, self.space.knee
-        bench.begin(knee, self.workload, self._build())
+        runner, knee = self.runner, self.space.knee
+        runner.begin(knee, self.workload, self._build())
         while (first := self._first_looks()) is None:
-            if any(map(bench.is_here, bench.served(RAMP))):
-                await bench.trial(SEARCH, knee, self.workload, self._build())
+            if any(map(runner.is_here, runner.served(RAMP))):
+                await runner.trial(SEARCH, knee, self.workload, self._build())
             else:
-                await bench.ramp(knee, self.workload, self._build())
+                await runner.ramp(knee, self.workload, self._build())
         starts_s = self._ending_starts() * self.plan.start_s
         step_s = max(self.workload.step_s, half_s(first[-1:], (knee,)))
-        return Question(
+        return SearchProblem(
             space=self.space,
             objectives=self.plan.objectives,
             workload=self.workload,
             knee=first[-1],
-            screen=self._screened(twin_of(bench, knee, first, self.workload, self.settings)),
+            surrogate=self._surrogate(twin_of(runner, knee, first, self.workload, self.settings)),
             budget_s=self.settings.budget_s - (ENDING + self.settings.headroom) * step_s - starts_s,
             start_s=self.plan.start_s,
             step_s=step_s,
@@ -260,24 +277,21 @@ class _Run:
             hash_block_size=self.settings.trace_block_size,
         )
 
-    def _with_all(self, question: Question) -> Question:
-        """Return the question with a screen of all that the search replayed: what the first looks
-        saw too little of would pass for luck."""
-        return replace(question, screen=self._screen(question.knee, *SEARCHING))
+    def _with_all(self, problem: SearchProblem) -> SearchProblem:
+        """Return the problem with a surrogate of all that the search replayed: what the first looks
+        saw too little of would pass for a gain."""
+        served, knee = self.runner.served(RAMP, SEARCH), problem.knee
+        done = [one for one in served if one.worker == knee.worker]
+        view = twin_of(self.runner, self.space.knee, done, self.workload, self.settings)
+        return replace(problem, surrogate=self._surrogate(view))
 
-    def _screen(self, knee: Done, *purposes: str) -> Screen | None:
-        """Return the screen of what was replayed so far where that knee was."""
-        done = [one for one in self.bench.served(*purposes) if one.worker == knee.worker]
-        view = twin_of(self.bench, self.space.knee, done, self.workload, self.settings)
-        return self._screened(view)
-
-    def _screened(self, view: Forecast | None) -> Screen | None:
-        """Return the screen of a twin; None, and a warning the first time, where it is not
+    def _surrogate(self, view: Forecast | None) -> Surrogate | None:
+        """Return the surrogate of a twin; None, and a warning the first time, where it is not
         believed."""
         if view is None:
             return None
         if view.is_believed:
-            return screen_of(view, self.before, self.plan.objectives, self.space.knee)
+            return surrogate_of(view, self.plan.objectives, self.space.knee)
         if not self._doubted:
             self._doubted = True
             self.warnings.append(
@@ -285,16 +299,16 @@ class _Run:
             )
         return None
 
-    def _first_looks(self) -> list[Done] | None:
-        """Return the ramp and the knee in one place: what the screen is made of, then as after a
+    def _first_looks(self) -> list[FinishedTrial] | None:
+        """Return the ramp and the knee in one place: what the surrogate is made of, then as after a
         resume. None while there are none."""
-        ramps = {one.worker: one for one in reversed(self.bench.served(RAMP))}
-        for one in self.bench.served(SEARCH):
+        ramps = {one.worker: one for one in reversed(self.runner.served(RAMP))}
+        for one in self.runner.served(SEARCH):
             if is_knee(one, self.space.knee) and one.worker in ramps:
                 return [ramps[one.worker], one]
         return None
 
 
-def _steady(screen: Screen | None) -> Screen | None:
-    """Return the screen of the usual speed: what a comparison states is of that."""
-    return None if screen is None else screen.at_usual_speed()
+def _steady(surrogate: Surrogate | None) -> Surrogate | None:
+    """Return the surrogate of the usual speed: what a comparison states is of that."""
+    return None if surrogate is None else surrogate.at_usual_speed()

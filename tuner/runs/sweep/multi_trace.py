@@ -25,6 +25,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.ladder import FAST_STEPS, STEPS
 from tuner.runs.outcome import SweepOutcome
+from tuner.runs.recorder import Recorder
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.shared_cap import MultiTraceOutcome, price_of, share, trace_demand
 from tuner.runs.sweep.sweep import SweepRun
@@ -81,7 +82,8 @@ class KeptEngines:
     """
 
     def __init__(self, starter: Starter, journal: Journal, *, fresh: bool) -> None:
-        self.starter, self.evidence, self.fresh = starter, Evidence(journal), fresh
+        self.starter, self.fresh = starter, fresh
+        self.journal, self.recorder = journal, Recorder(journal)
         self.purpose = "ladder"
         self._engine: Engine | None = None
         self._size = 0
@@ -95,7 +97,7 @@ class KeptEngines:
             await self.close()
             engine = await self.starter.start(max_num_seqs=max_num_seqs)
             self._engine, self._size = engine, max_num_seqs
-            self.evidence.add_start(engine.facts, purpose=self.purpose, max_num_seqs=max_num_seqs)
+            self.recorder.add_start(engine.facts, purpose=self.purpose, max_num_seqs=max_num_seqs)
         return _Kept(self._engine)
 
     async def close(self) -> None:
@@ -146,7 +148,7 @@ async def sweep_traces(
 
 async def _start_s(engines: KeptEngines, ceiling: int) -> float:
     """Return how long the first engine took to start; start it where none was before."""
-    first = next(engines.evidence.journal.of("start"), None)
+    first = next(engines.journal.of("start"), None)
     if first is not None:
         return float(first["facts"]["start_s"])
     return (await engines.start(max_num_seqs=ceiling)).facts.start_s

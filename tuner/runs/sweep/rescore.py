@@ -21,7 +21,7 @@ def rescore(
     """
     evidence = Evidence(journal)
     evidence.check()
-    unloaded, choice = evidence.unloaded(), evidence.choice()
+    unloaded, choice = evidence.unloaded(), evidence.selection()
     if unloaded is None or choice is None or not evidence.trials():
         raise RunError(
             f"{journal.run_dir}: nothing was measured that could be judged",

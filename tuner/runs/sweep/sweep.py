@@ -79,11 +79,8 @@ class SweepRun:
 
     def __init__(self, runner: EngineRunner) -> None:
         self.runner = runner
-        self.settings, self.evidence, self.watcher = (
-            runner.settings,
-            runner.evidence,
-            runner.watcher,
-        )
+        self.settings, self.watcher = runner.settings, runner.watcher
+        self.evidence, self.recorder = runner.evidence, runner.recorder
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
 
@@ -91,7 +88,7 @@ class SweepRun:
         """Measure all that the decision asks for, and decide."""
         self.workload = await self.prepare(requests)
         complete = await self.gather(self.workload)
-        self.evidence.add_gathered(complete=complete)
+        self.recorder.add_gathered(complete=complete)
         self.conclusion = conclude(self.evidence, self.workload, self.settings, complete=complete)
 
     def outcome(self) -> SweepOutcome:
@@ -113,7 +110,7 @@ class SweepRun:
             engine = await self.runner.engine_for(self.settings.ceiling, "ladder")
             requests = self.fitting(all_requests, engine.facts)
             self.watcher.stage("measuring requests one at a time, for what an idle engine does")
-            self.evidence.add_probes(
+            self.recorder.add_probes(
                 await probe(requests, engine, prompt=self.runner.prompts(engine.facts))
             )
             unloaded = self.evidence.unloaded()
@@ -121,7 +118,7 @@ class SweepRun:
         else:
             requests = self.fitting(all_requests, self.evidence.facts())
         slo = self.settings.slo or slo_for(requests, unloaded)
-        chosen = self.evidence.choice()
+        chosen = self.evidence.selection()
         if chosen is not None:
             self.warn_of(chosen.step_s)
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
@@ -135,7 +132,7 @@ class SweepRun:
         workload = choose_workload(
             requests, slo, unloaded, asked=self.settings.window, step_s=step_s
         )
-        self.evidence.add_choice(Selection(workload.part, workload.windows, workload.step_s))
+        self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
         self.warn_of(workload.step_s)
         windows = ", ".join(map(str, workload.windows))
         self.watcher.stage(
@@ -205,7 +202,7 @@ class SweepRun:
                 return True
             if view is not None and self.paid_s() < workload.step_s:
                 return False
-            self.evidence.begin(trial)
+            self.recorder.begin(trial)
             await self.make(trial, workload)
 
     async def gather_windows(self, workload: Workload) -> bool:
@@ -224,7 +221,7 @@ class SweepRun:
                         f"{trial.max_num_seqs}"
                     )
                 return trial.purpose != "ladder"
-            self.evidence.begin(trial)
+            self.recorder.begin(trial)
             await self.make(trial, workload)
             blocks = self.evidence.blocks(workload.slo)
         return True
@@ -247,8 +244,8 @@ class SweepRun:
             window, rule = workload.windows[0], CutRule(workload.slo, 0.0, short_s(workload.step_s))
             sent = workload.sent_in(window)
             result = await self.runner.replay(engine, purpose, cap, sent, window, rule)
-            self.evidence.add_replay(result, purpose)
-        self.evidence.end()
+            self.recorder.add_replay(result, purpose)
+        self.recorder.end()
 
     async def rung(self, trial: Trial, engine: Engine, workload: Workload) -> None:
         """Replay every window of the step that was not replayed before an interruption."""
@@ -268,7 +265,7 @@ class SweepRun:
             if ruled_out:
                 bound = min(bound, result.attainment_bound)
                 result = replace(result, attainment_bound=bound, ruled_out=result.cut is not None)
-            self.evidence.add_replay(result, purpose, window=number)
+            self.recorder.add_replay(result, purpose, window=number)
         replays = list(self.evidence.replayed().values())
         self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
 
@@ -296,7 +293,7 @@ class SweepRun:
                 raised = scale_load(workload.sent_in(window), load, seed=settings.seed)
                 engine = await self.runner.engine_for(cap, "confirm")
                 result = await self.runner.replay(engine, purpose, cap, raised, window, rule)
-                self.evidence.add_replay(result, purpose, window=number)
+                self.recorder.add_replay(result, purpose, window=number)
             replays = self.evidence.confirming(purpose, cap)
             if len(replays) > done:
                 self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))

@@ -7,7 +7,7 @@ from optuna.distributions import BaseDistribution, CategoricalDistribution, IntD
 from optuna.trial import FrozenTrial, create_trial
 
 from tuner.runs.refine.knobs import Configuration, Knob, Space
-from tuner.runs.refine.objective import Told
+from tuner.runs.refine.objective import KnownTrial
 
 CONFIGURATION, DEFICIT, SOURCE, RUN = "configuration", "deficit", "source", "run"
 ENDED_BY, BEGUN, HAS_ROOM = "ended_by", "begun", "has_room"
@@ -62,14 +62,14 @@ def trial_of(
     )
 
 
-def told_of(one: FrozenTrial) -> Told:
+def told_of(one: FrozenTrial) -> KnownTrial:
     """Return what a trial that has ended with numbers measured."""
     attrs = one.user_attrs
     room = attrs.get(HAS_ROOM, True)
-    return Told(attrs[CONFIGURATION], tuple(one.values), attrs[DEFICIT], attrs[SOURCE], room)
+    return KnownTrial(attrs[CONFIGURATION], tuple(one.values), attrs[DEFICIT], attrs[SOURCE], room)
 
 
-def attributes_of(told: Told) -> dict[str, Any]:
+def attributes_of(told: KnownTrial) -> dict[str, Any]:
     """Return what such a trial says of itself, but for its configuration and whose it is."""
     return {DEFICIT: told.deficit, SOURCE: told.source, HAS_ROOM: told.has_room}
 
@@ -80,7 +80,7 @@ def deficits_of(trial: FrozenTrial) -> Sequence[float]:
 
 
 def _distribution(knob: Knob) -> BaseDistribution:
-    """Numbers are told by their place in the knob's values, so that the sampler knows what is
+    """AimNumbers are told by their place in the knob's values, so that the sampler knows what is
     between what however they are spaced."""
     if knob.is_ordered:
         return IntDistribution(0, len(knob.values) - 1)

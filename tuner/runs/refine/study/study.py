@@ -5,6 +5,8 @@ before the study is told, and can be told again to another storage. A storage th
 run goes on is given up, and the study goes on in memory.
 """
 
+import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,29 +14,34 @@ from functools import partial
 from typing import Any, TypeVar
 
 import optuna
-from optuna.storages import InMemoryStorage
+from optuna.samplers import TPESampler
+from optuna.storages import BaseStorage, InMemoryStorage
 from optuna.trial import FrozenTrial, Trial, TrialState
 
 from tuner.errors import RunError
 from tuner.runs.refine.knobs import Configuration, Space
-from tuner.runs.refine.objective import Told
+from tuner.runs.refine.objective import KnownTrial
 from tuner.runs.refine.study import storage as storages
 from tuner.runs.refine.study.importance import Importance, importances
-from tuner.runs.refine.study.optuna_study import begun_by_others, claimed, joined, opened
 from tuner.runs.refine.study.parameters import (
+    BEGUN,
     CONFIGURATION,
     ENDED_BY,
     MACHINE,
     RUN,
     attributes_of,
     configuration_of,
+    deficits_of,
     distributions_of,
     params_of,
     told_of,
     trial_of,
 )
-from tuner.runs.refine.study.patience import Patience
+from tuner.runs.refine.study.storage_timeout import TimedStorage
 from tuner.system.passwords import without_passwords
+
+STARTUP = 4
+"""Trials before the sampler trusts what it has seen."""
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
@@ -43,7 +50,7 @@ Action = Callable[[optuna.Study], T]
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedTrial:
     """A trial under way."""
 
     configuration: dict[str, Any]
@@ -75,23 +82,23 @@ class Study:
         self.lost: str | None = None
         """Why the storage was given up; None while it serves."""
 
-        self._mine: list[Told] = []
+        self._mine: list[KnownTrial] = []
         """What this process has told: a study that goes on in memory begins with it."""
 
-        self._seen: list[tuple[Told, str]] = []
+        self._seen: list[tuple[KnownTrial, str]] = []
         """What the storage held when it last answered, and whose that was."""
 
         self._cut: list[Configuration] = []
         """What engines were seen to have cut, of everybody."""
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._patience = Patience()
+        self._timed = TimedStorage()
         with storages.asking(storage):
-            self._storage = self._patience.ask(lambda: storages.opened(storage))
+            self._storage = self._timed.ask(lambda: storages.opened(storage))
         try:
             with storages.asking(storage):
                 joining = partial(joined, self._open, self._storage, machine)
-                self._study, trials = self._patience.ask(joining)
+                self._study, trials = self._timed.ask(joining)
             self._check_machine()
         except RunError:
             self.close()
@@ -104,9 +111,9 @@ class Study:
 
     def close(self) -> None:
         with suppress(RunError), storages.asking(self._where):  # what is lost needs no goodbye
-            self._patience.leave(lambda: storages.closed(self._storage))
+            self._timed.leave(lambda: storages.closed(self._storage))
 
-    def add(self, told: Told) -> None:
+    def add(self, told: KnownTrial) -> None:
         """Add what was measured elsewhere: the profile's curve, or a run's journal."""
         if (frozen := self._frozen(told)) is not None:
             self._mine.append(told)
@@ -125,22 +132,22 @@ class Study:
         if (params := params_of(self._space, configuration)) is not None:
             self._do(lambda study: study.enqueue_trial(params))
 
-    def ask(self) -> Asked:
+    def ask(self) -> AskedTrial:
         """Return what to try next, as a trial that counts as running. Raises RunError when another
         machine has joined the study."""
 
-        def asked(study: optuna.Study) -> Asked:
+        def asked(study: optuna.Study) -> AskedTrial:
             trial = study.ask(self._distributions)
             configuration = configuration_of(self._space, trial.params)
             trial.set_user_attr(CONFIGURATION, configuration)
             trial.set_user_attr(RUN, self._run)
-            return Asked(configuration, trial)
+            return AskedTrial(configuration, trial)
 
         self._check_machine()
         return self._do(asked)
 
     def tell(
-        self, asked: Asked, gains: Sequence[float], deficit: float, *, has_room: bool = True
+        self, asked: AskedTrial, gains: Sequence[float], deficit: float, *, has_room: bool = True
     ) -> None:
         trial = asked.trial
 
@@ -153,13 +160,13 @@ class Study:
                 trial.set_constraint("slo", deficit)
             study.tell(trial, list(gains))
 
-        told = Told(asked.configuration, tuple(gains), deficit, "engine", has_room)
+        told = KnownTrial(asked.configuration, tuple(gains), deficit, "engine", has_room)
         self._mine.append(told)
         if trial.study is not self._study and (frozen := self._frozen(told)) is not None:
             self._study.add_trial(frozen)
         self._write(tell)
 
-    def prune(self, asked: Asked, gain: float, why: str, *, by: str) -> None:
+    def prune(self, asked: AskedTrial, gain: float, why: str, *, by: str) -> None:
         """End a trial that has lost for certain: its first gain is at most this, by the replay that
         an ``engine`` cut or by the ``twin``."""
 
@@ -173,7 +180,7 @@ class Study:
         self.pruned += 1
         self._end(asked, prune)
 
-    def fail(self, asked: Asked, why: str) -> None:
+    def fail(self, asked: AskedTrial, why: str) -> None:
         """End a trial that says nothing: its engine failed, or it was tried before."""
 
         def fail(study: optuna.Study) -> None:
@@ -182,11 +189,11 @@ class Study:
 
         self._end(asked, fail)
 
-    def told(self) -> list[Told]:
+    def told(self) -> list[KnownTrial]:
         """Return all that ended with numbers, of everybody who shares the study."""
         return [told for told, _ in self._everybodys()]
 
-    def others(self) -> list[Told]:
+    def others(self) -> list[KnownTrial]:
         """Return what other runs that share the study have measured."""
         return [
             told
@@ -205,7 +212,7 @@ class Study:
         found = partial(begun_by_others, one=one, run=self._run, within_s=within_s)
         return bool(self._do(found))
 
-    def claim(self, asked: Asked, *, within_s: float) -> bool:
+    def claim(self, asked: AskedTrial, *, within_s: float) -> bool:
         """Begin a trial, unless another run has begun the same."""
         one, run = asked.configuration, self._run
         found = partial(claimed, trial=asked.trial, one=one, run=run, within_s=within_s)
@@ -234,7 +241,7 @@ class Study:
         later still is of this study, and not of the one in memory."""
         study = self._study
         with storages.asking(self._where):
-            return self._patience.ask(lambda: action(study))
+            return self._timed.ask(lambda: action(study))
 
     def _check_machine(self) -> None:
         """Raise RunError when the study is another machine's: of two that made it at the same
@@ -247,8 +254,8 @@ class Study:
                 hint="Gains on two machines make no study: give another --storage.",
             )
 
-    def _everybodys(self) -> list[tuple[Told, str]]:
-        def read(study: optuna.Study) -> list[tuple[Told, str]]:
+    def _everybodys(self) -> list[tuple[KnownTrial, str]]:
+        def read(study: optuna.Study) -> list[tuple[KnownTrial, str]]:
             trials = study.get_trials(deepcopy=False, states=_ENDED)
             for one in trials:
                 attrs = one.user_attrs
@@ -279,7 +286,7 @@ class Study:
         except RunError as error:
             self._go_on_alone(error)
 
-    def _end(self, asked: Asked, action: Action[None]) -> None:
+    def _end(self, asked: AskedTrial, action: Action[None]) -> None:
         if asked.trial.study is self._study:
             self._write(action)
 
@@ -292,6 +299,67 @@ class Study:
             if (frozen := self._frozen(told, run=run)) is not None:
                 self._study.add_trial(frozen)
 
-    def _frozen(self, told: Told, *, run: str | None = None) -> FrozenTrial | None:
+    def _frozen(self, told: KnownTrial, *, run: str | None = None) -> FrozenTrial | None:
         attrs = {**attributes_of(told), RUN: self._run if run is None else run}
         return trial_of(self._space, told.configuration, attrs, values=list(told.gains))
+
+
+def opened(storage: BaseStorage, name: str, *, aims: int, seed: int) -> optuna.Study:
+    """Return the study of this name; a new one where there is none. Raises what storages raise."""
+    how: dict[str, Any] = {"seed": seed, "multivariate": True, "constant_liar": True}
+    if not hasattr(Trial, "set_constraint"):  # which Optuna 5 has in its place, and warns
+        how["constraints_func"] = deficits_of
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
+        sampler = TPESampler(n_startup_trials=STARTUP, **how)
+    return optuna.create_study(
+        storage=storage,
+        study_name=name,
+        directions=["maximize"] * aims,
+        sampler=sampler,
+        load_if_exists=True,
+    )
+
+
+def joined(
+    open_: Callable[[BaseStorage], optuna.Study], storage: BaseStorage, machine: str
+) -> tuple[optuna.Study, list[FrozenTrial]]:
+    """Return the study and its trials; a new one is this machine's from now on."""
+    study = open_(storage)
+    trials = study.get_trials(deepcopy=False)
+    if MACHINE not in study.user_attrs:
+        study.set_user_attr(MACHINE, machine)
+    return study, trials
+
+
+def begun_by_others(
+    study: optuna.Study, *, one: Configuration, run: str, within_s: float
+) -> list[tuple[float, int]]:
+    """Return when (by the wall clock) other runs began trials with this configuration that are
+    under way, at most so long ago, and their numbers: what is only asked for is nobody's yet."""
+    since = _now()
+    return [
+        (begun, other.number)
+        for other in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
+        for begun in [other.user_attrs.get(BEGUN, 0.0)]
+        if begun > since - within_s
+        and other.user_attrs.get(RUN) != run
+        and other.user_attrs.get(CONFIGURATION) == one
+    ]
+
+
+def claimed(
+    study: optuna.Study, *, trial: Trial, one: Configuration, run: str, within_s: float
+) -> bool:
+    """Note that a trial begins; return False where another run's with the same configuration did so
+    before."""
+    if trial.study is not study:  # the storage that knew it is lost
+        return True
+    begun = _now()
+    trial.set_user_attr(BEGUN, begun)
+    others = begun_by_others(study, one=one, run=run, within_s=within_s)
+    return all(other > (begun, trial.number) for other in others)
+
+
+def _now() -> float:
+    return time.time()  # noqa: TID251 - the one clock that processes share

@@ -1,16 +1,18 @@
 """What of a replay was the machine's doing: the twin's replay of the same windows tells."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from tests.support.builders import measurement, record, replay_of
+from tests.support.builders import record, replay_of
 from tuner.engines.scheduler.state import StepLaw
-from tuner.runs.refine.gains import screen
-from tuner.runs.refine.gains.luck import luck
-from tuner.runs.refine.gains.screen import Foreseen, busiest, combined
+from tuner.replay.records import Replay
+from tuner.runs.refine import surrogate
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
 from tuner.runs.refine.objective import GOODPUT
+from tuner.runs.refine.surrogate import Foreseen, Surrogate, busiest, combined
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 
@@ -27,35 +29,42 @@ def law(decode_s: float) -> StepLaw:
     return StepLaw(np.array([0.0, *[decode_s] * 4]), 0.1, 0.0, 0.0, 0.0)
 
 
+ONE: Configuration = {CAP: 4, TOKENS: 64}
+
+
+def control_variate(
+    replays: list[Replay], law: StepLaw, traffic: Sequence[tuple[float, int, int]]
+) -> float:
+    """Return that of goodput; a first token may take 2 s."""
+    twin = Surrogate((law,), SHAPE, Slo(ttft_s=2.0), Traffic.of(traffic), [GOODPUT], ONE)
+    (found,) = twin.control_variate(ONE, replays, [GOODPUT])
+    return found
+
+
+ALONE = [(0.0, 10, 5)]
+"""Of all the traffic everything is served in time."""
+
+
 @pytest.mark.parametrize("decode_s", [0.499, 0.501])
 def test_what_the_twin_finishes_a_moment_after_the_engine_did_is_no_miss(decode_s: float) -> None:
-    replays = [replay_of([EARLY, LATE])]
-    usual = measurement(4, goodput_rps=1.0)
-    assert luck([GOODPUT], replays, law(decode_s), SHAPE, Slo(ttft_s=2.0), usual) == (0.0,)
+    assert control_variate([replay_of([EARLY, LATE])], law(decode_s), ALONE) == 0.0
 
 
 def test_what_a_cut_replay_did_not_see_is_missed_by_the_twin_too() -> None:
     cut = replay_of([EARLY, record(1, planned_s=10.0, outcome="cut", end_s=12.0)], cut="lost")
-    usual = measurement(4, goodput_rps=1.0)
-    (found,) = luck([GOODPUT], [cut], law(0.5), SHAPE, Slo(ttft_s=2.0), usual)
-    assert found == pytest.approx(-0.5)
+    assert control_variate([cut], law(0.5), ALONE) == pytest.approx(-0.5)
 
 
-@pytest.mark.parametrize("usual", [0.4, 0.8, 1.0])
-def test_of_attainment_luck_is_what_the_twin_says_of_the_windows_more_than_of_all(
-    usual: float,
+@pytest.mark.parametrize(("lost", "share"), [(0, 1.0), (1, 0.5), (3, 0.25)])
+def test_of_attainment_it_is_what_the_twin_says_of_the_windows_more_than_of_all(
+    lost: int, share: float
 ) -> None:
-    """Whatever the engine attained there: the twin serves both requests of the window in time."""
+    """Whatever the engine attained there: the twin serves both requests of the window in time, and
+    of all the traffic but those that are longer than it takes."""
     late = replace(LATE, first_token_s=12.5)
-    (found,) = luck(
-        [GOODPUT],
-        [replay_of([EARLY, late])],
-        law(0.5),
-        SHAPE,
-        Slo(ttft_s=2.0),
-        measurement(4, attainment=usual),
-    )
-    assert found == pytest.approx(1.0 - usual)
+    traffic = [*ALONE, *[(10.0, 99, 5)] * lost]
+    found = control_variate([replay_of([EARLY, late])], law(0.5), traffic)
+    assert found == pytest.approx(1.0 - share)
 
 
 def foreseen(gain: float) -> Foreseen:
@@ -74,7 +83,7 @@ def test_of_a_replay_that_served_little_a_ratio_says_little() -> None:
 def test_the_busiest_stretch_asks_for_the_most_in_its_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(screen, "MOST_SCREENED", 2)
+    monkeypatch.setattr(surrogate, "MOST_SCREENED", 2)
     one = Traffic.of(
         [(0.0, 90, 90), (100.0, 90, 90), (200.0, 10, 10), (201.0, 10, 10), (300.0, 10, 10)]
     )

@@ -16,7 +16,7 @@ ANSWER_S = 30.0
 T = TypeVar("T")
 
 
-class Patience:
+class TimedStorage:
     """Somebody who asks, and waits for ANSWER_S at most."""
 
     def __init__(self) -> None:

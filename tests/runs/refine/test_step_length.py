@@ -10,7 +10,7 @@ from tests.support.builders import settings
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import UsageError
 from tuner.profile.stored_twin import StoredTwin
-from tuner.runs.refine.gains.planned import planned
+from tuner.runs.refine.step_length import step_length
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import MIN_STEP_S, Workload
@@ -38,7 +38,7 @@ def twin_of(token_s: float, cap: int) -> StoredTwin:
 
 
 def plan(budget_s: float, twin: StoredTwin | None, *, cap: int = 1) -> tuple[Workload, float]:
-    return planned(
+    return step_length(
         REQUESTS,
         replace(SETTINGS, budget_s=budget_s),
         Unloaded(0.01, 0.0, 0.001),

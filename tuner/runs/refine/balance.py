@@ -1,9 +1,10 @@
 """Which windows the pairs replay: such as stand, by the twin, for all of the traffic. Pure.
 
 Few windows gain more, or less, than all of the traffic does. What the twin knows of that need not
-be left to chance and taken out afterwards: of many random choices of windows the one is taken in
-which it sees the least luck (balanced sampling: Deville and Tillé, Biometrika 91, 2004). Every pair
-has windows of its own, so that how far the pairs differ also says what the twin does not know.
+be left to chance: of many random choices of windows the one is taken which by the twin is most like
+all of the traffic (balanced sampling: Deville and Tillé, Biometrika 91, 2004). Every pair has
+windows of its own, so that how far the pairs differ also says what the twin does not know. The test
+of the pairs knows nothing of this choice, which both sides replay.
 """
 
 import math
@@ -13,8 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, Ints
-from tuner.runs.refine.gains.luck import Served, beside, seen
-from tuner.runs.refine.gains.screen import Screen
 from tuner.runs.refine.knobs import Configuration
 from tuner.runs.refine.objective import (
     GOODPUT,
@@ -24,6 +23,7 @@ from tuner.runs.refine.objective import (
     TAIL_PER_LOG,
     Objective,
 )
+from tuner.runs.refine.surrogate import Served, Surrogate, beside, pooled
 from tuner.traffic.window import Window, run_in_before_s
 from tuner.traffic.workload import Workload
 from tuner.twin.simulation import met
@@ -50,7 +50,7 @@ class _Tile:
 
 def balanced(  # noqa: PLR0913 - what is compared, by which twin, on what
     workload: Workload,
-    screen: Screen | None,
+    surrogate: Surrogate | None,
     one: Configuration,
     objective: Objective,
     *,
@@ -63,9 +63,9 @@ def balanced(  # noqa: PLR0913 - what is compared, by which twin, on what
     The search's own, for all pairs, where these stand for all of the traffic as well as any, where
     the twin cannot tell of both, and where the traffic is hardly longer.
     """
-    if screen is None or not screen.tells(one):
+    if surrogate is None or not surrogate.tells(one):
         return (workload.windows,) * pairs
-    look = _Look(workload, screen, one, hash_block_size)
+    look = _Look(workload, surrogate, one, hash_block_size)
     size = len(workload.windows)
     tiles = look.tiles()
     if len(tiles) <= size:
@@ -84,13 +84,13 @@ class _Look:
     """The twin, asked about windows."""
 
     workload: Workload
-    screen: Screen
+    surrogate: Surrogate
     one: Configuration
     hash_block_size: int
 
     def tiles(self) -> list[_Tile]:
         """Return windows all over the traffic, none of which overlap, with a whole run-in each."""
-        windows, arrival_s = self.workload.windows, self.screen.traffic.arrival_s
+        windows, arrival_s = self.workload.windows, self.surrogate.traffic.arrival_s
         length_s = sum(window.length_s for window in windows) / len(windows)
         run_in_s = run_in_before_s(length_s, room_s=math.inf)
         room_s = float(np.ptp(arrival_s)) - run_in_s
@@ -104,8 +104,10 @@ class _Look:
 
     def at(self, window: Window) -> _Tile:
         """Return what the twin says of both there: of a replay with a cache that is empty."""
-        traffic = self.screen.sent_in(self.workload, window, hash_block_size=self.hash_block_size)
-        knee, other = (self.screen.served(each, traffic, window) for each in self._sides())
+        traffic = self.surrogate.sent_in(
+            self.workload, window, hash_block_size=self.hash_block_size
+        )
+        knee, other = (self.surrogate.served(each, traffic, window) for each in self._sides())
         return _Tile(window, (knee, other))
 
     def serving_alike(self, tiles: Sequence[_Tile], shape: tuple[int, int]) -> Ints:
@@ -125,7 +127,7 @@ class _Look:
             order = (rng.exponential(size=(DRAWS, pairs, len(tiles))) / requests).argsort(axis=-1)
             drawn = order[:, :, :size]
         attained = good[drawn].sum(axis=2) / requests[drawn].sum(axis=2)[..., None]
-        usual = np.array([self.screen.measurement(0, one).attainment for one in self._sides()])
+        usual = np.array([self.surrogate.measurement(0, one).attainment for one in self._sides()])
         unlike = _unlike((attained - usual) / np.maximum(LEAST_ATTAINMENT, usual))
         return drawn[np.argsort(unlike, kind="stable")[:CLOSELY]]
 
@@ -134,38 +136,39 @@ class _Look:
         aims that a proof may rest on: of the tail so much as gains count it."""
         worth = {TAIL.name: TAIL_PER_LOG, GOODPUT.name: 1.0, objective.name: 1.0}
         aims = [OBJECTIVES[name] for name in worth]
-        lucks = np.array([self._lucks(pair, aims) for pair in choice])
+        off = np.array([self._off(pair, aims) for pair in choice])
         return sum(
-            worth[aim.name] * float(_unlike(lucks[..., place])) for place, aim in enumerate(aims)
+            worth[aim.name] * float(_unlike(off[..., place])) for place, aim in enumerate(aims)
         )
 
-    def _lucks(self, pair: Sequence[_Tile], aims: Sequence[Objective]) -> list[list[float]]:
+    def _off(self, pair: Sequence[_Tile], aims: Sequence[Objective]) -> list[list[float]]:
         """Return per side and aim how much better windows are than all of the traffic: a share of
         what that is."""
         found = []
         for place, one in enumerate(self._sides()):
-            usual = self.screen.measurement(0, one)
-            now = seen([tile.sides[place] for tile in pair], self.screen.slo)
+            usual = self.surrogate.measurement(0, one)
+            now = pooled([tile.sides[place] for tile in pair], self.surrogate.slo)
             of_all = max(LEAST_ATTAINMENT, usual.attainment)
-            lucks = zip(aims, beside(aims, now, usual), strict=True)
-            found.append([luck / of_all if aim.is_share else luck for aim, luck in lucks])
+            off = zip(aims, beside(aims, now, usual), strict=True)
+            found.append([each / of_all if aim.is_share else each for aim, each in off])
         return found
 
     def _met(self, served: Served) -> float:
-        return float(met(served.traffic, served.replay, self.screen.slo)[served.scored].sum())
+        return float(met(served.traffic, served.replay, self.surrogate.slo)[served.scored].sum())
 
     def _sides(self) -> tuple[Configuration, Configuration]:
-        return self.screen.knee, self.one
+        return self.surrogate.knee, self.one
 
 
-def _unlike(lucks: Floats) -> Floats:
-    """Return how far off a twin is that is wrong by so many times the luck that it sees: of both
-    sides alike, of each by itself, and of each pair by itself. (…, pairs, sides) → (…).
+def _unlike(off: Floats) -> Floats:
+    """Return how far choices of windows are from all of the traffic, by what both sides are off:
+    in what one gains over the other, in each side by itself, and in each pair by itself.
+    (…, pairs, sides) → (…).
 
     >>> [float(_unlike(np.array(one)).round(2)) for one in ([[0.3, 0], [0, 0.3]], [[0.1, -0.1]])]
     [0.3, 0.32]
     """
-    more, mean = lucks[..., 1] - lucks[..., 0], lucks.mean(axis=-2)
+    more, mean = off[..., 1] - off[..., 0], off.mean(axis=-2)
     of_each = (more**2).mean(axis=-1) / more.shape[-1]
     found: Floats = np.sqrt(more.mean(axis=-1) ** 2 + (mean**2).sum(axis=-1) + of_each)
     return found

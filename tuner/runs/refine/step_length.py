@@ -22,7 +22,7 @@ WORTH_TRIALS = 0.5
 """How much of a step may be given up for time to search: less would show another traffic."""
 
 
-def planned(  # noqa: PLR0913 - what there is, what is asked, what it may cost
+def step_length(  # noqa: PLR0913 - what there is, what is asked, what it may cost
     requests: Sequence[TraceRequest],
     settings: SweepSettings,
     unloaded: Unloaded,

@@ -8,10 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.refine.bench import Build, Done, Floors, TrialRunner
-from tuner.runs.refine.gains.screen import ALIKE, Screen, combined
 from tuner.runs.refine.knobs import Configuration, Space, frees, smallest
-from tuner.runs.refine.objective import GOODPUT, Objective, Told, deficit, gains
+from tuner.runs.refine.objective import GOODPUT, KnownTrial, Objective, deficit, gains
+from tuner.runs.refine.surrogate import ALIKE, Surrogate, combined
+from tuner.runs.refine.trial_runner import (
+    SEARCH,
+    Build,
+    FinishedTrial,
+    Floors,
+    TrialRunner,
+    is_knee,
+)
 from tuner.traffic.workload import Workload
 
 LOST = 0.10
@@ -25,20 +32,18 @@ AT_LIMIT = 0.9
 """KV-cache usage from which on the next longer conversation does not fit: less memory is meant to
 come to FULL of the space."""
 
-SEARCH = "search"
-
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class SearchProblem:
     """What is searched, and what it is compared with."""
 
     space: Space
     objectives: Sequence[Objective]
     workload: Workload
-    knee: Done
+    knee: FinishedTrial
     """The run's first replay of it."""
 
-    screen: Screen | None
+    surrogate: Surrogate | None
     """None where the twin is not believed."""
 
     budget_s: float
@@ -61,11 +66,11 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class Score:
     """What became of one configuration; gains over the knee per aim."""
 
     gains: tuple[float, ...]
-    """By the replays and the twin together, the luck of that moment taken out."""
+    """By the replays and the twin together, less the control variate."""
 
     deficit: float
     replayed: tuple[float, ...]
@@ -78,22 +83,22 @@ class Judged:
     """Whether the KV cache was off its limit; see ``has_room``."""
 
 
-class Judge:
-    """What the bench measured so far, judged."""
+class Scoring:
+    """The scores of what was measured so far."""
 
-    def __init__(self, bench: TrialRunner, question: Question) -> None:
-        self.bench, self.question = bench, question
-        self._judged: dict[int, Judged | None] = {}
+    def __init__(self, runner: TrialRunner, problem: SearchProblem) -> None:
+        self.runner, self.problem = runner, problem
+        self._scores: dict[int, Score | None] = {}
         """By the place of the trial in the run."""
 
-    def best(self, others: Sequence[Told] = ()) -> Configuration:
+    def best(self, others: Sequence[KnownTrial] = ()) -> Configuration:
         """Return the best of what was replayed, by this run and by ``others`` who share the study:
         the knee unless another is worth a restart; of equal ones the one with the least memory
         that keeps the KV cache off its limit, then the fewest slots."""
-        knee = self.question.space.knee
+        knee = self.problem.space.knee
         known = [
             (one, each.gains[0])
-            for one, each in self.judged()
+            for one, each in self.scores()
             if each.deficit <= 0 and (each.has_room or not frees(one, knee))
         ]
         known += [
@@ -107,56 +112,58 @@ class Judge:
             return min(freed, key=smallest, default=knee)
         return min((one for one, gain in known if gain > top - ALIKE), key=smallest)
 
-    def judged(self) -> list[tuple[Configuration, Judged]]:
+    def scores(self) -> list[tuple[Configuration, Score]]:
         """Return every configuration of this run that was measured whole, with its gains."""
         return [(done.configuration, values) for done, values in self.each() if values is not None]
 
-    def each(self) -> list[tuple[Done, Judged | None]]:
-        """Return every trial of the search that served, with its gains as ``judge`` has them."""
-        found: list[tuple[Done, Judged | None]] = []
-        for place, done in enumerate(self.bench.done()):
+    def each(self) -> list[tuple[FinishedTrial, Score | None]]:
+        """Return every trial of the search that served, with its gains as ``score`` has them."""
+        found: list[tuple[FinishedTrial, Score | None]] = []
+        for place, done in enumerate(self.runner.done()):
             if done.purpose == SEARCH and done.failed is None:
-                if place not in self._judged:
-                    self._judged[place] = self.judge(done)
-                found.append((done, self._judged[place]))
+                if place not in self._scores:
+                    self._scores[place] = self.score(done)
+                found.append((done, self._scores[place]))
         return found
 
-    def judge(self, done: Done) -> Judged | None:
+    def score(self, done: FinishedTrial) -> Score | None:
         """Return the gains over the knee, by replay and twin together, and the SLO's deficit; None
         of a trial that failed or was cut."""
         if done.failed is not None or any(replay.cut for replay in done.replays):
             return None
-        question = self.question
+        problem = self.problem
         knee_done = self.knee_of(done.worker)
-        measured, knee = (each.measured(question.workload) for each in (done, knee_done))
-        values = gains(question.objectives, measured, knee)
+        measured, knee = (each.measured(problem.workload) for each in (done, knee_done))
+        values = gains(problem.objectives, measured, knee)
         if values is None:
             return None
-        screen, one, room = question.screen, done.configuration, has_room(measured)
-        if screen is None or not screen.tells(one):  # then luck is left in both
+        surrogate, one, room = problem.surrogate, done.configuration, has_room(measured)
+        if surrogate is None or not surrogate.tells(one):  # then there is no control variate
             lacking = deficit(measured.attainment, knee.attainment)
-            return Judged(values, lacking, values, None, room)
-        *ours, of_goodput = screen.luck(one, done.replays, question.aims)
-        *theirs, of_knees = screen.luck(knee_done.configuration, knee_done.replays, question.aims)
-        lucks = list(zip(theirs, ours, strict=True))
-        usual = gains(question.objectives, measured, knee, lucks)
+            return Score(values, lacking, values, None, room)
+        *ours, of_goodput = surrogate.control_variate(one, done.replays, problem.aims)
+        *theirs, of_knees = surrogate.control_variate(
+            knee_done.configuration, knee_done.replays, problem.aims
+        )
+        controls = list(zip(theirs, ours, strict=True))
+        usual = gains(problem.objectives, measured, knee, controls)
         assert usual is not None
         attained_by_knee = min(1.0, knee.attainment - of_knees)
-        foreseen = screen.foresee(one)
-        return Judged(
-            combined(question.objectives, foreseen, usual, attainment=attained_by_knee),
+        foreseen = surrogate.foresee(one)
+        return Score(
+            combined(problem.objectives, foreseen, usual, attainment=attained_by_knee),
             deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee),
             values,
             None if foreseen is None else foreseen.gains,
             room,
         )
 
-    def knee_of(self, worker: str) -> Done:
+    def knee_of(self, worker: str) -> FinishedTrial:
         """Return the knee as that worker replayed it; the run's first where it did not."""
-        for done in self.bench.done():
-            if is_knee(done, self.question.space.knee) and done.worker == worker:
+        for done in self.runner.done():
+            if is_knee(done, self.problem.space.knee) and done.worker == worker:
                 return done
-        return self.question.knee
+        return self.problem.knee
 
     def floors(self, one: Configuration) -> Floors:
         """Return what says, per window, the attainment below which a trial has lost for certain:
@@ -171,25 +178,25 @@ class Judge:
 
     def _worst(self, one: Configuration) -> list[float]:
         """Return per window the least attainment that the twin expects; 1 where it cannot tell."""
-        screen, workload = self.question.screen, self.question.workload
-        if screen is None or not screen.tells(one):
+        surrogate, workload = self.problem.surrogate, self.problem.workload
+        if surrogate is None or not surrogate.tells(one):
             return [1.0] * len(workload.windows)
-        size = self.question.hash_block_size
+        size = self.problem.hash_block_size
         return [
-            screen.worst(one, screen.sent_in(workload, window, hash_block_size=size), window)
+            surrogate.worst(one, surrogate.sent_in(workload, window, hash_block_size=size), window)
             for window in workload.windows
         ]
 
     def _attained(self, worker: str) -> list[float]:
         """Return per window the most that was attained there: of all where goodput counts, else by
         the knee."""
-        space, slo = self.question.space, self.question.workload.slo
-        of_best = self.question.objectives[0] is GOODPUT and len(self.question.objectives) == 1
+        space, slo = self.problem.space, self.problem.workload.slo
+        of_best = self.problem.objectives[0] is GOODPUT and len(self.problem.objectives) == 1
         found = []
-        for place in range(len(self.question.workload.windows)):
+        for place in range(len(self.problem.workload.windows)):
             attained = [
                 measure([done.replays[place]], slo).attainment
-                for done in self.bench.done()
+                for done in self.runner.done()
                 if done.purpose == SEARCH
                 and done.worker == worker
                 and len(done.replays) > place
@@ -204,8 +211,3 @@ def has_room(measured: Measurement) -> bool:
     """Whether the KV cache was off its limit: never so full, and nobody preempted."""
     usage = measured.kv_cache_usage
     return measured.preemptions == 0 and (usage is None or usage.peak < AT_LIMIT)
-
-
-def is_knee(done: Done, knee: Configuration) -> bool:
-    """Whether this is a replay of the knee."""
-    return done.purpose == SEARCH and done.failed is None and done.configuration == dict(knee)

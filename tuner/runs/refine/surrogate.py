@@ -1,9 +1,15 @@
 """The twin as the cheap first look at a configuration: what it gains over the knee. Pure.
 
 It can tell of the admission cap, the token budget and the number of KV blocks, for the whole of the
-traffic and under laws as likely as the profile's. Of anything else only a replay can tell. What it
-tells is the mean over the speeds that the machine wanders between: what just serves all at the
-usual speed does not in a slower minute, and is no match for what has room to spare.
+traffic and under laws as likely as the fitted one. Of anything else only a replay can tell. What it
+tells is the mean over the speeds that the machine has at times: what just serves all at the usual
+speed does not in a slower minute, and is no match for what has room to spare.
+
+It is also what trials of the search are compared by (a control variate): the twin replays the same
+windows at the speed that the machine had then, and what that differs from all of the traffic at the
+machine's usual speed is no gain of a configuration, and is taken out before two replays are
+compared. Of attainment a difference is taken out: a window that serves half of the traffic's share
+would double every error of a ratio.
 """
 
 import math
@@ -11,20 +17,25 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import StepLaw
-from tuner.profile.stored_twin import StoredTwin
+from tuner.replay.measure import Spread, spread
 from tuner.replay.records import Replay
-from tuner.runs.refine.gains.luck import Seen, Served, luck, seen
-from tuner.runs.refine.gains.usual import usual_laws
-from tuner.runs.refine.gains.with_twin import ByTwin
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
-from tuner.runs.refine.objective import LEAST_ATTAINMENT, Objective, deficit, gains
+from tuner.runs.refine.objective import (
+    LEAST_ATTAINMENT,
+    AimNumbers,
+    Objective,
+    deficit,
+    gains,
+)
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
+from tuner.twin.check import driven, observed
 from tuner.twin.forecast import Forecast
-from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate, traffic_of
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, met, simulate, traffic_of
 
 LAWS = 20
 MOST_SCREENED = 20_000
@@ -43,13 +54,34 @@ SHORTEST_S = 1e-3
 
 BLOCKS = "num_gpu_blocks_override"
 
-Paces = Sequence[tuple[float, float]]
+Slowdowns = Sequence[tuple[float, float]]
 """How slow a machine is at times, as factors on its law, and at what share of the time."""
 
-STEADY: Paces = ((1.0, 1.0),)
+STEADY: Slowdowns = ((1.0, 1.0),)
 LEAST_SPEED_SD = 0.01
-"""Standard deviation of log slowness below which a machine is steady: three times the work would
+"""Standard deviation of log slowdown below which a machine is steady: three times the work would
 tell the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What the twin says of one configuration in one window."""
+
+    traffic: Traffic
+    replay: TwinReplay
+    scored: NDArray[np.bool_]
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class TwinNumbers:
+    """What the twin says of some windows together, as far as aims look at it."""
+
+    attainment: float
+    output_tokens_per_s: float
+    ttft_s: Spread | None
+    tpot_s: Spread | None
+    e2el_s: Spread | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +102,7 @@ class Foreseen:
 
 
 @dataclass(slots=True)
-class Screen:
+class Surrogate:
     """The twin, asked about configurations."""
 
     laws: Sequence[StepLaw]
@@ -84,13 +116,13 @@ class Screen:
     hit_share: float = 0.0
     """See ``traffic_of``."""
 
-    paces: Paces = STEADY
+    slowdowns: Slowdowns = STEADY
 
-    _measured: dict[tuple[int, ...], Seen] = field(default_factory=dict)
+    _measured: dict[tuple[int, ...], TwinNumbers] = field(default_factory=dict)
 
     def foresee(self, one: Configuration, *, sure: bool = True) -> Foreseen | None:
         """Return what a configuration gains; None where that is undefined. Without ``sure`` only
-        the middle law is asked."""
+        the fitted law is asked."""
         middle = self._gains(0, one)
         if middle is None:
             return None
@@ -105,7 +137,7 @@ class Screen:
         )
 
     def best_first(self, configurations: Sequence[Configuration]) -> list[Configuration]:
-        """Return the configurations in the order of what the middle law says of the first aim, what
+        """Return the configurations in the order of what the fitted law says of the first aim, what
         breaks the constraint last; of equal ones the smaller caps, then what differs less from the
         knee."""
 
@@ -119,21 +151,22 @@ class Screen:
 
         return sorted(configurations, key=rank)
 
-    def luck(
+    def control_variate(
         self, one: Configuration, replays: Sequence[Replay], aims: Sequence[Objective]
     ) -> tuple[float, ...]:
         """Return per aim what of these replays was the machine's speed and the windows' traffic; of
         use in differences alone, between configurations that the twin tells of."""
-        usual = self.measurement(0, one)
-        return luck(aims, replays, self.laws[0], self._shape_at(one), self.slo, usual)
+        law, shape = self.laws[0], self._shape_at(one)
+        now = pooled([_driven(replay, law, shape) for replay in replays], self.slo)
+        return beside(aims, now, self.measurement(0, one))
 
     def served(
-        self, one: Configuration, traffic: Traffic, window: Window, *, slowness: float = 1.0
+        self, one: Configuration, traffic: Traffic, window: Window, *, slowdown: float = 1.0
     ) -> Served:
         """Return what a configuration makes of the traffic of a window, by default at the usual
         speed."""
         scored = traffic.arrival_s >= window.start_s
-        replay = self._replay(one, traffic, slowness=slowness)
+        replay = self._replay(one, traffic, slowdown=slowdown)
         return Served(traffic, replay, scored, window.weight)
 
     def sent_in(self, workload: Workload, window: Window, *, hash_block_size: int) -> Traffic:
@@ -144,12 +177,12 @@ class Screen:
 
     def worst(self, one: Configuration, traffic: Traffic, window: Window) -> float:
         """Return the attainment in a window that falls in a slow time of the machine."""
-        slowest = max(slowness for slowness, _ in self.paces)
-        return seen([self.served(one, traffic, window, slowness=slowest)], self.slo).attainment
+        slowest = max(slowdown for slowdown, _ in self.slowdowns)
+        return pooled([self.served(one, traffic, window, slowdown=slowest)], self.slo).attainment
 
-    def at_usual_speed(self) -> "Screen":
-        """Return the twin of a machine whose speed does not speed_sd."""
-        return replace(self, paces=STEADY, _measured={})
+    def at_usual_speed(self) -> "Surrogate":
+        """Return the twin of a machine whose speed does not vary."""
+        return replace(self, slowdowns=STEADY, _measured={})
 
     def _shape_at(self, one: Configuration) -> EngineShape:
         blocks = one.get(BLOCKS) or self.shape.kv_blocks
@@ -169,74 +202,63 @@ class Screen:
                 return False
         return True
 
-    def says(self, aim: Objective, one: Configuration) -> ByTwin | None:
-        """Return the log gain of one aim; None where the twin cannot tell by every law."""
+    def forecast(self, aim: Objective, one: Configuration) -> float | None:
+        """Return the log gain of one aim by the fitted law; None where the twin cannot tell."""
         if not self.tells(one):
             return None
-        found = []
-        for law in range(len(self.laws)):
-            here, there = (aim.log(self.measurement(law, each)) for each in (one, self.knee))
-            if here is None or there is None:
-                return None
-            found.append(here - there)
-        return ByTwin(found[0], found[1:])
+        here, there = (aim.log(self.measurement(0, each)) for each in (one, self.knee))
+        return None if here is None or there is None else here - there
 
     def tells(self, one: Configuration) -> bool:
         """Whether the configuration differs from the knee in nothing that the twin cannot tell."""
         told = {*LIVE, BLOCKS}
         return all(one[name] == self.knee.get(name) for name in one.keys() - told)
 
-    def measurement(self, law: int, one: Configuration) -> Seen:
-        """Return what a replay of the traffic would measure, as a mean over the paces; law 0 is the
-        middle one."""
+    def measurement(self, law: int, one: Configuration) -> TwinNumbers:
+        """Return what a replay of the traffic would measure, as a mean over the slowdowns; law 0 is
+        the fitted one."""
         shape = self._shape_at(one)
         key = (law, number(one[CAP]), shape.max_num_batched_tokens, shape.kv_blocks)
         if key not in self._measured:
             traffic, scored = self.traffic, np.ones(len(self.traffic), bool)
-            self._measured[key] = seen(
+            self._measured[key] = pooled(
                 [
-                    Served(traffic, self._replay(one, traffic, law, slowness), scored, share)
-                    for slowness, share in self.paces
+                    Served(traffic, self._replay(one, traffic, law, slowdown), scored, share)
+                    for slowdown, share in self.slowdowns
                 ],
                 self.slo,
             )
         return self._measured[key]
 
     def _replay(
-        self, one: Configuration, traffic: Traffic, law: int = 0, slowness: float = 1.0
+        self, one: Configuration, traffic: Traffic, law: int = 0, slowdown: float = 1.0
     ) -> TwinReplay:
-        slowed = self.laws[law].slowed(slowness)
+        slowed = self.laws[law].slowed(slowdown)
         return simulate(traffic, slowed, self._shape_at(one), max_num_seqs=number(one[CAP]))
 
     def _gains(self, law: int, one: Configuration) -> tuple[float, ...] | None:
         return gains(self.objectives, self.measurement(law, one), self.measurement(law, self.knee))
 
 
-def screen_of(
-    view: Forecast,
-    before: StoredTwin | None,
-    objectives: Sequence[Objective],
-    knee: Configuration,
-) -> Screen:
-    """Return the twin of a forecast, ready to be asked; ``before`` is the profile's."""
-    draws, traffic = view.fitted.draws(LAWS, seed=0), busiest(view.traffic)
-    return Screen(
-        laws=usual_laws(view, draws, before, traffic, max_num_seqs=number(knee[CAP])),
+def surrogate_of(view: Forecast, objectives: Sequence[Objective], knee: Configuration) -> Surrogate:
+    """Return the twin of a forecast, ready to be asked."""
+    return Surrogate(
+        laws=[view.fitted.law, *view.fitted.draws(LAWS, seed=0)],
         shape=view.shape,
         slo=view.slo,
-        traffic=traffic,
+        traffic=busiest(view.traffic),
         objectives=objectives,
         knee=knee,
         hit_share=view.hit_share,
-        paces=paces_of(view.speed_sd),
+        slowdowns=slowdowns_of(view.speed_sd),
     )
 
 
-def paces_of(speed_sd: float) -> Paces:
-    """Return the paces that stand for all of a machine whose log slowness has this standard
+def slowdowns_of(speed_sd: float) -> Slowdowns:
+    """Return the slowdowns that stand for all of a machine whose log slowdown has this standard
     deviation: the three of Gauss and Hermite, by which means of smooth curves are exact.
 
-    >>> [(round(factor, 2), round(share, 2)) for factor, share in paces_of(0.1)]
+    >>> [(round(factor, 2), round(share, 2)) for factor, share in slowdowns_of(0.1)]
     [(0.84, 0.17), (1.0, 0.67), (1.19, 0.17)]
     """
     if speed_sd < LEAST_SPEED_SD:
@@ -281,3 +303,51 @@ def combined(
         share = of_twin / (of_twin + of_replay)
         found.append(share * measured[aim] + (1 - share) * foreseen.gains[aim])
     return tuple(found)
+
+
+def beside(aims: Sequence[Objective], now: TwinNumbers, usual: AimNumbers) -> tuple[float, ...]:
+    """Return per aim how much better windows are than all of the traffic: of attainment the
+    difference, of others the log ratio; 0 where there is no telling.
+
+    Of use in differences alone: some windows do not ask for tokens at the rate of all.
+    """
+    found = []
+    for aim in aims:
+        if aim.is_share:
+            found.append(now.attainment - usual.attainment)
+            continue
+        here, there = aim.log(now), aim.log(usual)
+        found.append(0.0 if here is None or there is None else here - there)
+    return tuple(found)
+
+
+def pooled(windows: Sequence[Served], slo: Slo) -> TwinNumbers:
+    """Return what the twin says of windows, pooled as ``measure`` pools what was measured."""
+    heavy = np.concatenate([np.full(int(one.scored.sum()), one.weight) for one in windows])
+    good = sum(
+        one.weight * float(met(one.traffic, one.replay, slo)[one.scored].sum()) for one in windows
+    )
+
+    def over(name: str) -> Spread | None:
+        values = np.concatenate([getattr(one.replay, name)[one.scored] for one in windows])
+        known = ~np.isnan(values)
+        return spread(values[known], heavy[known])
+
+    return TwinNumbers(
+        attainment=good / float(heavy.sum()) if len(heavy) else 0.0,
+        output_tokens_per_s=sum(
+            one.weight * one.replay.output_tokens / max(1e-9, one.replay.duration_s)
+            for one in windows
+        ),
+        ttft_s=over("ttft_s"),
+        tpot_s=over("tpot_s"),
+        e2el_s=over("e2el_s"),
+    )
+
+
+def _driven(replay: Replay, law: StepLaw, shape: EngineShape) -> Served:
+    """Return the twin's replay of the same at the speed that the machine had then."""
+    window = observed(replay)
+    if not window.cut:  # what the engine finished last, the twin may finish a moment later
+        window = replace(window, end_s=math.inf)
+    return Served(window.traffic, driven(window, law, shape), window.scored, replay.weight)

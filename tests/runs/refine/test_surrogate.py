@@ -1,4 +1,4 @@
-"""The twin's first look: a mean over the speeds that the machine wanders between."""
+"""The twin's first look: a mean over the speeds that the machine has at times."""
 
 import math
 from dataclasses import replace
@@ -6,33 +6,33 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.runs.refine.test_balance import KNEE, OTHER, SHAPE, screen_of
+from tests.runs.refine.test_balance import KNEE, OTHER, SHAPE, surrogate_of
 from tuner.engines.scheduler.state import StepLaw
-from tuner.runs.refine.gains.screen import Screen, paces_of
 from tuner.runs.refine.knobs import CAP
+from tuner.runs.refine.surrogate import Surrogate, slowdowns_of
 from tuner.twin.simulation import simulate
 
 TWOS = [(float(at_s), 10, 10) for at_s in np.arange(0.0, 600.0, 10.0).repeat(2)]
 """Two requests at a time, of 1 s each: with one slot the second has its first token after 1.1 s,
 of 1.5 s that are allowed."""
 
-WANDER = 0.3
-"""The slower pace takes 1.68 times as long: 1.1 s become 1.85 s."""
+SPEED_SD = 0.3
+"""The slower speed takes 1.68 times as long: 1.1 s become 1.85 s."""
 
 
-def screen(speed_sd: float) -> Screen:
-    return replace(screen_of(TWOS), paces=paces_of(speed_sd))
+def surrogate(speed_sd: float) -> Surrogate:
+    return replace(surrogate_of(TWOS), slowdowns=slowdowns_of(speed_sd))
 
 
 def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare() -> None:
-    steady, wandering = screen(0.0), screen(WANDER)
+    steady, varying = surrogate(0.0), surrogate(SPEED_SD)
     for cap in (1, 4):
         assert steady.measurement(0, {**KNEE, CAP: cap}).attainment == 1.0
-    assert wandering.measurement(0, KNEE).attainment == pytest.approx(1 - 0.5 / 6)
-    assert wandering.measurement(0, OTHER).attainment == 1.0
+    assert varying.measurement(0, KNEE).attainment == pytest.approx(1 - 0.5 / 6)
+    assert varying.measurement(0, OTHER).attainment == 1.0
     gains = [
         foreseen.gains[0]
-        for one in (steady, wandering)
+        for one in (steady, varying)
         for foreseen in [one.foresee(OTHER)]
         if foreseen is not None
     ]
@@ -40,18 +40,20 @@ def test_what_just_serves_all_at_the_usual_speed_is_no_match_for_room_to_spare()
 
 
 @pytest.mark.parametrize("speed_sd", [0.0, 0.009, 0.05, 0.3])
-def test_paces_have_the_mean_and_the_spread_of_the_wandering(speed_sd: float) -> None:
-    logs, shares = np.array([(math.log(factor), share) for factor, share in paces_of(speed_sd)]).T
+def test_slowdowns_have_the_mean_and_the_spread_of_the_speed(speed_sd: float) -> None:
+    logs, shares = np.array(
+        [(math.log(factor), share) for factor, share in slowdowns_of(speed_sd)]
+    ).T
     assert shares.sum() == pytest.approx(1.0)
     assert (shares * logs).sum() == pytest.approx(0.0, abs=1e-12)
     spread = math.sqrt(float((shares * logs**2).sum()))
     assert spread == pytest.approx(speed_sd if speed_sd >= 0.01 else 0.0)
 
 
-def test_a_pace_is_the_whole_laws() -> None:
+def test_a_slowdown_is_the_whole_laws() -> None:
     """Twice as slow a machine serves traffic that comes at half the rate twice as late."""
     law = StepLaw(np.array([0.0, 0.1, 0.15, 0.2, 0.3]), 0.01, 1e-4, 0.02, 1e-4)
-    slow = replace(screen(0.0), laws=(law,), paces=((2.0, 1.0),))
+    slow = replace(surrogate(0.0), laws=(law,), slowdowns=((2.0, 1.0),))
     half = replace(slow.traffic, arrival_s=2 * slow.traffic.arrival_s)
     usual = simulate(slow.traffic, law, SHAPE, max_num_seqs=4)
     late = replace(slow, traffic=half).measurement(0, OTHER).e2el_s
@@ -60,5 +62,5 @@ def test_a_pace_is_the_whole_laws() -> None:
 
 
 def test_at_the_usual_speed_nothing_wanders() -> None:
-    assert screen(WANDER).measurement(0, KNEE).attainment < 1.0
-    assert screen(WANDER).at_usual_speed().measurement(0, KNEE).attainment == 1.0
+    assert surrogate(SPEED_SD).measurement(0, KNEE).attainment < 1.0
+    assert surrogate(SPEED_SD).at_usual_speed().measurement(0, KNEE).attainment == 1.0

@@ -1,0 +1,77 @@
+"""What studies found, kept in docs/evidence, and the tables that docs render from it.
+
+A result that takes more than ten minutes is a file: what was found, the command, the commit, the
+versions and the machine. `make docs` renders the tables; a test fails when table and file differ.
+"""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDER = ROOT / "docs" / "evidence"
+
+RESTS_ON = ("numpy", "numba", "scipy", "optuna")
+
+
+def keep(name: str, found: object) -> Path:
+    """Write what this command found; return where."""
+    path = FOLDER / f"{name}.json"
+    path.parent.mkdir(exist_ok=True)
+    content = {
+        "command": " ".join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
+        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "changed_since": _git("status", "--porcelain", "--", "tuner", "scripts") != "",
+        "versions": {
+            "python": platform.python_version(),
+            **{name: version(name) for name in RESTS_ON},
+        },
+        "machine": f"{platform.system()} {platform.machine()}, {_cores()} shared cores",
+        "found": found,
+    }
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+def found(name: str) -> Any:  # noqa: ANN401 - JSON content
+    """Return what a study found."""
+    return json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))["found"]
+
+
+def source(name: str) -> str:
+    """Say what made a table: `command`, at a commit."""
+    content = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
+    return f"`{content['command']}` at {content['commit']}: [{name}.json](evidence/{name}.json)."
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(table(["cap", "in SLO"], [[8, "99 %"]]))
+    | cap | in SLO |
+    | --- | --- |
+    | 8 | 99 % |
+    """
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+
+
+def _git(*words: str) -> str:
+    done = subprocess.run(  # noqa: S603 - these very words
+        ["git", *words],  # noqa: S607 - wherever git is
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return done.stdout.strip()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))

@@ -1,0 +1,162 @@
+"""When a gain over the knee is accepted, and when it is not: the pairs alone tell."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+
+from tuner.replay.measure import Spread
+from tuner.runs.refine.acceptance import (
+    PairedRatio,
+    acceptance,
+    fieller,
+    is_futile,
+    paired_ratio,
+)
+from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, TAIL
+
+
+@dataclass(frozen=True)
+class Numbers:
+    attainment: float
+    tail_s: float = 1.0
+    output_tokens_per_s: float = 100.0
+    ttft_s: Spread | None = None
+
+    @property
+    def e2el_s(self) -> Spread:
+        return Spread(*[self.tail_s] * 5)
+
+    @property
+    def tpot_s(self) -> Spread:
+        return Spread(*[self.tail_s / 100] * 5)
+
+
+Pair = tuple[Numbers, Numbers]
+KNEE, ALL = Numbers(0.5), Numbers(1.0)
+
+
+def ratios(*pairs: Pair) -> dict[str, PairedRatio]:
+    found = {name: paired_ratio(aim, pairs) for name, aim in OBJECTIVES.items()}
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def accepted(*pairs: Pair, frees_memory: bool = False) -> str | None:
+    found = acceptance(GOODPUT, ratios(*pairs), frees_memory=frees_memory)
+    return None if found is None else found.of
+
+
+def served(*attained: float) -> list[Pair]:
+    return [(KNEE, Numbers(one)) for one in attained]
+
+
+def test_four_pairs_that_agree_prove_a_tenth_more_goodput() -> None:
+    assert accepted(*served(0.54, 0.55, 0.56, 0.55)) == "goodput"
+
+
+def test_equal_engines_prove_nothing() -> None:
+    assert accepted(*served(0.5, 0.5, 0.5, 0.5)) is None
+    assert accepted(*served(0.49, 0.51, 0.52, 0.48)) is None
+
+
+def test_pairs_that_contradict_each_other_prove_nothing() -> None:
+    assert accepted(*served(0.6, 0.45, 0.6, 0.45)) is None
+
+
+def test_a_shorter_tail_at_the_same_goodput_is_a_gain_too() -> None:
+    assert accepted(*[(ALL, replace(ALL, tail_s=by)) for by in (0.8, 0.78, 0.82, 0.8)]) == "e2el"
+
+
+def test_a_shorter_tail_that_costs_goodput_is_none() -> None:
+    assert accepted(*[(KNEE, Numbers(0.475, tail_s=0.5))] * 4) is None
+
+
+def test_less_memory_is_a_gain_where_nothing_is_lost() -> None:
+    slower = [(ALL, replace(ALL, tail_s=by)) for by in (1.19, 1.2, 1.21, 1.2)]
+    alike = [(ALL, replace(ALL, tail_s=by)) for by in (0.99, 1.0, 1.01, 1.0)]
+    assert accepted(*alike, frees_memory=True) == "memory"
+    assert accepted(*slower, frees_memory=True) is None
+    assert accepted(*alike) is None
+
+
+@pytest.mark.parametrize("knee", [0.0, 0.009])
+def test_where_next_to_nothing_is_served_no_shorter_tail_is_a_gain(knee: float) -> None:
+    assert accepted(*[(Numbers(knee), Numbers(0.0, tail_s=0.5))] * 4) is None
+
+
+def test_times_are_compared_by_students_t_of_their_logarithms() -> None:
+    """Logarithms -0.1 and 0.3: mean 0.1, standard error 0.2, and t of one degree is 12.706."""
+    pairs = [(ALL, replace(ALL, tail_s=math.exp(one))) for one in (-0.1, 0.3)]
+    found = paired_ratio(TAIL, pairs)
+    assert found is not None
+    assert found.value == pytest.approx(math.exp(0.1))
+    assert math.log(found.high) == pytest.approx(0.1 + 12.706 * 0.2, rel=1e-4)
+    assert math.log(found.low) == pytest.approx(0.1 - 12.706 * 0.2, rel=1e-4)
+    assert found.sureness == pytest.approx(0.5 - math.atan(0.5) / math.pi)  # longer is worse
+
+
+def test_the_interval_of_goodput_holds_the_ratios_that_its_own_test_does_not_reject() -> None:
+    """At either end r the mean of refined - r knee is t standard errors from nothing."""
+    knee, refined = np.array([0.5, 0.4, 0.6, 0.5]), np.array([0.55, 0.5, 0.62, 0.6])
+    ends = fieller(refined, knee)
+    assert ends is not None
+    for end in ends:
+        left = refined - end * knee
+        assert abs(left.mean()) / (left.std(ddof=1) / 2) == pytest.approx(3.18245, rel=1e-4)
+
+
+def test_a_ratio_to_what_may_be_nothing_has_no_interval() -> None:
+    assert fieller(np.array([0.5, 0.5, 0.5]), np.array([0.0, 0.0, 0.1])) is None
+    assert "goodput" not in ratios(*[(Numbers(one), KNEE) for one in (0.0, 0.0, 0.1)])
+
+
+def test_what_the_twin_foresees_stands_beside_and_proves_nothing() -> None:
+    found = paired_ratio(GOODPUT, served(0.5, 0.52, 0.49, 0.5), forecast=math.log(1.2))
+    assert found is not None
+    assert found.forecast == pytest.approx(1.2)
+    assert not found.is_better
+    assert "forecast +20.0 %" in str(found)
+
+
+def equal(rng: np.random.Generator, pairs: int, sd: float) -> list[Pair]:
+    """Return pairs of engines that serve alike, whose replays differ."""
+    attained = np.clip(rng.normal(0.8, sd, (pairs, 2)), 0.0, 1.0)
+    tails = np.exp(rng.normal(0.0, sd, (pairs, 2)))
+    return [
+        (Numbers(*one), Numbers(*other)) for one, other in np.dstack((attained, tails)).tolist()
+    ]
+
+
+@pytest.mark.parametrize(("pairs", "sd"), [(4, 0.01), (4, 0.08), (8, 0.03), (16, 0.08)])
+def test_of_equal_engines_a_gain_is_proven_in_a_twentieth_at_most(pairs: int, sd: float) -> None:
+    """By goodput or by the tail; 3.3 standard deviations are left for the luck of 1,000 draws."""
+    rng = np.random.default_rng(0)
+    false = sum(accepted(*equal(rng, pairs, sd)) is not None for _ in range(1000))
+    assert false <= 1000 * 0.05 + 3.3 * math.sqrt(1000 * 0.05 * 0.95)
+
+
+def looked_at(pairs: Sequence[Pair]) -> bool:
+    half = pairs[: len(pairs) // 2]
+    return is_futile(GOODPUT, ratios(*half), pairs=len(pairs))
+
+
+def test_half_of_the_pairs_give_up_what_they_leave_no_hope_for() -> None:
+    assert looked_at(served(0.48, 0.47, 0.49, 0.48) * 2)
+    assert looked_at(served(0.5, 0.5, 0.5, 0.5) * 2)
+    assert not looked_at(served(0.52, 0.53, 0.51, 0.52) * 2)
+    assert not looked_at([(ALL, replace(ALL, tail_s=by)) for by in (0.9, 0.8, 0.85, 0.9)] * 2)
+
+
+def test_a_look_that_may_only_give_up_costs_little_of_a_real_gain() -> None:
+    """A gain that eight pairs prove in about four of five cases."""
+    rng = np.random.default_rng(0)
+    proven = lost = 0
+    for _ in range(300):
+        pairs = [(KNEE, Numbers(0.5 + one)) for one in rng.normal(0.02, 0.02, 8)]
+        if accepted(*pairs) is not None:
+            proven += 1
+            lost += looked_at(pairs)
+    assert proven > 150
+    assert lost <= 0.05 * proven

@@ -1,0 +1,66 @@
+"""Writes down what a run measures, the moment it exists: on disk when a call returns."""
+
+import asyncio
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from tuner.engines.seam import EngineFacts
+from tuner.replay.probe import ProbeResult
+from tuner.replay.records import Replay
+from tuner.runs.evidence import Evidence, Selection
+from tuner.runs.journal import Journal
+from tuner.twin.uncertainty import Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Recorder:
+    """Whoever measures tells it; ``Evidence`` reads what stands there. Raises RunError when nothing
+    can be written."""
+
+    journal: Journal
+
+    def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
+        self.append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=asdict(facts))
+
+    def add_probes(self, results: list[ProbeResult]) -> None:
+        self.append("probe", results=[asdict(one) for one in results])
+
+    def add_selection(self, selection: Selection) -> None:
+        self.append("choice", **asdict(selection))
+
+    def add_late(self, what: str, why: str, elapsed_s: float) -> None:
+        """Note a replay that was thrown away because our own sending was late."""
+        self.append("late", what=what, why=why, elapsed_s=elapsed_s)
+
+    def begin(self, trial: Trial) -> None:
+        """Note what is measured from here on, so that an interrupted run goes on with it."""
+        self.append("trial", purpose=trial.purpose, max_num_seqs=trial.max_num_seqs)
+
+    def add_replay(self, result: Replay, purpose: str, *, window: int = 0) -> None:
+        """Keep a replay, or a ramp, of the trial under way."""
+        self.journal.append_replay(
+            result,
+            purpose=purpose,
+            max_num_seqs=result.max_num_seqs,
+            elapsed_s=result.elapsed_s,
+            window=window,
+            trial=len(Evidence(self.journal).trials()),
+            at_s=now_s(),
+        )
+
+    def end(self) -> None:
+        """Note that everything of the trial under way has been measured."""
+        self.append("measured")
+
+    def add_gathered(self, *, complete: bool) -> None:
+        """Note, once, that nothing more is measured before the confirming engine."""
+        if not any(self.journal.of("gathered")):
+            self.append("gathered", complete=complete)
+
+    def append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content
+        self.journal.append(event, **content, at_s=now_s())
+
+
+def now_s() -> float:
+    """Return the time on the clock of all events: the event loop's."""
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,136 @@
+"""What was found against the knee, in turns: only a gain that this proves replaces it."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
+
+from tuner.replay.measure import Measurement, measure
+from tuner.runs.refine.acceptance import (
+    PairedRatio,
+    PairedResult,
+    acceptance,
+    is_futile,
+    paired_ratio,
+)
+from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, frees, number, restart_key
+from tuner.runs.refine.objective import OBJECTIVES, Objective
+from tuner.runs.refine.scoring import has_room
+from tuner.runs.refine.trial_runner import Build, FinishedTrial, TrialRunner, told
+from tuner.traffic.slo import Slo
+from tuner.traffic.workload import Workload
+
+SIDES = ("refined", "knee", "knee", "refined")
+"""Over and over: each first as often as second, so that a machine that drifts favours neither."""
+
+COMPARING = ("refined", "knee")
+"""Purposes of the two halves of a pair."""
+
+
+async def compare(  # noqa: PLR0913 - what is compared, on what
+    runner: TrialRunner,
+    one: Configuration,
+    knee: Configuration,
+    *,
+    workloads: Sequence[Workload],
+    objective: Objective,
+    forecasts: Mapping[str, float],
+) -> PairedResult:
+    """Replay both in turns: on one engine whose limits change live, or else each time on a fresh
+    one, as no two starts are alike.
+
+    ``workloads`` has what each pair replays; ``forecasts`` (aim → log gain) are the twin's word,
+    which stands beside what the pairs say. Raises EngineError when engines keep failing.
+    """
+    slo, pairs = workloads[0].slo, len(workloads)
+    windows = {window for workload in workloads for window in workload.windows}
+    runner.watcher.stage(
+        f"comparing {told(one)} with the knee, in turns: {pairs} pairs, "
+        f"{len(windows)} windows of the trace"
+    )
+
+    def is_futile_now(done: Sequence[FinishedTrial]) -> bool:
+        ratios, less = ratios_of(done, slo, {}), _serves_with_less(done, slo, one, knee)
+        return is_futile(objective, ratios, pairs=pairs, frees_memory=less)
+
+    sides = {"refined": one, "knee": knee}
+    while (done := _ended(runner, pairs, is_futile_now)) is None:
+        await runner.settle()
+        place = sum(1 for half in _halves(runner) if runner.is_here(half))
+        side = SIDES[place % len(SIDES)]
+        build = _build(one, knee, turn=place, side=sides[side])
+        await runner.trial(side, sides[side], workloads[place // 2], build)
+    ratios = ratios_of(done, slo, forecasts)
+    less = _serves_with_less(done, slo, one, knee)
+    accepted = None
+    if len(done) == 2 * pairs:
+        accepted = acceptance(objective, ratios, frees_memory=less)
+    return PairedResult(ratios, accepted, len(done) // 2)
+
+
+def _ended(
+    runner: TrialRunner, pairs: int, is_futile_now: Callable[[Sequence[FinishedTrial]], bool]
+) -> list[FinishedTrial] | None:
+    """Return the halves of a comparison that is over in one place, wherever; None while none is."""
+    for worker in {half.worker: None for half in _halves(runner)}:
+        done = [half for half in _halves(runner) if half.worker == worker]
+        if len(done) >= 2 * pairs:
+            return done[: 2 * pairs]
+        if len(done) == pairs and is_futile_now(done):
+            return done
+    return None
+
+
+def ratios_of(
+    done: Sequence[FinishedTrial], slo: Slo, forecasts: Mapping[str, float]
+) -> dict[str, PairedRatio]:
+    """Return refined / knee of every aim over these halves of pairs."""
+    pairs = _pairs(done, slo)
+    found = {
+        name: paired_ratio(aim, pairs, forecasts.get(name)) for name, aim in OBJECTIVES.items()
+    }
+    return {name: one for name, one in found.items() if one is not None}
+
+
+def _serves_with_less(
+    done: Sequence[FinishedTrial], slo: Slo, one: Configuration, knee: Configuration
+) -> bool:
+    """Whether the refined one has less memory, and kept its KV cache off the limit."""
+    return frees(one, knee) and all(has_room(refined) for _, refined in _pairs(done, slo))
+
+
+def half_s(done: Iterable[FinishedTrial], sides: Sequence[Configuration]) -> float:
+    """Return how long half of a pair takes, by trials of its sides: of these each counts as much.
+
+    An engine that is overloaded drains for longer than its windows are, on one side more than on
+    the other. 0 where there was no trial of either.
+    """
+    took: dict[int, list[float]] = {}
+    for one in done:
+        if one.configuration in sides:
+            place = sides.index(one.configuration)
+            took.setdefault(place, []).append(sum(replay.elapsed_s for replay in one.replays))
+    return fmean(map(fmean, took.values())) if took else 0.0
+
+
+def is_live(one: Configuration, other: Configuration) -> bool:
+    """Whether one engine can serve both."""
+    return restart_key(one) == restart_key(other)
+
+
+def _build(one: Configuration, knee: Configuration, *, turn: int, side: Configuration) -> Build:
+    if is_live(one, knee):
+        cap, tokens = (max(number(one[name]), number(knee[name])) for name in LIVE)
+        return Build(cap, tokens, turn=1)
+    return Build(number(side[CAP]), number(side[TOKENS]), turn=1 + turn)
+
+
+def _halves(runner: TrialRunner) -> list[FinishedTrial]:
+    return runner.served(*COMPARING)
+
+
+def _pairs(done: Sequence[FinishedTrial], slo: Slo) -> list[tuple[Measurement, Measurement]]:
+    """Return (knee, refined), pair by pair."""
+    found = []
+    for first, second in zip(done[::2], done[1::2], strict=False):
+        by_side = {half.purpose: measure(half.replays, slo) for half in (first, second)}
+        found.append((by_side["knee"], by_side["refined"]))
+    return found

@@ -1,0 +1,408 @@
+"""Where trials of configurations are made, and what they measured so far.
+
+Everything measured is in the journal when a call returns.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Starter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import EngineError
+from tuner.replay.measure import Measurement, measure
+from tuner.replay.records import Replay
+from tuner.replay.replay import CutRule
+from tuner.runs.engine_runner import EngineRunner, Watcher
+from tuner.runs.evidence import Evidence, Selection
+from tuner.runs.recorder import Recorder
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
+
+if TYPE_CHECKING:
+    from tuner.engines.sim.start import SimStarter
+
+Vary = Callable[[Configuration], Starter]
+"""Returns what starts engines with the profile's arguments and these changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class SimVary:
+    """See Vary; on one simulated machine. Plain values, that go to another process."""
+
+    machine: "SimStarter"
+    arguments: Mapping[str, ArgumentValue]
+    """Those of the profile that a simulated engine has."""
+
+    def __call__(self, one: Configuration) -> Starter:
+        return self.machine.varied(_changed(self.arguments, one))
+
+
+@dataclass(frozen=True, slots=True)
+class VllmVary:
+    """See Vary."""
+
+    arguments: Mapping[str, ArgumentValue]
+    log: list[Path] = field(default_factory=list)
+    """Where vLLM speaks to: the last one, once there is one."""
+
+    def __call__(self, one: Configuration) -> Starter:
+        return VllmStarter(_changed(self.arguments, one), log=self.log[-1] if self.log else None)
+
+
+def _changed(arguments: Mapping[str, ArgumentValue], one: Configuration) -> dict[str, Any]:
+    return {k: v for k, v in {**arguments, **one}.items() if k != CAP and v is not None}
+
+
+RAMP, SEARCH = "ramp", "search"
+"""Purposes: of what times every batch size, and of what is held against the knee."""
+
+MOST_FAILURES = 3
+"""Engines that fail one after the other: then it is the machine and not a configuration."""
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    """What an engine is built for: the most that will be asked of it."""
+
+    cap: int
+    tokens: int
+    turn: int = 0
+    """Another turn is another engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedTrial:
+    """A trial of this run that has ended."""
+
+    purpose: str
+    configuration: dict[str, Any]
+    replays: tuple[Replay, ...]
+    failed: str | None
+    """Why it could not be measured; None when it was."""
+
+    engine: int
+    """Number of the start that it was measured on."""
+
+    worker: str = ""
+    """Which of several places measured it; empty where there is one."""
+
+    windows: tuple[Window, ...] = ()
+    """What it was to replay."""
+
+    started: bool = True
+    """Whether there was an engine for it: one that died, or was late, says nothing of others."""
+
+    def measured(self, workload: Workload) -> Measurement:
+        return measure(self.replays, workload.slo)
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """How a search ended."""
+
+    configuration: dict[str, Any]
+    complete: bool
+    """Whether nothing but itself ended it."""
+
+    pairs: tuple[tuple[Window, ...], ...]
+    """What it is to be compared with the knee in, pair by pair."""
+
+
+def told(one: Configuration) -> str:
+    """Return a configuration in words."""
+    return ", ".join(f"{name}={value}" for name, value in one.items() if value is not None)
+
+
+Floors = Callable[[str], Sequence[float]]
+"""Worker → per window the attainment below which a trial has lost for certain."""
+
+
+def no_floors(_: str) -> Sequence[float]:
+    """Let every replay go on to its end."""
+    return ()
+
+
+class Lane(Protocol):
+    """A place where one trial at a time is made."""
+
+    def is_up_for(self, one: Configuration, build: Build) -> bool:
+        """Whether the engine that is up there serves this without a restart."""
+        ...
+
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> FinishedTrial:
+        """Replay all windows with a configuration; ``floors`` cut those that have lost.
+
+        A failing engine fails the trial. Raises EngineError when it is one too many.
+        """
+        ...
+
+
+class TrialRunner(ABC):
+    """Where trials are made, and what was measured so far."""
+
+    width = 1
+    """How many trials may be under way at a time."""
+
+    def __init__(
+        self, evidence: Evidence, watcher: Watcher, *, most_failures: float = MOST_FAILURES
+    ) -> None:
+        self.evidence, self.watcher = evidence, watcher
+        self.recorder = Recorder(evidence.journal)
+        self._failures, self._most_failures = 0, most_failures
+
+    @abstractmethod
+    def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
+        """Take note of what every place replays first, to be compared with."""
+
+    @abstractmethod
+    def lane(self) -> AbstractAsyncContextManager[Lane]:
+        """Wait for a place that is free, and hold it."""
+
+    @abstractmethod
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> FinishedTrial:
+        """See Lane; always in the same place. Where that is lost the trial has failed, and the next
+        one is in another."""
+
+    @abstractmethod
+    async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """Time every batch size up to what the engine is built for; see ``ramp``. Fails as a trial
+        does."""
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """Stop every engine. Stopping twice is allowed."""
+
+    @abstractmethod
+    async def settle(self) -> None:
+        """Make sure of the place where the next ``trial`` will be made."""
+
+    @abstractmethod
+    def is_here(self, done: FinishedTrial) -> bool:
+        """Whether a trial was measured in that place."""
+
+    def done(self) -> list[FinishedTrial]:
+        """Return every trial that has ended, in order."""
+        journal = self.evidence.journal
+        ends = list(journal.of("measured"))
+        replays: dict[int, list[dict[str, Any]]] = {}
+        for event in journal.of("replay"):
+            replays.setdefault(event["trial"], []).append(event)
+        return [
+            FinishedTrial(
+                begun["purpose"],
+                begun["configuration"],
+                tuple(journal.replay(event) for event in replays.get(place, ())),
+                end.get("failed"),
+                end.get("engine", 0),
+                end.get("worker", ""),
+                tuple(Window(**window) for window in begun.get("windows", ())),
+                started=end.get("started", end.get("failed") is None),
+            )
+            for place, (begun, end) in enumerate(zip(journal.of("trial"), ends, strict=False))
+        ]
+
+    def served(self, *purposes: str) -> list[FinishedTrial]:
+        """Return the trials for one of these purposes that did not fail."""
+        return [one for one in self.done() if one.purpose in purposes and one.failed is None]
+
+    def under_way(self) -> dict[str, Any] | None:
+        """Return the configuration of a trial that an interruption left half done."""
+        begun = list(self.evidence.journal.of("trial"))
+        ended = sum(1 for _ in self.evidence.journal.of("measured"))
+        return begun[ended]["configuration"] if len(begun) > ended else None
+
+    def chosen(self) -> Chosen | None:
+        """Return how the search ended; None while it goes on."""
+        for event in self.evidence.journal.of("gathered"):
+            pairs = (tuple(Window(**one) for one in pair) for pair in event["pairs"])
+            return Chosen(dict(event["chosen"]), bool(event["complete"]), tuple(pairs))
+        return None
+
+    def choose(self, chosen: Chosen) -> None:
+        """Keep it: a resumed run goes on with the same."""
+        pairs = [[asdict(window) for window in pair] for pair in chosen.pairs]
+        one = dict(chosen.configuration)
+        self.recorder.append("gathered", complete=chosen.complete, chosen=one, pairs=pairs)
+
+    def facts_of(
+        self, key: tuple[tuple[str, str], ...], *, cap: int | None = None, tokens: int | None = None
+    ) -> EngineFacts:
+        """Return what the newest engine of these arguments, built for these limits, said of itself;
+        of any such engine where none was built for them."""
+        starts = [one for one in self.evidence.journal.of("start") if one["key"] == repr(key)]
+        exact = [
+            one
+            for one in starts
+            if one["max_num_seqs"] == cap and one["facts"]["arguments"][TOKENS] == tokens
+        ]
+        return EngineFacts(**(exact or starts)[-1]["facts"])
+
+    def spent_s(self) -> float:
+        """Return what counts against the budget."""
+        return self.evidence.spent_s()
+
+    def keep_workload(self, workload: Workload) -> None:
+        self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
+
+    def _count(self, failed: str | None, hint: str) -> None:
+        """Raise EngineError when a failure is one too many in a row."""
+        self._failures = 0 if failed is None else self._failures + 1
+        if failed is None:
+            return
+        self.watcher.warn(f"a trial failed: {failed}")
+        if self._failures >= self._most_failures:
+            raise EngineError(
+                f"{self._failures} trials failed one after the other: {failed}", hint=hint
+            )
+
+
+def is_knee(done: FinishedTrial, knee: Configuration) -> bool:
+    """Whether this is a replay of the knee."""
+    return done.purpose == SEARCH and done.failed is None and done.configuration == dict(knee)
+
+
+class LocalTrialRunner(TrialRunner):
+    """The one engine that is up on this machine, restarted where a configuration needs it.
+
+    A trial that an interruption left half done goes on with the windows that it lacks.
+    """
+
+    def __init__(
+        self, engines: EngineRunner, vary: Vary, *, most_failures: float = MOST_FAILURES
+    ) -> None:
+        super().__init__(engines.evidence, engines.watcher, most_failures=most_failures)
+        self.engines = engines
+        self._vary = vary
+        self._built: tuple[object, ...] | None = None
+        self._first: tuple[Configuration, Workload, Build] | None = None
+
+    def begin(self, knee: Configuration, workload: Workload, build: Build) -> None:
+        """See TrialRunner."""
+        self._first = knee, workload, build
+
+    async def settle(self) -> None:
+        """See TrialRunner: there is one place alone."""
+
+    def is_here(self, done: FinishedTrial) -> bool:
+        return not done.worker  # what a cluster measured before was elsewhere
+
+    @asynccontextmanager
+    async def lane(self) -> AsyncIterator[Lane]:
+        if self._first is not None:  # a cluster may have begun this run, with knees of its own
+            knee, workload, build = self._first
+            while not any(is_knee(done, knee) and self.is_here(done) for done in self.done()):
+                await self.trial(SEARCH, knee, workload, build)
+        yield self
+
+    def is_up_for(self, one: Configuration, build: Build) -> bool:
+        return self.engines.engine is not None and self._built == (build, restart_key(one))
+
+    async def engine_for(self, one: Configuration, build: Build) -> Engine:
+        """Return an engine with the configuration's limits set. Raises EngineError."""
+        if self.engines.engine is None or not self.is_up_for(one, build):
+            await self.stop()
+            built_for = told({**one, CAP: build.cap, TOKENS: build.tokens})
+            self.watcher.stage(f"starting an engine with {built_for}")
+            starter = self._vary({**one, TOKENS: build.tokens})
+            self.engines.engine = await starter.start(max_num_seqs=build.cap)
+            self._built = (build, restart_key(one))
+            facts = self.engines.engine.facts
+            self.evidence.check_machine(facts)
+            self.recorder.append(
+                "start",
+                purpose=f"{build.tokens} {build.turn} {restart_key(one)}",
+                max_num_seqs=build.cap,
+                key=repr(restart_key(one)),
+                facts=asdict(facts),
+            )
+        await self.engines.engine.set_limits(
+            max_num_seqs=number(one[CAP]), max_num_batched_tokens=number(one[TOKENS])
+        )
+        return self.engines.engine
+
+    async def stop(self) -> None:
+        self._built = None
+        await self.engines.stop()
+
+    async def trial(
+        self,
+        purpose: str,
+        one: Configuration,
+        workload: Workload,
+        build: Build,
+        floors: Floors = no_floors,
+    ) -> FinishedTrial:
+        """See Lane."""
+        if self.under_way() is None:
+            self.recorder.append(
+                "trial",
+                purpose=purpose,
+                max_num_seqs=one[CAP],
+                configuration=dict(one),
+                windows=[asdict(window) for window in workload.windows],
+            )
+        limits = floors("")
+
+        async def replay() -> None:
+            before = self.evidence.replayed()
+            for place, window in enumerate(workload.windows):
+                if place in before:
+                    continue
+                engine = await self.engine_for(one, build)
+                rule = CutRule(workload.slo, limits[place] if limits else 0.0)
+                sent = workload.sent_in(window)
+                cap = number(one[CAP])
+                replay = await self.engines.replay(engine, purpose, cap, sent, window, rule)
+                self.recorder.add_replay(replay, purpose, window=place)
+
+        await self._attempt(replay)
+        done = self.done()[-1]
+        if done.failed is None:
+            self.watcher.measured(f"{purpose} {told(one)}", done.measured(workload))
+        return done
+
+    async def ramp(self, one: Configuration, workload: Workload, build: Build) -> None:
+        """See TrialRunner."""
+        if self.under_way() is None:
+            self.recorder.append(
+                "trial", purpose=RAMP, max_num_seqs=build.cap, configuration=dict(one)
+            )
+
+        async def ramp() -> None:
+            if not self.evidence.replayed():
+                engine = await self.engine_for({**one, CAP: build.cap}, build)
+                await self.engines.ramp(engine, RAMP, build.cap, workload, workload.step_s)
+
+        await self._attempt(ramp)
+
+    async def _attempt(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Do what a trial consists of, and note how it ended."""
+        failed, hint, started = None, "", True
+        try:
+            await work()
+        except EngineError as error:
+            started = self.engines.engine is not None
+            await self.stop()
+            failed, hint = str(error), error.hint
+        self._count(failed, hint)
+        number = len(self.evidence.starts_s())
+        self.recorder.append("measured", failed=failed, engine=number, started=started)
