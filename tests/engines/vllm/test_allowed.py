@@ -1,0 +1,73 @@
+"""What somebody else's profile may set of an engine: numbers and switches, and nothing that acts."""
+
+import pytest
+import yaml
+
+from tests.support.places import ROOT
+from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import allowed
+from tuner.engines.vllm.flags import GRAMMAR, LISTS, SWITCHES
+
+
+def test_every_name_on_the_list_is_vllms() -> None:
+    known = {*SWITCHES, *LISTS, *GRAMMAR.words}
+    assert {name for name in known if allowed.is_allowed(name, None)} == known
+    assert (allowed._PLAIN | allowed._SOME.keys()) - known == set()
+
+
+def test_the_profile_that_ships_sets_nothing_else() -> None:
+    text = (ROOT / "profiles" / "translation-tiny-cpu.yaml").read_text(encoding="utf-8")
+    assert allowed.not_allowed(yaml.safe_load(text)["engine"]) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("allowed_local_media_path", "/"),
+        ("api_key", ["attacker"]),
+        ("chat_template", "/etc/passwd"),
+        ("code_revision", "main"),
+        ("compilation_config", {"backend": "evil.Backend"}),
+        ("compilation_config", {"cache_dir": "/srv"}),
+        ("compilation_config", {"pass_config": {"x": "evil.Pass"}}),
+        ("distributed_executor_backend", "evil.Executor"),
+        ("download_dir", "/srv"),
+        ("hf_overrides", {"auto_map": {"AutoConfig": "evil.Config"}}),
+        ("host", "0.0.0.0"),
+        ("io_processor_plugin", "evil"),
+        ("kv_transfer_config", {"kv_connector_module_path": "evil"}),
+        ("load_format", "pt"),
+        ("logits_processors", ["evil.Processor"]),
+        ("middleware", ["evil.Middleware"]),
+        ("otlp_traces_endpoint", "http://evil.example"),
+        ("port", 80),
+        ("reasoning_parser_plugin", "/srv/evil.py"),
+        ("scheduler_cls", "evil.Scheduler"),
+        ("speculative_config", {"model": "evil/model"}),
+        ("tokenizer_mode", "custom"),
+        ("tool_parser_plugin", "/srv/evil.py"),
+        ("trust_remote_code", True),
+        ("worker_cls", "evil.Worker"),
+        ("worker_extension_cls", "evil.Extension"),
+        ("x_of_tomorrow", 1),
+    ],
+)
+def test_what_loads_code_opens_places_or_sends_data_is_not_on_it(
+    name: str, value: ArgumentValue
+) -> None:
+    assert allowed.not_allowed({"max_num_seqs": 16, name: value}) == [name]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("compilation_config", {"mode": 3, "pass_config": {"fuse_norm_quant": True}}),
+        ("compilation_config", {"cudagraph_mode": "FULL", "cudagraph_capture_sizes": [1, 2]}),
+        ("load_format", "dummy"),
+        ("tokenizer_mode", "auto"),
+        ("trust_remote_code", False),
+        ("worker_cls", None),
+    ],
+)
+def test_values_that_are_only_data_are(name: str, value: ArgumentValue) -> None:
+    assert allowed.not_allowed({name: value}) == []
