@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engines.conftest import generate, request
-from tests.support.places import ROOT
-from tests.support.processes import cores, family, lives, wait_until
+from tests.support.processes import cores
 from tuner.engines.seam import ArgumentValue, Engine, Reply, RequestFailedError
 from tuner.engines.workers.seam import Batching, Setup
 from tuner.engines.workers.vllm import VllmTestbed
@@ -39,7 +36,7 @@ BASE: Mapping[str, ArgumentValue] = {
 QUEUE = 6
 
 
-def testbed(log: Path, **changes: int) -> VllmTestbed:
+def vllm_testbed(log: Path, **changes: int) -> VllmTestbed:
     return VllmTestbed({**BASE, **changes}, None, queue_size=QUEUE, log=log)
 
 
@@ -55,11 +52,12 @@ class Batcher:
 def batcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batcher]:
     log = tmp_path_factory.mktemp("workers") / "vllm.log"
     with asyncio.Runner() as runner:
-        engine = runner.run(testbed(log).workers(1, Batching(size=3, wait_s=0.5)))
+        engine = runner.run(vllm_testbed(log).workers(1, Batching(size=3, wait_s=0.5)))
         yield Batcher(runner, engine)
         runner.run(engine.stop())
 
 
+@pytest.mark.alone
 def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
     engine = batcher.engine
 
@@ -88,12 +86,14 @@ def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
     assert np.median(nearest) < 0.005
 
 
+@pytest.mark.alone
 def test_a_batch_that_does_not_fill_leaves_after_its_time(batcher: Batcher) -> None:
     reply = batcher.runner.run(generate(batcher.engine, request(1, prompt=5, output=2)))
     assert reply.queue_s is not None
     assert 0.45 < reply.queue_s < 5
 
 
+@pytest.mark.alone
 def test_a_queue_that_is_full_refuses_at_once_and_what_nobody_waits_for_is_dropped(
     batcher: Batcher,
 ) -> None:
@@ -117,6 +117,7 @@ def test_a_queue_that_is_full_refuses_at_once_and_what_nobody_waits_for_is_dropp
     assert after.output_tokens == 3
 
 
+@pytest.mark.alone
 def test_what_does_not_fit_fails_alone_and_limits_stay(batcher: Batcher) -> None:
     with pytest.raises(RequestFailedError, match="max_model_len is 1024"):
         batcher.runner.run(generate(batcher.engine, request(1, prompt=1000, output=100)))
@@ -128,7 +129,7 @@ def test_two_workers_that_do_not_fit_say_why(tmp_path: Path) -> None:
     """One has room for a request of 1,024 tokens (6 MiB), half of it has not."""
     before = cores()
     with asyncio.Runner() as runner, pytest.raises(EngineError) as refused:
-        runner.run(testbed(tmp_path / "log", kv_cache_memory_bytes=10 << 20).workers(2, Batching()))
+        runner.run(vllm_testbed(tmp_path / "log", kv_cache_memory_bytes=10 << 20).workers(2, Batching()))
     assert "vLLM did not start" in str(refused.value)
     assert "kv_cache_memory_bytes" in refused.value.hint
     assert cores() == before
@@ -156,9 +157,10 @@ class KillsWorkers:
             os.kill(min(workers), signal.SIGKILL)
 
 
+@pytest.mark.faults
 def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_path: Path) -> None:
     settings = CompareSettings(
-        approaches=chosen("two-workers,static,tuned", has_profile=False),
+        approaches=chosen("two-workers,tuned", has_profile=False),
         levels=(Level("recorded", None),),
         untuned=8,
         window="all",
@@ -172,7 +174,7 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
     requests = [TraceRequest(row, 0.2 * row, 20, 10) for row in range(15)]
     comparing = Comparing(create(tmp_path / "run", {}))
     watcher = KillsWorkers()
-    place = testbed(tmp_path / "log")
+    place = vllm_testbed(tmp_path / "log")
 
     async def main() -> None:
         await calibrate(requests, place, settings, comparing, watcher)
@@ -185,16 +187,13 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
     (began, *_) = comparing.journal.of("start")
     comparing.journal.close()
     captured, _uniform = comparing.tables(settings.levels, settings.approaches)
-    two, static, tuned = captured.rows
+    two, tuned = captured.rows
     assert watcher.killed == 2
     assert began["facts"]["engine"] == "vllm"
     assert two.errors[0].startswith("The engine died: the worker was killed by SIGKILL.")
-    for row in (static, tuned):
-        assert row.errors == ()
-        assert row.numbers is not None
-        assert row.numbers.completed == row.numbers.requests > 10
-    assert static.numbers is not None
-    assert static.numbers.transfer_s is not None
+    assert tuned.errors == ()
+    assert tuned.numbers is not None
+    assert tuned.numbers.completed == tuned.numbers.requests > 10
     assert cores() == watcher.spared
 
 
@@ -205,7 +204,7 @@ def test_no_worker_survives_a_start_that_is_cancelled(tmp_path: Path) -> None:
     async def main() -> None:
         for serving in (False, True):
             log = tmp_path / f"{serving}.log"
-            start = asyncio.create_task(testbed(log).workers(2, Batching()))
+            start = asyncio.create_task(vllm_testbed(log).workers(2, Batching()))
             while len(cores() - before) < 1 + serving:  # noqa: ASYNC110 - nobody tells
                 await asyncio.sleep(0.01)
             start.cancel()
@@ -214,19 +213,3 @@ def test_no_worker_survives_a_start_that_is_cancelled(tmp_path: Path) -> None:
             assert cores() == before
 
     asyncio.run(main())
-
-
-def test_no_worker_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.support.lone_workers", str(tmp_path / "log")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=ROOT,
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "serving\n"
-        everybody = family(program.pid)
-        assert cores(program.pid)
-        program.kill()
-        wait_until(lambda: not any(map(lives, everybody)))
