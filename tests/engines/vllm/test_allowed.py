@@ -1,4 +1,4 @@
-"""What somebody else's profile may set of an engine: numbers and switches, and nothing that acts."""
+"""What a stranger's profile may set of an engine: numbers and switches, nothing that acts."""
 
 import pytest
 import yaml

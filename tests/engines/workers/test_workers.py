@@ -129,7 +129,9 @@ def test_two_workers_that_do_not_fit_say_why(tmp_path: Path) -> None:
     """One has room for a request of 1,024 tokens (6 MiB), half of it has not."""
     before = cores()
     with asyncio.Runner() as runner, pytest.raises(EngineError) as refused:
-        runner.run(vllm_testbed(tmp_path / "log", kv_cache_memory_bytes=10 << 20).workers(2, Batching()))
+        runner.run(
+            vllm_testbed(tmp_path / "log", kv_cache_memory_bytes=10 << 20).workers(2, Batching())
+        )
     assert "vLLM did not start" in str(refused.value)
     assert "kv_cache_memory_bytes" in refused.value.hint
     assert cores() == before
