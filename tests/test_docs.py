@@ -1,5 +1,7 @@
 """Docs that cannot lie: links resolve, commands and options exist, every example is used."""
 
+import importlib.metadata
+import importlib.util
 import re
 import shlex
 import subprocess
@@ -12,6 +14,9 @@ from tests.support.places import ROOT
 from tuner.commands.root import app
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
+NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
+NAMED_LINE = re.compile(r"`([a-z]\w*(?:/\w+)*\.py):(\d+)` `(\w+)`")
+POINT = re.compile(r"^\| (\d+) \|.*\|([^|]+)\|$", flags=re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
 TARGET = re.compile(r"^([a-z-]+):", flags=re.MULTILINE)
@@ -99,6 +104,32 @@ def test_every_command_and_option_that_a_page_shows_exists(page: str) -> None:
             )
             shown = {word.partition("=")[0] for word in line if re.match("--?[a-z]", word)}
             assert shown <= known[command], line
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_test_that_a_page_names_exists(page: str) -> None:
+    for path, name in NAMED_TEST.findall(FILES[page]):
+        assert re.search(rf"^(?:async )?def {name}\(", FILES[path], flags=re.MULTILINE), name
+
+
+def test_every_point_about_gpus_says_what_it_stands_on() -> None:
+    points = POINT.findall(FILES["docs/gpu.md"])
+    assert [number for number, _ in points] == [str(number) for number in range(1, 14)]
+    for number, stands_on in points:
+        known = bool(NAMED_TEST.search(stands_on))
+        read = "*read only*" in stands_on and bool(NAMED_LINE.search(stands_on))
+        assert known or read or "*not seen*" in stands_on, number
+
+
+@pytest.mark.vllm
+def test_every_line_of_vllm_that_a_page_names_says_what_the_page_says() -> None:
+    if not importlib.metadata.version("vllm").startswith("0.32"):
+        pytest.skip("the lines are those of vLLM 0.32")
+    spec = importlib.util.find_spec("vllm")
+    assert spec is not None
+    assert spec.origin is not None
+    for path, line, word in NAMED_LINE.findall(FILES["docs/gpu.md"]):
+        assert word in (Path(spec.origin).parent / path).read_text().splitlines()[int(line) - 1]
 
 
 def test_every_command_is_in_the_reference() -> None:

@@ -115,6 +115,8 @@ def _prepare(model: str, log: Path) -> None:
         )
     models.model_path(model)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # As ``vllm serve`` does (cli_env_setup); else vLLM forks a process that has threads.
+    os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     own = scratch.own_folder(
         "vllm"
     )  # for sockets, which would stay behind when a process of ours is killed
