@@ -114,7 +114,7 @@ class LiveScheduler(Scheduler):
 
 
 class LiveAsyncScheduler(LiveScheduler, AsyncScheduler):
-    """What LiveScheduler becomes where async scheduling is on."""
+    """LiveScheduler where async scheduling is on."""
 
 
 def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
@@ -132,7 +132,7 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
 
 
 class _Knobs:
-    """What the control thread may touch of a scheduler: see ``live.limits.Knobs``."""
+    """The limits of a scheduler that the control thread may touch: see ``live.limits.Knobs``."""
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler = scheduler

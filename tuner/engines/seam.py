@@ -43,7 +43,7 @@ no entry."""
 
 @dataclass(frozen=True, slots=True)
 class EngineFacts:
-    """What a started engine says of itself."""
+    """The facts that a started engine tells of itself."""
 
     engine: str
     """``vllm`` or ``sim``."""
@@ -83,7 +83,7 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class Reply:
-    """What has come back of one request so far. The engine fills it while it generates."""
+    """The part of one answer that has come so far. The engine fills it while it generates."""
 
     output_tokens: int = 0
     first_token_s: float | None = None

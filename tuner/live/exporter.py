@@ -34,7 +34,7 @@ class _Endpoint:
 
 
 class Exporter(_Endpoint):
-    """What a sweep shows."""
+    """The metrics of a sweep."""
 
     def __init__(self, port: int) -> None:
         super().__init__(port)
@@ -71,7 +71,7 @@ class Exporter(_Endpoint):
 
 
 class WatchExporter(_Endpoint):
-    """What a watch says. A measure that is not known is absent."""
+    """The metrics of a watch. A measure that is not known is absent."""
 
     def __init__(self, port: int, verdicts: Sequence[str]) -> None:
         super().__init__(port)

@@ -1,4 +1,4 @@
-"""What a vLLM server says at ``/metrics``, by our names, whichever vLLM wrote it. Pure."""
+"""The metrics of a vLLM server at ``/metrics``, by our names, whichever vLLM wrote them. Pure."""
 
 import math
 import re

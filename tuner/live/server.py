@@ -1,4 +1,4 @@
-"""What a running vLLM server says of itself: its version, models, and part of its configuration."""
+"""A running vLLM server's own account: its version, models, and part of its configuration."""
 
 import json
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ _WORDS: dict[str, ArgumentValue] = {"True": True, "False": False, "None": None}
 
 @dataclass(frozen=True, slots=True)
 class LiveServer:
-    """What it tells without being asked for secrets."""
+    """A server's own account, as far as it goes without being asked for secrets."""
 
     version: str | None
     arguments: dict[str, ArgumentValue]

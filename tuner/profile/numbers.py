@@ -45,7 +45,7 @@ class KvCacheUsageSection(Section):
 
 
 class DeviceUseSection(Section):
-    """What the device did, read once a second; None where it does not tell."""
+    """The device's use, read once a second; None where it does not tell."""
 
     utilisation_mean: Fraction | None
     utilisation_sd: Number | None
@@ -61,7 +61,7 @@ class DeviceUseSection(Section):
 
 
 class CapNumbers(Section):
-    """What one value of ``max_num_seqs`` gives. A latency is None where no request has one."""
+    """The numbers of one value of ``max_num_seqs``. A latency is None where no request has one."""
 
     attainment: Fraction
     goodput_rps: Number
@@ -91,7 +91,7 @@ class MeasuredNumbers(CapNumbers):
 
 
 class ChangeSection(Section):
-    """What a step up the ladder changes, with its 95 % interval."""
+    """The change by a step up the ladder, with its 95 % interval."""
 
     value: Signed
     low: Signed
@@ -120,7 +120,7 @@ class CurveStep(CapNumbers):
 
 
 class Predicted(CapNumbers):
-    """What the twin says of the chosen value at ``load`` times the trace's rate."""
+    """The twin's numbers of the chosen value at ``load`` times the trace's rate."""
 
     load: Limit
     intervals: dict[str, Range]
@@ -140,7 +140,7 @@ class AgreementSection(Section):
 
 
 class Promise(CapNumbers):
-    """What production should see at ``load`` times the trace's rate."""
+    """The numbers that production should see at ``load`` times the trace's rate."""
 
     load: Limit
     source: Literal["confirming run", "ladder", "twin"]
@@ -185,7 +185,7 @@ class StepLawSection(Section):
 
 
 class EngineShapeSection(Section):
-    """What limits the engine besides ``max_num_seqs``."""
+    """The limits of the engine besides ``max_num_seqs``."""
 
     max_num_batched_tokens: Seqs
     block_size: Seqs

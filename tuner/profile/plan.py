@@ -1,4 +1,4 @@
-"""What the stored twin says of other loads, caps, replica counts and routers. Pure, and seeded.
+"""Plans by the stored twin: other loads, caps, replica counts and routers. Pure, and seeded.
 
 A fleet's traffic is the stored traffic, raised or thinned: every request comes ``load`` times,
 copies within JITTER_S of their original, so that bursts stay bursts. Of the replicas a few are
@@ -41,7 +41,7 @@ Range = tuple[float, float]
 
 @dataclass(frozen=True, slots=True)
 class CapForecast:
-    """What one cap gives a replica of the fleet; middle values with 95 % intervals."""
+    """The forecast of one cap for a replica of the fleet; middle values with 95 % intervals."""
 
     max_num_seqs: int
     attainment: Range

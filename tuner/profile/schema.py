@@ -88,7 +88,7 @@ class EngineSeconds(Section):
 
 
 class Provenance(Section):
-    """What the numbers rest on."""
+    """The provenance of the numbers."""
 
     engine: Literal["vllm", "sim"]
     device: dict[str, JsonValue]

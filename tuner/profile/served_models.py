@@ -1,4 +1,4 @@
-"""Which models a running server says it serves, and whether a profile's is one of them. Pure."""
+"""The models that a running server serves, and whether a profile's is one of them. Pure."""
 
 import json
 import re

@@ -30,7 +30,7 @@ _COEFFICIENTS = 4
 
 @dataclass(frozen=True, slots=True)
 class StoredTwin:
-    """What can be asked again."""
+    """The twin as a profile stores it, to be asked again."""
 
     law: StepLaw
     shape: EngineShape

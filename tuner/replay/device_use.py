@@ -1,4 +1,4 @@
-"""What readings of the device say. Pure."""
+"""The use of a device, from its readings. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ IDLE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class DeviceUse:
-    """What readings of the device say, one a second; None where it does not tell."""
+    """The use of a device, from readings one a second; None where it does not tell."""
 
     utilisation_mean: float | None
     """Share of time busy: of the GPUs, or of all CPU cores."""

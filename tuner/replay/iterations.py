@@ -1,4 +1,4 @@
-"""What the log of an engine's iterations says: decode time, KV usage, what binds. Pure."""
+"""Measures of an engine's log of iterations: decode time, KV usage, what binds. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

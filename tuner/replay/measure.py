@@ -35,7 +35,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one cap cost over one replay, or over several pooled. Times in seconds."""
+    """The numbers of one cap over one replay, or over several pooled. Times in seconds."""
 
     max_num_seqs: int
     blocks: int
@@ -195,7 +195,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What is counted in one replay."""
+    """The counts of one replay."""
 
     scored: int
     """Requests, sent or not; at least one, so that shares are defined."""

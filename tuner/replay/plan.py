@@ -1,4 +1,4 @@
-"""What a replay sends and when: a window of the trace as planned requests. Pure."""
+"""The plan of a replay: a window of the trace as requests with their times. Pure."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from tuner.traffic.window import Window
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """What to send and when: ``planned_s`` from the start of the replay."""
+    """A request and its time: ``planned_s`` from the start of the replay."""
 
     row: int
     planned_s: float

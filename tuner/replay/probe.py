@@ -1,4 +1,4 @@
-"""What an idle engine does: a few of the trace's requests, one at a time."""
+"""The probe of an idle engine: a few of the trace's requests, one at a time."""
 
 import asyncio
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""What became of what was sent: the records and one whole replay. Pure.
+"""The records of one whole replay: a row for each request that was sent. Pure.
 
 Times are seconds from the start of the replay on the event loop's clock, unless said otherwise.
 """
@@ -33,7 +33,7 @@ Outcome = Literal["ok", "aborted", "failed", "cut"]
 
 @dataclass(frozen=True, slots=True)
 class RequestRecord:
-    """What became of one request. Seconds from the start of the replay."""
+    """The record of one request. Seconds from the start of the replay."""
 
     row: int
     scored: bool

@@ -28,7 +28,7 @@ EARLY_S = 0.003
 
 @dataclass(frozen=True, slots=True)
 class CutRule:
-    """When a replay is not worth going on with."""
+    """The rule by which a replay is not worth going on with."""
 
     slo: Slo
     floor: float

@@ -18,7 +18,7 @@ Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
 
 
 class Override(BaseModel):
-    """Who wrote something although it was refused, and what spoke against it."""
+    """A refusal that was overridden: who did it, and what spoke against it."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 

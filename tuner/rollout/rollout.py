@@ -1,4 +1,4 @@
-"""What a profile means for one deployment: the settings to write, and what speaks against it. Pure.
+"""A profile's meaning for one deployment: the settings to write, and what speaks against it. Pure.
 
 How a kind of file states arguments is the business of ``tuner.rollout.targets.kinds.registry``.
 """
@@ -58,7 +58,7 @@ _HOLDS: dict[str, frozenset[Part]] = {
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What a server would find on this machine."""
+    """This machine, as a server would find it."""
 
     vllm: str | None
     """Version; None where vLLM is not installed."""
@@ -71,7 +71,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Deployment:
-    """What a file says, and where it is used."""
+    """A file's statements, and where it is used."""
 
     stated: Mapping[str, Stated]
     source: str

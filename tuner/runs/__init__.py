@@ -2,6 +2,6 @@
 
 In come a trace, settings and a starter of engines; out go a journal in which everything measured
 is on disk the moment it exists, and an outcome. It may touch engines, the run folder and a
-cluster, and prints nothing. What a refinement makes better is an objective in
-``refine/objective.py``; a warning about a run is said where it is found, and kept in its outcome.
+cluster, and prints nothing. The aims of a refinement are in ``refine/objective.py``. A warning
+is added where its cause is found, and the run's result gathers all of them.
 """

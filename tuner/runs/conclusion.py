@@ -1,4 +1,4 @@
-"""What everything that a run has measured comes to: the twin asked, or the windows alone.
+"""The conclusion from everything that a run has measured: by the twin, or by the windows alone.
 
 Needs no engine: a stored run is concluded anew under another SLO in seconds.
 """

@@ -41,7 +41,7 @@ def in_words(purpose: str) -> str:
 
 
 class Watcher(Protocol):
-    """Who is told how the run goes."""
+    """The listener that is told how the run goes."""
 
     def stage(self, text: str) -> None: ...
     def trial(self, what: str, length_s: float) -> None: ...

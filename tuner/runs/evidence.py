@@ -1,4 +1,4 @@
-"""What a run has measured so far, read from its journal. ``Recorder`` writes it."""
+"""The evidence of a run so far, read from its journal. ``Recorder`` writes it."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -25,7 +25,7 @@ RUNGS: tuple[Purpose, ...] = ("ladder", "repeat", "drift_replay", "tie_break")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What was selected to be replayed, as the journal keeps it."""
+    """A part of the trace selected to be replayed, as the journal keeps it."""
 
     part: Part
     windows: tuple[Window, ...]

@@ -142,7 +142,7 @@ class Journal:
 
     @property
     def clock_s(self) -> float:
-        """When the newest event was written, on the clock of the event loop of its session."""
+        """Return when the newest event was written, on the clock of its session's event loop."""
         return float(self.events[-1].get("at_s", 0.0)) if self.events else 0.0
 
     def of(self, event: str) -> Iterator[Event]:

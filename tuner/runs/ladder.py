@@ -1,4 +1,4 @@
-"""What to measure next, and for how long. Pure."""
+"""The ladder: the next cap to measure, and for how long. Pure."""
 
 import math
 from collections import Counter

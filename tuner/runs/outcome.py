@@ -1,4 +1,4 @@
-"""What a sweep found, before it is written anywhere. Types only."""
+"""The outcome of a sweep, before it is written anywhere. Types only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class CurvePoint:
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """What the measurements of a run say."""
+    """The conclusion from the measurements of a run."""
 
     verdict: Verdict
     curve: tuple[CurvePoint, ...]
@@ -49,7 +49,7 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """What the twin says of the chosen cap at one load, with 95 % intervals."""
+    """The twin's numbers of the chosen cap at one load, with 95 % intervals."""
 
     load: float
     numbers: Measurement

@@ -1,4 +1,4 @@
-"""What a sweep found, as the sections of a profile and as the object of ``sweep --json``. Pure."""
+"""The result of a sweep: the sections of a profile, and the object of ``sweep --json``. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""What the user asked of a sweep. Pure."""
+"""The settings of a sweep, as the user asked for it. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from tuner.traffic.workload import parse_step_s
 
 @dataclass(frozen=True, slots=True)
 class SweepSettings:
-    """What the user asked of a run."""
+    """The settings of a sweep."""
 
     ceiling: int
     slo: Slo | None

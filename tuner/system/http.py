@@ -28,7 +28,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What is asked: GET, or POST with a form."""
+    """A question to a server: GET, or POST with a form."""
 
     url: str
     """With no secret in it: errors show it."""
@@ -51,7 +51,7 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a server said."""
+    """A server's answer."""
 
     status: int
     """Any but a redirect that was followed."""

@@ -1,7 +1,7 @@
 """Describe a trace before anything is run, and choose which part of it is sent.
 
 In come requests; out go rate, burstiness, concurrency and what to beware of, one replica's share,
-windows, prompts with the recorded lengths and shared prefixes, and the objective that one request
+windows, prompts with the recorded lengths and shared prefixes, and the SLO that one request
 must meet. Pure and seeded: it touches nothing. A warning about a trace is a sentence in
 ``trace_warnings.py``.
 """

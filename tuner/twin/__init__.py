@@ -2,5 +2,6 @@
 
 In come iterations and measurements; out go a step-time law, the whole trace replayed at every cap
 by the scheduler model, a check of both against what was measured, and a verdict with its reason.
-Pure and seeded. Which cap is best is said in ``choice.py``, and in which words in ``reasons.py``.
+Pure and seeded. ``choose`` says which cap is best, ``choice.py`` asks it under every likely law,
+``verdict_text.py`` puts the answer into words.
 """

@@ -1,4 +1,4 @@
-"""What the twin would choose, and how sure the measurements make it. Pure."""
+"""The choice by the twin, and how sure the measurements make it. Pure."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -29,7 +29,7 @@ Values = Mapping[int, tuple[float, float]]
 
 
 class Statistics(NamedTuple):
-    """What one replay by the twin comes to. Seconds; NaN where nothing came to that."""
+    """The statistics of one replay by the twin. Seconds; NaN where nothing came to that."""
 
     attainment: float
     log_tail: float
@@ -53,7 +53,7 @@ class Statistics(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Weighed:
-    """What a fitted law says of every cap, and of the choice between them."""
+    """A fitted law's view of every cap, and of the choice between them."""
 
     values: Values
     """By the law itself, with the corrections."""

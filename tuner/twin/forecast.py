@@ -1,4 +1,4 @@
-"""What the twin says of the whole part that is tuned for: every cap, how surely, how wrongly. Pure.
+"""The twin's forecast for the part that is tuned for: every cap, how sure, how wrong. Pure.
 
 The law is fitted to everything that was measured, checked against the windows that were replayed,
 and then asked about all of the traffic.
@@ -42,7 +42,7 @@ STALL = 3.0
 
 @dataclass(frozen=True, slots=True)
 class StepChange:
-    """What a step up the ladder changes, and the 95 % interval of that."""
+    """The change by a step up the ladder, and its 95 % interval."""
 
     value: float
     low: float

@@ -1,4 +1,4 @@
-"""Where the knee is, and why. Pure: numbers in, a verdict out.
+"""The knee, and the reason for it. Pure: numbers in, a verdict out.
 
 The objective, in words: serve the most requests within the SLO; among equals the shortest tail;
 among equals the fewest slots. docs/decisions says why, and what would change our mind.

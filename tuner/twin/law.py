@@ -170,7 +170,7 @@ def _residual(work: _Work, coefficients: Floats) -> Floats:
 
 
 class _Noise:
-    """What the residuals of a law say of the machine's noise."""
+    """The machine's noise, from the residuals of a law."""
 
     def __init__(self, work: _Work, residual: Floats, weight: Floats) -> None:
         self.slowdown = work.sums(weight * residual) / work.sums(weight)

@@ -72,7 +72,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class EngineShape:
-    """What limits an engine besides ``max_num_seqs``: seen in its facts."""
+    """The limits of an engine besides ``max_num_seqs``: seen in its facts."""
 
     max_num_batched_tokens: int
     block_size: int
@@ -90,7 +90,7 @@ class EngineShape:
 
 @dataclass(frozen=True, slots=True)
 class TwinReplay:
-    """What the twin says of one replay. Arrays have one entry per request, in seconds from its
+    """The twin's account of one replay. Arrays have one entry per request, in seconds from its
     arrival; NaN where it did not come to that, and all NaN where the engine would refuse it."""
 
     max_num_seqs: int

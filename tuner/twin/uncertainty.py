@@ -1,4 +1,4 @@
-"""How sure the numbers are: noise pooled over repeats, drift, draws and intervals. Pure.
+"""The uncertainty of the numbers: noise pooled over repeats, drift, draws and intervals. Pure.
 
 Nothing here resamples requests. Repeats of one cap replay the same requests, so what differs
 between two blocks is the machine; resampled requests would call two equal runs different in 80 to
@@ -54,7 +54,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """What is believed of one cap: means over its whole blocks, or its cut ones if all were cut."""
+    """The estimate for one cap: means over its whole blocks, or its cut ones if all were cut."""
 
     cap: int
     blocks: int

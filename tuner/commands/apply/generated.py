@@ -1,4 +1,4 @@
-"""What ``tuner apply`` would write where the whole file is tuner's own: rules and dashboards."""
+"""Files that are tuner's own as a whole, rules and dashboards, as ``tuner apply`` writes them."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What ``tuner apply --live`` does: change the limits of a server that is running."""
+"""``tuner apply --live``: change the limits of a server that is running."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""What ``tuner apply --live`` asks of servers, and whether it may be."""
+"""The plan of ``tuner apply --live``: what is asked of which server, and whether it may be."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

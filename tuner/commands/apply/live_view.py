@@ -1,4 +1,4 @@
-"""How ``tuner apply --live`` shows what it did."""
+"""The output of ``tuner apply --live``."""
 
 import json
 import shlex
@@ -25,7 +25,7 @@ _STATUS = {True: "changed", False: "unchanged", None: "unknown"}
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a server had, and has now."""
+    """A server's limits before and after."""
 
     socket: Path
     before: Limits

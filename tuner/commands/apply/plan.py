@@ -1,4 +1,4 @@
-"""What ``tuner apply`` would write: which kind of file, what it states, what speaks against it."""
+"""The plan of ``tuner apply``: the kind of file, what it states, what speaks against an edit."""
 
 import getpass
 import platform

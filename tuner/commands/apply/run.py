@@ -1,4 +1,4 @@
-"""What ``tuner apply`` does: check the command line, plan, write, and start the server."""
+"""``tuner apply``: check the command line, plan, write, and start the server."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""How ``tuner apply`` shows what it did."""
+"""The output of ``tuner apply``."""
 
 import difflib
 import json
@@ -21,7 +21,7 @@ _HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """What is to be written where, and what that changes."""
+    """An edit of one file, and what that changes."""
 
     path: Path
     read_from: Path | None

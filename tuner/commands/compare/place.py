@@ -1,4 +1,4 @@
-"""Where ``tuner compare`` runs: a machine with vLLM, or a simulated one."""
+"""The place of a comparison: a machine with vLLM, or a simulated one."""
 
 from collections.abc import Callable, Coroutine
 from functools import partial
@@ -25,7 +25,7 @@ Returned = TypeVar("Returned")
 
 
 class ComparePlace(Protocol):
-    """Where a comparison runs: a machine with vLLM, or a simulated one."""
+    """The place of a comparison: a machine with vLLM, or a simulated one."""
 
     profile: ServingProfile | None
 

@@ -1,4 +1,4 @@
-"""What ``tuner compare`` does with its options."""
+"""``tuner compare``: from its options to the printed result."""
 
 import importlib.util
 import json

@@ -1,4 +1,4 @@
-"""How a comparison looks: on the terminal, as Markdown and as JSON."""
+"""The output of ``tuner compare``: on the terminal, as Markdown and as JSON."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

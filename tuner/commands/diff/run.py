@@ -1,4 +1,4 @@
-"""What ``tuner diff`` does, and how it shows it."""
+"""``tuner diff``, and its output."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What ``tuner plan`` does with its options."""
+"""``tuner plan``: from its options to the printed result."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""How a plan looks."""
+"""The output of ``tuner plan``."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,7 +15,7 @@ from tuner.profile.stored_twin import MOST_STORED
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """What there is to print."""
+    """All that is printed of a plan."""
 
     load: float
     rps: float

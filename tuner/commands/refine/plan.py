@@ -1,4 +1,4 @@
-"""What a refinement rests on: engines, the plan in the journal, and the study of its trials."""
+"""The base of a refinement: its engines, the plan in the journal, and the study of its trials."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from tuner.trace.trace import Trace
 
 @dataclass(frozen=True, slots=True)
 class Engines:
-    """What starts engines, and where they live."""
+    """The engines of a refinement: how they start, and where they live."""
 
     vary: Vary
     execute: Callable[[float], Execute]

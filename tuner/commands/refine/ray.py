@@ -1,4 +1,4 @@
-"""What ``tuner refine --ray`` asks of a cluster."""
+"""``tuner refine --ray``: the workers that a cluster is asked for."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast

@@ -1,4 +1,4 @@
-"""What ``tuner refine`` does with its options."""
+"""``tuner refine``: from its options to the printed result."""
 
 import json
 import sys

@@ -1,4 +1,4 @@
-"""What a refinement searches: engine arguments, and the values of each that the engine takes."""
+"""The search space of a refinement: engine arguments, and the values that the engine takes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a refinement looks."""
+"""The output of ``tuner refine``."""
 
 import math
 from collections.abc import Iterator, Sequence

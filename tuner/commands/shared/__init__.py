@@ -1,1 +1,1 @@
-"""What several commands share: options, run folders, the console."""
+"""Shared by several commands: options, run folders, the console."""

@@ -1,4 +1,4 @@
-"""Where results are printed, for every command alike."""
+"""The console of every command: results on stdout, progress on stderr."""
 
 from rich.console import Console
 

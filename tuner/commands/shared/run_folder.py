@@ -39,7 +39,7 @@ _OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays", "
 
 @dataclass(frozen=True, slots=True)
 class Where:
-    """What the user says of a run's folder."""
+    """The user's words on a run's folder."""
 
     trace: Path
     run_dir: Path | None

@@ -58,7 +58,7 @@ LABEL = "tuner/kind"
 
 @dataclass(frozen=True, slots=True)
 class KindOutcome:
-    """What one kind of node came to."""
+    """The outcome of one kind of node."""
 
     kind: str
     takes: str
@@ -72,7 +72,7 @@ class KindOutcome:
 
     @property
     def numbers(self) -> Measurement | None:
-        """What the chosen cap does, for all of the traffic."""
+        """Return the numbers of the chosen cap, for all of the traffic."""
         if isinstance(self.done, TunerError):
             return None
         outcome = self.done.outcome
@@ -80,7 +80,7 @@ class KindOutcome:
 
     @property
     def per_million(self) -> float | None:
-        """What a million output tokens cost of requests within the SLO; None without a price."""
+        """Return the cost of a million output tokens within the SLO; None without a price."""
         if self.per_hour is None or (one := self.numbers) is None:
             return None
         return per_million_tokens(self.per_hour, one.output_tokens_per_s * one.attainment)

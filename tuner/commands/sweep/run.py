@@ -1,4 +1,4 @@
-"""What ``tuner sweep`` does with its options: everything that may be slow to import."""
+"""``tuner sweep`` behind its options: everything that may be slow to import."""
 
 import json
 import sys

@@ -63,7 +63,7 @@ LONGEST_NAME = 100
 
 @dataclass(frozen=True, slots=True)
 class ProfilePaths:
-    """Where the profiles go."""
+    """The paths that the profiles are written to."""
 
     of_trace: Mapping[str, Path]
     of_all: Path

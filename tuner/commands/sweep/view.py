@@ -1,4 +1,4 @@
-"""How a sweep looks: progress on stderr while it runs, the curve and the verdict on stdout."""
+"""The output of ``tuner sweep``: progress on stderr while it runs, curve and verdict on stdout."""
 
 import time
 from collections.abc import Sequence

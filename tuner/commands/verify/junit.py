@@ -1,4 +1,4 @@
-"""What ``tuner verify`` leaves for CI: JUnit XML that never says more than this run found."""
+"""The JUnit XML of ``tuner verify`` for CI: it never says more than this run found."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence

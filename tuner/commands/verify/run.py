@@ -1,4 +1,4 @@
-"""What ``tuner verify`` does, and how it looks."""
+"""``tuner verify``, and its output."""
 
 import asyncio
 import json
@@ -89,7 +89,7 @@ Verify = Coroutine[Any, Any, list[Gate]]
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Where the engine runs: what starts it, the loop, and what reads the device."""
+    """The place of the engine: what starts it, the loop, and what reads the device."""
 
     here: Here
     starter: Starter

@@ -1,4 +1,4 @@
-"""What ``tuner watch`` does: read its options, watch, end, and roll back where asked to."""
+"""``tuner watch``: read its options, watch, end, and roll back where asked to."""
 
 import json
 import math
@@ -270,7 +270,7 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
 
 @dataclass(frozen=True, slots=True)
 class Beforehand:
-    """What to know before a watch begins."""
+    """Facts to know before a watch begins."""
 
     warnings: list[str]
     untold: list[str]

@@ -1,4 +1,4 @@
-"""How a watch looks: a line a window on stderr while it goes on, what it found on stdout."""
+"""The output of ``tuner watch``: a line a window on stderr, what it found on stdout."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -49,7 +49,7 @@ MEASURES = {
 
 @dataclass(frozen=True, slots=True)
 class WatchResult:
-    """What there is to print."""
+    """All that is printed of a watch."""
 
     profile: str
     url: str

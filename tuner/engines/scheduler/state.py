@@ -119,7 +119,7 @@ class StepLaw(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """What makes iterations slower or faster than the law. Arrays of length 0 mean: nothing."""
+    """Factors that make iterations slower or faster than the law. Arrays of length 0 mean: none."""
 
     jitter: Floats  # one factor per iteration, consumed in order
     slowdown: Floats  # factor by time, on a grid; before and after as at its ends

@@ -1,4 +1,4 @@
-"""Which cap holds at which time of day, in a time zone with its clock changes. Pure.
+"""A schedule of caps by time of day, in a time zone with its clock changes. Pure.
 
 A cap begins when the wall clock first shows its time, and each begins once a day: when clocks go
 back, nothing begins a second time and nothing is taken back; a time that clocks leap over begins at

@@ -1,4 +1,4 @@
-"""Who is at the other end of a Unix socket, as the kernel says."""
+"""The process at the other end of a Unix socket, as the kernel names it."""
 
 import functools
 import select
@@ -12,7 +12,7 @@ _CREDENTIALS = struct.Struct("3i")
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who is at the other end, as the kernel says."""
+    """The process at the other end, as the kernel names it."""
 
     pid: int
     """0 for a process of another container."""

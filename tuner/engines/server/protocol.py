@@ -1,4 +1,4 @@
-"""What is said over the control socket of a live server: one line of JSON each way. Types only.
+"""The protocol of a live server's control socket: one line of JSON each way. Types only.
 
 Both ends read strictly: whoever is at the other end may be anybody.
 """
@@ -22,7 +22,7 @@ Kind = Literal["request", "refused", "failed"]
 
 
 class Refused(Exception):  # noqa: N818 - an answer, not a fault
-    """What the server answers instead of doing it."""
+    """The server's answer instead of doing it."""
 
     def __init__(self, message: str, *, hint: str, kind: Kind = "refused") -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ class _Said(BaseModel):
 
 
 class Limits(_Said):
-    """What a scheduler admits: sequences at a time, and tokens in one iteration."""
+    """The limits of a scheduler: sequences at a time, and tokens in one iteration."""
 
     max_num_seqs: MaxNumSeqs
     max_num_batched_tokens: MaxNumBatchedTokens
@@ -173,7 +173,7 @@ class State(_Told):
 
 
 class Served(_Told):
-    """When the engine had a finished request in hand; seconds on the machine's monotonic clock."""
+    """The time at which the engine had finished a request; seconds, monotonic clock."""
 
     request_id: str
     """The engine's own, which begins with the one that the server was given."""

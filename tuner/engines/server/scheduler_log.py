@@ -1,4 +1,4 @@
-"""What a scheduler notes of its iterations while somebody takes the log.
+"""The log that a scheduler keeps of its iterations while somebody takes it.
 
 Lives in vLLM's scheduler inside EngineCore, and needs of vLLM what an iteration's output says.
 """

@@ -37,7 +37,7 @@ _TOKEN_LENGTH = 65_536
 
 @dataclass(slots=True)
 class _Ticket:
-    """Who waits for a request."""
+    """The waiting task of a request."""
 
     reply: Reply
     output_length: int

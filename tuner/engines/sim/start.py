@@ -44,7 +44,7 @@ class SimStarter:
 
     @property
     def device(self) -> Mapping[str, ArgumentValue]:
-        """What identifies the simulated hardware."""
+        """Return the identity of the simulated hardware."""
         return {"name": f"{SIMULATED}{self._world.name}", "digest": self._world.digest}
 
     @property

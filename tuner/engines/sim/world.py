@@ -84,7 +84,7 @@ class WorldNoise:
 
 @dataclass(frozen=True, slots=True)
 class WorldWorkers:
-    """What workers behind queues cost; for ``tuner compare``."""
+    """The costs of workers behind queues; for ``tuner compare``."""
 
     message: float = _number(0.0)
     switch: float = _number(0.0, high=1e3)

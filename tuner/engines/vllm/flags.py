@@ -33,7 +33,7 @@ class Setting:
 
 
 class Grammar(NamedTuple):
-    """What a parser of ``vllm serve`` takes. Arguments are spelt with underscores, flags as they
+    """The flags of a parser of ``vllm serve``. Arguments are spelt with underscores, flags as they
     are."""
 
     switches: Mapping[str, Sequence[str]]

@@ -13,7 +13,7 @@ _KIN = ("vllm", "transformers", "huggingface_hub", "torch", "filelock")
 
 
 class _Stream:
-    """What vLLM's log handler writes to, however often vLLM configures its logging anew.
+    """The stream under vLLM's log handler, however often vLLM configures its logging anew.
 
     In the tuner that is the log file of the engine started last; in EngineCore, which imports this
     module too, it is standard output, which is its engine's log file.

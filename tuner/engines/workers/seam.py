@@ -18,7 +18,7 @@ class Batching:
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """What the user has set of the approaches."""
+    """The user's settings of the approaches."""
 
     tuned: int
     """The ``max_num_seqs`` that was found."""

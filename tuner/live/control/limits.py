@@ -1,4 +1,4 @@
-"""What a running scheduler's limits can be set to."""
+"""The values that a running scheduler's limits can be set to."""
 
 from typing import Protocol
 
@@ -7,11 +7,11 @@ from tuner.engines.server.protocol import Limits, Log, Refused
 
 
 class Knobs(Protocol):
-    """What a scheduler offers; any thread may ask."""
+    """The limits that a scheduler offers; any thread may ask."""
 
     @property
     def built(self) -> Limits:
-        """What it was built for."""
+        """Return the limits that it was built for."""
         ...
 
     @property

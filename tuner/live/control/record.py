@@ -1,4 +1,4 @@
-"""What goes on record when a running server's limits change: in the audit, and in vLLM's log."""
+"""The record of changed limits: a line in the audit, and one in vLLM's log."""
 
 import logging
 import os

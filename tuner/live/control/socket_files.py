@@ -1,4 +1,4 @@
-"""Where a server's control socket is, and what stands beside it: the audit and the schedule.
+"""The files of a server's control: the socket, and beside it the audit and the schedule.
 
 Only the server's user and root may have a say in it, so nothing here follows a link or uses what
 somebody else owns.

@@ -20,7 +20,7 @@ _BROKEN = line_of(Answer(ok=False, error="the control failed", hint="See the ser
 
 
 class LiveThread:
-    """What goes wrong on it is in vLLM's log, and nowhere else."""
+    """The thread that answers. An error on it is in vLLM's log, and nowhere else."""
 
     def __init__(  # noqa: PLR0913 - what it is told of the server
         self,

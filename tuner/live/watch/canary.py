@@ -53,7 +53,7 @@ LOGARITHMIC: frozenset[str] = frozenset({"tpot", "ttft", "slowness"})
 
 @dataclass(slots=True)
 class CanaryGate:
-    """What the pairs of windows say so far."""
+    """The state of a canary: what the pairs of windows say so far."""
 
     promised: Promised
     pairs: int = 0
@@ -136,7 +136,7 @@ class CanaryGate:
 
     @property
     def reason(self) -> str:
-        """Why, in words."""
+        """Return the reason, in words."""
         if self.gone:
             return f"the canary {self.gone}"
         return "; ".join([*self._why(), *self._also()])

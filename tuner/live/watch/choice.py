@@ -16,7 +16,7 @@ SURE = 0.95
 
 @dataclass(frozen=True, slots=True)
 class CapCheck:
-    """What the twin says of the caps for some traffic."""
+    """The twin's view of the caps for some traffic."""
 
     best: int
     """By the law itself."""

@@ -1,4 +1,4 @@
-"""What the twin in a profile says of a window of live traffic, and how slow the server was. Pure.
+"""A window of live traffic as the profile's twin expects it, and the server's slowdown. Pure.
 
 The twin gets today's own requests, so that what it says is what the profile promises at today's
 load. The slowdown is the factor on the step-time law at which the twin's mean gap between tokens is
@@ -33,7 +33,7 @@ CLOSE = 0.005
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the twin says of a window, at one slowdown, over all engines."""
+    """The twin's numbers for a window, at one slowdown, over all engines."""
 
     gap_s: float
     """Mean gap between the tokens of a request; NaN where none is expected."""

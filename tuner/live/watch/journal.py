@@ -1,4 +1,4 @@
-"""What a watch saw, on disk window by window: RUN_DIR/windows.jsonl, one object a line."""
+"""The journal of a watch: RUN_DIR/windows.jsonl, one object a line, written window by window."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""Why a watch says what it says, in words with numbers. Pure."""
+"""The reasons of a watch's verdict, in words with numbers. Pure."""
 
 import math
 

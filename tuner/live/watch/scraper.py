@@ -44,7 +44,7 @@ class MachineClock:
 
 @dataclass(frozen=True, slots=True)
 class ScrapedServer:
-    """Where to read, and of which model, should it serve several."""
+    """The address to read, and the model, should the server have several."""
 
     url: str
     model: str | None = None

@@ -63,7 +63,7 @@ class MonitorReading:
 
 @dataclass(slots=True)
 class Watch:
-    """What the windows say so far. Its memory is bounded."""
+    """The state of a watch: what the windows say so far. Its memory is bounded."""
 
     promised: Promised
     seed: int = 0

@@ -1,4 +1,4 @@
-"""What one window of a live server showed, and what it should have, in numbers to print. Pure."""
+"""One window of a live server in numbers: what it showed, what it should have shown. Pure."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ TIMES: tuple[Distribution, ...] = ("ttft_s", "itl_s", "tpot_s", "e2el_s", "queue
 
 @dataclass(frozen=True, slots=True)
 class WindowSummary:
-    """What one window showed, and what it should have. Times in milliseconds."""
+    """One window: what it showed, and what it should have. Times in milliseconds."""
 
     number: int
     begin_s: float

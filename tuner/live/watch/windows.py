@@ -1,4 +1,4 @@
-"""What a server counted between two scrapes of its /metrics, and over windows of them. Pure.
+"""Windows of a server's counters: the differences between scrapes of its /metrics. Pure.
 
 All numbers are increments: of counters, and of the buckets of histograms. They add up exactly, so
 a window's distribution is that of all that happened in it, never an average of averages.

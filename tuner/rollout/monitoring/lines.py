@@ -1,4 +1,4 @@
-"""Where a server leaves what its profile promises: every limit that an alert or a panel has. Pure.
+"""The limits of every alert and panel: where a server leaves what its profile promises. Pure.
 
 Each is the profile's own number, with the tolerance of ``tuner verify`` on top.
 """
@@ -26,7 +26,7 @@ MOST_MISSED = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What was promised, and the worst that still counts as kept."""
+    """A promised number, and the worst that still counts as kept."""
 
     promised: float
     limit: float

@@ -1,4 +1,4 @@
-"""How a generated file is known again, and whether somebody edited it since. Pure."""
+"""The seal of a generated file: it is known again by it, and an edit of it is seen. Pure."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""What a generated file is: one that a profile makes whole, for what watches a server. Types only.
+"""The seam of generated files: each made whole from a profile, to watch a server. Types only.
 
 ``rollout.targets`` edits files that others wrote; these are tuner's own from the first byte on.
 """

@@ -1,4 +1,4 @@
-"""Which vLLM an image has, as far as its name tells. Pure."""
+"""The version of vLLM in an image, as far as its name tells. Pure."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What a rollout target is: a kind of file that engine arguments are written into. Types only."""
+"""The seam of rollout targets: kinds of file that arguments are written into. Types only."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Stated:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """What a file says of where the server will run; None where it says nothing."""
+    """A file's statements on where the server will run; None where it says nothing."""
 
     vllm: Stated | None = None
     """Version, as in the tag of an image."""

@@ -1,4 +1,4 @@
-"""What a node of a cluster is: only nodes of one kind are compared with each other."""
+"""The kinds of a cluster's nodes: only nodes of one kind are compared with each other."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ PER_NODE = ("count",)
 
 @dataclass(frozen=True, slots=True)
 class Description:
-    """What a node is, or the share of it that a worker has."""
+    """The description of a node, or of the share of it that a worker has."""
 
     device: Mapping[str, ArgumentValue]
     versions: Mapping[str, str]

@@ -10,7 +10,7 @@ from tuner.runs.journal import Event, Journal
 
 @dataclass(frozen=True, slots=True)
 class WorkerReport:
-    """What one unit of work came to: its events, in order, and the replays that they name."""
+    """The result of one unit of work: its events, in order, and the replays that they name."""
 
     events: tuple[Event, ...]
     replays: dict[str, Replay]

@@ -1,4 +1,4 @@
-"""What GPUs cost, as somebody states it, and what tokens cost with that. Pure."""
+"""The prices of GPUs, as somebody states them, and of tokens with that. Pure."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What one engine takes of a cluster, and how many engines a cluster has room for. Pure."""
+"""The share of a cluster that one engine takes, and how many engines there is room for. Pure."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,7 +29,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one engine takes: bundles, each whole on one node."""
+    """The share that one engine takes: bundles, each whole on one node."""
 
     bundles: tuple[Mapping[str, float], ...]
 

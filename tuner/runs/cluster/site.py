@@ -25,7 +25,7 @@ CALIBRATED = 1 / 3
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """What is asked of a cluster."""
+    """A request for a part of a cluster."""
 
     address: str
     engines: int | None
@@ -37,7 +37,7 @@ class ClusterRequest:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What is to be done there."""
+    """The work to be done there."""
 
     arguments: Mapping[str, ArgumentValue]
     vary: Vary

@@ -27,7 +27,7 @@ from tuner.trace.trace import TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is swept, with what."""
+    """A sweep as a job: what is swept, with what."""
 
     requests: Sequence[TraceRequest]
     settings: SweepSettings
@@ -39,7 +39,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class WorkerMessage:
-    """What has happened since the last one: to keep, and to tell."""
+    """The news since the last message: to keep, and to tell."""
 
     report: WorkerReport
     said: tuple[tuple[str, tuple[Any, ...]], ...]

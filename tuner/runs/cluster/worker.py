@@ -1,4 +1,4 @@
-"""What runs on a node of a cluster: one engine at a time, and the trials that it is sent.
+"""A worker on a node of a cluster: one engine at a time, and the trials that it is sent.
 
 Everything in it is plain: nothing here knows who carries calls to it and answers back.
 """

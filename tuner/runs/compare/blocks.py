@@ -1,4 +1,4 @@
-"""What every block sends: its own window of the trace, at each load."""
+"""The blocks of a comparison: each sends its own window of the trace, at each load."""
 
 import math
 from collections.abc import Sequence
@@ -95,7 +95,7 @@ class Blocks:
 
     @cached_property
     def windows(self) -> tuple[Window, ...]:
-        """What each block replays, once that is chosen."""
+        """Return the window that each block replays, once that is chosen."""
         choice = self.comparing.evidence.selection()
         assert choice is not None
         return choice.windows

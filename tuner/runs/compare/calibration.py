@@ -1,4 +1,4 @@
-"""What the engine of reference would do with some traffic: its law, measured, and the twin."""
+"""The calibration of a comparison: the reference engine's law, measured, and its twin."""
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence

@@ -37,7 +37,7 @@ class Busy:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """What one approach did with one traffic, its repeats together. Times in seconds.
+    """The numbers of one approach with one traffic, its repeats together. Times in seconds.
 
     Requests are counted from the first one due until the last was, the run-in too, so that what was
     served is a part of what was offered. Latencies are those of the requests after the run-in.

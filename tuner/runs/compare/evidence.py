@@ -1,4 +1,4 @@
-"""What a comparison has measured so far, as its journal holds it."""
+"""The evidence of a comparison so far, as its journal holds it."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""How heavy the traffic of a comparison is, and with which lengths. Pure.
+"""The loads of a comparison: how heavy its traffic is, and with which lengths. Pure.
 
 A level is a mean number of requests in flight, open loop, at the engine of reference: the untuned
 one, which lets nobody wait for a slot. The requests of a window are thinned out, or copied, until

@@ -1,4 +1,4 @@
-"""What was seen of an approach, in words. Pure."""
+"""Notes on an approach, in words. Pure."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""How approaches compare, paired by block, and how sure that is. Pure."""
+"""Ratios between approaches, paired by block, with their uncertainty. Pure."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""What the user asked of a comparison. Pure."""
+"""The settings of a comparison, as the user asked for it. Pure."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class CompareSettings:
-    """What the user asked of a run."""
+    """The settings of a comparison."""
 
     approaches: tuple[Approach, ...]
     levels: tuple[Level, ...]

@@ -1,4 +1,4 @@
-"""Which part of the trace each block replays: another one wherever the trace has it. Pure."""
+"""The windows of a comparison: each block replays another one wherever the trace has it. Pure."""
 
 from collections.abc import Sequence
 

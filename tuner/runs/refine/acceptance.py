@@ -1,4 +1,4 @@
-"""When a gain over the knee is accepted: by pairs of replays, refined and knee in turns. Pure.
+"""The acceptance of a gain over the knee: by pairs of replays, refined and knee in turns. Pure.
 
 Of a time the ratio is tested by Student's paired t of its logarithms, of goodput, which may be
 anything down to nothing, by Fieller's interval for a ratio of means (J. Roy. Stat. Soc. B 16,
@@ -70,7 +70,7 @@ class PairedRatio:
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
-    """What is gained for certain, and how sure that is."""
+    """The gain that is certain, and how sure that is."""
 
     of: str
     """Name of the aim, or MEMORY."""
@@ -80,7 +80,7 @@ class Acceptance:
 
 @dataclass(frozen=True, slots=True)
 class PairedResult:
-    """What the pairs say: refined / knee of every aim."""
+    """The result of the pairs: refined / knee of every aim."""
 
     ratios: dict[str, PairedRatio]
     accepted: Acceptance | None

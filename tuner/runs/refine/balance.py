@@ -1,4 +1,4 @@
-"""Which windows the pairs replay: such as stand, by the twin, for all of the traffic. Pure.
+"""The choice of windows for the pairs: such as stand, by the twin, for all of the traffic. Pure.
 
 Few windows gain more, or less, than all of the traffic does. What the twin knows of that need not
 be left to chance: of many random choices of windows the one is taken which by the twin is most like

@@ -1,4 +1,4 @@
-"""What was found against the knee, in turns: only a gain that this proves replaces it."""
+"""The comparison of what was found with the knee, in turns: only a gain proven here replaces it."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean

@@ -1,4 +1,4 @@
-"""What `tuner refine` may change: knobs, each with the values to try, and why. Pure."""
+"""The knobs that `tuner refine` may turn, each with the values to try, and why. Pure."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""What `tuner refine` makes better. Pure.
+"""The aims of `tuner refine`: what it makes better. Pure.
 
 Gains are logarithms of ratios to the knee, larger is better: 0.01 is 1 %. The first aim is the
 knee's own: the most requests within the SLO, then the shortest tail. What is compared was sent the
@@ -27,7 +27,7 @@ LEAST_ATTAINMENT = EQUAL_ATTAINMENT
 
 
 class AimNumbers(Protocol):
-    """What aims look at: a measurement, or a step of a profile's curve in seconds."""
+    """The numbers that aims look at: a measurement, or a step of a profile's curve in seconds."""
 
     @property
     def attainment(self) -> float: ...

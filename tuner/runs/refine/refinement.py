@@ -1,4 +1,4 @@
-"""What a refinement is asked to do, what it found, and in which sentences it says so."""
+"""A refinement: what is asked of it, what it found, and the sentences that say so."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -59,7 +59,7 @@ class TrialRow:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is refined, and how."""
+    """The plan of a refinement: what is refined, and how."""
 
     profile: ServingProfile
     space: Space
@@ -81,7 +81,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Refinement:
-    """What the run found."""
+    """The findings of the run."""
 
     chosen: Configuration
     """The knee where nothing seemed better."""

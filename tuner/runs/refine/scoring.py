@@ -1,4 +1,4 @@
-"""What a refinement's trials gained over the knee, and which of them is the best so far.
+"""The scores of a refinement's trials: their gains over the knee, and the best so far.
 
 A trial is held against the knee as it was replayed in the same place, by the replays and the twin
 together.
@@ -35,7 +35,7 @@ come to FULL of the space."""
 
 @dataclass(frozen=True, slots=True)
 class SearchProblem:
-    """What is searched, and what it is compared with."""
+    """The search: its space, and what it is compared with."""
 
     space: Space
     objectives: Sequence[Objective]
@@ -67,7 +67,7 @@ class SearchProblem:
 
 @dataclass(frozen=True, slots=True)
 class Score:
-    """What became of one configuration; gains over the knee per aim."""
+    """The score of one configuration; gains over the knee per aim."""
 
     gains: tuple[float, ...]
     """By the replays and the twin together, less the control variate."""

@@ -1,4 +1,4 @@
-"""What to replay next of a space, and what became of it: ask → group → replay → tell.
+"""The search of a space: ask → group → replay → tell.
 
 First what the twin likes best, then every argument that needs a restart by itself, then what the
 sampler has in mind. The twin ends at once what cannot win any more, the certified cut ends replays

@@ -36,7 +36,7 @@ LESS_MEMORY = (3 / 4, 1 / 2, 1 / 3)
 
 @dataclass(frozen=True, slots=True)
 class TrafficNeeds:
-    """What the traffic and the profile say of which arguments can matter."""
+    """The facts of traffic and profile that decide which arguments can matter."""
 
     longest_prompt: int
     """p99 of the prompts, in tokens."""

@@ -1,4 +1,4 @@
-"""What a trial of a refinement replays: windows that the budget has time for. Pure.
+"""The length of a refinement's trial: the windows that the budget has time for. Pure.
 
 An overloaded engine takes longer for a window than the window is, several times as long if need be:
 what the knee takes for it, the profile's twin tells before anything starts.

@@ -65,7 +65,7 @@ tell the same."""
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What the twin says of one configuration in one window."""
+    """The twin's numbers of one configuration in one window."""
 
     traffic: Traffic
     replay: TwinReplay
@@ -75,7 +75,7 @@ class Served:
 
 @dataclass(frozen=True, slots=True)
 class TwinNumbers:
-    """What the twin says of some windows together, as far as aims look at it."""
+    """The twin's numbers of some windows together, as far as aims look at them."""
 
     attainment: float
     output_tokens_per_s: float
@@ -86,7 +86,7 @@ class TwinNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Foreseen:
-    """What the twin says of one configuration; gains as in ``objective.gains``."""
+    """The twin's forecast of one configuration; gains as in ``objective.gains``."""
 
     gains: tuple[float, ...]
     samples: tuple[tuple[float, ...], ...]

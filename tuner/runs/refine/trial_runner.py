@@ -1,4 +1,4 @@
-"""Where trials of configurations are made, and what they measured so far.
+"""The trials of configurations: where they are made, and what they measured so far.
 
 Everything measured is in the journal when a call returns.
 """
@@ -67,7 +67,7 @@ MOST_FAILURES = 3
 
 @dataclass(frozen=True, slots=True)
 class Build:
-    """What an engine is built for: the most that will be asked of it."""
+    """The most that will be asked of an engine; it is built for that."""
 
     cap: int
     tokens: int
@@ -150,7 +150,7 @@ class Lane(Protocol):
 
 
 class TrialRunner(ABC):
-    """Where trials are made, and what was measured so far."""
+    """The place where trials are made, and what was measured there so far."""
 
     width = 1
     """How many trials may be under way at a time."""

@@ -35,7 +35,7 @@ SharedCapKind = Literal["shared", "separate", "inconclusive"]
 
 @dataclass(frozen=True, slots=True)
 class TraceDemand:
-    """What one trace says of every cap."""
+    """The numbers of one trace at every cap."""
 
     trace: str
     own: int
@@ -53,7 +53,7 @@ class TraceDemand:
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What a trace pays for a cap that is not its own."""
+    """The price that a trace pays for a cap that is not its own."""
 
     trace: str
     own: int
@@ -88,7 +88,7 @@ class SharedCap:
 
 @dataclass(frozen=True, slots=True)
 class MultiTraceOutcome:
-    """What several traces come to."""
+    """The outcome of several traces."""
 
     outcomes: Mapping[str, SweepOutcome]
     """Trace → what it would have by itself."""

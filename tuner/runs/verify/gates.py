@@ -41,7 +41,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """What one law gives over all windows."""
+    """The numbers of one law over all windows."""
 
     attainment: float
     ttft_s: Spread | None

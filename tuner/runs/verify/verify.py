@@ -26,7 +26,7 @@ from tuner.traffic.workload import LOADED, keep_what_fits
 
 @dataclass(frozen=True, slots=True)
 class Verification:
-    """What is held against what."""
+    """The two sides of a verification."""
 
     twin: StoredTwin
     slo: Slo

@@ -1,4 +1,4 @@
-"""How command lines are spelt: by a shell, by Compose, by systemd, in a variable. Pure."""
+"""The dialects of command lines: a shell's, Compose's, systemd's, a variable's. Pure."""
 
 import re
 import shlex
@@ -10,7 +10,7 @@ _SAFE = re.compile(r"[A-Za-z0-9_@+=:,./-]+")
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """What is special in a command line, and how a word is written so that nothing in it is."""
+    """A dialect: what is special in it, and how a word is written to be taken as it is."""
 
     name: str
     ends: str

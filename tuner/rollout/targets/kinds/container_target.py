@@ -1,4 +1,4 @@
-"""What the kinds of file with containers in them have in common. Pure."""
+"""The common part of the kinds of file with containers in them. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ _GPU_LABEL = "nvidia.com/gpu.product"
 
 @dataclass(frozen=True, slots=True)
 class ContainerFile:
-    """What ``seam.Target`` asks for, of a kind of file whose containers ``find`` yields."""
+    """``seam.Target`` for a kind of file whose containers ``find`` yields."""
 
     find: FindContainers
 

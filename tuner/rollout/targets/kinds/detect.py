@@ -1,4 +1,4 @@
-"""Which kind of file it is, as far as name and content tell. Pure."""
+"""The kind of a file, as far as name and content tell. Pure."""
 
 from pathlib import PurePath
 

@@ -52,7 +52,7 @@ class _Entry:
 
     @property
     def outside(self) -> tuple[int, int]:
-        """Where it begins and ends, with its quotes."""
+        """Return where it begins and ends, with its quotes."""
         return self.start - len(self.quotes), self.end + len(self.quotes)
 
 

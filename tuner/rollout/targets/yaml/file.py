@@ -169,7 +169,7 @@ class YamlFile:
 
 @dataclass(frozen=True, slots=True)
 class Escape:
-    """What is special in the words of a list."""
+    """The characters that are special in the words of a list."""
 
     read: Callable[[str], tuple[str, bool]]
     """A word → what the program gets, and whether that is known."""
@@ -326,7 +326,7 @@ def _quotes(style: str | None, value: object) -> str | None:
 
 
 def end_of(node: yaml.Node) -> int:
-    """Where a node's own text ends; a block's mark would be at the next key, past all comments."""
+    """Return where a node's own text ends; a block's mark would be past all comments."""
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     key, last = node.value[-1] if isinstance(node, yaml.MappingNode) else (node, node.value[-1])
@@ -336,5 +336,5 @@ def end_of(node: yaml.Node) -> int:
 
 
 def _dash(text: str, item: yaml.Node) -> int:
-    """Where the ``-`` of a block list's item stands."""
+    """Return where the ``-`` of a block list's item stands."""
     return text.rfind("-", 0, item.start_mark.index)

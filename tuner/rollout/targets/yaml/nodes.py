@@ -1,4 +1,4 @@
-"""What stands where in a composed YAML document. Pure."""
+"""The places of keys and items in a composed YAML document. Pure."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence

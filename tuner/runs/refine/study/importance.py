@@ -1,4 +1,4 @@
-"""What each knob is worth: its share of the differences between trials, and how sure that is."""
+"""The worth of each knob: its share of the differences between trials, and how sure that is."""
 
 import warnings
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ LITTLE = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Importance:
-    """What share of the differences a knob explains, with the 95 % interval of bootstraps."""
+    """The share of the differences that a knob explains, with the 95 % interval of bootstraps."""
 
     name: str
     share: float

@@ -1,4 +1,4 @@
-"""Where a study is kept: a file of Optuna's journal, or any storage that a URL names."""
+"""The storage of a study: a file of Optuna's journal, or any storage that a URL names."""
 
 import json
 import random
