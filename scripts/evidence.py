@@ -10,6 +10,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -20,14 +21,17 @@ FOLDER = ROOT / "docs" / "evidence"
 RESTS_ON = ("numpy", "numba", "scipy", "optuna")
 
 
-def keep(name: str, found: object) -> Path:
-    """Write what this command found; return where."""
+def keep(name: str | None, found: object) -> None:
+    """Write what this command found, and say where; without a name do nothing."""
+    if name is None:
+        return
     path = FOLDER / f"{name}.json"
     path.parent.mkdir(exist_ok=True)
     content = {
         "command": " ".join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
         "commit": _git("rev-parse", "--short=12", "HEAD"),
         "changed_since": _git("status", "--porcelain", "--", "tuner", "scripts") != "",
+        "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in RESTS_ON},
@@ -36,7 +40,7 @@ def keep(name: str, found: object) -> Path:
         "found": found,
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-    return path
+    print(f"kept in {path.relative_to(ROOT)}: commit it")
 
 
 def found(name: str) -> Any:  # noqa: ANN401 - JSON content

@@ -202,7 +202,6 @@ def main() -> None:
     parser.add_argument("--first", type=int, default=0, help="seed of the first world")
     parser.add_argument("--level", action="append", choices=NOISE, help="default: all")
     parser.add_argument("--gains", action="store_true", help="of engines that are faster")
-    parser.add_argument("--keep", metavar="NAME", help="write docs/evidence/NAME.json")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     options = parsed(parser, smoke="--worlds 2 --level typical --gains --processes 1")
     begin_s = monotonic()
@@ -219,9 +218,8 @@ def main() -> None:
         for level in levels:
             found = {pairs: f"{smallest(rows, level, pairs):.3f}" for pairs in COUNTS}
             print(f"{level}: proven in {POWER:.0%} of cases from {found} shorter on", flush=True)
-    if options.keep:
-        each = [asdict(one) for one in sorted(results, key=lambda one: (one.seed, one.level))]
-        print(evidence.keep(options.keep, {"summary": rows, "comparisons": each}))
+    each = [asdict(one) for one in sorted(results, key=lambda one: (one.seed, one.level))]
+    evidence.keep(options.keep, {"summary": rows, "comparisons": each})
     print(f"{len(results)} of {len(jobs)} comparisons in {monotonic() - begin_s:.0f} s")
 
 

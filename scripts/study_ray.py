@@ -25,6 +25,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
+import evidence
 from study_sweeps import Silent, parsed
 
 from tuner.commands.refine.options import RefineOptions
@@ -87,6 +88,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         taken = measure(options, plan, engines, workload, build, Path(name), given.pairs)
     report(taken)
+    evidence.keep(given.keep, {"seconds": taken})
 
 
 def measure(  # noqa: PLR0913, PLR0917 - what is replayed, on what, and how often

@@ -21,13 +21,14 @@ import math
 import os
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import TimeoutError  # noqa: A004 - of a pool's results
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import evidence
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import Silent, parsed, requests_of, workers
@@ -354,6 +355,7 @@ def main() -> None:
     for level in levels:
         if here := sorted((o for o in results if o.level == level), key=lambda one: one.seed):
             report(level, here, each=options.each)
+    evidence.keep(options.keep, [asdict(one) for one in results])
     print(f"{len(results)} of {len(jobs)} refinements in {monotonic() - begin_s:.0f} s")
 
 

@@ -25,6 +25,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+import evidence
 import numpy as np
 from study_sweeps import Silent, parsed
 
@@ -106,6 +107,7 @@ def main() -> None:
             f"{one.promise.attainment:.3f}, {options.load:g} times the load"
         )
         report(found, runner, workload, cells=cells)
+        evidence.keep(options.keep, {"knee": one.decision.max_num_seqs, "refined": found})
 
 
 def tuner(*words: str | Path) -> dict[str, Any]:

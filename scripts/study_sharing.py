@@ -15,10 +15,11 @@ import argparse
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 
+import evidence
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 from study_sweeps import Silent, parsed, requests_of, workers
 
@@ -144,6 +145,7 @@ def main() -> None:
         fast=False, fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
     )  # fmt: skip
     seeds = range(options.first, options.first + options.worlds)
+    kept = []
     for level in options.level or list(NOISE):
         with workers(options.processes) as pool:
             work = partial(judge, settings=settings)
@@ -152,6 +154,8 @@ def main() -> None:
                 results.append(one)
                 print(f"    {one}", flush=True)
         report(level, results)
+        kept += [{"level": level, **asdict(one)} for one in results]
+    evidence.keep(options.keep, kept)
 
 
 if __name__ == "__main__":

@@ -17,13 +17,14 @@ import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from time import monotonic
 
+import evidence
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case, shape_of
 
@@ -47,6 +48,7 @@ def parsed(parser: argparse.ArgumentParser, *, smoke: str) -> argparse.Namespace
     """Return the options of a study; with --smoke they are these, whatever else is given."""
     say = f"only see that all of it works; the same as {smoke}, whatever else is given"
     parser.add_argument("--smoke", action="store_true", help=say)
+    parser.add_argument("--keep", metavar="NAME", help="write docs/evidence/NAME.json")
     return parser.parse_args(smoke.split() if "--smoke" in sys.argv else None)
 
 
@@ -178,6 +180,7 @@ def main() -> None:
         results = list(pool.imap_unordered(work, jobs))
     for level in levels:
         report(level, [one for one in results if one.level == level])
+    evidence.keep(options.keep, [asdict(one) for one in results])
     print(f"{len(jobs)} sweeps in {monotonic() - begin_s:.0f} s")
 
 

@@ -19,12 +19,13 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Final
 
+import evidence
 import numpy as np
 from random_worlds import CAPS, NOISE, Case, case
 from study_sweeps import parsed, swept, workers
@@ -241,13 +242,16 @@ def main() -> None:
     work: Callable[[tuple[int, str]], list[Result]] = partial(
         judge, names=names, windows=options.windows, harder=options.harder
     )
+    kept = []
     with workers(options.processes) as pool:
         for level in levels:
             done = pool.imap_unordered(work, [(seed, level) for seed in seeds])
             if results := [one for found in done for one in found]:
                 report(level, results, names, options.windows)
+                kept += [{"level": level, **asdict(one)} for one in results]
             else:
                 print(f"{level}: no twin was believed", flush=True)
+    evidence.keep(options.keep, kept)
     print(f"{options.worlds} worlds a level in {monotonic() - begin_s:.0f} s")
 
 

@@ -14,11 +14,12 @@ import argparse
 import math
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import monotonic
 from typing import Final
 
+import evidence
 import numpy as np
 from numpy.random import Generator
 from random_worlds import CAPS, NOISE, Case, case, shape_of
@@ -260,6 +261,7 @@ def main() -> None:
     for rule in rules:
         for level in NOISE:
             report([one for one in results if (one.rule, one.level) == (rule, level)])
+    evidence.keep(options.keep, [asdict(one) for one in results])
     print(f"{options.worlds} worlds in {monotonic() - begin_s:.0f} s")
 
 

@@ -2,6 +2,7 @@
 
 import importlib.metadata
 import importlib.util
+import json
 import re
 import shlex
 import subprocess
@@ -162,3 +163,21 @@ def test_every_example_is_used_by_a_test(example: str) -> None:
 def test_nothing_here_names_a_place_that_others_do_not_have(pattern: re.Pattern[str]) -> None:
     found = {name: pattern.search(text) for name, text in FILES.items()}
     assert {name: hit[0] for name, hit in found.items() if hit} == {}
+
+
+EVIDENCE = sorted(path.stem for path in (ROOT / "docs" / "evidence").glob("*.json"))
+
+
+def test_every_table_of_the_experiments_is_rendered_from_a_file() -> None:
+    page = FILES["docs/experiments.md"]
+    rendered = re.compile(r"\[\[\[cog.*?\]\]\] -->.*?<!-- \[\[\[end\]\]\] -->", flags=re.DOTALL)
+    assert re.findall(r"^\|.*", rendered.sub("", page), flags=re.MULTILINE) == []
+
+
+@pytest.mark.parametrize("name", EVIDENCE)
+def test_evidence_says_what_it_rests_on_and_a_page_shows_it(name: str) -> None:
+    kept = json.loads((ROOT / "docs" / "evidence" / f"{name}.json").read_text(encoding="utf-8"))
+    assert kept["commit"]
+    assert kept["versions"]
+    assert kept.get("command") or kept.get("cores")
+    assert any(f"evidence/{name}.json" in FILES[page] for page in PAGES)
