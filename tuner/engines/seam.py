@@ -66,6 +66,9 @@ class EngineFacts:
     device: Mapping[str, ArgumentValue]
     """Name, memory, driver, and what else identifies the hardware."""
 
+    cautions: Sequence[str] = ()
+    """What to beware of in whatever this engine shows."""
+
     @property
     def kv_cache_tokens(self) -> int:
         return self.kv_blocks * self.block_size

@@ -9,6 +9,7 @@ from typing import Literal
 
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import supported
 from tuner.errors import GateError, ProfileError, TargetError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.targets import images
@@ -169,7 +170,9 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Differen
     vllm, gpu = _vllm(profile), _gpu(profile)
     found = here.platform.vllm
     if vllm and found and _release(vllm) != found.value:
-        yield Difference("vllm", f"vLLM {vllm}, {_at(here.source, found)} has {found.value}")
+        known = supported.differs(vllm, str(found.value), profile.engine)
+        place = _at(here.source, found)
+        yield Difference("vllm", f"vLLM {vllm}, {place} has {found.value}{known}")
     found = here.platform.gpu
     if profile.provenance.device and found and _label(gpu or "") != _label(str(found.value)):
         words = f"{gpu or 'a CPU'}, {_at(here.source, found)} has {found.value}"
@@ -179,7 +182,8 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Differen
 def _of_machine(profile: ServingProfile, machine: Machine) -> Iterator[Difference]:
     vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
     if vllm and machine.vllm and _release(vllm) != _release(machine.vllm):
-        yield Difference("vllm", f"vLLM {vllm}, here is {machine.vllm}")
+        known = supported.differs(vllm, machine.vllm, profile.engine)
+        yield Difference("vllm", f"vLLM {vllm}, here is {machine.vllm}{known}")
     if device and gpu != machine.gpu:
         yield Difference("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
     driver = device.get("driver")

@@ -260,7 +260,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     warnings: Sequence[str],
 ) -> SweepOutcome:
     """Return all that was found, the confirming replays included."""
-    cap = conclusion.verdict.max_num_seqs
+    cap, facts = conclusion.verdict.max_num_seqs, evidence.facts()
     uniform = misled(conclusion, settings)
     confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
     return SweepOutcome(
@@ -273,9 +273,9 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         with_headroom=measure(headroom, workload.slo) if headroom else None,
         aa_check=agreed(conclusion, evidence),
         predictions=predictions(conclusion, workload, settings),
-        facts=evidence.facts(),
+        facts=facts,
         starts_s=evidence.starts_s(),
         replay_s=evidence.replay_s(),
         dropped=dropped,
-        warnings=(*warnings, *([uniform] if uniform else [])),
+        warnings=(*facts.cautions, *warnings, *([uniform] if uniform else [])),
     )

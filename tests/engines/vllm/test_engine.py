@@ -6,15 +6,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from tests.engines.conftest import VLLM_CRAMPED, request, until_it_generates
+from tests.engines.conftest import (
+    VLLM_CRAMPED,
+    EngineRunner,
+    generate,
+    request,
+    until_it_generates,
+)
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE_S, cores, family, lives, wait_until
-from tuner.engines.seam import ArgumentValue, Reply
+from tuner.engines.seam import ArgumentValue, Reply, RequestFailedError
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 from tuner.system import scratch
@@ -162,6 +170,29 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("shared", ["vllm"], indirect=True)
+@pytest.mark.parametrize("name", ["VLLMValidationError", "GenerationError"])
+def test_what_vllm_raises_of_one_request_fails_that_request(
+    roomy: EngineRunner, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """vLLM 0.33 raises the second bare; no request of ours makes it do so."""
+    from vllm import exceptions  # noqa: PLC0415 - not without vLLM
+
+    kind = getattr(exceptions, name, ValueError)
+
+    async def refuse(prompt: object, *_: object, **__: object) -> AsyncIterator[object]:
+        if prompt:
+            raise kind("not this one")
+        yield prompt
+
+    engine: Any = roomy.engine
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._llm, "generate", refuse)
+        with pytest.raises(RequestFailedError, match="not this one"):
+            roomy.run(generate(engine, request(1, prompt=5, output=5)))
+    assert roomy.run(generate(engine, request(2, prompt=5, output=5))).output_tokens == 5
+
+
 def test_a_shipped_model_brings_what_a_deployment_without_tuner_needs() -> None:
     arguments = VllmStarter({"model": "tuner:tiny"}).resolve(max_num_seqs=2)
     assert arguments["model"] == "tuner:tiny"
@@ -172,6 +203,26 @@ def test_a_shipped_model_brings_what_a_deployment_without_tuner_needs() -> None:
 def test_the_token_budget_is_the_servers_own_when_none_is_asked_for() -> None:
     starter = VllmStarter({"model": "tuner:tiny", "max_model_len": 100})
     assert {starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 8)} == {2048}
+
+
+def test_what_nobody_asked_for_is_left_to_vllm() -> None:
+    left = VllmStarter({"model": "tuner:tiny"})
+    assert "block_size" not in left.resolve(max_num_seqs=2)
+    assert "block_size" not in left.llm_arguments(max_num_seqs=2, share=0.5)
+    asked = VllmStarter({"model": "tuner:tiny", "block_size": 64})
+    assert asked.resolve(max_num_seqs=2)["block_size"] == 64
+    assert asked.llm_arguments(max_num_seqs=2, share=0.5)["block_size"] == 64
+
+
+def test_a_cap_for_which_the_drafts_have_no_room_is_refused() -> None:
+    from tuner.engines.vllm.config import check_drafts  # noqa: PLC0415 - imports vLLM
+
+    limits = SimpleNamespace(max_num_seqs=32, max_num_active_seqs=20, max_num_batched_tokens=160)
+    with pytest.raises(EngineError, match="lets in 20 at most") as caught:
+        check_drafts(SimpleNamespace(scheduler_config=limits))
+    assert "--ceiling 20" in caught.value.hint
+    limits.max_num_seqs = 20
+    check_drafts(SimpleNamespace(scheduler_config=limits))
 
 
 def test_what_is_private_is_in_no_profile() -> None:

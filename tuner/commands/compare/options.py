@@ -8,6 +8,7 @@ import typer
 
 from tuner.commands.shared.options import (
     IN_PLAN,
+    AnyVllm,
     Base,
     Budget,
     Engine,
@@ -98,5 +99,6 @@ class CompareOptions:
     force: Annotated[
         bool, typer.Option("--force", help="Take a profile that another machine was measured for.")
     ] = False
+    any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, load and order."), IN_PLAN] = 0
     json: Json = False

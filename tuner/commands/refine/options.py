@@ -8,6 +8,7 @@ import typer
 
 from tuner.commands.shared.options import (
     IN_PLAN,
+    AnyVllm,
     Budget,
     Engine,
     Headroom,
@@ -90,6 +91,7 @@ class RefineOptions:
     ray_cpus: Annotated[
         int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
     ] = None
+    any_vllm: AnyVllm = False
     seed: Annotated[
         int,
         typer.Option(min=0, max=MOST_SEED, help="Of prompts, routing and the sampler."),

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from tuner.engines import devices, provenance
 from tuner.engines.seam import SIMULATED, ArgumentValue
+from tuner.engines.vllm import supported
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
 
@@ -52,8 +53,11 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
     elif is_simulated and not was_simulated:
         cure = "Drop --engine sim"
     key, was, is_ = found
+    known = ""
+    if key in _VLLM and was and is_:
+        known = supported.differs(str(was), str(is_), profile.engine)
     raise GateError(
-        f"the profile was measured with {key} {was}, here it is {is_}",
+        f"the profile was measured with {key} {was}, here it is {is_}{known}",
         hint=f"{cure}, or hold this machine to the promise all the same: --force.",
     )
 

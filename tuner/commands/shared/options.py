@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import inspect
+import os
 from collections.abc import Callable
 from pathlib import Path
 from types import GenericAlias
@@ -10,11 +11,26 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from tuner.engines.vllm import installed
 from tuner.errors import UsageError
 
 IN_PLAN = "measurements rest on it"
 """Marks a field of a command's options that the plan in the journal holds; see ``in_plan``."""
 
+
+def _allow_any_vllm(asked: bool) -> None:
+    if asked:
+        os.environ[installed.ANY] = "1"
+
+
+AnyVllm = Annotated[
+    bool,
+    typer.Option(
+        "--any-vllm",
+        callback=_allow_any_vllm,
+        help="Go on with a vLLM that lacks what tuner needs.",
+    ),
+]
 Base = Annotated[
     Path | None, typer.Option(help="The `vllm serve --config` YAML that production uses.")
 ]

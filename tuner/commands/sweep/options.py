@@ -8,6 +8,7 @@ import typer
 
 from tuner.commands.shared.options import (
     IN_PLAN,
+    AnyVllm,
     Base,
     Budget,
     Engine,
@@ -80,6 +81,7 @@ class SweepOptions:
             metavar="RUN_DIR", help="No engine: judge a stored run anew, under another --slo."
         ),
     ] = None
+    any_vllm: AnyVllm = False
     seed: Annotated[
         int, typer.Option(min=0, help="Of prompts, routing and duplicates."), IN_PLAN
     ] = 0

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import Engine, Json, Replicas, Router, Window, World
+from tuner.commands.shared.options import AnyVllm, Engine, Json, Replicas, Router, Window, World
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +32,7 @@ class VerifyOptions:
     force: Annotated[
         bool, typer.Option(help="Verify on another machine or vLLM than measured.")
     ] = False
+    any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0
     junit: Annotated[
         Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")

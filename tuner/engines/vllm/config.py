@@ -57,6 +57,9 @@ class Configuration:
     config: Any
     """vLLM's VllmConfig."""
 
+    asked: dict[str, ArgumentValue]
+    """What was asked for, by vLLM's names: all the rest is vLLM's to decide."""
+
     arguments: dict[str, ArgumentValue]
     """What a deployment needs to run the same, by vLLM's names, as resolved."""
 
@@ -74,10 +77,24 @@ def configure(
     what vLLM has against it.
     """
     limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    config = _create({**arguments, **limits})
+    asked = {**arguments, **limits}
+    config = _create(asked)
     _check_ranks(config, ranks)
+    check_drafts(config)
     config.scheduler_config.scheduler_cls = SCHEDULER
-    return Configuration(config, pinned(config, arguments))
+    return Configuration(config, asked, pinned(config, arguments, is_started=False))
+
+
+def check_drafts(config: Any) -> None:
+    """Refuse a cap that vLLM lowers: for the draft pass of DFlash and DSpark, since vLLM 0.33."""
+    limits = config.scheduler_config
+    if limits.max_num_active_seqs is not None and limits.max_num_active_seqs < limits.max_num_seqs:
+        raise EngineError(
+            f"max_num_seqs {limits.max_num_seqs}: vLLM lets in {limits.max_num_active_seqs} at "
+            "most, for more the drafts have no room in "
+            f"max_num_batched_tokens {limits.max_num_batched_tokens}",
+            hint=f"Give --ceiling {limits.max_num_active_seqs}, or raise max_num_batched_tokens.",
+        )
 
 
 def _check_ranks(config: Any, ranks: int) -> None:
@@ -160,11 +177,14 @@ def _rigged(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
 
 
 def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
-    """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory."""
+    """Return what ``vllm.LLM`` is called with to run the same, with a share of the memory.
+
+    What nobody asked for is left to it: the executor decides on ``block_size``, for one.
+    """
     known = {field.name for field in dataclasses.fields(EngineArgs)}
-    arguments = dict(configuration.arguments)
+    arguments = dict(configuration.asked)
     for name in _MEMORY:
-        if (value := arguments.get(name)) is not None:
+        if (value := configuration.arguments.get(name)) is not None:
             assert isinstance(value, int | float)
             arguments[name] = type(value)(value * share)
     scheduler = configuration.config.scheduler_config.scheduler_cls
@@ -182,8 +202,13 @@ def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentV
     return {**_SHIPPED, **on_cpu, **arguments}
 
 
-def pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
-    """Return every argument that a deployment must spell out to run as ``config`` does."""
+def pinned(
+    config: Any, arguments: Mapping[str, ArgumentValue], *, is_started: bool
+) -> dict[str, ArgumentValue]:
+    """Return every argument that a deployment must spell out to run as ``config`` does.
+
+    Before an engine has started vLLM does not know the ``block_size`` that it will choose.
+    """
     model, cache = config.model_config, config.cache_config
     scheduler, parallel = config.scheduler_config, config.parallel_config
     resolved: dict[str, ArgumentValue] = {
@@ -204,6 +229,8 @@ def pinned(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, Arg
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "seed": model.seed,
     }
+    if not is_started and not cache.user_specified_block_size:
+        del resolved["block_size"]
     if cache.kv_cache_memory_bytes is not None:
         del resolved["gpu_memory_utilization"]  # vLLM ignores it beside the other
     also = {

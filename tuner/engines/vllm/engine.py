@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from vllm.exceptions import VLLMValidationError
+from vllm import exceptions
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
@@ -22,11 +22,19 @@ from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
 from tuner.engines.vllm.config import Configuration, pinned
 from tuner.engines.vllm.core_process import CoreContext
+from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.llm import Llm
 from tuner.errors import EngineError
 
 _STOP_S = 10.0
 """How long EngineCore may take to end by itself."""
+
+_OF_A_REQUEST = (
+    EngineGenerateError,
+    getattr(exceptions, "VLLMError", ValueError),
+    ValueError,  # before vLLM 0.28
+)
+"""What vLLM raises for one request."""
 
 _WARM_UP_TOKENS = 8
 
@@ -124,12 +132,10 @@ class VllmEngine:
                 output_s.append(metrics.last_token_ts)
         except EngineDeadError as error:
             raise self._dead() from error
-        except EngineGenerateError as error:
+        except _OF_A_REQUEST as error:
             if self._llm.errored:
                 raise self._dead() from error
             raise RequestFailedError(str(error.__cause__ or error)) from error
-        except (VLLMValidationError, ValueError) as error:  # vLLM before 0.27 raises the latter
-            raise RequestFailedError(str(error)) from error
         finally:
             self._in_flight -= 1
             # Absent before vLLM 0.27; the iteration log has the sum.
@@ -219,7 +225,7 @@ class VllmEngine:
 
 def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int) -> EngineFacts:
     config = llm.vllm_config
-    arguments = pinned(config, configuration.arguments)  # again: some are known after the start
+    arguments = pinned(config, configuration.arguments, is_started=True)
     return EngineFacts(
         engine="vllm",
         arguments=arguments,
@@ -230,6 +236,7 @@ def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int) -> EngineF
         start_s=0.0,
         versions=provenance.versions(),
         device=devices.device_facts(),
+        cautions=cautions(),
     )
 
 

@@ -1,6 +1,7 @@
 """Start engines of the kind ``vllm``. vLLM is imported when the first one is needed."""
 
 import asyncio
+import contextlib
 import importlib.util
 import multiprocessing
 import os
@@ -12,11 +13,13 @@ from tuner.engines import provenance
 from tuner.engines.models import shipped as models
 from tuner.engines.vllm import core_process
 from tuner.engines.vllm import log as vllm_log
+from tuner.engines.vllm.installed import Installed, cautions
+from tuner.engines.vllm.supported import statement
 from tuner.errors import EngineError
 from tuner.system import scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.engines.seam import ArgumentValue
     from tuner.engines.vllm.config import Configuration
@@ -60,7 +63,7 @@ class VllmStarter:
         """See the seam. A cancelled start leaves nothing behind either."""
         begun_s = asyncio.get_running_loop().time()
         configuration = await asyncio.to_thread(self._configure, max_num_seqs)
-        with vllm_log.silent(self.log):
+        with _vllm(self.log):
             from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 
         control = scratch.own_folder("vllm") / f"control-{next(_STARTS)}.sock"
@@ -76,7 +79,7 @@ class VllmStarter:
 
     def _configure(self, max_num_seqs: int) -> "Configuration":
         _prepare(str(self._arguments["model"]), self.log)
-        with vllm_log.silent(self.log):
+        with _vllm(self.log):
             from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
             arguments = vllm_config.with_defaults(self._arguments)
@@ -96,10 +99,25 @@ def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentVa
     Raises InputError or UsageError with the place of what vLLM does not take.
     """
     _prepare(model, default_log())
-    with vllm_log.silent(default_log()):
+    with _vllm(default_log()):
         from tuner.engines.vllm import arguments as vllm_arguments  # noqa: PLC0415 - imports vLLM
 
         return vllm_arguments.parse(settings)
+
+
+@contextlib.contextmanager
+def _vllm(log: Path) -> "Iterator[None]":
+    """Let vLLM be imported, which then logs to ``log``. Raises EngineError for one that has not
+    what tuner needs."""
+    with vllm_log.silent(log):
+        cautions()
+        try:
+            yield
+        except ImportError as error:
+            raise EngineError(
+                f"{Installed.here()} cannot be used: {error}",
+                hint=f"Install a vLLM that was tried: {statement()}.",
+            ) from error
 
 
 def default_log() -> Path:

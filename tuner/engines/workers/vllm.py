@@ -21,6 +21,7 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
+from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers.queue_messages import (
     Completion,
@@ -223,4 +224,5 @@ def _facts(ready: Ready, *, workers: int, sequences: int) -> EngineFacts:
         start_s=0.0,
         versions=provenance.versions(),
         device=devices.device_facts(),
+        cautions=cautions(),
     )

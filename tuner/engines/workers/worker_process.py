@@ -131,7 +131,7 @@ class _Engine:
 
         config = self._llm.llm_engine.vllm_config
         return Ready(
-            arguments=pinned(config, {"model": self._arguments["model"]}),
+            arguments=pinned(config, {"model": self._arguments["model"]}, is_started=True),
             max_model_len=config.model_config.max_model_len,
             vocab_size=config.model_config.get_vocab_size(),
             block_size=config.cache_config.block_size,

@@ -118,6 +118,7 @@ class Comparison:
         left = list(cells)
         try:
             self.comparing.add_start(engine.facts, session_of(approach.name, block))
+            self.warnings += [one for one in engine.facts.cautions if one not in self.warnings]
             while left:
                 await self.cell(engine, approach, block, left[0])
                 left.pop(0)

@@ -90,6 +90,7 @@ class _Run:
         reason = reason_of(self.plan.profile, one, self.space.knee, paired, aim)
         outcome = await self._validated(chosen, paired, reason)
         if outcome is not None:
+            self.warnings += outcome.facts.cautions
             said = changed_besides(self.plan.profile, one, outcome.facts.arguments)
             self.warnings += [said] if said else []
             if frees(one, self.space.knee) and (raised := outcome.with_headroom) is not None:

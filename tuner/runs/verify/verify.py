@@ -55,6 +55,8 @@ async def verify(
     tell(f"starting the engine with max_num_seqs={question.max_num_seqs}")
     engine = await starter.start(max_num_seqs=question.max_num_seqs)
     try:
+        for caution in engine.facts.cautions:
+            tell(f"Warning: {caution}")
         kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
         if dropped:
             tell(f"Warning: {dropped} requests are longer than the engine takes: left out")

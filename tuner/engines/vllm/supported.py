@@ -1,0 +1,67 @@
+"""The versions of vLLM that tuner was tried with, and what is known to differ in them. Pure.
+
+This is the one place that names them: ``tuner --version`` says it, every start of an engine and
+every reading of flags is checked against it, and ``make versions`` tries them.
+"""
+
+import re
+from collections.abc import Mapping
+
+IN_FULL = ("0.32", "0.33")
+"""Tried with every test that needs vLLM."""
+
+IN_PART = ("0.28", "0.29", "0.30", "0.31")
+"""Tried with ``make versions``; docs/engines.md has what it showed."""
+
+CHANGED: Mapping[str, Mapping[str, str]] = {
+    "0.33": {
+        "enable_lora": "the adapters of all running requests count for max_loras",
+        "speculative_config": "drafts that nobody can use are skipped, EAGLE finds a block more "
+        "in the prefix cache, and async scheduling stays on with more kinds of drafts",
+        "prefill_schedule_interval": "it works without data parallelism",
+        "scheduling_policy": "a request that preempts itself no longer ends the admission",
+        "mamba_cache_mode": "it is ignored",
+    }
+}
+"""Release → engine argument → what is new where it is set, of what a profile promises. Without any
+of them schedulers of 0.32 and 0.33 did the same in every iteration (docs/engines.md)."""
+
+_DEFAULTS = {"prefill_schedule_interval": 1, "scheduling_policy": "fcfs"}
+"""Where it is neither false nor absent."""
+
+_RELEASE = re.compile(r"(\d+\.\d+)(?:\.\d+)*(?:\.post\d+)?(?:\+.*)?")
+
+
+def release(version: str | None) -> str | None:
+    """Return the minor release that a version is of; None for what is no release.
+
+    >>> release("0.33.1+cpu"), release("0.33.1.dev3+g1a2b3c"), release("0.33.0rc1"), release(None)
+    ('0.33', None, None, None)
+    """
+    found = _RELEASE.fullmatch(version or "")
+    return found[1] if found else None
+
+
+def statement() -> str:
+    """Return which versions were tried, in words."""
+    return f"{' and '.join(IN_FULL)} in full, {IN_PART[0]} to {IN_PART[-1]} in part"
+
+
+def differs(was: str | None, here: str | None, arguments: Mapping[str, object]) -> str:
+    """Say in brackets what is known to differ between two versions for an engine with these
+    arguments; empty where that is not known.
+
+    >>> differs("0.32.0", "0.33.0", {"enable_lora": True})
+    ' (in 0.33, with enable_lora, the adapters of all running requests count for max_loras)'
+    """
+    one, other = release(was), release(here)
+    if one not in IN_FULL or other not in IN_FULL:
+        return ""
+    between = IN_FULL[1 + min(map(IN_FULL.index, (one, other))) :]
+    found = [
+        f"in {each}, with {name}, {said}"
+        for each in between
+        for name, said in CHANGED[each].items()
+        if (arguments.get(name) or None) not in {None, _DEFAULTS.get(name)}
+    ]
+    return f" ({'; '.join(found) or 'they schedule alike, their kernels were not compared'})"
