@@ -17,7 +17,7 @@ from tuner.engines.workers.seam import Batching, Setup
 from tuner.engines.workers.vllm import VllmTestbed
 from tuner.errors import EngineError
 from tuner.replay.measure import Measurement
-from tuner.runs.compare.approaches.registry import chosen
+from tuner.runs.compare.approaches import chosen
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.evidence import Comparing
 from tuner.runs.compare.load_levels import Level

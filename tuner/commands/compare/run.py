@@ -22,7 +22,7 @@ from tuner.errors import EngineError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.replay.readings import Read
 from tuner.runs import journal
-from tuner.runs.compare.approaches.registry import chosen
+from tuner.runs.compare.approaches import chosen
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.comparison import Table
 from tuner.runs.compare.evidence import Comparing, Tuned

@@ -1,1 +1,0 @@
-"""The ways of serving that are compared, named in ``registry``."""
