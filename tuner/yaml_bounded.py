@@ -15,6 +15,8 @@ _PLAIN_TAGS = frozenset(
     f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
 )
 _MAX_NUMBER_CHARACTERS = 32
+_AS_DATA, _AS_NODE = yaml.constructor.SafeConstructor(), yaml.representer.SafeRepresenter()
+"""What PyYAML reads and writes numbers with."""
 
 
 class RefusedError(Exception):
@@ -141,7 +143,9 @@ def _refuse_odd_number(node: yaml.ScalarNode) -> None:
     """Take a number in its one shortest spelling only, so that no digit can change unnoticed."""
     spelling = f"with at most {_MAX_NUMBER_CHARACTERS} characters"
     if len(node.value) <= _MAX_NUMBER_CHARACTERS:
-        spelling = yaml.safe_dump(yaml.safe_load(node.value)).partition("\n")[0]
+        is_int = node.tag.endswith(":int")
+        construct = _AS_DATA.construct_yaml_int if is_int else _AS_DATA.construct_yaml_float
+        spelling = str(_AS_NODE.represent_data(construct(node)).value)
     if node.value != spelling:
         raise RefusedError(
             f"the number {node.value[:_MAX_NUMBER_CHARACTERS]} should be spelt {spelling}",
