@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.in_process import tuner
 from tuner import profile
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
@@ -65,9 +66,9 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
     (folder / "world.yaml").write_text(WORLD)
     (folder / "fast.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.012"))
-    shutil.copy(ROOT / "traces" / "translation.jsonl", folder / "prod.jsonl")
-    words = [TUNER, "sweep", *SIM, *SLO]
-    subprocess.run(words, cwd=folder, capture_output=True, check=True)
+    lines = (ROOT / "traces" / "translation.jsonl").read_text().splitlines(keepends=True)
+    (folder / "prod.jsonl").write_text("".join(lines[:434]))  # two minutes
+    assert tuner(folder, "sweep", *SIM, *SLO).returncode == 0
     return folder
 
 
@@ -193,6 +194,7 @@ def test_every_place_replays_the_knee_and_one_place_makes_all_pairs(
     assert len({e["worker"] for t, e in made if t["purpose"] in {"refined", "knee"}}) == 1
 
 
+@pytest.mark.long
 def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
     swept: Path, two_nodes: Cluster
 ) -> None:
@@ -212,6 +214,7 @@ def test_workers_killed_at_any_moment_cost_what_they_were_doing_and_no_more(
     assert_nothing_is_left()
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_leaves_nothing_and_goes_on_without_loss(
     swept: Path, two_nodes: Cluster
 ) -> None:
@@ -326,22 +329,44 @@ def test_each_kind_of_node_has_a_curve_of_its_own_and_a_price(
         (("--ray", "127.0.0.1:1"), 3, "Connection refused"),
         (("--ray", "nonsense"), 2, "--ray nonsense: is not the address of a cluster"),
         (("--ray", "ray://127.0.0.1:1"), 2, "Ray's client is not supported"),
-        (("--ray", "HERE", "--ray-cpus", "64"), 3, "an engine takes 64 CPU, more than any of"),
-        (("--ray", "HERE", "--world", "fast.yaml"), 6, "the profile was measured with"),
         (("--ray-engines", "2"), 2, "--ray-engines is for --ray"),
     ],
 )
 def test_what_cannot_be_used_is_said_in_one_line_before_anything_starts(
-    swept: Path, cluster: Cluster, options: tuple[str, ...], code: int, said: str
+    swept: Path, options: tuple[str, ...], code: int, said: str
 ) -> None:
-    words = [cluster.address if word == "HERE" else word for word in options]
-    ended = started(swept, "refine", "profile.yaml", *SIM, *words, "--run-dir", "refused")
-    out, told = ended.communicate()
-    assert (ended.returncode, out) == (code, "")
-    assert said in told.splitlines()[-2]
+    assert_refused(tuner(swept, *refine("refused", *options)), code, said)
     assert not (swept / "refused").exists()
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("options", "code", "said"),
+    [
+        (("--ray-cpus", "64"), 3, "an engine takes 64 CPU, more than any of"),
+        (("--world", "fast.yaml"), 6, "the profile was measured with"),
+    ],
+)
+def test_what_a_cluster_cannot_do_is_said_before_anything_starts(
+    swept: Path, cluster: Cluster, options: tuple[str, ...], code: int, said: str
+) -> None:
+    ended = started(swept, *refine("refused", "--ray", cluster.address, *options))
+    out, told = ended.communicate()
+    done = subprocess.CompletedProcess(ended.args, ended.returncode, out, told)
+    assert_refused(done, code, said)
+    assert not (swept / "refused").exists()
+
+
+def refine(run_dir: str, *options: str) -> list[str]:
+    return ["refine", "profile.yaml", *SIM, *options, "--run-dir", run_dir]
+
+
+def assert_refused(done: "subprocess.CompletedProcess[str]", code: int, said: str) -> None:
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr.splitlines()[-2]
+
+
+@pytest.mark.long
 def test_a_sweep_that_is_refused_leaves_no_folder_to_resume(swept: Path, cluster: Cluster) -> None:
     words = ("sweep", *SIM, *SLO, "--ray", cluster.address, "--window", "9999s+10s")
     ended = started(swept, *words, "--run-dir", "no-window")

@@ -2,17 +2,16 @@
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.in_process import tuner
 from tuner import profile
 from tuner.profile_schema import ServingProfile
 
 ROOT = Path(__file__).parent.parent
-TUNER = str(Path(sys.executable).with_name("tuner"))
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +20,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("plan")
     world = ROOT / "examples" / "worlds" / "article.yaml"
     trace = ROOT / "traces" / "translation.jsonl"
-    tuning = ["sweep", "--engine", "sim", "--world", str(world), "--trace", str(trace), "--fast"]
-    subprocess.run([TUNER, *tuning], cwd=path, check=True, capture_output=True)
+    tuning = ("sweep", "--engine", "sim", "--world", world, "--trace", trace, "--fast")
+    assert tuner(path, *tuning).returncode == 0
     return path
 
 
 def plan(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [TUNER, "plan", *options], cwd=folder, capture_output=True, text=True, check=False
-    )
+    return tuner(folder, "plan", *options)
 
 
 def planned(folder: Path, *options: str) -> dict[str, Any]:

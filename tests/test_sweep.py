@@ -45,6 +45,10 @@ TRAFFIC = [
 ]
 
 
+# A half of it: 200 output tokens/s, for which 4 slots are too few and 8 are enough.
+HALF = TRAFFIC[::2]
+UP_TO_8 = replace(SETTINGS, ceiling=8)
+
 # The same, but 24 come at once every 6 s: 16 at a time give each a token in 30 ms, and all 24 at a
 # time in 20 + 14.4 + 8 x 2.5 = 54 ms.
 BURSTS = [replace(one, arrival_s=one.row // 24 * 6.0) for one in TRAFFIC]
@@ -110,19 +114,19 @@ class Run:
     told: list[str]
 
 
-def _run(run_dir: Path, world: World) -> Run:
+def _run(run_dir: Path, *what: Any, **how: Any) -> Run:  # noqa: ANN401 - as swept
     notes = Notes()
-    return Run(run_dir, swept(run_dir, world, notes=notes), notes.told)
+    return Run(run_dir, swept(run_dir, *what, notes=notes, **how), notes.told)
 
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return _run(tmp_path_factory.mktemp("calm") / "run", SLOTS_COST_LATE)
+    return _run(tmp_path_factory.mktemp("calm") / "run")
 
 
 @pytest.fixture(scope="module")
 def noisy(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY)
+    return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY, UP_TO_8, traffic=HALF)
 
 
 def test_the_articles_machine_has_its_knee_at_16(tmp_path: Path) -> None:
@@ -180,7 +184,8 @@ def test_an_engine_of_its_own_for_every_step_gives_the_same_answer(
     assert len(fresh.starts_s) > len(calm.outcome.starts_s)
 
 
-@pytest.mark.parametrize("stop_at", [0, 1, 4, 7, 12, 15])
+# the climb, a glance, the second of the windows at 4, the control, a confirmation, with headroom
+@pytest.mark.parametrize("stop_at", [0, 1, 4, 9, 12, 15])
 def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
     noisy: Run, tmp_path: Path, stop_at: int
 ) -> None:
@@ -188,8 +193,8 @@ def test_an_interrupted_run_ends_as_it_would_have_and_measures_nothing_twice(
     notes = Notes()
     notes.stop_at = stop_at
     with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path, NOISY, notes=notes)
-    resumed = swept(tmp_path, NOISY, resume=True)
+        swept(tmp_path, NOISY, UP_TO_8, notes=notes, traffic=HALF)
+    resumed = swept(tmp_path, NOISY, UP_TO_8, resume=True, traffic=HALF)
     events = _events(tmp_path)
     assert _trials(events) == _trials(_events(noisy.run_dir))
     assert sum(event["event"] == "probe" for event in events) == 1
@@ -203,9 +208,9 @@ def test_a_climb_that_only_lacks_its_end_is_not_made_again(noisy: Run, tmp_path:
     notes = Notes()
     notes.stop_on = "iterations"
     with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path, NOISY, notes=notes)
+        swept(tmp_path, NOISY, UP_TO_8, notes=notes, traffic=HALF)
     assert [one["event"] for one in _events(tmp_path)][-1] == "replay"
-    swept(tmp_path, NOISY, resume=True)
+    swept(tmp_path, NOISY, UP_TO_8, resume=True, traffic=HALF)
     assert _trials(_events(tmp_path)) == _trials(_events(noisy.run_dir))
 
 
@@ -218,8 +223,9 @@ def test_a_finished_run_resumes_without_an_engine(calm: Run) -> None:
 
 
 def test_traffic_that_one_slot_serves_is_a_plateau(tmp_path: Path) -> None:
-    fast = World(step=WorldStep(a=0.001))
-    verdict = swept(tmp_path, fast).verdict
+    # a slot gives 1 / 4 ms = 250 tokens/s, of which a quarter of the traffic wants 100
+    fast = World(step=WorldStep(a=0.004))
+    verdict = swept(tmp_path, fast, UP_TO_8, traffic=TRAFFIC[::4]).verdict
     assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 1)
 
 

@@ -10,11 +10,13 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.in_process import tuner
 from tuner import profile
 
 ROOT = Path(__file__).parent.parent
@@ -37,22 +39,65 @@ RESULT_KEYS = {
 }  # fmt: skip
 
 
+SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s")
+
+
+def filled(folder: Path) -> Path:
+    (folder / "world.yaml").write_text(WORLD)
+    (folder / "prod.jsonl").write_text(TRACE.read_text())
+    shorten(folder / "prod.jsonl", rows=433)  # two minutes
+    return folder
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "world.yaml").write_text(WORLD)
-    shutil.copy(TRACE, tmp_path / "prod.jsonl")
-    return tmp_path
+    return filled(tmp_path)
 
 
 def command(*options: str) -> list[str]:
-    sim = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--step", "20s"]
-    return [str(Path(sys.executable).with_name("tuner")), "sweep", *sim, *options]
+    return [str(Path(sys.executable).with_name("tuner")), "sweep", *SIM, *options]
 
 
-def tune(folder: Path, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - of subprocess.run
+def program(folder: Path, *options: str, **how: Any) -> subprocess.CompletedProcess[str]:  # noqa: ANN401 - of subprocess.run
     return subprocess.run(
         command(*options), cwd=folder, capture_output=True, text=True, check=False, **how
     )
+
+
+def tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    return tuner(folder, "sweep", *SIM, *options)
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A run of the program that nothing interrupted."""
+
+    folder: Path
+    out: str
+
+    @property
+    def result(self) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self.out)
+        return found
+
+    @property
+    def run_dir(self) -> Path:
+        return self.folder / str(self.result["run_dir"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Whole:
+    folder = filled(tmp_path_factory.mktemp("whole"))
+    done = program(folder, "--json")
+    assert done.returncode == 0, done.stderr
+    return Whole(folder, done.stdout)
+
+
+@pytest.fixture
+def swept(whole: Whole, tmp_path: Path) -> Path:
+    """A folder in which that run was made, and another may be."""
+    shutil.copytree(whole.folder, tmp_path, dirs_exist_ok=True)
+    return tmp_path
 
 
 def refused(done: subprocess.CompletedProcess[str], code: int) -> str:
@@ -70,10 +115,8 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
-def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(folder: Path) -> None:
-    done = tune(folder, "--json")
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole) -> None:
+    folder, result = whole.folder, whole.result
     assert result.keys() == RESULT_KEYS
     assert all(step.keys() >= CURVE_KEYS for step in result["curve"])
     assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4, 8, 16, 32]
@@ -88,16 +131,16 @@ def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(folder: Path
     ).read_bytes()
 
 
-def test_people_get_the_curve_the_verdict_and_the_next_step(folder: Path) -> None:
-    done = tune(folder)
+def test_people_get_the_curve_the_verdict_and_the_next_step(swept: Path) -> None:
+    done = tune(swept, "--resume")
     assert "knee at 16" in done.stdout
     assert "> 16" in done.stdout
     assert "next: tuner apply profile.yaml --dry-run" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_the_same_seed_gives_the_same_answer(folder: Path) -> None:
-    first, second = (json.loads(tune(folder, "--json").stdout) for _ in range(2))
+def test_the_same_seed_gives_the_same_answer(whole: Whole, folder: Path) -> None:
+    first, second = whole.result, json.loads(tune(folder, "--json").stdout)
     for result in (first, second):
         del result["run_dir"]
     assert first == second
@@ -121,7 +164,7 @@ def wait_for(running: subprocess.Popen[str], text: str) -> None:
     ],
 )
 def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
-    folder: Path, numbers: list[signal.Signals]
+    whole: Whole, folder: Path, numbers: list[signal.Signals]
 ) -> None:
     running = subprocess.Popen(
         command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
@@ -136,10 +179,10 @@ def test_an_interrupted_run_says_how_to_go_on_and_goes_on(
     assert "--resume" in told.splitlines()[-1]
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
     assert done.returncode == 0, done.stderr
-    assert _trials(folder / "run") == _trials(_whole(folder))
+    assert _trials(folder / "run") == _trials(whole.run_dir)
 
 
-def test_kill_9_loses_nothing_that_was_measured(folder: Path) -> None:
+def test_kill_9_loses_nothing_that_was_measured(whole: Whole, folder: Path) -> None:
     running = subprocess.Popen(
         command("--run-dir", "run"), cwd=folder, stderr=subprocess.PIPE, text=True
     )
@@ -151,11 +194,10 @@ def test_kill_9_loses_nothing_that_was_measured(folder: Path) -> None:
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
     assert done.returncode == 0, done.stderr
     assert _trials(folder / "run")[: len(kept)] == kept
-    resumed, whole = json.loads(done.stdout), json.loads(tune(folder, "--json").stdout)
-    assert resumed["curve"] == whole["curve"]
+    assert json.loads(done.stdout)["curve"] == whole.result["curve"]
     profiles = [
-        profile.load(folder / str(result["run_dir"]) / "profile.yaml").model_dump()
-        for result in (resumed, whole)
+        profile.load(run_dir / "profile.yaml").model_dump()
+        for run_dir in (folder / "run", whole.run_dir)
     ]
     for one in profiles:
         del one["digest"]
@@ -164,25 +206,22 @@ def test_kill_9_loses_nothing_that_was_measured(folder: Path) -> None:
     assert profiles[0] == profiles[1]
 
 
-def _whole(folder: Path) -> Path:
-    return folder / str(json.loads(tune(folder, "--json").stdout)["run_dir"])
-
-
 def _trials(run_dir: Path) -> list[tuple[str, int]]:
     events = map(json.loads, (run_dir / "journal.jsonl").read_text().splitlines())
     return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
 
 
-def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(folder: Path) -> None:
-    first = json.loads(tune(folder, "--json").stdout)
-    again = json.loads(tune(folder, "--json", "--resume").stdout)
-    assert again == first
+def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(
+    whole: Whole, swept: Path
+) -> None:
+    again = tune(swept, "--json", "--resume")
+    assert json.loads(again.stdout) == whole.result
+    assert "starting an engine" not in again.stderr
 
 
-def test_resuming_with_other_options_is_refused(folder: Path) -> None:
-    tune(folder, "--run-dir", "run")
-    said = refused(tune(folder, "--run-dir", "run", "--resume", "--ceiling", "8"), 3)
-    assert "run/journal.jsonl:1: ceiling was 32, now 8" in said
+def test_resuming_with_other_options_is_refused(swept: Path) -> None:
+    said = refused(tune(swept, "--resume", "--ceiling", "8"), 3)
+    assert "/journal.jsonl:1: ceiling was 32, now 8" in said
 
 
 @pytest.mark.parametrize(
@@ -223,7 +262,7 @@ def little_room(most: int) -> Callable[[], None]:
 def test_a_full_disk_is_one_error_and_the_run_goes_on_where_there_is_room(folder: Path) -> None:
     shorten(folder / "prod.jsonl", rows=100)
     # room for the iterations of a climb (17 kB), not for the requests of a rung (24 kB)
-    done = tune(folder, "--run-dir", "run", preexec_fn=little_room(20_000))
+    done = program(folder, "--run-dir", "run", preexec_fn=little_room(20_000))
     assert "cannot be written" in refused(done, 3)
     kept = _trials(folder / "run")
     assert kept[0] == ("climb", 32)
@@ -238,7 +277,7 @@ def test_a_disk_without_room_for_the_trace_is_one_error_and_can_be_gone_on_from(
     folder: Path,
 ) -> None:
     shorten(folder / "prod.jsonl", rows=100)
-    done = tune(folder, "--run-dir", "run", preexec_fn=little_room(5_000))
+    done = program(folder, "--run-dir", "run", preexec_fn=little_room(5_000))
     assert "trace.jsonl" in refused(done, 3)
     assert not (folder / "run" / "trace.jsonl").exists()
     done = tune(folder, "--run-dir", "run", "--resume", "--json")
@@ -251,12 +290,13 @@ def shorten(trace: Path, *, rows: int) -> None:
     trace.write_text("".join(lines[: rows + 1]))
 
 
-def test_an_older_profile_may_be_overwritten_because_its_run_still_has_it(folder: Path) -> None:
-    first = json.loads(tune(folder, "--json").stdout)
-    done = tune(folder, "--json", "--ceiling", "16")
+def test_an_older_profile_may_be_overwritten_because_its_run_still_has_it(
+    whole: Whole, swept: Path
+) -> None:
+    done = tune(swept, "--json", "--ceiling", "16")
     assert done.returncode == 0, done.stderr
-    profile.load(folder / first["run_dir"] / "profile.yaml")
-    assert profile.load(folder / "profile.yaml").curve[-1].max_num_seqs == 16
+    profile.load(swept / str(whole.result["run_dir"]) / "profile.yaml")
+    assert profile.load(swept / "profile.yaml").curve[-1].max_num_seqs == 16
 
 
 def test_a_run_that_cannot_decide_ends_with_5_and_a_safe_profile(folder: Path) -> None:
@@ -291,27 +331,25 @@ def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
     assert "tuner_in_flight" in text
 
 
-def test_a_stored_run_is_judged_under_another_slo_without_an_engine(folder: Path) -> None:
-    tune(folder, "--run-dir", "run")
-    journal = (folder / "run" / "journal.jsonl").read_bytes()
-    again = rescored(folder, "--json")
+def test_a_stored_run_is_judged_under_another_slo_without_an_engine(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.run_dir, tmp_path / "run")
+    journal = (tmp_path / "run" / "journal.jsonl").read_bytes()
+    again = rescored(tmp_path, "--json")
     assert again.returncode == 0, again.stderr
-    whole = profile.load(folder / "run" / "profile.yaml")
-    same = profile.load(folder / "other.yaml")
-    assert same.curve == whole.curve
-    assert same.decision == whole.decision
-    strict = json.loads(rescored(folder, "--slo", "tpot=24ms", "--json").stdout)
+    first = profile.load(tmp_path / "run" / "profile.yaml")
+    same = profile.load(tmp_path / "other.yaml")
+    assert same.curve == first.curve
+    assert same.decision == first.decision
+    strict = json.loads(rescored(tmp_path, "--slo", "tpot=24ms", "--json").stdout)
     assert strict["slo"]["derived"] is False
-    assert strict["max_num_seqs"] < whole.decision.max_num_seqs
-    assert (folder / "run" / "journal.jsonl").read_bytes() == journal
+    assert strict["max_num_seqs"] < first.decision.max_num_seqs
+    assert (tmp_path / "run" / "journal.jsonl").read_bytes() == journal
 
 
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    tuner = str(Path(sys.executable).with_name("tuner"))
-    return subprocess.run(
-        [tuner, "sweep", "--rescore", "run", "-o", "other.yaml", *options],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    return tuner(folder, "sweep", "--rescore", "run", "-o", "other.yaml", *options)
 
 
 def test_a_run_that_is_none_cannot_be_judged(folder: Path) -> None:

@@ -10,13 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.in_process import tuner
 from tests.test_sweep_command import TRACE, WORLD, refused, wait_for
 from tuner import profile
 from tuner.commands.sweep_several import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
-
-pytestmark = pytest.mark.timeout(240)
-"""Whole runs of the command, on machines that do other things too."""
 
 SIM = ("--engine", "sim", "--world", "world.yaml", "--step", "8s", "--ceiling", "16")
 
@@ -37,15 +35,11 @@ def filled(folder: Path) -> Path:
     return folder
 
 
-def command(*options: str) -> list[str]:
-    traces = ("--trace", "day.jsonl", "--trace", "night.jsonl")
-    return [str(Path(sys.executable).with_name("tuner")), "sweep", *SIM, *traces, *options]
+TRACES = ("--trace", "day.jsonl", "--trace", "night.jsonl")
 
 
 def tune(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command(*options), cwd=folder, capture_output=True, text=True, check=False
-    )
+    return tuner(folder, "sweep", *SIM, *TRACES, *options)
 
 
 @pytest.fixture(scope="module")
@@ -129,18 +123,11 @@ def test_a_stored_run_is_judged_anew_for_all_its_traces(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, before = tuned
-    program = str(Path(sys.executable).with_name("tuner"))
-    done = subprocess.run(
-        [program, "sweep", "--rescore", "run", "-o", "again.yaml", "--json"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = tuner(folder, "sweep", "--rescore", "run", "-o", "again.yaml", "--json")
     result = json.loads(done.stdout)
     assert result["shared"] | {"profile": ""} == before["shared"] | {"profile": ""}
     assert profile.load(folder / "again-night.yaml").decision.max_num_seqs == 8
-    one = subprocess.run(
-        [program, "sweep", "--rescore", "run/night", "-o", "one.yaml", "--json"],
-        cwd=folder, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    one = tuner(folder, "sweep", "--rescore", "run/night", "-o", "one.yaml", "--json")
     assert json.loads(one.stdout)["max_num_seqs"] == 8
 
 
@@ -158,9 +145,11 @@ def test_an_interrupted_run_goes_on_as_if_it_had_not_been(
 ) -> None:
     folder = filled(tmp_path)
     options = ("--json", "-o", "out", "--run-dir", "run")
+    program = str(Path(sys.executable).with_name("tuner"))
     running = subprocess.Popen(
-        command(*options), cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [program, "sweep", *SIM, *TRACES, *options],
+        cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     wait_for(running, place)
     running.send_signal(signal.SIGINT)
     out, err = running.communicate()

@@ -3,17 +3,16 @@
 import json
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pytest
 
+from tests.in_process import tuner
 from tuner.commands.verify_junit import junit
 from tuner.errors import GateError
 
 ROOT = Path(__file__).parent.parent
-TUNER = str(Path(sys.executable).with_name("tuner"))
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
 noise: {sigma_iter: 0.05, sigma_drift: 0.02, sigma_start: 0.01, stall_rate: 0.0083, stall_mean: 0.1}
@@ -28,15 +27,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (path / "world.yaml").write_text(WORLD)
     (path / "slow.yaml").write_text(WORLD.replace("a: 0.020", "a: 0.030"))
     tuning = ["--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl", "--fast"]
-    subprocess.run([TUNER, "sweep", *tuning], cwd=path, check=True, capture_output=True)
+    assert tuner(path, "sweep", *tuning).returncode == 0
     return path
 
 
 def verify(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
-    command = [TUNER, "verify", "profile.yaml", "--trace", "prod.jsonl", "--engine", "sim"]
-    return subprocess.run(
-        [*command, *options], cwd=folder, capture_output=True, text=True, check=False
-    )
+    words = ("verify", "profile.yaml", "--trace", "prod.jsonl", "--engine", "sim", *options)
+    return tuner(folder, *words)
 
 
 @pytest.mark.parametrize("window", ["all", "busiest", "30s+40s"])

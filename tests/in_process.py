@@ -1,0 +1,55 @@
+"""The program in this process: as a subprocess would run it, without two seconds of imports."""
+
+import contextlib
+import io
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tuner import cli
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
+def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
+    """Run ``tuner`` with these words in a folder; return its exit code and both of its streams.
+
+    What a signal, a limit of the process or its end does to a command needs a process of its own.
+    """
+    out, err = io.StringIO(), io.StringIO()
+    said = list(map(str, words))
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(out),
+        contextlib.redirect_stderr(err),
+        _signals_as_they_were(),
+        _called(["tuner", *said]),
+        pytest.raises(SystemExit) as ended,
+    ):
+        cli.main()
+    assert isinstance(ended.value.code, int)
+    return subprocess.CompletedProcess(said, ended.value.code, out.getvalue(), err.getvalue())
+
+
+@contextlib.contextmanager
+def _signals_as_they_were() -> Iterator[None]:
+    """``cli.main`` decides on signals for the rest of the process, which here is not its own."""
+    were = [signal.getsignal(number) for number in SIGNALS]
+    try:
+        yield
+    finally:
+        for number, was in zip(SIGNALS, were, strict=True):
+            signal.signal(number, was)
+
+
+@contextlib.contextmanager
+def _called(words: list[str]) -> Iterator[None]:
+    were, sys.argv = sys.argv, words
+    try:
+        yield
+    finally:
+        sys.argv = were
