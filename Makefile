@@ -17,15 +17,23 @@ SWEEP_ARGS ?= --budget 3m
 COMPARE_ARGS ?= --budget 14m --repeats 2
 PYTEST_ARGS ?=
 
-# On every core, a file on one: its tests share what they set up. Those with a real engine run one
-# after the other: they measure.
-PLAIN_TESTS = $(BIN)/python -m pytest -m "not vllm" -n logical --dist loadfile $(PYTEST_ARGS)
+# The shares of the tests, and the seconds that each may take on two cores: docs/testing.md.
+TEST := set-up=30 static=90 plain=300 engines=240 serve=120 faults=60
+CHECK := static=90 plain=150
+SHARES = @$(PYTHON) scripts/shares.py --make "$(MAKE)"
+
+# On every core, a file on one: its tests share what they set up.
+TOGETHER := -n logical --dist loadfile
+
+# The tests with these marks. Of a part that was asked for, a share may have none.
+PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])
 
 # Every start of an engine imports vLLM anew: three times faster with its bytecode kept.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test quiet check coverage static fix docs readme golden studies bench clean setup setup-dev
+.PHONY: help sweep compare test check static set-up plain engines serve faults long quiet coverage
+.PHONY: fix docs readme golden studies bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -36,17 +44,36 @@ sweep: setup  ## Tune the shipped sample trace on a real engine, from trace to p
 compare: setup  ## Serve the sample trace in every way of the article; tables into docs/journey.md
 	$(BIN)/python scripts/journey.py real $(COMPARE_ARGS)
 
-test: static  ## Everything a change must pass, real engine included; .ci/run calls this
-	@scripts/get_prometheus.sh
-	@$(BIN)/python scripts/tools.py
-	$(PLAIN_TESTS)
-	$(BIN)/python -m pytest -m "vllm and not quiet" $(PYTEST_ARGS)
+test:  ## Everything a change must pass, real engines included: 14 minutes; .ci/run calls this
+	$(SHARES) $(TEST)
+
+check:  ## The same without the tests that need vLLM: 4 minutes
+	$(SHARES) $(CHECK)
+
+static: setup-dev  ## Of these: format, linter, types, generated docs
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/cog --check -I . README.md docs/*.md
+
+plain: setup-dev  ## Of these: the tests without vLLM
+	$(call PYTEST,not vllm and not long,$(TOGETHER))
+
+engines: setup-dev  ## Of these: real engines and servers, side by side; alone what measures them
+	$(call PYTEST,vllm and not (alone or serve or faults or long or quiet),$(TOGETHER))
+	$(call PYTEST,alone and not long)
+
+serve: setup-dev  ## Of these: one `vllm serve` that many share
+	$(call PYTEST,serve and not long)
+
+faults: setup-dev  ## Of these: engines that are killed, and those who use them
+	$(call PYTEST,faults and not long,$(TOGETHER))
+
+long: setup-dev  ## The tests that take long; keeps what came of them in docs/evidence/long.json
+	$(BIN)/python scripts/long.py $(PYTEST_ARGS)
 
 quiet: setup-dev  ## What takes a machine on which nothing else runs
 	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)
-
-check: static  ## The same without the tests that need vLLM
-	$(PLAIN_TESTS)
 
 coverage: setup-dev  ## Show which lines the tests without vLLM do not reach
 	$(BIN)/coverage run -m pytest -m "not vllm" $(PYTEST_ARGS)
@@ -83,8 +110,6 @@ setup:
 setup-dev:
 	$(SETUP) --extra dev
 
-static: setup-dev
-	$(BIN)/ruff format --check .
-	$(BIN)/ruff check .
-	$(BIN)/mypy
-	$(BIN)/cog --check -I . README.md docs/*.md
+set-up: setup-dev
+	@scripts/get_prometheus.sh
+	@$(BIN)/python scripts/tools.py

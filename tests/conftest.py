@@ -7,9 +7,13 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as tuner.cli does, before 
 import importlib.util
 import signal
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.vllm_server import RealServer
 
 hypothesis.settings.register_profile("tuner", deadline=None)  # a busy machine is no bug
 hypothesis.settings.load_profile("tuner")
@@ -17,6 +21,9 @@ hypothesis.settings.load_profile("tuner")
 # A shell that starts us in the background switches these off, for what we start as well.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+SHARES = {"alone", "serve", "faults"}
+"""Marks of tests that need vLLM, at most one each: `make test` runs every share by itself."""
 
 VLLM_TIMEOUT_S = 300
 """For a test on a real engine: the first one also waits for the shared engine to start."""
@@ -32,6 +39,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     no_vllm = pytest.mark.skip(reason="vllm is not installed")
     has_vllm = importlib.util.find_spec("vllm") is not None
     for item in items:
+        marks = {mark.name for mark in item.iter_markers()}
+        if (shares := marks & SHARES) and (len(shares) > 1 or "vllm" not in marks):
+            raise pytest.UsageError(f"{item.nodeid}: {shares} is not one share with vllm")
         if item.get_closest_marker("gpu") and not config.getoption("--gpu"):
             item.add_marker(no_gpu)
         if item.get_closest_marker("vllm"):
@@ -53,6 +63,15 @@ def _signals_as_they_were() -> Iterator[None]:
     yield
     for number, was in zip(numbers, were, strict=True):
         signal.signal(number, was)
+
+
+@pytest.fixture(scope="session")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator["RealServer"]:
+    """The one ``vllm serve`` that is for all who have no need of another."""
+    from tests import vllm_server  # noqa: PLC0415 - for few
+
+    with vllm_server.real_server(tmp_path_factory.mktemp("server")) as one:
+        yield one
 
 
 @pytest.fixture

@@ -20,7 +20,17 @@ import yaml
 
 from tests import paced
 from tests.scraped import can_scrape, prometheus
-from tests.vllm_server import CAP, Gauges, Planned, hang_up, now_s, post, send, vllm_serve
+from tests.vllm_server import (
+    CAP,
+    Gauges,
+    Planned,
+    RealServer,
+    hang_up,
+    now_s,
+    post,
+    send,
+    vllm_serve,
+)
 from tuner import trace
 from tuner.capture import history, prometheus_api
 from tuner.commands import capture_run
@@ -28,6 +38,7 @@ from tuner.trace import Trace, TraceRequest
 
 ROOT = Path(__file__).parent.parent
 MIDDLEWARE = ("--middleware", "tuner.capture.TraceRecorder")
+PLAN_S = 12.0
 SHARED = list(range(100, 140))
 """A beginning of 40 tokens, two and a half blocks, that several prompts have."""
 
@@ -104,44 +115,60 @@ def ask_every_kind(url: str) -> None:
     assert post(url, "/v1/nothing")[0] == 404
 
 
-def wait_for_scrapes(url: str, begin_s: float, metric: str, value: float) -> None:
-    """Wait until Prometheus has scraped so much of a metric."""
-    while True:
-        found = prometheus_api.samples(prometheus_api.Place(url, begin_s, now_s()), [metric])
-        series = found.get(metric, {}).values()
-        if series and sum(values[max(values)] for values in series) >= value:
-            return
-        threading.Event().wait(0.3)
+def scraped_total(url: str, begin_s: float, metric: str) -> float | None:
+    """Return how much of a metric Prometheus has scraped last; None before there is any."""
+    found = prometheus_api.samples(prometheus_api.Place(url, begin_s, now_s()), [metric])
+    series = found.get(metric, {}).values()
+    return sum(values[max(values)] for values in series) if series else None
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    tick = threading.Event()
+    while not condition():
+        tick.wait(0.1)
+
+
+def since(path: Path, rows: int, copy: Path) -> Path:
+    """Copy a recording without its first so many rows."""
+    header, *lines = path.read_bytes().splitlines(keepends=True)
+    copy.write_bytes(b"".join([header, *lines[rows:]]))
+    return copy
 
 
 @pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
-    folder = tmp_path_factory.mktemp("recorded")
-    plan = bursts(16.0)
+def recorded(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    folder, url = tmp_path_factory.mktemp("recorded"), real_server.url
+    plan = bursts(PLAN_S)
     scraped = folder / "scraped.jsonl" if can_scrape() else None
-    out = {"TUNER_TRACE_OUT": "trace", "TUNER_STATS_OUT": "stats"}
-    steps = paced.environment(folder)
-    with vllm_serve(folder, *MIDDLEWARE, **out, **steps) as url, contextlib.ExitStack() as also:
+    before = {name: real_server.rows(name) for name in ("trace", "stats")}
+    with contextlib.ExitStack() as also:
         begin_s = now_s()
-        scraper = None
+        scraper, finished = "", 0.0
         if scraped is not None:
             config = SCRAPE.format(target=url.removeprefix("http://"))
             scraper = also.enter_context(prometheus(folder, config))
-            wait_for_scrapes(scraper, begin_s, history.RUNNING, 0)
+            wait_for(lambda: scraped_total(scraper, begin_s, history.RUNNING) is not None)
+            finished = scraped_total(scraper, begin_s, history.SUCCESS) or 0.0
         gauges = Gauges(url)
         with gauges.watched():
             send(url, plan)
-        if scraper is not None and scraped is not None:
-            wait_for_scrapes(scraper, begin_s, history.SUCCESS, len(plan))
+        if scraped is not None:
+            due = finished + len(plan)
+            wait_for(lambda: (scraped_total(scraper, begin_s, history.SUCCESS) or 0.0) >= due)
             asked = capture_run.Asked(scraper, f"{begin_s:.3f}", "now", 'job="vllm"')
             capture_run.prometheus(asked, scraped, seed=0, force=False)
         ask_every_kind(url)
-    (path,) = (folder / "trace").iterdir()
-    (stats,) = (folder / "stats").iterdir()
+    wait_for(lambda: real_server.rows("trace") - before["trace"] == len(plan) + len(KINDS))
+    wait_for(lambda: real_server.rows("stats") - before["stats"] >= len(plan))
+    path, stats = (
+        since(real_server.recorded(name), rows, folder / f"{name}.jsonl")
+        for name, rows in before.items()
+    )
     return Recorded(path, trace.load(path), trace.load(stats), plan, gauges, scraped)
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_every_request_is_recorded_with_its_lengths(recorded: Recorded) -> None:
     assert [
         (found.input_length, found.output_length, found.max_tokens, found.stream)
@@ -158,6 +185,7 @@ def test_every_request_is_recorded_with_its_lengths(recorded: Recorded) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_arrivals_are_when_the_requests_were_sent(recorded: Recorded) -> None:
     first = recorded.planned[0].arrival_s
     late = [  # those that leave together may arrive in any order
@@ -168,6 +196,7 @@ def test_arrivals_are_when_the_requests_were_sent(recorded: Recorded) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_every_kind_of_request_leaves_its_row(recorded: Recorded) -> None:
     whole, stream, several = (recorded.kind(name) for name in ("whole", "stream", "n"))
     assert (whole.input_length, whole.output_length, whole.finish_reason) == (40, 5, "length")
@@ -183,6 +212,7 @@ def test_every_kind_of_request_leaves_its_row(recorded: Recorded) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 @pytest.mark.parametrize("name", ["left_stream", "left_whole"])
 def test_a_client_that_leaves_is_an_abort_with_the_tokens_so_far(
     recorded: Recorded, name: str
@@ -195,6 +225,7 @@ def test_a_client_that_leaves_is_an_abort_with_the_tokens_so_far(
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_prompts_that_begin_alike_share_their_first_ids(recorded: Recorded) -> None:
     whole, stream = recorded.kind("whole").hash_ids, recorded.kind("stream").hash_ids
     assert len(whole) == 2
@@ -206,6 +237,7 @@ def test_prompts_that_begin_alike_share_their_first_ids(recorded: Recorded) -> N
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_no_text_and_no_token_ids_are_written(recorded: Recorded) -> None:
     text = recorded.path.read_text()
     assert "fodo" not in text
@@ -214,6 +246,7 @@ def test_no_text_and_no_token_ids_are_written(recorded: Recorded) -> None:
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_the_stat_logger_saw_the_same_requests(recorded: Recorded) -> None:
     stats = sorted(recorded.stats.requests[: len(recorded.plan)], key=lambda one: one.input_length)
     assert recorded.stats.header.source == "vllm-stats"
@@ -241,6 +274,7 @@ def off_by(recorded: Recorded, intervals: Sequence[tuple[float, float]], begin_s
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_its_intervals_are_the_concurrency_that_the_server_reported(
     recorded: Recorded, record_property: Note
 ) -> None:
@@ -254,6 +288,7 @@ def test_its_intervals_are_the_concurrency_that_the_server_reported(
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_replayed_it_gives_the_concurrency_that_the_server_reported(
     recorded: Recorded, tmp_path: Path, record_property: Note
 ) -> None:
@@ -276,6 +311,7 @@ def test_replayed_it_gives_the_concurrency_that_the_server_reported(
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_a_real_prometheus_gives_as_many_requests_and_tokens(recorded: Recorded) -> None:
     if recorded.scraped is None:
         pytest.skip("no prometheus: scripts/get_prometheus.sh fetches it")

@@ -24,7 +24,7 @@ from tuner.workload import workload_of
 
 pytest.importorskip("ray")
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.long]
 
 SLO = Slo(ttft_s=60.0)
 SETTINGS = settings(SLO, ceiling=4)

@@ -15,7 +15,7 @@ import pytest
 from tests.engines.processes import family, lives, wait_until
 from tests.traces import SAMPLES
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.vllm, pytest.mark.long, pytest.mark.timeout(600)]
 
 TUNER = Path(sys.executable).with_name("tuner")
 COMPARE = [

@@ -12,7 +12,7 @@ from tests.engines.processes import cores, family, lives, wait_until
 from tests.traces import SAMPLES
 from tuner import journal
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.faults]
 
 
 def test_a_second_signal_ends_the_start_of_an_engine_at_once(tmp_path: Path) -> None:

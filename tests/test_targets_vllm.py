@@ -28,7 +28,7 @@ from tuner.targets import named, vllm_config, vllm_flags
 
 pytestmark = pytest.mark.vllm
 BY_FILE = {example.file: example for example in EXAMPLES}
-STARTED = ("vllm.env", "vllm.service")
+STARTED = ("vllm.env", pytest.param("vllm.service", marks=pytest.mark.long))
 """What a server is really started from: a variable in a shell, and a unit; every kind's words are
 held against vLLM's parser."""
 

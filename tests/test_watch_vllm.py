@@ -6,16 +6,16 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.live_sim import poisson, profile_of
-from tests.vllm_server import CAP, Planned, post, send, vllm_serve
+from tests.vllm_server import CAP, Planned, RealServer, post, send
 from tuner import profile as profiles
 from tuner.engines.world import World, WorldKv, WorldStep
+from tuner.prometheus import Histogram
 from tuner.watch.scraper import Server
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
@@ -24,21 +24,26 @@ WATCH = ("--every", "500ms", "--window", "1s", "--json")
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, str]]:
+def server(real_server: RealServer, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """Return a server, and a folder with a profile of about its speed for the traffic it gets."""
-    folder = tmp_path_factory.mktemp("served")
-    with vllm_serve(folder) as url:
-        for _ in range(3):
-            assert post(url, prompt=[5] * 40, max_tokens=OUTPUT)[0] == 200
-        gaps = Server(url).read()["0"].distributions["itl_s"]
-        world = World(
-            step=WorldStep(a=gaps.total / gaps.count, b=1e-4, c=1e-5),
-            kv=WorldKv(blocks=1000),
-        )
-        traffic = poisson(RATE_RPS, 120.0, seed=1, output=OUTPUT)
-        profile = profile_of(world, traffic, 120.0, cap=CAP, caps=(4, CAP), model="tuner:tiny")
-        profiles.save(profile, folder / "profile.yaml")
-        yield folder, url
+    folder, url = tmp_path_factory.mktemp("watched"), real_server.url
+    before = itl(url)
+    for _ in range(3):
+        assert post(url, prompt=[5] * 40, max_tokens=OUTPUT)[0] == 200
+    gaps = itl(url).since(before)
+    world = World(
+        step=WorldStep(a=gaps.total / gaps.count, b=1e-4, c=1e-5),
+        kv=WorldKv(blocks=1000),
+    )
+    traffic = poisson(RATE_RPS, 120.0, seed=1, output=OUTPUT)
+    profile = profile_of(world, traffic, 120.0, cap=CAP, caps=(4, CAP), model="tuner:tiny")
+    profiles.save(profile, folder / "profile.yaml")
+    return folder, url
+
+
+def itl(url: str) -> Histogram:
+    """Return the gaps between tokens that the server has counted."""
+    return Server(url).read()["0"].distributions["itl_s"]
 
 
 def watch(folder: Path, url: str, *options: str) -> "subprocess.Popen[str]":
@@ -73,9 +78,10 @@ def traffic(url: str) -> threading.Thread:
 
 
 @pytest.mark.vllm
+@pytest.mark.serve
 def test_a_real_server_is_watched_and_compared_with_itself(server: tuple[Path, str]) -> None:
     folder, url = server
-    before = Server(url).read()["0"]
+    before = itl(url)
     sending = traffic(url)
     alone = watch(folder, url, "--for", "15s", "--run-dir", "run")
     beside = watch(folder, url, "--for", "15s", "--canary", url)
@@ -99,8 +105,7 @@ def test_a_real_server_is_watched_and_compared_with_itself(server: tuple[Path, s
     code, found, said = ended(stopped)
     assert code == 130
     assert "so far" in said
-    after = Server(url).read()["0"]
-    gaps = after.distributions["itl_s"].since(before.distributions["itl_s"])
+    gaps = itl(url).since(before)
     times = found["servers"][0]["times"]["itl_ms"]["counted"]
     assert times["count"] <= gaps.count
     assert times["mean"] == pytest.approx(1e3 * gaps.total / gaps.count, rel=0.25)

@@ -1,8 +1,10 @@
 """A real ``vllm serve`` of the tiny model, and a client that keeps to a plan."""
 
 import asyncio
+import base64
 import contextlib
 import functools
+import gzip
 import json
 import os
 import signal
@@ -17,11 +19,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import paced
 from tuner import models
 from tuner import prometheus as metrics_text
 
@@ -73,6 +77,122 @@ def vllm_serve(folder: Path, *options: str, **environment: str) -> Iterator[str]
             finally:
                 with contextlib.suppress(ProcessLookupError):
                     os.killpg(process.pid, signal.SIGKILL)
+
+
+@dataclass(frozen=True, slots=True)
+class RealServer:
+    """A server into which all is loaded that tuner has for one, with even steps: the recorders, the
+    control of its cap, and spans. Its tests leave it idle, and its cap as it was."""
+
+    url: str
+    folder: Path
+    bodies: list[bytes]
+    """What came where it sends its spans to."""
+
+    @property
+    def socket(self) -> Path:
+        return self.folder / "tuner.sock"
+
+    def recorded(self, name: str) -> Path:
+        """Return the file of a recorder, ``trace`` or ``stats``."""
+        (path,) = (self.folder / name).iterdir()
+        return path
+
+    def rows(self, name: str) -> int:
+        """Return how many requests stand in it."""
+        if not (self.folder / name).exists():
+            return 0
+        return sum(path.read_bytes().count(b"\n") - 1 for path in (self.folder / name).iterdir())
+
+    def spans(self, *, since_s: float) -> list[dict[str, Any]]:
+        """Return the OTLP/JSON of the requests that began later: one object each."""
+        whole = [_without_earlier(_as_json(body), since_s) for body in self.bodies]
+        return [one for one in whole if one["resourceSpans"]]
+
+
+@contextmanager
+def real_server(folder: Path) -> Iterator[RealServer]:
+    with (
+        _collector() as (port, bodies),
+        vllm_serve(
+            folder,
+            *("--middleware", "tuner.capture.TraceRecorder"),
+            *("--scheduler-cls", "tuner.engines.live_scheduler.LiveScheduler"),
+            *("--otlp-traces-endpoint", f"http://127.0.0.1:{port}/v1/traces"),
+            TUNER_TRACE_OUT="trace",
+            TUNER_STATS_OUT="stats",
+            TUNER_LIVE_SOCKET=str(folder / "tuner.sock"),
+            OTEL_EXPORTER_OTLP_TRACES_PROTOCOL="http/protobuf",
+            OTEL_BSP_SCHEDULE_DELAY="200",  # milliseconds
+            **paced.environment(folder),
+        ) as url,
+    ):
+        yield RealServer(url, folder, bodies)
+
+
+@contextmanager
+def _collector() -> Iterator[tuple[int, list[bytes]]]:
+    """Yield the port at which spans are taken, and what came there."""
+    bodies: list[bytes] = []
+
+    class Take(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            packed = self.headers.get("Content-Encoding") == "gzip"
+            bodies.append(gzip.decompress(body) if packed else body)
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Take)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield server.server_address[1], bodies
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def _as_json(body: bytes) -> dict[str, Any]:
+    """Return OTLP/JSON: protobuf's own mapping, but for ids, which are hexadecimal."""
+    json_format = pytest.importorskip("google.protobuf.json_format")
+    service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
+    found = json_format.MessageToDict(service.ExportTraceServiceRequest.FromString(body))
+    for one in _spans(found):
+        for key in {"traceId", "spanId", "parentSpanId"} & one.keys():
+            one[key] = base64.b64decode(one[key]).hex()
+    whole: dict[str, Any] = json.loads(json.dumps(found))
+    return whole
+
+
+def _spans(found: dict[str, Any]) -> list[dict[str, Any]]:
+    return [
+        one
+        for resource in found["resourceSpans"]
+        for scope in resource["scopeSpans"]
+        for one in scope["spans"]
+    ]
+
+
+def _without_earlier(found: dict[str, Any], since_s: float) -> dict[str, Any]:
+    resources = []
+    for resource in found["resourceSpans"]:
+        scopes = [
+            {**scope, "spans": later}
+            for scope in resource["scopeSpans"]
+            if (later := [one for one in scope["spans"] if _begin_s(one) >= since_s])
+        ]
+        if scopes:
+            resources.append({**resource, "scopeSpans": scopes})
+    return {**found, "resourceSpans": resources}
+
+
+def _begin_s(span: dict[str, Any]) -> float:
+    return int(span["startTimeUnixNano"]) / 1e9
 
 
 def _wait(process: "subprocess.Popen[bytes]", url: str, log: Path) -> None:

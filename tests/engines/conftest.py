@@ -14,7 +14,7 @@ from tuner.engines.world import World, WorldKv, WorldStep
 CEILING = 8
 """The max_num_seqs that the shared engines are started with."""
 
-KINDS = ["sim", pytest.param("vllm", marks=pytest.mark.vllm)]
+KINDS = ["sim", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone])]
 
 VLLM_ROOMY: Mapping[str, ArgumentValue] = {
     "model": "tuner:tiny",

@@ -1,30 +1,38 @@
-"""A program with one real engine: says when it generates, and goes on until it has, or for ever.
+"""A program with a real engine and a worker process behind queues: says when both generate, and
+goes on for ever.
 
-python -m tests.engines.lone_engine LOG once|for-ever
+python -m tests.engines.lone_engine LOG
 """
 
 import asyncio
 import sys
 from pathlib import Path
 
-from tuner.engines.seam import EngineRequest, Reply
+from tuner.approaches.seam import Batching
+from tuner.engines.seam import ArgumentValue, EngineRequest, Reply
 from tuner.engines.vllm import VllmStarter
+from tuner.engines.vllm_workers import VllmSite
+
+TINY: dict[str, ArgumentValue] = {"model": "tuner:tiny", "max_model_len": 512}
 
 
-async def main(log: Path, *, once: bool) -> None:
-    starter = VllmStarter({"model": "tuner:tiny", "max_model_len": 512}, log=log)
-    engine = await starter.start(max_num_seqs=2)
+async def main(log: Path) -> None:
+    engine = await VllmStarter(TINY, log=log).start(max_num_seqs=2)
     try:
-        print("generating", flush=True)  # noqa: T201 - what the test waits for
-        while True:
-            reply = Reply()
-            await engine.generate(EngineRequest("r", [5] * 10, 400), reply)
-            if once:
-                print(reply.output_tokens)  # noqa: T201
-                break
+        worker = await VllmSite(TINY, None, queue_size=4, log=log).workers(1, Batching())
+        try:
+            print("generating", flush=True)  # noqa: T201 - what the test waits for
+            while True:
+                asked = [EngineRequest("r", [5] * 10, 400) for _ in range(2)]
+                both = (engine, worker)
+                await asyncio.gather(
+                    *(one.generate(each, Reply()) for one, each in zip(both, asked, strict=True))
+                )
+        finally:
+            await worker.stop()
     finally:
         await engine.stop()
 
 
 if __name__ == "__main__":
-    asyncio.run(main(Path(sys.argv[1]), once=sys.argv[2] == "once"))
+    asyncio.run(main(Path(sys.argv[1])))

@@ -25,11 +25,14 @@ EAGER_GRAPH = {"mode": 2, "backend": "eager"}
     "arguments",
     [
         {"tensor_parallel_size": 2},
-        {
-            "pipeline_parallel_size": 2,
-            "enforce_eager": False,
-            "compilation_config": EAGER_GRAPH,
-        },
+        pytest.param(
+            {
+                "pipeline_parallel_size": 2,
+                "enforce_eager": False,
+                "compilation_config": EAGER_GRAPH,
+            },
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["tensor", "pipeline"],
 )

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.engines.conftest import generate, request
-from tests.engines.processes import cores, family, lives, wait_until
+from tests.engines.processes import cores
 from tuner.approaches import chosen
 from tuner.approaches.seam import Batching, Setup
 from tuner.compare.blocks import Blocks
@@ -59,6 +57,7 @@ def batcher(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Batcher]:
         runner.run(engine.stop())
 
 
+@pytest.mark.alone
 def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
     engine = batcher.engine
 
@@ -87,12 +86,14 @@ def test_a_batch_is_answered_when_its_slowest_is_done(batcher: Batcher) -> None:
     assert np.median(nearest) < 0.005
 
 
+@pytest.mark.alone
 def test_a_batch_that_does_not_fill_leaves_after_its_time(batcher: Batcher) -> None:
     reply = batcher.runner.run(generate(batcher.engine, request(1, prompt=5, output=2)))
     assert reply.queue_s is not None
     assert 0.45 < reply.queue_s < 5
 
 
+@pytest.mark.alone
 def test_a_queue_that_is_full_refuses_at_once_and_what_nobody_waits_for_is_dropped(
     batcher: Batcher,
 ) -> None:
@@ -116,6 +117,7 @@ def test_a_queue_that_is_full_refuses_at_once_and_what_nobody_waits_for_is_dropp
     assert after.output_tokens == 3
 
 
+@pytest.mark.alone
 def test_what_does_not_fit_fails_alone_and_limits_stay(batcher: Batcher) -> None:
     with pytest.raises(RequestFailedError, match="max_model_len is 1024"):
         batcher.runner.run(generate(batcher.engine, request(1, prompt=1000, output=100)))
@@ -155,9 +157,10 @@ class KillsWorkers:
             os.kill(min(workers), signal.SIGKILL)
 
 
+@pytest.mark.faults
 def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_path: Path) -> None:
     settings = CompareSettings(
-        approaches=chosen("two-workers,static,tuned", has_profile=False),
+        approaches=chosen("two-workers,tuned", has_profile=False),
         levels=(Level("recorded", None),),
         untuned=8,
         window="all",
@@ -184,16 +187,13 @@ def test_a_worker_that_dies_is_its_approachs_result_and_the_others_go_on(tmp_pat
     (began, *_) = comparing.journal.of("start")
     comparing.journal.close()
     captured, _uniform = comparing.tables(settings.levels, settings.approaches)
-    two, static, tuned = captured.rows
+    two, tuned = captured.rows
     assert watcher.killed == 2
     assert began["facts"]["engine"] == "vllm"
     assert two.errors[0].startswith("The engine died: the worker was killed by SIGKILL.")
-    for row in (static, tuned):
-        assert row.errors == ()
-        assert row.numbers is not None
-        assert row.numbers.completed == row.numbers.requests > 10
-    assert static.numbers is not None
-    assert static.numbers.transfer_s is not None
+    assert tuned.errors == ()
+    assert tuned.numbers is not None
+    assert tuned.numbers.completed == tuned.numbers.requests > 10
     assert cores() == watcher.spared
 
 
@@ -213,19 +213,3 @@ def test_no_worker_survives_a_start_that_is_cancelled(tmp_path: Path) -> None:
             assert cores() == before
 
     asyncio.run(main())
-
-
-def test_no_worker_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-m", "tests.engines.lone_workers", str(tmp_path / "log")],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd=Path(__file__).parents[2],
-    ) as program:
-        assert program.stdout is not None
-        assert program.stdout.readline() == "serving\n"
-        everybody = family(program.pid)
-        assert cores(program.pid)
-        program.kill()
-        wait_until(lambda: not any(map(lives, everybody)))
