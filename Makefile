@@ -19,7 +19,7 @@ PYTEST_ARGS ?=
 
 # The shares of the tests, and the seconds that each may take on two cores: docs/testing.md.
 TEST := set-up=30 static=90 plain=300 engines=240 serve=120 faults=60
-CHECK := static=90 plain=150
+CHECK := static=90 few=150
 SHARES = @$(PYTHON) scripts/shares.py --make "$(MAKE)"
 
 # On every core, a file on one: its tests share what they set up.
@@ -32,7 +32,7 @@ PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test check static set-up plain engines serve faults long quiet coverage
+.PHONY: help sweep compare test check static set-up plain few engines serve faults long quiet coverage
 .PHONY: fix docs readme golden studies bench clean setup setup-dev
 
 help:  ## Say what can be made
@@ -47,7 +47,7 @@ compare: setup  ## Serve the sample trace in every way of the article; tables in
 test:  ## Everything a change must pass, real engines included: 14 minutes; .ci/run calls this
 	$(SHARES) $(TEST)
 
-check:  ## The same without the tests that need vLLM: 4 minutes
+check:  ## The same without vLLM, Ray and PostgreSQL: 4 minutes
 	$(SHARES) $(CHECK)
 
 static: setup-dev  ## Of these: format, linter, types, generated docs
@@ -58,6 +58,9 @@ static: setup-dev  ## Of these: format, linter, types, generated docs
 
 plain: setup-dev  ## Of these: the tests without vLLM
 	$(call PYTEST,not vllm and not long,$(TOGETHER))
+
+few: setup-dev
+	$(call PYTEST,not (vllm or services or long),$(TOGETHER))
 
 engines: setup-dev  ## Of these: real engines and servers, side by side; alone what measures them
 	$(call PYTEST,vllm and not (alone or serve or faults or long or quiet),$(TOGETHER))

@@ -26,6 +26,7 @@ from ray.cluster_utils import Cluster  # noqa: E402 - after the variable that it
 from tuner.cluster import session  # noqa: E402 - imports ray
 
 pytestmark = [
+    pytest.mark.services,
     pytest.mark.timeout(180),  # the first test waits for a sweep and a cluster
     pytest.mark.filterwarnings("default"),  # what Ray warns about is not ours to mend
 ]

@@ -307,19 +307,6 @@ def test_a_finished_run_resumed_measures_nothing(swept: Path, whole: dict[str, A
     assert "starting an engine" not in again.stderr
 
 
-def test_ctrl_c_says_how_to_go_on(swept: Path) -> None:
-    running = subprocess.Popen(
-        command("--run-dir", "stopped"), cwd=swept, stderr=subprocess.PIPE, text=True
-    )
-    assert running.stderr is not None
-    assert any("climb to" in line for line in running.stderr)
-    running.send_signal(signal.SIGINT)
-    _, told = running.communicate()
-    assert running.returncode == 130
-    assert "Traceback" not in told
-    assert "--resume" in told.splitlines()[-1]
-
-
 def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, Any]) -> None:
     best = whole["chosen"]["max_num_seqs"]
     shutil.copy(swept / "whole.yaml", swept / "best.yaml")
@@ -374,6 +361,7 @@ def test_a_second_process_compares_what_the_first_found_in_the_study_that_they_s
     assert found["pairs"] == 4
 
 
+@pytest.mark.services
 def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) -> None:
     psycopg = pytest.importorskip("psycopg")
     few = ("--search", "max_num_seqs=8,10,12,14,16", "--search", "max_num_batched_tokens=2048")
@@ -473,13 +461,16 @@ def enough_of(refused: "subprocess.CompletedProcess[str]") -> int:
     return int(found[1])
 
 
-def test_the_way_to_go_on_is_said_without_the_password(swept: Path) -> None:
+def test_ctrl_c_says_how_to_go_on_without_the_password(swept: Path) -> None:
     options = ("--storage=sqlite:///own.db?password=secret", "--run-dir", "secret-run")
     running = subprocess.Popen(command(*options), cwd=swept, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     assert any("climb to" in line for line in running.stderr)
     running.send_signal(signal.SIGINT)
     _, told = running.communicate()
+    assert running.returncode == 130
+    assert "Traceback" not in told
+    assert "--resume" in told.splitlines()[-1]
     assert "--storage=sqlite:///own.db?password=" in told.splitlines()[-1]
     assert "=secret" not in told
     kept = b"".join(path.read_bytes() for path in (swept / "secret-run").rglob("*.*"))

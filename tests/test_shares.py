@@ -1,5 +1,6 @@
 """The shares of `make test`: up to the first that fails, with what each took."""
 
+import json
 import re
 import runpy
 import subprocess
@@ -69,3 +70,10 @@ def test_what_came_of_the_long_tests_is_counted_and_named(tmp_path: Path) -> Non
         "passed": 2, "failed": 1, "skipped": 1, "seconds": 13,
         "failures": ["tests.test_a.test_bad"],
     }  # fmt: skip
+
+
+def test_of_the_long_tests_that_were_run_last_none_failed() -> None:
+    kept = json.loads((ROOT / "docs" / "evidence" / "long.json").read_text())
+    assert kept["passed"] > 0
+    assert (kept["failed"], kept["failures"]) == (0, [])
+    assert {"date", "commit", "versions", "seconds"} <= kept.keys()

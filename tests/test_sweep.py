@@ -273,7 +273,7 @@ def test_a_small_budget_shortens_the_window_and_a_smaller_one_is_refused(tmp_pat
 def test_requests_that_the_engine_cannot_take_are_left_out_and_counted(tmp_path: Path) -> None:
     # 40 blocks of 4 tokens: 160 tokens; 50 + up to 150 do not always fit.
     narrow = World(step=WorldStep(a=0.010), kv=WorldKv(blocks=40, block_size=4))
-    outcome = swept(tmp_path, narrow)
+    outcome = swept(tmp_path, narrow, UP_TO_8)
     too_long = sum(one.input_length + one.output_length > 160 for one in TRAFFIC)
     assert outcome.dropped == {"over_max_model_len": too_long}
     assert any(f"{too_long} of 800 requests" in warning for warning in outcome.warnings)
@@ -329,5 +329,6 @@ def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: P
 def test_a_machine_that_stalls_or_wanders_is_told(
     tmp_path: Path, noise: WorldNoise, said: str
 ) -> None:
-    verdict = swept(tmp_path, World(step=SLOTS_COST_LATE.step, noise=noise)).verdict
+    odd = World(step=SLOTS_COST_LATE.step, noise=noise)
+    verdict = swept(tmp_path, odd, UP_TO_8, traffic=HALF).verdict
     assert any(said in warning for warning in verdict.warnings)
