@@ -38,7 +38,7 @@ HOMES = {
     "plotly": {"commands.compare.plot"},
     "prometheus_client": {"live.exporter", "live.prometheus"},
     "psutil": {"engines.devices"},
-    "pynvml": {"engines.devices"},
+    "pynvml": {"engines.gpus"},
     "ray": {"runs.cluster.session"},
     "rich": {"commands"},
     "scipy": {"twin"},

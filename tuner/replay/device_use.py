@@ -32,10 +32,14 @@ class DeviceUse:
     """Share of them that the hypervisor gave to other machines."""
 
     clock_drop: float | None
-    """How far the GPUs' clock fell from its highest reading to its mean, as a share."""
+    """How far the GPUs' clock fell from its highest reading to its mean, as a share, of readings in
+    which they were busy and not at their power limit."""
 
     throttled_share: float | None
-    """Share of the readings in which power or heat slowed a GPU down."""
+    """Share of the readings in which heat, a fault or a power brake slowed a GPU down."""
+
+    foreign_share: float | None = None
+    """Share of the readings in which processes of others computed on our GPUs."""
 
 
 def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
@@ -58,6 +62,7 @@ def device_use(logs: Sequence[DeviceLog]) -> DeviceUse | None:
         steal_mean=over("steal", np.mean),
         clock_drop=over("clock_mhz", lambda mhz: 1 - np.mean(mhz) / np.max(mhz)),
         throttled_share=over("throttled", lambda share: np.mean(share > 0)),
+        foreign_share=over("foreign", lambda share: np.mean(share > 0)),
     )
 
 
@@ -65,6 +70,7 @@ OTHERS_LIMIT = 0.25
 STEAL_LIMIT = 0.05
 CLOCK_LIMIT = 0.10
 THROTTLED_LIMIT = 0.10
+FOREIGN_LIMIT = 0.10
 
 
 def disturbance(use: DeviceUse | None) -> str | None:
@@ -74,7 +80,12 @@ def disturbance(use: DeviceUse | None) -> str | None:
     for value, limit, text in (
         (use.others_mean, OTHERS_LIMIT, "other processes took {:.0%} of the CPU cores"),
         (use.steal_mean, STEAL_LIMIT, "the hypervisor gave {:.0%} of the CPU to other machines"),
-        (use.throttled_share, THROTTLED_LIMIT, "heat or power slowed the GPU down {:.0%} of time"),
+        (
+            use.throttled_share,
+            THROTTLED_LIMIT,
+            "heat or a fault slowed the GPU down {:.0%} of time",
+        ),
+        (use.foreign_share, FOREIGN_LIMIT, "other processes were on the GPU {:.0%} of time"),
         (use.clock_drop, CLOCK_LIMIT, "the GPU's clock fell by {:.0%} on average"),
     ):
         if value is not None and value > limit:

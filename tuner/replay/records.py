@@ -19,8 +19,9 @@ DEVICE = np.dtype(
         ("power_w", "f8"),  # of all GPUs together
         ("others", "f8"),  # share of the CPU cores that other processes took
         ("steal", "f8"),  # share of them that the hypervisor gave to other machines
-        ("clock_mhz", "f8"),  # mean of the GPUs
-        ("throttled", "f8"),  # share of the GPUs that power or heat slowed down
+        ("clock_mhz", "f8"),  # mean of the GPUs that are busy and not at their power limit
+        ("throttled", "f8"),  # share of the GPUs that heat, a fault or a power brake slowed down
+        ("foreign", "f8"),  # share of the GPUs on which processes of others computed
     ]
 )
 """One reading of the device, over the time since the one before; NaN where it does not tell."""

@@ -308,8 +308,16 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
         )
     rest = json.loads(str(data["rest"]))
     iterations = np.asarray(data["iterations"], ITERATION)
-    device = np.asarray(data["device"], DEVICE)
+    device = _readings(data["device"])
     return Replay(records=tuple(records), iterations=iterations, device=device, **rest)
+
+
+def _readings(stored: NDArray[Any]) -> NDArray[np.void]:
+    """Return the device's readings; NaN for what an older tuner did not read."""
+    device = np.zeros(len(stored), DEVICE)
+    for name in DEVICE.names or ():
+        device[name] = stored[name] if name in (stored.dtype.names or ()) else math.nan
+    return device
 
 
 def _typed(values: Mapping[str, float]) -> dict[str, Any]:

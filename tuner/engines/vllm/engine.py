@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +11,9 @@ from vllm import exceptions
 from vllm.inputs.engine import tokens_input
 from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
-from tuner.engines import devices, provenance
+from tuner.engines import devices, gpus, provenance
 from tuner.engines.seam import (
+    ArgumentValue,
     EngineFacts,
     EngineRequest,
     IterationLog,
@@ -38,6 +41,9 @@ _OF_A_REQUEST = (
 
 _WARM_UP_TOKENS = 8
 
+_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend")
+"""What vLLM's log says of its choice, which its configuration does not."""
+
 
 class VllmEngine:
     """See the seam: tuner.engines.seam.Engine."""
@@ -55,6 +61,7 @@ class VllmEngine:
         self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
         self._in_flight = 0
         self._stopped = False
+        self._memory_before: Mapping[str, int] = {}
 
     @classmethod
     async def start(
@@ -66,7 +73,7 @@ class VllmEngine:
         begun_s: float,
     ) -> "VllmEngine":
         """Start what was configured. Failed or cancelled, nothing is left behind."""
-        log_start = _size(log)
+        log_start, memory_before = _size(log), gpus.memory_used()
         loop = asyncio.get_running_loop()
         construction = loop.run_in_executor(None, vllm_llm.construct, configuration.config, context)
         cancelled = False
@@ -91,9 +98,15 @@ class VllmEngine:
             raise failure
         llm = construction.result()
         engine = cls(llm, context, control, log, log_start)
+        engine._memory_before = memory_before
         try:
             state = await engine._control.opened()
-            engine.facts = _facts(llm, configuration, kv_blocks=state.about.kv_blocks or 0)
+            engine.facts = _facts(
+                llm,
+                configuration,
+                kv_blocks=state.about.kv_blocks or 0,
+                log_text=_tail(log, log_start),
+            )
             await engine._warm_up()
         except BaseException:
             await engine.stop()
@@ -188,6 +201,7 @@ class VllmEngine:
             await asyncio.to_thread(vllm_llm.close, self._llm, timeout_s=_STOP_S)
         finally:
             self._context.kill()
+        await gpus.given_back(self._memory_before)
 
     async def _warm_up(self) -> None:
         """Pay what only the first request pays, here and in EngineCore, and forget it."""
@@ -223,7 +237,7 @@ class VllmEngine:
         )
 
 
-def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int) -> EngineFacts:
+def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int, log_text: str) -> EngineFacts:
     config = llm.vllm_config
     arguments = pinned(config, configuration.arguments, is_started=True)
     return EngineFacts(
@@ -235,9 +249,24 @@ def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int) -> EngineF
         kv_blocks=kv_blocks,
         start_s=0.0,
         versions=provenance.versions(),
-        device=devices.device_facts(),
+        device=_device(config, arguments, log_text),
         cautions=cautions(),
     )
+
+
+def _device(
+    config: Any,  # noqa: ANN401 - vLLM's
+    arguments: Mapping[str, ArgumentValue],
+    log_text: str,
+) -> dict[str, ArgumentValue]:
+    """Return what the engine runs on; on a GPU also how: two backends are two machines."""
+    facts = devices.used_facts(devices.gpus_of(arguments))
+    if facts["kind"] != "cpu":
+        backend = _BACKEND.search(log_text)
+        facts["attention_backend"] = backend[1] if backend else None
+        facts["model_runner"] = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
+        facts["cudagraph_mode"] = config.compilation_config.cudagraph_mode.name
+    return facts
 
 
 def _size(file: Path) -> int:

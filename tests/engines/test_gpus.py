@@ -1,0 +1,188 @@
+"""Which GPU is ours, and what it says: on a fake driver, for a real one is on few machines."""
+
+import asyncio
+import math
+import os
+from importlib.metadata import PackageNotFoundError
+
+import pynvml
+import pytest
+
+from tests.support.fake_nvml import GIB, Card, install
+from tuner.engines import devices, gpus, provenance
+from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.replay.records import DEVICE
+
+US = os.getpid()
+STRANGER = 1
+
+
+def read() -> dict[str, float]:
+    """Return one reading of the device by the names of its fields."""
+    row = devices.DeviceMeter(1).read()
+    assert row is not None
+    return dict(zip(DEVICE.names or (), row, strict=True))
+
+
+def test_the_gpu_that_is_read_is_the_one_our_engine_runs_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """CUDA's first GPU, the fastest, is NVML's second here."""
+    slow = Card("GPU-aaaaaaaa-1", name="slow", memory_used=7 * GIB, processes={STRANGER})
+    fast = Card("GPU-bbbbbbbb-2", name="fast", memory_used=60 * GIB, processes={US})
+    install(monkeypatch, slow, fast)
+    assert read()["memory_bytes"] == 60 * GIB
+    facts = devices.used_facts(1)
+    assert (facts["name"], facts["uuids"], facts["count"]) == ("fast", ["GPU-bbbbbbbb"], 2)
+
+
+def test_under_mps_our_engine_is_a_client_and_the_server_is_nobody(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = 4
+    idle = Card("GPU-a", processes={server})
+    shared = Card("GPU-b", processes={server}, mps_processes={US, STRANGER})
+    install(monkeypatch, idle, shared, names={server: "/usr/bin/nvidia-cuda-mps-server"})
+    (mine,) = gpus.ours(gpus.visible(), processes={US}, count=1)
+    assert mine.uuid == "GPU-b"
+    assert gpus.foreign(mine, processes={US}) == 1
+
+
+def test_in_a_container_our_gpu_is_the_one_that_fills(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver numbers processes as the host does: none of them is ours."""
+    busy = Card("GPU-a", memory_used=50 * GIB, processes={900001})
+    ours = Card("GPU-b")
+    install(monkeypatch, busy, ours)
+    meter = devices.DeviceMeter(1)
+    ours.memory_used, ours.processes = 20 * GIB, {900002}
+    row = dict(zip(DEVICE.names or (), meter.read() or (), strict=True))
+    assert row["memory_bytes"] == 20 * GIB
+    assert math.isnan(row["foreign"])  # it may be us
+
+
+def test_somebody_else_on_our_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card("GPU-a", processes={US})
+    install(monkeypatch, card)
+    assert read()["foreign"] == 0
+    card.processes = {US, STRANGER}
+    assert read()["foreign"] == 1
+
+
+@pytest.mark.parametrize(
+    ("listed", "seen"),
+    [
+        (None, ["GPU-aaaa", "GPU-bbbb"]),
+        ("1", ["GPU-bbbb"]),
+        ("1,0", ["GPU-bbbb", "GPU-aaaa"]),
+        ("GPU-b", ["GPU-bbbb"]),  # the beginning is enough
+        ("GPU", []),  # of both
+        ("0,7,1", ["GPU-aaaa"]),  # CUDA stops at the first that is none
+        ("", []),
+    ],
+)
+def test_the_gpus_that_are_visible_are_those_that_cuda_sees(
+    listed: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-aaaa"), Card("GPU-bbbb"))
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert [gpu.uuid for gpu in gpus.visible()] == seen
+
+
+def test_of_a_gpu_that_is_cut_into_instances_cuda_sees_the_first_or_the_one_that_is_named(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [
+        Card(f"MIG-{name}", name="NVIDIA H100 MIG 1g.10gb", utilisation=None, is_instance=True)
+        for name in "xy"
+    ]
+    install(monkeypatch, Card("GPU-a", instances=parts))
+    assert [gpu.uuid for gpu in gpus.visible()] == ["MIG-x"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-y")
+    (one,) = gpus.visible()
+    assert (one.uuid, one.mig_mode, one.utilisation) == ("MIG-y", True, None)
+    assert devices.used_facts(1)["name"] == "NVIDIA H100 MIG 1g.10gb"
+
+
+@pytest.mark.parametrize(
+    ("reasons", "throttled"),
+    [
+        (0, 0.0),
+        (pynvml.nvmlClocksThrottleReasonSwPowerCap, 0.0),  # at full load it is normal
+        (pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown, 1.0),
+        (pynvml.nvmlClocksThrottleReasonHwSlowdown, 1.0),
+        (pynvml.nvmlClocksThrottleReasonSwThermalSlowdown, 1.0),
+        (pynvml.nvmlClocksThrottleReasonHwThermalSlowdown, 1.0),
+    ],
+)
+def test_heat_and_faults_disturb_and_the_power_limit_does_not(
+    reasons: int, throttled: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-a", reasons=reasons))
+    assert read()["throttled"] == throttled
+
+
+def test_the_clock_counts_only_while_the_gpu_is_busy_and_below_its_power_limit(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    card = Card("GPU-a", utilisation=90)
+    install(monkeypatch, card)
+    assert read()["clock_mhz"] == 1980
+    card.utilisation = 10
+    assert math.isnan(read()["clock_mhz"])
+    card.utilisation, card.reasons = 90, pynvml.nvmlClocksThrottleReasonSwPowerCap
+    assert math.isnan(read()["clock_mhz"])
+
+
+@pytest.mark.parametrize(
+    ("versions", "kind"),
+    [
+        ({"vllm": "0.32.0+cpu"}, "cpu"),
+        ({"vllm": "0.32.0", "torch": "2.13.0+cu130"}, "cuda"),
+        ({"vllm": "0.32.0+rocm641"}, "rocm"),
+        ({"vllm": "0.32.0", "torch": "2.13.0+rocm6.4"}, "rocm"),
+        ({"vllm": "0.32.0", "torch": "2.13.0+xpu"}, "xpu"),
+        ({"vllm": "0.32.0", "tpu-inference": "0.1"}, "tpu"),
+        ({}, "cuda"),
+    ],
+)
+def test_an_accelerator_is_not_called_a_cpu(
+    versions: dict[str, str], kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(package: str) -> str:
+        if package not in versions:
+            raise PackageNotFoundError
+        return versions[package]
+
+    monkeypatch.setattr("importlib.metadata.version", version)
+    assert provenance.accelerator() == kind
+    if kind not in {"cpu", "cuda"}:
+        assert devices.device_facts() == {"kind": kind, "name": f"{kind} device"}
+
+
+def test_memory_that_an_engine_held_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The driver frees it some looks after the process has ended; others keep theirs."""
+    card = Card("GPU-a", memory_used=3 * GIB)
+    install(monkeypatch, card)
+    before = gpus.memory_used()
+    held = [60 * GIB, 30 * GIB, 3 * GIB]
+
+    def looked() -> dict[str, int]:
+        return {"GPU-a": held.pop(0)}
+
+    monkeypatch.setattr(gpus, "memory_used", looked)
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        assert runner.run(gpus.given_back(before))
+        assert held == []
+        monkeypatch.setattr(gpus, "memory_used", lambda: {"GPU-a": 60 * GIB})
+        assert not runner.run(gpus.given_back(before, within_s=30))
+        assert runner.run(gpus.given_back({}))  # without a driver there is nothing to wait for
+
+
+def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails() -> None:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+
+    monkeypatch.setattr(pynvml, "nvmlInit", fails)
+    assert gpus.visible() == ()
+    assert gpus.driver() == {}

@@ -1,0 +1,237 @@
+"""What NVML says of NVIDIA's GPUs, and which of them are ours.
+
+NVML counts GPUs in the order of the PCI bus, CUDA by speed: the first of one need not be the first
+of the other. A GPU is told by its UUID, and ours is one on which a process of ours runs.
+"""
+
+import asyncio
+import os
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pynvml
+
+ALARMING = {
+    pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
+    pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "software thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwThermalSlowdown: "hardware thermal slowdown",
+    pynvml.nvmlClocksThrottleReasonHwPowerBrakeSlowdown: "power brake",
+}
+"""Why a GPU is slower than it should be. To be at its power limit is normal at full load."""
+
+_POWER_CAP = pynvml.nvmlClocksThrottleReasonSwPowerCap
+
+_GROWN_BYTES = 256 << 20
+"""A CUDA context alone takes that much."""
+
+GIVEN_BACK_S = 30.0
+"""How long the driver may take to free the memory of an engine that has ended."""
+
+_LOOK_S = 0.2
+
+_MPS_SERVER = "nvidia-cuda-mps-server"
+"""Stands on every GPU for the processes that share it, and does nothing by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One GPU, or one MIG instance, as it is now; None where it does not tell."""
+
+    uuid: str
+    name: str
+    memory_bytes: int | None
+    memory_used_bytes: int | None
+    compute_capability: str | None
+    mig_mode: bool | None
+    """Whether it is cut into instances, or is one of them."""
+
+    power_limit_w: float | None
+    power_w: float | None
+    utilisation: float | None
+    """Share of the last moments (device dependent, 1/6 to 1 s) in which a kernel ran, 0-1."""
+
+    clock_mhz: int | None
+    at_power_limit: bool
+    alarms: tuple[str, ...]
+    """Of ALARMING."""
+
+    uncorrected_errors: int | None
+    """ECC's, since the driver was loaded; None also where ECC is off."""
+
+    processes: frozenset[int]
+    """Those that compute on it, as the driver numbers them: in a container not as we do."""
+
+
+def driver() -> Mapping[str, str]:
+    """Return the versions of the driver and of the newest CUDA it knows; empty without one."""
+    with _nvml() as there:
+        if not there:
+            return {}
+        cuda = pynvml.nvmlSystemGetCudaDriverVersion_v2()
+        return {
+            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+            "cuda": f"{cuda // 1000}.{cuda % 1000 // 10}",
+        }
+
+
+def visible() -> tuple[Gpu, ...]:
+    """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds."""
+    with _nvml() as there:
+        return tuple(_read(handle) for handle in _handles()) if there else ()
+
+
+def ours(
+    gpus: Sequence[Gpu],
+    *,
+    processes: Collection[int],
+    count: int | None = None,
+    used_before: Mapping[str, int] | None = None,
+) -> tuple[Gpu, ...]:
+    """Return the GPUs that these processes of ours are on.
+
+    Where the driver numbers processes otherwise, as in a container: those whose memory in use has
+    grown since ``used_before`` (UUID → bytes). Before anything runs: the first ``count``, or all.
+    """
+    if on := tuple(gpu for gpu in gpus if gpu.processes & set(processes)):
+        return on
+    before = used_before or {}
+    grown = tuple(
+        gpu
+        for gpu in gpus
+        if gpu.uuid in before and (gpu.memory_used_bytes or 0) - before[gpu.uuid] >= _GROWN_BYTES
+    )
+    if grown and (count is None or len(grown) >= count):
+        return grown[:count]
+    return tuple(gpus[:count])
+
+
+def foreign(gpu: Gpu, *, processes: Collection[int]) -> int | None:
+    """Return how many processes of others compute on a GPU that ours are on; None where ours are
+    not among those that the driver names, so that it cannot be told."""
+    mine = gpu.processes & set(processes)
+    return len(gpu.processes - mine) if mine else None
+
+
+def memory_used() -> dict[str, int]:
+    """Return UUID → bytes in use, of the GPUs that CUDA would see."""
+    return {gpu.uuid: gpu.memory_used_bytes or 0 for gpu in visible()}
+
+
+async def given_back(before: Mapping[str, int], *, within_s: float = GIVEN_BACK_S) -> bool:
+    """Wait until no GPU has much more memory in use than before; whether that came in time.
+
+    A process is gone before the driver has freed what it held, and the next engine takes a share of
+    what it finds free.
+    """
+    loop = asyncio.get_running_loop()
+    until_s = loop.time() + within_s
+    while before:
+        now = await asyncio.to_thread(memory_used)
+        if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in before.items()):
+            break
+        if loop.time() >= until_s:
+            return False
+        await asyncio.sleep(_LOOK_S)
+    return True
+
+
+@contextmanager
+def _nvml() -> Iterator[bool]:
+    """Open NVML; give False without a driver."""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        yield False
+        return
+    try:
+        yield True
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _handles() -> list[Any]:
+    whole = [
+        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
+    ]
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if listed is None:
+        return [(_instances(gpu) or [gpu])[0] for gpu in whole]
+    instances = [one for gpu in whole for one in _instances(gpu)]
+    named = {pynvml.nvmlDeviceGetUUID(one): one for one in (*whole, *instances)}
+    handles = []
+    for name in filter(None, (part.strip() for part in listed.split(","))):
+        # CUDA too takes the beginning of a UUID, and stops at the first name that is none.
+        if name.isdecimal():
+            found = whole[int(name) : int(name) + 1]
+        else:
+            found = [one for uuid, one in named.items() if uuid.startswith(name)]
+        if len(found) != 1:
+            break
+        handles += found
+    return handles
+
+
+def _instances(gpu: Any) -> list[Any]:  # noqa: ANN401 - an NVML handle
+    """Return the MIG instances of a GPU: CUDA sees these, and of several only the first."""
+    if not (_ask(pynvml.nvmlDeviceGetMigMode, gpu) or (0,))[0]:
+        return []
+    most = _ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, gpu) or 0
+    found = (_ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, gpu, n) for n in range(most))
+    return [one for one in found if one is not None]
+
+
+def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
+    rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
+    memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0
+    capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)
+    is_instance = bool(_ask(pynvml.nvmlDeviceIsMigDeviceHandle, gpu))
+    mode = _ask(pynvml.nvmlDeviceGetMigMode, gpu)
+    return Gpu(
+        uuid=str(_ask(pynvml.nvmlDeviceGetUUID, gpu)),
+        name=str(_ask(pynvml.nvmlDeviceGetName, gpu)),
+        memory_bytes=None if memory is None else memory.total,
+        memory_used_bytes=None if memory is None else memory.used,
+        compute_capability=".".join(map(str, capability)) if capability else None,
+        mig_mode=True if is_instance else None if mode is None else bool(mode[0]),
+        power_limit_w=_watts(_ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, gpu)),
+        power_w=_watts(_ask(pynvml.nvmlDeviceGetPowerUsage, gpu)),
+        utilisation=None if rates is None else rates.gpu / 100,
+        clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
+        at_power_limit=bool(reasons & _POWER_CAP),
+        alarms=tuple(text for bit, text in ALARMING.items() if reasons & bit),
+        uncorrected_errors=_ask(
+            pynvml.nvmlDeviceGetTotalEccErrors,
+            gpu,
+            pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
+            pynvml.NVML_VOLATILE_ECC,
+        ),
+        processes=_processes(gpu),
+    )
+
+
+def _processes(gpu: Any) -> frozenset[int]:  # noqa: ANN401 - an NVML handle
+    """Return who computes on a GPU, by itself or through MPS."""
+    listed = (
+        *(_ask(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu) or ()),
+        *(_ask(pynvml.nvmlDeviceGetMPSComputeRunningProcesses, gpu) or ()),
+    )
+    pids = {one.pid for one in listed}
+    servers = {
+        pid for pid in pids if _MPS_SERVER in str(_ask(pynvml.nvmlSystemGetProcessName, pid))
+    }
+    return frozenset(pids - servers)
+
+
+def _ask(question: Any, about: Any, *more: int) -> Any:  # noqa: ANN401 - NVML's answers
+    """Return NVML's answer, or None where this device or driver has none."""
+    try:
+        return question(about, *more)
+    except pynvml.NVMLError:
+        return None
+
+
+def _watts(milliwatts: float | None) -> float | None:
+    return None if milliwatts is None else milliwatts * 1e-3
