@@ -36,8 +36,8 @@ from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldStep
 from tuner.errors import InputError, TunerError, UsageError
 from tuner.trace import trace
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.source import TraceHeader
 
 EPOCH_S = 1_770_000_000.0
 SCRAPE_S = 15.0

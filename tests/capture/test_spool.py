@@ -13,8 +13,8 @@ from tuner.capture.environment import Recording, recording
 from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
 from tuner.errors import UsageError
 from tuner.trace import trace
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.source import TraceHeader
 
 
 def settings(folder: Path, **given: str) -> Recording:

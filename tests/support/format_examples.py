@@ -5,8 +5,8 @@ from pathlib import Path
 
 from tests.support.spans import export, request, span
 from tuner.errors import TraceError
+from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.record import REASONS, Row, Tally
-from tuner.trace.formats.reading.source import TimeUnit
 from tuner.trace.formats.registry import open_trace
 
 
@@ -39,6 +39,12 @@ EXAMPLES: dict[str, str] = {
         "Log Type\n"
         "19440110.0,1722ac82-0a46,43,GPT-4,906,446,1352,Conversation log\n"
         "19440120.0,,7,ChatGPT,10,0,10,API log\n"
+    ),
+    "table": (
+        "created_at,prompt_tokens,completion_tokens,latency_ms,tenant,status\n"
+        "2026-11-21 10:00:00.123,120,40,920,acme,200\n"
+        "2026-11-21 10:00:01.823,1340,210,4810.5,,200\n"
+        "2026-11-21 10:00:03.500,57,0,3,zeta,503\n"
     ),
     "bailian": jsonl(
         {
@@ -291,6 +297,10 @@ TABLES: dict[str, str] = {
     "burstgpt": (
         ',"Timestamp","Model","Request tokens","Response tokens","Total tokens","Log Type"\n'
         '0,"5.0","ChatGPT","472.0","18.0","490.0","Conversation, log"\n'
+    ),
+    "table": (
+        '"Prompt tokens";"Output tokens";"Time";"Duration (s)";"Model"\r\n'
+        '1.234;"12";21.11.2026 10:00:00;0,92;"a;b"\r\n57;9;21.11.2026 10:00:02;"0,25";m\r\n'
     ),
     "litellm": (
         "call_type,startTime,endTime,prompt_tokens,completion_tokens,metadata,messages\n"

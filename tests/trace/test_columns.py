@@ -3,7 +3,8 @@ import pytest
 
 from tests.support.traces import request
 from tuner.trace import columns as module
-from tuner.trace.columns import columns_of, columns_of_rows
+from tuner.trace.columns import columns_of, columns_of_batches
+from tuner.trace.formats.columnar.batch import Batch
 from tuner.trace.formats.reading.record import Row
 
 
@@ -30,7 +31,8 @@ def test_what_one_of_many_says_is_kept_at_its_place() -> None:
 
 def test_batches_out_of_order_are_sorted_as_a_whole() -> None:
     rows = [Row(at_ms, 10 + i, 5, replica=i) for i, at_ms in enumerate((5000, 1000, 4000, 2000))]
-    found, origin_ms = columns_of_rows(rows, block_size=16, absolute=True)
+    batches = [Batch.of(rows[:2]), Batch.of(rows[2:])]
+    found, origin_ms = columns_of_batches(batches, block_size=16, absolute=True)
     assert origin_ms == 1000
     assert found.arrival_s.tolist() == [0.0, 1.0, 3.0, 4.0]
     assert found.replica.tolist() == [1, 3, 2, 0]

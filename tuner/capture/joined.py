@@ -10,8 +10,8 @@ import msgspec
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats import canonical
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.source import TraceHeader
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import counted
 

@@ -20,7 +20,7 @@ from tuner.capture.spool import Spool, log
 from tuner.capture.usage import Overheard
 from tuner.errors import TunerError
 from tuner.system.contain_errors import contain_errors
-from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.formats.reading.header import TraceHeader
 
 Scope = MutableMapping[str, Any]
 Message = MutableMapping[str, Any]

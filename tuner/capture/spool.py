@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from tuner.capture.environment import Recording
-from tuner.trace.formats.canonical import header_line, row_line
+from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.source import TraceHeader
 
 # A child of vLLM's logger: it speaks where the server's own lines go, in their form.
 log = logging.getLogger("vllm.tuner")

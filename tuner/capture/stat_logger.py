@@ -19,8 +19,8 @@ from tuner.capture.environment import STATS_OUT, recording
 from tuner.capture.spool import Spool, log
 from tuner.errors import TunerError
 from tuner.system.contain_errors import contain_errors
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row, Status
-from tuner.trace.formats.reading.source import TraceHeader
 
 MISSING = ("aborts", "n", "hash_ids", "session_id", "lora")
 """What vLLM 0.32 does not tell its stat loggers. A request whose client left is forgotten without

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from tuner.capture.history import EngineHistory, Floats, Histogram, increases, restarted
 from tuner.errors import TraceError
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row, Status
-from tuner.trace.formats.reading.source import TraceHeader
 
 Ints = NDArray[np.int64]
 

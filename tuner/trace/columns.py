@@ -1,17 +1,16 @@
 """A trace as columns: 20 to 50 bytes a request, so that ten million fit on a laptop. Pure."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from itertools import chain, islice
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace.formats.reading.record import SERVED, Row
+from tuner.trace.formats.columnar.batch import ABSENT, Batch, Lists, Names, names_of
+from tuner.trace.formats.reading.record import SERVED
 from tuner.trace.trace import DECIMALS_MS, TraceRequest
 
 Floats = NDArray[np.float64]
@@ -72,18 +71,18 @@ class Columns:
 
 def columns_of(requests: Iterable[TraceRequest], *, block_size: int) -> Columns:
     """Return the columns of requests in memory."""
-    return _collect(requests, block_size, _Names("arrival_s", "e2e_s", "queue_s", in_a_second=1))
+    iterator = iter(requests)
+    return _collect(_batches(iterator), block_size)
 
 
-def columns_of_rows(
-    rows: Iterable[Row], *, block_size: int, absolute: bool
+def columns_of_batches(
+    batches: Iterable[Batch], *, block_size: int, absolute: bool
 ) -> tuple[Columns, float]:
     """Return the columns of rows, taken a batch at a time as they are read, and their origin.
 
     ``absolute`` as in ``Source``: then the first arrival becomes the origin, else it is 0 ms.
     """
-    names = _Names("timestamp", "e2e_ms", "queue_ms", in_a_second=1000)
-    columns = _collect(rows, block_size, names)
+    columns = _collect(map(_of_rows, batches), block_size)
     arrival_s = columns.arrival_s  # in ms so far
     origin_ms = float(arrival_s[0]) if absolute else 0.0
     arrival_s -= origin_ms
@@ -93,35 +92,82 @@ def columns_of_rows(
 
 
 @dataclass(frozen=True, slots=True)
-class _Names:
-    """The names of a request's times, and the unit of its durations."""
+class _Some:
+    """Some requests: their columns by name, and what their affinities and prefixes follow from."""
 
-    arrival: str
-    e2e: str
-    queue: str
-    in_a_second: int
+    arrays: Mapping[str, NDArray[Any]]
+    sessions: Names | None
+    hash_ids: Lists | None
 
 
-def _collect(requests: Iterable[Any], block_size: int, names: _Names) -> Columns:
+def _batches(requests: Iterator[TraceRequest]) -> Iterator[_Some]:
+    while batch := tuple(islice(requests, BATCH_ROWS)):
+        size = len(batch)
+        offsets = np.concatenate([[0], np.cumsum([len(one.hash_ids) for one in batch])])
+        blocks = np.fromiter(chain.from_iterable(one.hash_ids for one in batch), np.int64)
+        yield _Some(
+            {
+                "arrival_s": np.fromiter((one.arrival_s for one in batch), np.float64, size),
+                "e2e_s": np.array([one.e2e_s for one in batch], np.float64),  # None becomes NaN
+                "queue_s": np.array([one.queue_s for one in batch], np.float64).astype(np.float32),
+                "input_length": np.array([one.input_length for one in batch], np.int32),
+                "output_length": np.array([one.output_length for one in batch], np.int32),
+                "n": np.array([one.n for one in batch], np.int32),
+                "replica": np.array(
+                    [-1 if one.replica is None else one.replica for one in batch], np.int32
+                ),
+                "served": np.fromiter((one.status in SERVED for one in batch), np.bool_, size),
+            },
+            names_of([one.session_id for one in batch]),
+            (offsets.astype(np.int64), blocks) if len(blocks) else None,
+        )
+
+
+def _of_rows(batch: Batch) -> _Some:
+    def seconds(key: str) -> Floats:
+        times_ms = batch.times.get(key)
+        return np.full(len(batch), np.nan) if times_ms is None else times_ms / 1000
+
+    def counts(key: str, absent: int) -> NDArray[np.int32]:
+        found = batch.counts.get(key)
+        if found is None:
+            return np.full(len(batch), absent, np.int32)
+        return np.where(found == ABSENT, absent, found).astype(np.int32)
+
+    served = np.ones(len(batch), np.bool_)
+    if "status" in batch.names:
+        codes, known = batch.names["status"]
+        served = np.array([*(name in SERVED for name in known), True])[codes]
+    return _Some(
+        {
+            "arrival_s": batch.times["timestamp"],
+            "e2e_s": seconds("e2e_ms"),
+            "queue_s": seconds("queue_ms").astype(np.float32),
+            "input_length": counts("input_length", 0),
+            "output_length": counts("output_length", 0),
+            "n": counts("n", 1),
+            "replica": counts("replica", -1),
+            "served": served,
+        },
+        batch.names.get("session_id"),
+        batch.lists.get("hash_ids"),
+    )
+
+
+def _collect(batches: Iterable[_Some], block_size: int) -> Columns:
     parts: dict[str, _Column] = {}
     blocks = _Blocks()
-    iterator = iter(requests)
-    trunk: frozenset[int] | None = None
-    while batch := tuple(islice(iterator, BATCH_ROWS)):
+    trunk: Ints | None = None
+    for batch in batches:
         if trunk is None:
-            trunk = _trunk(batch[:TRUNK_ROWS])
-        found = _arrays(batch, names)
-        for name, array in (found | {"affinity": _affinities(batch, trunk)}).items():
+            trunk = _trunk(batch.hash_ids)
+        found = {**batch.arrays, "affinity": _affinities(batch, trunk)}
+        for name, array in found.items():
             if name not in parts:
                 parts[name] = _Column(optional=name in OPTIONAL)
             parts[name].add(array)
-        blocks.add(
-            chain.from_iterable(
-                one.hash_ids[: (one.input_length or 0) // block_size]
-                for one in batch
-                if one.hash_ids
-            )
-        )
+        if batch.hash_ids is not None:
+            blocks.add(_full_blocks(batch.hash_ids, batch.arrays["input_length"], block_size))
     assert parts, "a trace has at least one request"
     arrays = {name: column.array() for name, column in parts.items()}
     if np.any(np.diff(arrays["arrival_s"]) < 0):
@@ -166,49 +212,43 @@ class _Column:
         return self._array
 
 
-def _arrays(batch: Sequence[Any], names: _Names) -> dict[str, NDArray[Any]]:
-    size = len(batch)
-
-    def integers(name: str, absent: int) -> NDArray[np.int32]:
-        values = [*map(attrgetter(name), batch)]
-        if None in values:
-            values = [absent if value is None else value for value in values]
-        return np.array(values, np.int32)
-
-    def seconds(name: str) -> Floats:
-        # None becomes NaN.
-        return np.array([*map(attrgetter(name), batch)], np.float64) / names.in_a_second
-
-    return {
-        "arrival_s": np.fromiter(map(attrgetter(names.arrival), batch), np.float64, size),
-        "e2e_s": seconds(names.e2e),
-        "queue_s": seconds(names.queue).astype(np.float32),
-        "input_length": integers("input_length", 0),
-        "output_length": integers("output_length", 0),
-        "n": integers("n", 1),
-        "replica": integers("replica", -1),
-        "served": np.fromiter((one.status in SERVED for one in batch), np.bool_, size),
-    }
+def _full_blocks(hash_ids: Lists, lengths: NDArray[np.int32], block_size: int) -> Ints:
+    """Return the ids of those blocks that their prompts fill."""
+    offsets, ids = hash_ids
+    sizes = np.diff(offsets)
+    within = np.arange(len(ids)) - np.repeat(offsets[:-1], sizes)
+    return ids[within < np.repeat(lengths // block_size, sizes)]
 
 
-def _trunk(requests: Sequence[Any]) -> frozenset[int]:
+def _trunk(hash_ids: Lists | None) -> Ints:
     """Return the blocks that most prompts begin with, such as a common system prompt."""
-    seen = Counter(block for one in requests for block in one.hash_ids)
-    return frozenset(block for block, count in seen.items() if count > len(requests) / 2)
+    if hash_ids is None:
+        return np.empty(0, np.int64)
+    offsets, ids = hash_ids
+    rows = min(TRUNK_ROWS, len(offsets) - 1)
+    seen, counts = np.unique(ids[: offsets[rows]], return_counts=True)
+    return seen[counts > rows / 2]
 
 
-def _affinities(requests: Sequence[Any], trunk: frozenset[int]) -> Ints:
-    if not any(one.hash_ids or one.session_id is not None for one in requests):
-        return np.full(len(requests), NO_AFFINITY)
-    return np.fromiter((_affinity(one, trunk) for one in requests), np.int64, len(requests))
+def _affinities(batch: _Some, trunk: Ints) -> Ints:
+    """Return for each request its session, or else the first block that tells prompts apart: what
+    sticky routers go by."""
+    affinity = np.full(len(batch.arrays["arrival_s"]), NO_AFFINITY, np.int64)
+    if batch.hash_ids is not None:
+        offsets, ids = batch.hash_ids
+        telling = np.flatnonzero(~np.isin(ids, trunk))
+        of = np.searchsorted(offsets, telling, side="right") - 1
+        rows, firsts = np.unique(of, return_index=True)
+        affinity[rows] = ids[telling[firsts]]
+    if batch.sessions is not None:
+        codes, names = batch.sessions
+        keys = np.array([*map(_key, names), 0], np.int64)
+        affinity = np.where(codes < 0, affinity, keys[codes])
+    return affinity
 
 
-def _affinity(request: TraceRequest | Row, trunk: frozenset[int]) -> int:
-    """The session, or else the first block that tells prompts apart: what sticky routers go by."""
-    if request.session_id is not None:
-        key = hashlib.blake2b(str(request.session_id).encode(), digest_size=8).digest()
-        return int.from_bytes(key) >> 1
-    return next((block for block in request.hash_ids if block not in trunk), NO_AFFINITY)
+def _key(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest()) >> 1
 
 
 class _Blocks:
@@ -220,8 +260,7 @@ class _Blocks:
         self.new: list[Ints] = []
         self.new_size = 0
 
-    def add(self, ids: Iterable[int]) -> None:
-        batch = np.fromiter(ids, np.int64)
+    def add(self, batch: Ints) -> None:
         self.total += len(batch)
         self.new.append(np.unique(batch))
         self.new_size += len(self.new[-1])

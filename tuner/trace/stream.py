@@ -1,43 +1,45 @@
 """Trace files of any size: looked through, imported, cut, without holding them in memory."""
 
+import math
+import os
 import random
 import shutil
-from array import array
+import sys
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import islice
-from operator import attrgetter
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from operator import itemgetter
 from pathlib import Path
 from typing import BinaryIO
 
-import msgspec
 import numpy as np
 
 from tuner.errors import TraceError
-from tuner.trace.columns import Columns, columns_of_rows
-from tuner.trace.formats import canonical
+from tuner.system import interruption
+from tuner.trace.columns import Columns, columns_of_batches
+from tuner.trace.formats.columnar.batch import Batch
+from tuner.trace.formats.columnar.json_lines import lines_of
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
+from tuner.trace.formats.reading.trace_file import Asked
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import (
     DECIMALS_MS,
     Trace,
-    TraceRequest,
     counted,
     digest,
     microseconds,
     reading_warnings,
     request_of,
-    whole_ms,
 )
 
-ROWS_A_TELL = 2**16
-ROWS_A_BATCH = 2**12
 COPY_BYTES = 2**20
-UNKNOWN_ROW = -1
 
-Tell = Callable[[float], None]
-"""Is told the share of the work that is done, now and then."""
+Tell = Callable[[Tally], None]
+"""Is told now and then how far the reading is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,15 @@ class Input:
     format_name: str | None = None
     time_unit: TimeUnit | None = None
     allow_text: bool = False
+    asked: Asked = field(default_factory=Asked)
+    """What the user says of a table."""
+
+    name: str | None = None
+    """What messages call the file, if not by its path."""
+
+    @property
+    def place(self) -> str:
+        return self.name or str(self.path)
 
     def open(self) -> tuple[Source, Tally]:
         return open_trace(
@@ -55,7 +66,25 @@ class Input:
             format_name=self.format_name,
             time_unit=self.time_unit,
             allow_text=self.allow_text,
+            asked=self.asked,
+            place=self.place,
         )
+
+
+def stdin_input() -> Path:
+    """Return a file that holds all of standard input, until the process ends; it is read twice."""
+    descriptor, name = tempfile.mkstemp(prefix="tuner-stdin-")
+    path = Path(name)
+    interruption.ends_with_us(partial(path.unlink, missing_ok=True))
+    with os.fdopen(descriptor, "wb") as file:
+        try:
+            shutil.copyfileobj(sys.stdin.buffer, file, COPY_BYTES)
+        except OSError as problem:
+            raise TraceError(
+                f"stdin: cannot be kept in {path.parent}: {problem.strerror}",
+                hint="Free some space, or name another folder with TMPDIR.",
+            ) from None
+    return path
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +105,10 @@ class Scan:
     """What the stamps of the file count from."""
 
     warnings: tuple[str, ...]
+    source: Source
+    index: "_Index"
+    status: tuple[int, int, int]
+    """What the file system said of the file before it was read."""
 
 
 class Draft:
@@ -86,52 +119,76 @@ class Draft:
 
     def __init__(self, file: BinaryIO) -> None:
         self._file = file
-        self._origin_ms = 0.0
-        self._begun = False
+        self._origin_ms: float | None = None
         self._holds = True
 
-    def through(self, rows: Iterable[Row], *, absolute: bool) -> Iterator[Row]:
+    def through(self, batches: Iterable[Batch], *, absolute: bool) -> Iterator[Batch]:
         """Yield the rows, and put them down."""
-        iterator = iter(rows)
-        while batch := list(islice(iterator, ROWS_A_BATCH)):
+        for batch in batches:
             if self._holds:
                 self._add(batch, absolute=absolute)
-            yield from batch
+            yield batch
 
     def copy(self, out: BinaryIO, *, origin_ms: float) -> bool:
         """Write the rows, if they count from this origin."""
-        if not self._holds or self._origin_ms != origin_ms:
+        if not self._holds or (self._origin_ms or 0.0) != origin_ms:
             return False
         self._file.seek(0)
         shutil.copyfileobj(self._file, out, COPY_BYTES)
         return True
 
-    def _add(self, batch: list[Row], *, absolute: bool) -> None:
+    def _add(self, batch: Batch, *, absolute: bool) -> None:
         if absolute:
-            if not self._begun:
-                self._origin_ms, self._begun = batch[0].timestamp, True
-            stamps_ms = np.fromiter(map(attrgetter("timestamp"), batch), np.float64, len(batch))
+            stamps_ms = batch.times["timestamp"]
+            if self._origin_ms is None:
+                self._origin_ms = float(stamps_ms[0])
             since_ms = np.round(stamps_ms - self._origin_ms, DECIMALS_MS)
             self._holds = bool(since_ms.min() >= 0)
-            batch = [
-                msgspec.structs.replace(row, timestamp=int(ms) if ms.is_integer() else ms)
-                for row, ms in zip(batch, since_ms.tolist(), strict=True)
-            ]
-        self._file.write(canonical.row_lines(batch))
+            batch = batch.moved(since_ms)
+        if self._holds:
+            self._file.write(lines_of(batch))
+
+
+class _Index:
+    """Which times each block of the file holds, so that a part is read without the rest."""
+
+    def __init__(self) -> None:
+        self.spans_ms: dict[int, tuple[float, float]] = {}
+
+    def through(self, batches: Iterable[Batch]) -> Iterator[Batch]:
+        for batch in batches:
+            stamps_ms = batch.times["timestamp"]
+            first_ms, last_ms = self.spans_ms.get(batch.block, (math.inf, -math.inf))
+            self.spans_ms[batch.block] = (
+                min(first_ms, float(stamps_ms.min())),
+                max(last_ms, float(stamps_ms.max())),
+            )
+            yield batch
+
+    def blocks(self, begin_ms: float, end_ms: float) -> frozenset[int]:
+        """Return the blocks with a stamp from ``begin_ms`` to ``end_ms``."""
+        return frozenset(
+            block
+            for block, (first_ms, last_ms) in self.spans_ms.items()
+            if first_ms <= end_ms and last_ms >= begin_ms
+        )
 
 
 def scan(file: Input, tell: Tell, *, draft: Draft | None = None) -> Scan:
     """Read all rows once. Raises TraceError for a file that cannot be read as a trace."""
     source, tally = file.open()
-    rows = telling(source.rows, tally, tell)
-    columns, origin_ms = columns_of_rows(
-        rows if draft is None else draft.through(rows, absolute=source.absolute),
+    before = _status(file.path)
+    index = _Index()
+    batches = index.through(telling(source.by_columns(), tally, tell))
+    columns, origin_ms = columns_of_batches(
+        batches if draft is None else draft.through(batches, absolute=source.absolute),
         block_size=source.header.block_size,
         absolute=source.absolute,
     )
     dated = source.absolute and not source.undated
     header = counted(source.header, tally, origin_ms=origin_ms if dated else None)
-    return Scan(header, columns, origin_ms, reading_warnings(source.header, tally))
+    warnings = reading_warnings(source.header, tally)
+    return Scan(header, columns, origin_ms, warnings, source, index, before)
 
 
 def convert(  # noqa: PLR0913 - what was read, where to, and how
@@ -148,67 +205,79 @@ def convert(  # noqa: PLR0913 - what was read, where to, and how
     if spread is not None:
         note = f"spread evenly within ticks of {spread.tick_ms:g} ms, seed {spread.seed}"
         header = replace(header, notes=(*header.notes, note))
-    out.write(canonical.header_line(header))
+    out.write(header_line(header))
     if spread is None and draft.copy(out, origin_ms=scanned.origin_ms):
         return
     source, tally = file.open()
-    rows = telling(source.rows, tally, tell)
-    if source.absolute or spread is not None:
-        rows = _moved(rows, scanned.origin_ms, spread)
-    while batch := list(islice(rows, ROWS_A_BATCH)):
-        out.write(canonical.row_lines(batch))
-    _check_unchanged(file.path, scanned, tally)
+    rng = random.Random(spread.seed if spread else 0)  # noqa: S311 - a replay, no secret
+    for batch in telling(source.by_columns(), tally, tell):
+        since_ms = batch.times["timestamp"] - scanned.origin_ms
+        if spread is not None:
+            since_ms = since_ms + [spread.tick_ms * rng.random() for _ in range(len(batch))]
+        out.write(lines_of(batch.moved(np.round(since_ms, DECIMALS_MS))))
+    _check_unchanged(file, scanned)
 
 
 def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s: float) -> Trace:
     """Return the requests that arrive in [start_s, start_s + length_s), with their row numbers.
 
-    Raises TraceError when there are none.
+    Of a file that is read by blocks only those are read again that hold such a time. Raises
+    TraceError when there are none.
     """
-    source, tally = file.open()
     first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
-    arrivals_us = array("q")
-    inside: list[tuple[int, TraceRequest]] = []
-    for index, row in enumerate(telling(source.rows, tally, tell)):
-        arrivals_us.append(round((row.timestamp - scanned.origin_ms) * 1000))
-        if first_us <= arrivals_us[-1] < end_us:
-            inside.append((index, request_of(row, UNKNOWN_ROW, origin_ms=scanned.origin_ms)))
-    _check_unchanged(file.path, scanned, tally)
+    inside: list[tuple[int, int, Row]] = []  # arrival, place in the file
+    for batch in _again(file, scanned, tell, start_s * 1000, (start_s + length_s) * 1000):
+        arrivals_us = np.rint((batch.times["timestamp"] - scanned.origin_ms) * 1000)
+        chosen = (arrivals_us >= first_us) & (arrivals_us < end_us)
+        if chosen.any():
+            found = batch.take(chosen)
+            arrived = arrivals_us[chosen].astype(np.int64).tolist()
+            inside += zip(arrived, count(len(inside)), found.rows(), strict=False)
+    _check_unchanged(file, scanned)
     if not inside:
         first_s, last_s = scanned.columns.arrival_s[[0, -1]]
         raise TraceError(
-            f"{file.path}: no request arrives in {start_s:g}s+{length_s:g}s",
+            f"{file.place}: no request arrives in {start_s:g}s+{length_s:g}s",
             hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
-    position = np.empty(len(arrivals_us), np.int64)
-    order = np.argsort(np.frombuffer(arrivals_us, np.int64), kind="stable")
-    position[order] = np.arange(len(order))
+    inside.sort(key=itemgetter(0, 1))
+    arrivals_s = scanned.columns.arrival_s
+    before = int(np.searchsorted(np.rint(arrivals_s * 1e6), first_us))
     requests = tuple(
-        replace(request, row=int(position[index])) if request.row == UNKNOWN_ROW else request
-        for index, request in sorted(inside, key=lambda one: int(position[one[0]]))
+        request_of(row, position, origin_ms=scanned.origin_ms)
+        for position, (_, _, row) in enumerate(inside, start=before)
     )
     return Trace(scanned.header, requests, digest(requests, scanned.header.block_size))
 
 
-def _moved(rows: Iterable[Row], origin_ms: float, spread: TickSpread | None) -> Iterator[Row]:
-    """Yield the rows with stamps from the origin, each a random part of a tick later."""
-    rng = random.Random(spread.seed if spread else 0)  # noqa: S311 - a replay, no secret
-    tick_ms = spread.tick_ms if spread else 0.0
-    for row in rows:
-        stamp_ms = row.timestamp - origin_ms + (tick_ms * rng.random() if tick_ms else 0.0)
-        yield msgspec.structs.replace(row, timestamp=whole_ms(stamp_ms))
+def _again(
+    file: Input, scanned: Scan, tell: Tell, begin_ms: float, end_ms: float
+) -> Iterator[Batch]:
+    """Yield the batches that may hold such times, from the origin on, read once more."""
+    if scanned.source.again is None:
+        source, tally = file.open()
+        return telling(source.by_columns(), tally, tell)
+    origin_ms = scanned.origin_ms
+    return scanned.source.again(
+        scanned.index.blocks(origin_ms + begin_ms - 1, origin_ms + end_ms + 1)
+    )
 
 
-def telling(rows: Iterable[Row], tally: Tally, tell: Tell) -> Iterator[Row]:
-    """Yield the rows, and tell how much of the file was read by then."""
-    iterator = iter(rows)
-    while batch := tuple(islice(iterator, ROWS_A_TELL)):
-        yield from batch
-        tell(tally.bytes_read / max(1, tally.bytes_total))
+def telling(batches: Iterable[Batch], tally: Tally, tell: Tell) -> Iterator[Batch]:
+    """Yield the batches, and tell how much of the file was read by then."""
+    for batch in batches:
+        yield batch
+        tell(tally)
 
 
-def _check_unchanged(path: Path, scanned: Scan, tally: Tally) -> None:
-    if tally.rows_kept != len(scanned.columns):
+def _status(path: Path) -> tuple[int, int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def _check_unchanged(file: Input, scanned: Scan) -> None:
+    if _status(file.path) != scanned.status:
         raise TraceError(
-            f"{path}: changed while it was read", hint="Wait until nothing writes to it any more."
+            f"{file.place}: changed while it was read",
+            hint="Wait until nothing writes to it any more.",
         )

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
-from tuner.trace.formats import canonical
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import Row, Status, Tally
-from tuner.trace.formats.reading.source import TimeUnit, TraceHeader
 from tuner.trace.formats.registry import open_trace
 
 __all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "cut", "digest", "load", "write"]
@@ -53,6 +52,7 @@ class TraceRequest:
     priority: int | None = None
     lora: str | None = None
     model: str | None = None
+    request_class: str | None = None
     replica: int | None = None
     stream: bool | None = None
     cached_tokens: int | None = None
@@ -100,7 +100,7 @@ def write(trace: Trace, path: Path, *, force: bool = False) -> None:
 
 def lines_of(trace: Trace) -> Iterator[bytes]:
     """Yield the lines of the canonical form."""
-    yield canonical.header_line(trace.header)
+    yield header_line(trace.header)
     yield from _lines(trace.requests)
 
 
@@ -163,6 +163,7 @@ def request_of(row: Row, position: int, *, origin_ms: float = 0) -> TraceRequest
         priority=row.priority,
         lora=row.lora,
         model=row.model,
+        request_class=row.request_class,
         replica=row.replica,
         stream=row.stream,
         cached_tokens=row.cached_tokens,
@@ -192,6 +193,7 @@ def row_of(request: TraceRequest, position: int) -> Row:
         priority=request.priority,
         lora=request.lora,
         model=request.model,
+        request_class=request.request_class,
         replica=request.replica,
         stream=request.stream,
         cached_tokens=request.cached_tokens,
@@ -214,7 +216,7 @@ def counted(header: TraceHeader, tally: Tally, *, origin_ms: float | None) -> Tr
         rows_read=tally.rows_kept + sum(dropped.values()),
         rows_kept=tally.rows_kept,
         dropped=dropped,
-        notes=(*header.notes, *(text for text in tally.notes if text not in header.notes)),
+        notes=tuple(dict.fromkeys((*header.notes, *tally.said, *tally.notes))),
     )
 
 
@@ -231,7 +233,7 @@ def reading_warnings(header: TraceHeader, tally: Tally) -> tuple[str, ...]:
 
 def _lines(requests: Iterable[TraceRequest]) -> Iterator[bytes]:
     for position, request in enumerate(requests):
-        yield canonical.row_line(row_of(request, position))
+        yield row_line(row_of(request, position))
 
 
 def _text(value: str | int | None) -> str | None:

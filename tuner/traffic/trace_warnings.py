@@ -3,7 +3,7 @@
 import numpy as np
 
 from tuner.trace.columns import Columns
-from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.prompts import reuse_warning
 from tuner.traffic.summary import TrafficSummary
 

@@ -36,7 +36,7 @@ def test_the_fraction_may_be_short_or_absent(tmp_path: Path, stamp: str) -> None
         ("1970-01-01 00:01:00.0,10", "malformed"),
         ("1970-01-01 00:01:00.0,10,5,1", "malformed"),
         (",10,5", "no_timestamp"),
-        ("60.5,10,5", "bad_timestamp"),
+        ("60.5,10,5", "other_unit"),
         ("1970-13-01 00:00:00.0,10,5", "bad_timestamp"),
         ("1970-01-01 00:00:61.0,10,5", "bad_timestamp"),
         ("1970-01-01 00:01:00.0,,5", "no_tokens"),

@@ -4,7 +4,7 @@ import pytest
 
 from tests.support.traces import SLICES, needs_slices, row, write_lines
 from tuner.errors import TraceError
-from tuner.trace.formats.reading.source import TimeUnit
+from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.registry import open_trace
 
 

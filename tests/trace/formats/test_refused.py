@@ -63,18 +63,15 @@ def test_what_people_have_instead_of_a_trace_is_named_with_its_cure(
 
 
 @pytest.mark.parametrize(
-    ("begins", "cure"),
+    ("begins", "says"),
     [
-        (b"\x1f\x8b", "gunzip"),
-        (b"\x28\xb5\x2f\xfd", "unzstd"),
-        (b"\xfd7zXZ\x00", "unxz"),
-        (b"PAR1", "read_parquet"),
-        (b"\xff\xfe{\x00", "iconv"),
+        (b"\x1f\x8b", "packed data breaks off or is damaged"),
+        (b"\x28\xb5\x2f\xfd", "packed data breaks off or is damaged"),
+        (b"\xfd7zXZ\x00", "packed data breaks off or is damaged"),
+        (b"PAR1", "a broken Parquet or Arrow file"),
+        (b"\xff\xfe{\x00", "not a trace format"),
     ],
 )
-def test_a_packed_file_is_refused_with_what_unpacks_it(
-    tmp_path: Path, begins: bytes, cure: str
-) -> None:
-    with pytest.raises(TraceError) as caught:
+def test_a_packed_file_that_is_damaged_is_refused(tmp_path: Path, begins: bytes, says: str) -> None:
+    with pytest.raises(TraceError, match=says):
         read(tmp_path / "t", begins + b"x" * 40, None)
-    assert cure in str(caught.value.hint)

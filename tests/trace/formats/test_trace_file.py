@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tuner.trace.formats.reading import byte_chunks
 from tuner.trace.formats.reading import trace_file as lines_module
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, TraceFile
@@ -66,7 +67,7 @@ def test_where_the_chunks_break_does_not_matter(
 ) -> None:
     text = b"".join(content)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lines_module, "CHUNK_BYTES", chunk)
+        patch.setattr(byte_chunks, "CHUNK_BYTES", chunk)
         patch.setattr(lines_module, "MAX_LINE_BYTES", 8)
         found, lines = read(tmp_path_factory.mktemp("lines") / "t", text)
     whole = list(enumerate(text.split(b"\n"), start=1))

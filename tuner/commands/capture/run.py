@@ -13,7 +13,7 @@ from tuner.capture.synthetic import trace_of
 from tuner.commands.trace import view as trace_view
 from tuner.errors import UsageError
 from tuner.system.files import whole_file
-from tuner.trace.formats.canonical import header_line, row_line
+from tuner.trace.formats.reading.header import header_line, row_line
 from tuner.trace.stream import Input, scan
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings

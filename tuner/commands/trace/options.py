@@ -1,26 +1,86 @@
 """``tuner trace``: look at a trace, bring it into tuner's format or another, cut a part out."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from tuner.commands.shared.options import Json, Router
 from tuner.errors import UsageError
 
+if TYPE_CHECKING:
+    from tuner.trace.stream import Input
+
+TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy"]
+
 app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
 
 
-File = Annotated[Path, typer.Argument(help="Trace in any format that tuner knows.")]
+File = Annotated[
+    Path, typer.Argument(help="Trace in any format that tuner knows; - reads standard input.")
+]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Where the trace goes.")]
 FormatName = Annotated[
     str | None, typer.Option("--format", help="Format of FILE; default: found out.")
 ]
 Unit = Annotated[
-    Literal["s", "ms"] | None,
-    typer.Option(help="Unit of the stamps, where the format does not tell."),
+    TimeUnit | None,
+    typer.Option(help="Unit of the times, or order of day and month, where the file leaves two."),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ROLE=HEADING,…",
+        help="Columns of a table: timestamp=ts,input_length=prompt_tok,output_length=gen; also "
+        "end, duration_ms, ttft_ms, status, model, request_class, …; #3 is the third column.",
+    ),
+]
+Delimiter = Annotated[
+    str | None, typer.Option(help="What parts the columns of a table: ';', tab, …")
 ]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the output.")]
+
+
+def _input(  # noqa: PLR0913 - what the options say
+    file: Path,
+    format_name: str | None,
+    time_unit: TimeUnit | None,
+    columns: str | None,
+    delimiter: str | None,
+    *,
+    allow_text: bool = False,
+) -> "Input":
+    """Return the trace file that these options name, and how it is read. Raises UsageError."""
+    from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
+    from tuner.trace.formats.reading.trace_file import STDIN, Asked  # noqa: PLC0415
+    from tuner.trace.formats.table import columns_asked, delimiter_asked  # noqa: PLC0415
+
+    asked = Asked(
+        columns={} if columns is None else columns_asked(columns),
+        delimiter=None if delimiter is None else delimiter_asked(delimiter),
+    )
+    if asked and format_name not in (None, "table"):
+        raise UsageError(
+            f"--columns and --delimiter are of tables, not of --format {format_name}",
+            hint="Leave one of them out.",
+        )
+    is_stdin = str(file) == "-"
+    return stream.Input(
+        stream.stdin_input() if is_stdin else file,
+        format_name,
+        time_unit,
+        allow_text,
+        asked,
+        STDIN if is_stdin else None,
+    )
+
+
+def _list_formats(asked: bool) -> None:
+    if asked:
+        from tuner.commands.trace import view  # noqa: PLC0415 - keeps --help light
+
+        view.print_formats()
+        raise typer.Exit
 
 
 @app.command("show")
@@ -29,6 +89,8 @@ def show(  # noqa: PLR0913 - one parameter an option
     *,
     format_name: FormatName = None,
     time_unit: Unit = None,
+    columns: Columns = None,
+    delimiter: Delimiter = None,
     replicas: Annotated[
         int, typer.Option(min=1, help="Servers that share the trace; show the busiest one's part.")
     ] = 1,
@@ -50,10 +112,9 @@ def show(  # noqa: PLR0913 - one parameter an option
     the trace can carry a tuning.
     """
     from tuner.commands.trace import run as trace_run  # noqa: PLC0415
-    from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
 
     trace_run.show(
-        stream.Input(file, format_name, time_unit),
+        _input(file, format_name, time_unit, columns, delimiter),
         trace_run.Replicas(replicas, router, seed),
         trace_run.CutOptions(window, length, max_model_len=None),
         as_json=json_,
@@ -67,6 +128,8 @@ def import_(  # noqa: PLR0913 - one parameter an option
     output: Output,
     format_name: FormatName = None,
     time_unit: Unit = None,
+    columns: Columns = None,
+    delimiter: Delimiter = None,
     model: Annotated[
         str | None, typer.Option(help="Model to name in the header; the sweep's default.")
     ] = None,
@@ -86,22 +149,32 @@ def import_(  # noqa: PLR0913 - one parameter an option
         typer.Option(help="Trace whose lengths to take, where FILE is a concurrency schedule."),
     ] = None,
     force: Force = False,
+    list_: Annotated[
+        bool,
+        typer.Option(
+            "--list", is_eager=True, callback=_list_formats, help="List the formats, and end."
+        ),
+    ] = False,
 ) -> None:
-    """Write a trace of any known format in tuner's own."""
+    """Write a trace of any known format in tuner's own.
+
+    A table (CSV, TSV, JSON lines, Parquet; plain or packed) is read by its headings.
+    """
+    del list_
     from tuner.commands.trace import run as trace_run  # noqa: PLC0415 - keeps --help light
     from tuner.commands.trace import schedule as trace_schedule  # noqa: PLC0415
-    from tuner.trace import stream  # noqa: PLC0415
 
     if lengths is not None:
-        if format_name or time_unit or spread_ticks:
+        if format_name or time_unit or columns or delimiter or spread_ticks:
             raise UsageError(
-                "--lengths takes no --format, --time-unit or --spread-ticks",
+                "--lengths takes no --format, --columns, --delimiter, --time-unit or "
+                "--spread-ticks",
                 hint="A schedule has one form; leave them out.",
             )
         trace_schedule.import_(file, lengths, output, model=model, force=force)
         return
     trace_run.import_(
-        stream.Input(file, format_name, time_unit, allow_text),
+        _input(file, format_name, time_unit, columns, delimiter, allow_text=allow_text),
         output,
         model=model,
         spread_seed=seed if spread_ticks else None,
@@ -147,6 +220,8 @@ def cut(  # noqa: PLR0913 - one parameter an option
     ] = None,
     format_name: FormatName = None,
     time_unit: Unit = None,
+    columns: Columns = None,
+    delimiter: Delimiter = None,
     force: Force = False,
 ) -> None:
     """Write a part of a trace, with its gaps and its prompts as they are in the whole.
@@ -154,10 +229,9 @@ def cut(  # noqa: PLR0913 - one parameter an option
     Without --window all of its time.
     """
     from tuner.commands.trace import run as trace_run  # noqa: PLC0415
-    from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
 
     trace_run.cut(
-        stream.Input(file, format_name, time_unit),
+        _input(file, format_name, time_unit, columns, delimiter),
         output,
         trace_run.CutOptions(window, length, max_model_len, replica),
         force=force,

@@ -3,7 +3,6 @@
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from tuner.commands.shared.console import console_for
 from tuner.commands.trace import plot as trace_plot
 from tuner.commands.trace.view import headline, plain, print_warnings, requests, rows_line
 from tuner.trace.columns import Floats
-from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.levels import Levels
 from tuner.traffic.likeness import UNLIKE, Likeness
 from tuner.traffic.summary import Concurrency, Lengths, TrafficSummary
@@ -36,7 +35,7 @@ class Shares:
 
 @dataclass(frozen=True, slots=True)
 class TraceReport:
-    path: Path
+    place: str
     header: TraceHeader
     traffic: TrafficSummary
     arrival_s: Floats
@@ -85,7 +84,7 @@ def print_report(report: TraceReport) -> None:
     console = console_for(at_least=LEAST_WIDTH)
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
-    console.print(f"[bold]{plain(str(report.path))}[/] (from {plain(header.source + model)})")
+    console.print(f"[bold]{plain(report.place)}[/] (from {plain(header.source + model)})")
     console.print(headline(traffic))
     console.print(rows_line(header))
     for note in header.notes:

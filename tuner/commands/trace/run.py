@@ -9,13 +9,21 @@ from tempfile import TemporaryFile
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
+from tuner.commands.trace.view import plain
 from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of
+from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import replayable
 from tuner.trace.formats.registry import open_trace, replay_tool
 from tuner.trace.parts import drop_longer, only_replica
@@ -62,16 +70,16 @@ class CutOptions:
 
 def show(file: Input, replicas: Replicas, part: CutOptions, *, as_json: bool) -> None:
     asked = _start_and_length(part)
-    with _telling(f"reading {file.path.name}") as tell:
+    with _telling(f"reading {file.name or file.path.name}") as tell:
         scanned = scan(file, tell)
     columns = scanned.columns
     traffic = describe(columns)
     report = trace_report.TraceReport(
-        path=file.path,
+        place=file.place,
         header=scanned.header,
         traffic=traffic,
         arrival_s=columns.arrival_s,
-        part=_likeness(columns, asked or _busiest(columns, part), file.path)
+        part=_likeness(columns, asked or _busiest(columns, part), file.place)
         if asked is not None or part.length is not None or _has_parts(traffic)
         else None,
         warnings=(*scanned.warnings, *trace_warnings(columns, traffic, scanned.header)),
@@ -91,7 +99,7 @@ def import_(
         TemporaryFile(dir=Path(out.name).parent) as beside,
     ):
         draft = Draft(beside)
-        with _telling(f"reading {file.path.name}") as tell:
+        with _telling(f"reading {file.name or file.path.name}") as tell:
             scanned = scan(file, tell, draft=draft)
         if model is not None:
             scanned = replace(scanned, header=replace(scanned.header, model=model))
@@ -115,7 +123,11 @@ def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
         source, tally = open_trace(trace)
         with _telling(f"reading {trace.name}") as tell:
             found = replayable(
-                telling(source.rows, tally, tell),
+                (
+                    row
+                    for batch in telling(source.by_columns(), tally, tell)
+                    for row in batch.rows()
+                ),
                 block_size=source.header.block_size,
                 wanted=exporter.EXPORTED_BLOCK_SIZE,
             )
@@ -132,10 +144,10 @@ def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
 def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:
     asked = _start_and_length(part)
     with whole_file(output, force=force) as out:
-        with _telling(f"reading {file.path.name}") as tell:
+        with _telling(f"reading {file.name or file.path.name}") as tell:
             scanned = scan(file, tell)
         start_s, length_s = asked or _wanted(scanned.columns, part)
-        with _telling(f"cutting {file.path.name}") as tell:
+        with _telling(f"cutting {file.name or file.path.name}") as tell:
             trace = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
         if part.window is not None:
             trace = cut_out(trace, start_s=start_s, length_s=length_s)
@@ -177,13 +189,13 @@ def _has_parts(traffic: TrafficSummary) -> bool:
     return traffic.served > 0 and traffic.duration_s >= least_s
 
 
-def _likeness(columns: Columns, start_and_length: tuple[float, float], path: Path) -> Likeness:
+def _likeness(columns: Columns, start_and_length: tuple[float, float], place: str) -> Likeness:
     start_s, length_s = start_and_length
     found = likeness(columns, start_s=start_s, length_s=length_s)
     if found is None:
         first_s, last_s = columns.arrival_s[[0, -1]]
         raise TraceError(
-            f"{path}: no request was served in {start_s:g}s+{length_s:g}s",
+            f"{place}: no request was served in {start_s:g}s+{length_s:g}s",
             hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
     return found
@@ -249,11 +261,27 @@ def _shares(columns: Columns, replicas: Replicas) -> trace_report.Shares | None:
 
 @contextmanager
 def _telling(what: str) -> Iterator[Tell]:
-    """Show how far the work is, on a terminal only."""
+    """Show how far the reading is, how fast, and what it dropped; on a terminal only."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda _: None
         return
-    with Progress(console=console, transient=True) as progress:
-        task = progress.add_task(what, total=1.0)
-        yield lambda share: progress.update(task, completed=share)
+    columns = (
+        *(TextColumn("{task.description}"), BarColumn(), TaskProgressColumn()),
+        *(TextColumn("{task.fields[rows]}"), TimeRemainingColumn()),
+    )
+    with Progress(*columns, console=console, transient=True) as progress:
+        task = progress.add_task(plain(what), total=1.0, rows="")
+
+        def tell(tally: Tally) -> None:
+            lasted_s = progress.tasks[task].elapsed or 0.0
+            rate = f", {tally.rows_read / lasted_s:,.0f} rows/s" if lasted_s else ""
+            dropped = tally.rows_read - tally.rows_kept
+            progress.update(
+                task,
+                completed=tally.bytes_read / max(1, tally.bytes_total),
+                rows=f"{tally.rows_read:,} rows{rate}"
+                + (f", {dropped:,} dropped" if dropped else ""),
+            )
+
+        yield tell

@@ -8,9 +8,8 @@ from tuner.commands.trace import view as trace_view
 from tuner.errors import TraceError
 from tuner.system.files import whole_file
 from tuner.trace.formats import concurrency_schedule
-from tuner.trace.formats.canonical import header_line, row_line
+from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import SERVED, Row
-from tuner.trace.formats.reading.source import TraceHeader
 from tuner.trace.stream import Input, scan
 from tuner.trace.trace import load
 from tuner.traffic.held import Holder, holding

@@ -3,13 +3,18 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
 from tuner.commands.shared.console import console_for
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.source import TraceHeader
+from tuner.trace.formats.registry import FORMATS
 from tuner.traffic.summary import TrafficSummary
+
+LIST_WIDTH = 130
 
 
 def print_written(
@@ -18,7 +23,11 @@ def print_written(
     console = console_for()
     console.print(f"{plain(str(path))}: {headline(traffic)}", soft_wrap=True)
     console.print(rows_line(header))
-    print_warnings(console, warnings)
+    said = list(warnings)
+    for note in header.notes:
+        if note not in said:
+            console.print(f"note: {plain(note)}", soft_wrap=True)
+    print_warnings(console, said)
 
 
 def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable[str]) -> None:
@@ -64,3 +73,13 @@ def print_warnings(console: Console, warnings: Iterable[str]) -> None:
 def plain(text: str) -> str:
     """What a file says of itself must not move the cursor nor be taken for markup."""
     return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+
+
+def print_formats() -> None:
+    """Print every format with what marks its files."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 2, 0, 0))
+    for heading in ("format", "what it is", "known by"):
+        table.add_column(heading)
+    for known in FORMATS:
+        table.add_row(known.NAME, plain(known.DESCRIPTION), plain(known.MARK))
+    console_for(at_least=LIST_WIDTH).print(table)

@@ -11,16 +11,18 @@ from typing import Any
 
 from tuner.trace.formats import mooncake
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening
 from tuner.trace.formats.reading.recent import Recent
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.scalars import Pseudonyms, is_number
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "aiperf"
 DESCRIPTION = "aiperf's mooncake_trace with sessions and delays, JSON lines, in ms"
+MARK = "session_id, delay or text_input beside timestamp"
 
 OWN_KEYS = {"session_id", "delay", "text_input", "messages", "payload", "extra", "tools"}
 BLOCK_SIZE = 512

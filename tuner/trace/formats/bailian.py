@@ -7,13 +7,15 @@ s, ids stand for 16 tokens, a parent of -1 is none. Each row is the whole contex
 from collections.abc import Iterator
 
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
 from tuner.trace.formats.reading.recent import Recent
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "bailian"
 DESCRIPTION = "Alibaba's Qwen-Bailian traces, JSON lines, in s"
+MARK = "chat_id, parent_chat_id, timestamp"
 
 KEYS = {"chat_id", "parent_chat_id", "timestamp", "input_length", "output_length"}
 BLOCK_SIZE = 16

@@ -1,14 +1,15 @@
 """tuner's own format: a header line, then one row a line; a superset of Mooncake's rows."""
 
 import dataclasses
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.reading.header import VERSION, TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import TEXT_KEYS, check_text, opening
+from tuner.trace.formats.reading.json_values import spans_lines
 from tuner.trace.formats.reading.record import (
     FIELDS,
     Row,
@@ -17,13 +18,13 @@ from tuner.trace.formats.reading.record import (
     has_duplicate_key,
     problem,
 )
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
-from tuner.trace.formats.reading.trace_file import TraceFile
+from tuner.trace.formats.reading.source import Source, columnar
+from tuner.trace.formats.reading.trace_file import HEAD_BYTES, TraceFile
 
 NAME = "canonical"
 DESCRIPTION = "tuner's own: a header line, then one JSON object a line, in ms"
+MARK = 'a first line with "tuner_trace"'
 
-VERSION = 1
 HEADER_KEYS = {"tuner_trace", "time_unit"} | {
     field.name for field in dataclasses.fields(TraceHeader)
 }
@@ -31,8 +32,6 @@ MAX_UNKNOWN_KEYS = 20
 MAX_SHAPES = 1000
 
 _decode = msgspec.json.Decoder().decode
-_encode = msgspec.json.Encoder().encode
-_lines = msgspec.json.Encoder().encode_lines
 
 
 def sniff(head: bytes) -> bool:
@@ -40,21 +39,48 @@ def sniff(head: bytes) -> bool:
 
 
 def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
-    if time_unit == "s":
+    if time_unit is not None and time_unit != "ms":
         raise UsageError(
-            f"{lines.path}: the canonical format is in ms", hint="Leave out --time-unit."
+            f"{lines.place}: the canonical format is in ms", hint="Leave out --time-unit."
         )
-    stream = iter(lines)
-    first = next(stream, None)
-    if first is None or b'"tuner_trace"' not in first[1]:
-        stream = chain([] if first is None else [first], stream)
-        return Source(TraceHeader(), rows(stream, lines, block_size=TraceHeader().block_size))
-    header = _header(first[1], lines)
-    return Source(header, rows(stream, lines, block_size=header.block_size))
+    first = next(iter(lines.again()), (0, b""))
+    if b'"tuner_trace"' not in first[1]:
+        return source(lines, TraceHeader())
+    return source(lines, _header(first[1], lines), headed=first[0])
+
+
+def source(
+    lines: TraceFile,
+    header: TraceHeader,
+    *,
+    time_unit: TimeUnit | None = "ms",
+    headed: int = 0,
+) -> Source:
+    """Return the source of canonical rows, read by columns where each is a line.
+
+    Without ``time_unit`` stamps must be whole numbers. ``headed``: the line of the header, if any.
+    """
+
+    def row_by_row(stream: Iterable[tuple[int, bytes]], lines: TraceFile) -> Iterator[Row]:
+        below = ((number, line) for number, line in stream if number != headed)
+        return rows(below, lines, block_size=header.block_size, time_unit=time_unit)
+
+    if time_unit == "s" or spans_lines(lines.head(HEAD_BYTES)):
+        return Source(header, row_by_row(lines, lines))
+    from tuner.trace.formats.columnar.canonical_rows import Reader  # noqa: PLC0415 - slow to load
+
+    reader = Reader(
+        lines,
+        row_by_row,
+        block_size=header.block_size,
+        whole_stamps=time_unit is None,
+        headed=headed,
+    )
+    return columnar(header, reader.batches(), again=reader.again)
 
 
 def rows(
-    stream: Iterator[tuple[int, bytes]],
+    stream: Iterable[tuple[int, bytes]],
     lines: TraceFile,
     *,
     block_size: int,
@@ -96,41 +122,24 @@ def rows(
         yield row
 
 
-def header_line(header: TraceHeader) -> bytes:
-    fields = {
-        key: value
-        for key, value in dataclasses.asdict(header).items()
-        if value is not None and value != ()
-    }
-    return _encode({"tuner_trace": VERSION, "time_unit": "ms", **fields}) + b"\n"
-
-
-def row_lines(rows: Sequence[Row]) -> bytes:
-    return _lines(rows)
-
-
-def row_line(row: Row) -> bytes:
-    return _encode(row) + b"\n"
-
-
 def _header(line: bytes, lines: TraceFile) -> TraceHeader:
     hint = "Compare the first line with docs/traces.md."
     try:
         parsed = _decode(line)
         header = msgspec.convert(parsed, TraceHeader)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise TraceError(f"{lines.path}:1: header: {error}", hint=hint) from error
+        raise TraceError(f"{lines.place}:1: header: {error}", hint=hint) from error
     if has_duplicate_key(line):
-        raise TraceError(f"{lines.path}:1: header: a key stands twice", hint=hint)
+        raise TraceError(f"{lines.place}:1: header: a key stands twice", hint=hint)
     version = parsed.get("tuner_trace")
     if version != VERSION:
         raise TraceError(
-            f"{lines.path}:1: tuner_trace is {version!r}, this tuner reads {VERSION}",
+            f"{lines.place}:1: tuner_trace is {version!r}, this tuner reads {VERSION}",
             hint="Write the trace with this version of tuner, or use a newer tuner.",
         )
     if parsed.get("time_unit", "ms") != "ms":
         raise TraceError(
-            f"{lines.path}:1: time_unit is {parsed['time_unit']!r}; the canonical format is in ms",
+            f"{lines.place}:1: time_unit is {parsed['time_unit']!r}; the canonical format is in ms",
             hint="Multiply the stamps; or drop the header and import with --time-unit s.",
         )
     for key in sorted(parsed.keys() - HEADER_KEYS):
@@ -152,7 +161,7 @@ def _convert(parsed: Any) -> Row:  # noqa: ANN401 - whatever the line holds
 def _drop(line: bytes, number: int, lines: TraceFile) -> None:
     if b'"tuner_trace"' in line:
         raise TraceError(
-            f"{lines.path}:{number}: a second header: two traces with two origins in one file",
+            f"{lines.place}:{number}: a second header: two traces with two origins in one file",
             hint="Split the file at this line and use the parts one by one.",
         )
     reason = diagnose(line)
@@ -174,7 +183,7 @@ def _in_ms(row: Row, time_unit: TimeUnit | None, lines: TraceFile, number: int) 
         return msgspec.structs.replace(row, timestamp=row.timestamp * 1000)
     if isinstance(row.timestamp, float):
         raise TraceError(
-            f"{lines.path}:{number}: timestamp {row.timestamp} may be s or ms",
+            f"{lines.place}:{number}: timestamp {row.timestamp} may be s or ms",
             hint="tuner trace import --time-unit s (GuideLLM, vLLM) or --time-unit ms (aiperf).",
         )
     return row

@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening, rows, with_tokens
 from tuner.trace.formats.reading.record import Reason
 from tuner.trace.formats.reading.scalars import (
@@ -17,11 +18,12 @@ from tuner.trace.formats.reading.scalars import (
     status_of,
     tokens,
 )
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "envoy"
 DESCRIPTION = "Envoy AI gateway's access logs, JSON"
+MARK = "start_time, response_code"
 
 KEYS = {"start_time", "response_code"}
 PROMPT = ("gen_ai.usage.input_tokens", "llm_input_token", "input_tokens", "prompt_tokens")

@@ -3,13 +3,15 @@
 from collections.abc import Iterator
 
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "guidellm"
 DESCRIPTION = "GuideLLM's trace_synthetic and mooncake replay files, JSON lines, in s"
+MARK = "none: name it with --format guidellm"
 
 BLOCK_SIZE = 512
 EXPORTED_BLOCK_SIZE: int | None = None

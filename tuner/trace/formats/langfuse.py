@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from tuner.trace.formats.reading.exports import entries, first_keys
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, checked
 from tuner.trace.formats.reading.otlp import Names
 from tuner.trace.formats.reading.record import Row
@@ -24,11 +25,12 @@ from tuner.trace.formats.reading.scalars import (
     token_sum,
     tokens,
 )
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "langfuse"
 DESCRIPTION = "Langfuse's observations, from its API or its exports"
+MARK = "id, traceId, type, startTime"
 
 API = frozenset({"id", "traceId", "type", "startTime"})
 EXPORT = frozenset({"id", "trace_id", "type", "start_time"})

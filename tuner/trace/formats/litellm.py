@@ -7,6 +7,7 @@ trace. ``response_time`` is not used: of a stream it is the time to the first to
 from collections.abc import Iterator
 
 from tuner.trace.formats.reading.exports import entries, first_keys
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, checked
 from tuner.trace.formats.reading.otlp import Names
 from tuner.trace.formats.reading.record import Reason, Row
@@ -24,11 +25,12 @@ from tuner.trace.formats.reading.scalars import (
     status_of,
     tokens,
 )
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "litellm"
 DESCRIPTION = "LiteLLM's spend logs (JSON, CSV) and standard logging payloads"
+MARK = "call_type, startTime, prompt_tokens"
 
 KEYS = frozenset({"call_type", "startTime", "prompt_tokens", "completion_tokens"})
 GENERATING = frozenset(

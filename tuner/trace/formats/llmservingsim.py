@@ -10,13 +10,15 @@ from collections.abc import Iterator
 import msgspec
 
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
 from tuner.trace.formats.reading.scalars import is_number
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "llmservingsim"
 DESCRIPTION = "LLMServingSim's benchmark records of vLLM, JSON lines"
+MARK = "input_toks, output_toks, queued_ts"
 
 KEYS = {"input_toks", "output_toks", "arrival_time", "queued_ts", "last_token_ts"}
 

@@ -8,13 +8,15 @@ from collections.abc import Iterator
 
 from tuner.trace.formats import canonical
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import opening
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "mooncake"
 DESCRIPTION = "JSON lines with timestamp, input_length, output_length, hash_ids of 512 tokens"
+MARK = "timestamp, input_length, output_length"
 
 BLOCK_SIZE = 512
 EXPORTED_BLOCK_SIZE: int | None = BLOCK_SIZE
@@ -27,9 +29,7 @@ def sniff(head: bytes) -> bool:
 def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     block_size = json_rows.block_size(lines, BLOCK_SIZE)
     header = TraceHeader(source=NAME, block_size=block_size, missing=("aborts", "errors", "ends"))
-    return Source(
-        header, canonical.rows(iter(lines), lines, block_size=block_size, time_unit=time_unit)
-    )
+    return canonical.source(lines, header, time_unit=time_unit)
 
 
 def export(found: Replayable) -> Iterator[bytes]:

@@ -6,6 +6,7 @@ nginx stamps a line when it writes it, at the end of the request: arrival = stam
 from collections.abc import Iterator
 from datetime import datetime
 
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening, rows, with_tokens
 from tuner.trace.formats.reading.record import Reason, Row
 from tuner.trace.formats.reading.scalars import (
@@ -20,11 +21,12 @@ from tuner.trace.formats.reading.scalars import (
     status_of,
     tokens,
 )
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "nginx"
 DESCRIPTION = "nginx's access logs, JSON, with counts of tokens added"
+MARK = "request_time, and msec or a time"
 
 STAMPS = ("msec", "timestamp", "ts", "time_iso8601", "@timestamp", "time", "time_local")
 """Its own variables, and names that people give them."""

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from tuner.errors import TraceError
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import checked
 from tuner.trace.formats.reading.otlp import (
     INSTANCE,
@@ -22,11 +23,12 @@ from tuner.trace.formats.reading.otlp import (
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.same_request import Fragment, Span, innermost, merged
 from tuner.trace.formats.reading.scalars import SPLIT, first
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "otel-genai"
 DESCRIPTION = "gen_ai spans of OpenTelemetry, OpenLLMetry and OpenInference, OTLP/JSON"
+MARK = "resourceSpans"
 
 GENERATING = frozenset(
     {"chat", "text_completion", "generate_content", "completion", "llm", "generation"}
@@ -92,7 +94,7 @@ def _spans(lines: TraceFile) -> Iterator[Span]:
         )
     if not lines.tally.rows_read:
         raise TraceError(
-            f"{lines.path}: none of its {spans:,} spans is a request to a language model",
+            f"{lines.place}: none of its {spans:,} spans is a request to a language model",
             hint="docs/traces.md lists the attributes by which one is known.",
         )
 

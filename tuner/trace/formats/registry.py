@@ -1,6 +1,6 @@
 """Trace formats: one module each, and this registry.
 
-A format is a module with ``NAME``, ``DESCRIPTION``, ``sniff(head)`` and ``read(lines, time_unit)``,
+A format is a module with ``NAME``, ``DESCRIPTION``, ``MARK``, ``sniff(head)`` and ``read(lines)``,
 or an object with these where one module reads several that differ little.
 Some can also be written, for the tools that replay them: REPLAY_TOOLS.
 To add one, write its file and name it in FORMATS, before any format whose rows look like its own.
@@ -10,7 +10,7 @@ Files that look like a trace and can be none are in ``refused``.
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats import (
@@ -28,17 +28,19 @@ from tuner.trace.formats import (
     nginx,
     otel_genai,
     swissai,
+    table,
     timed_trace,
     tracelab,
     vllm_bench,
     vllm_otlp,
     weka,
 )
-from tuner.trace.formats.reading.record import REASONS, Row, Tally
+from tuner.trace.formats.reading.header import TimeUnit
+from tuner.trace.formats.reading.record import REASONS, Tally
 from tuner.trace.formats.reading.refused import LOOKALIKES
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.source import Source, TimeUnit
-from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, TraceFile
+from tuner.trace.formats.reading.source import Source
+from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, Asked, TraceFile
 
 
 class Format(Protocol):
@@ -46,6 +48,8 @@ class Format(Protocol):
 
     NAME: str
     DESCRIPTION: str
+    MARK: str
+    """By which headings or keys a file of it is known."""
 
     def sniff(self, head: bytes) -> bool:
         """Whether a file that begins with these bytes is of this format."""
@@ -76,6 +80,7 @@ FORMATS: tuple[Format, ...] = (
     langfuse,
     envoy,
     nginx,
+    table,
 )
 
 
@@ -99,46 +104,56 @@ REPLAY_TOOLS: tuple[ReplayTool, ...] = (mooncake, aiperf, guidellm, timed_trace)
 
 HEAD_BYTES = MAX_LINE_BYTES + 2
 """The longest first line there may be, whole, with its end, and one byte more."""
+MARK_BYTES = 32
 SIGNATURES = {
-    b"\x1f\x8b": ("compressed (gzip)", "Unpack it first: gunzip -k FILE."),
-    b"\x28\xb5\x2f\xfd": ("compressed (zstd)", "Unpack it first: unzstd FILE."),
-    b"BZh": ("compressed (bzip2)", "Unpack it first: bunzip2 -k FILE."),
-    b"\xfd7zXZ\x00": ("compressed (xz)", "Unpack it first: unxz -k FILE."),
-    b"\x04\x22\x4d\x18": ("compressed (lz4)", "Unpack it first: unlz4 FILE."),
     b"PK\x03\x04": ("a zip archive, or a spreadsheet", "Unpack it, or export it as CSV."),
-    b"PAR1": ("a Parquet file", "Write it as JSON lines: pandas.read_parquet(…).to_json(…)."),
-    b"ARROW1": ("an Arrow file", "Write it as JSON lines or CSV first."),
     b"SQLite format 3": ("an SQLite database", "Export the table as CSV first."),
-    b"\xff\xfe": ("UTF-16 text", "Convert it: iconv -f UTF-16 -t UTF-8."),
-    b"\xfe\xff": ("UTF-16 text", "Convert it: iconv -f UTF-16 -t UTF-8."),
     b"version https://git-lfs": ("a pointer of Git LFS, not the file", "Fetch it: git lfs pull."),
     b"<": ("a page of HTML or XML, not a trace", "Download the raw file itself."),
 }
 
 
-def open_trace(
+def open_trace(  # noqa: PLR0913 - a file and how to read it
     path: Path,
     *,
     format_name: str | None = None,
     time_unit: TimeUnit | None = None,
     allow_text: bool = False,
+    asked: Asked | None = None,
+    place: str | None = None,
 ) -> tuple[Source, Tally]:
     """Open a trace for one pass in bounded memory; detect the format unless it is named.
 
-    A file that holds text is refused, or with ``allow_text`` read without it.
+    A file that holds text is refused, or with ``allow_text`` read without it. ``place`` is what
+    messages call the file, by default its path.
     The tally is complete when the source's rows are exhausted; a trace without one usable row ends
     in TraceError.
     """
-    head = _head(path)
-    chosen = _named(format_name) if format_name else _detect(path, head)
-    tally = Tally(str(path), bytes_total=path.stat().st_size)
-    source = chosen.read(TraceFile(path, tally, allow_text=allow_text), time_unit=time_unit)
+    place = place or str(path)
+    head = _head(path, place)
+    if format_name is None and asked:
+        format_name = table.NAME
+    chosen = _named(format_name) if format_name else _detect(place, head, time_unit)
+    if time_unit not in (None, "s", "ms") and chosen is not table:
+        raise UsageError(
+            f"{place}: {chosen.NAME} has no times in {time_unit}", hint="Leave out --time-unit."
+        )
+    tally = Tally(place, bytes_total=path.stat().st_size)
+    lines = TraceFile(path, tally, allow_text=allow_text, asked=asked)
+    source = chosen.read(lines, time_unit=time_unit)
+    if source.batches is not None:
+        batches = _at_least_one(source.batches, tally)
+        rows = (row for batch in batches for row in batch.rows())
+        return replace(source, rows=rows, batches=batches), tally
     return replace(source, rows=_at_least_one(source.rows, tally)), tally
 
 
-def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
+Item = TypeVar("Item")
+
+
+def _at_least_one(found: Iterator[Item], tally: Tally) -> Iterator[Item]:
     try:
-        yield from rows
+        yield from found
     except OSError as error:
         raise _unreadable(tally.place, error) from error
     if tally.rows_kept:
@@ -147,28 +162,33 @@ def _at_least_one(rows: Iterator[Row], tally: Tally) -> Iterator[Row]:
         raise TraceError(f"{tally.place}: no rows", hint="Is the file complete?")
     reason, count = max(tally.dropped.items(), key=lambda item: item[1])
     raise TraceError(
-        f"{tally.place}:{tally.first_line[reason]}: none of {tally.rows_read:,} rows can be used; "
+        f"{tally.first_place(reason)}: none of {tally.rows_read:,} rows can be used; "
         f"{count:,} of them {reason}: {REASONS[reason]}",
         hint="docs/traces.md says what to do; or tuner trace import --format NAME names another.",
     )
 
 
-def _head(path: Path) -> bytes:
-    """Return the file's first bytes; raise TraceError when they cannot be text."""
+def _head(path: Path, place: str) -> bytes:
+    """Return the file's first bytes, unpacked; raise TraceError when they cannot be text."""
     try:
         if path.exists() and not path.is_file():
-            raise TraceError(f"{path}: not a regular file", hint="Write the trace to a file first.")
+            raise TraceError(
+                f"{place}: not a regular file", hint="Write the trace to a file first."
+            )
         with path.open("rb") as file:
-            head = file.read(HEAD_BYTES)
+            mark = file.read(MARK_BYTES)
+        head = TraceFile(path, Tally(place)).head(HEAD_BYTES)
     except OSError as error:
-        raise _unreadable(str(path), error) from error
-    if not head.strip():
-        raise TraceError(f"{path}: empty", hint="Capture or import a trace first.")
+        raise _unreadable(place, error) from error
     for signature, (what, cure) in SIGNATURES.items():
-        if head.startswith(signature):
-            raise TraceError(f"{path}: {what}", hint=cure)
+        if mark.startswith(signature):
+            raise TraceError(f"{place}: {what}", hint=cure)
+    if not head.strip():
+        raise TraceError(f"{place}: empty", hint="Capture or import a trace first.")
+    if head.startswith(table.ARROW_MARKS):
+        return head
     if b"\x00" in head.partition(b"\n")[0]:  # further down it is one bad row
-        raise TraceError(f"{path}: binary, not text", hint="A trace is UTF-8 text.")
+        raise TraceError(f"{place}: binary, not text", hint="A trace is UTF-8 text, or Parquet.")
     return head
 
 
@@ -192,20 +212,24 @@ def _named(name: str) -> Format:
     return found
 
 
-def _detect(path: Path, head: bytes) -> Format:
-    for known in FORMATS:
+def _detect(place: str, head: bytes, time_unit: TimeUnit | None) -> Format:
+    for known in FORMATS[:-1]:
         if known.sniff(head):
             return known
     for refused in LOOKALIKES:
         if refused.sniff(head):
-            raise TraceError(f"{path}: {refused.what}", hint=refused.hint)
+            raise TraceError(f"{place}: {refused.what}", hint=refused.hint)
+    if table.is_one(head, Asked(time_unit=time_unit)):
+        return table
     if len(head.partition(b"\n")[0]) > MAX_LINE_BYTES:
         raise TraceError(
-            f"{path}:1: longer than {MAX_LINE_BYTES >> 20} MiB: no row of a trace is",
+            f"{place}:1: longer than {MAX_LINE_BYTES >> 20} MiB: no row of a trace is",
             hint="Write one request a line; a list of requests in one line is no trace.",
         )
+    if (refusal := table.refusal(place, head)) is not None:
+        raise refusal
     names = ", ".join(known.NAME for known in FORMATS)
     raise TraceError(
-        f"{path}:1: not a trace format that tuner knows",
+        f"{place}:1: not a trace format that tuner knows",
         hint=f"tuner trace import --format NAME, if it is one of {names}.",
     )

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from hashlib import blake2b
 
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening
 from tuner.trace.formats.reading.scalars import (
     between_ms,
@@ -19,11 +20,12 @@ from tuner.trace.formats.reading.scalars import (
     sequences,
     tokens,
 )
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "swissai"
 DESCRIPTION = "SwissAI's serving trace, JSON lines"
+MARK = "created_at, finished_at, reported_token_input"
 
 KEYS = {"created_at", "finished_at", "reported_token_input", "reported_token_output"}
 BLOCK_SIZE = 16

@@ -5,12 +5,14 @@ In s unless ``--timed-trace-sec-multiplier`` says otherwise, ids of 16 tokens un
 """
 
 from tuner.trace.formats import guidellm
+from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.replayable import Replayable
-from tuner.trace.formats.reading.source import Source, TimeUnit
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "timed_trace"
 DESCRIPTION = "vLLM's timed_trace benchmark input, JSON lines, in s"
+MARK = "none: name it with --format timed_trace"
 
 BLOCK_SIZE = 16
 EXPORTED_BLOCK_SIZE: int | None = None

@@ -7,13 +7,15 @@ that the model said; the network and the provider's queue are in between.
 from collections.abc import Iterable, Iterator
 
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening
 from tuner.trace.formats.reading.scalars import Pseudonyms, between_ms, epoch_ms
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "tracelab"
 DESCRIPTION = "TraceLab's rounds of coding agents, JSON lines"
+MARK = "timing_events, input_tokens_total"
 
 KEYS = {"timing_events", "input_tokens_total", "output_tokens"}
 INPUTS = frozenset({"user_message", "tool_result"})

@@ -11,14 +11,16 @@ from typing import Any
 import msgspec
 
 from tuner.errors import TraceError
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, as_ms, checked, opening
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.scalars import is_number
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "vllm_bench"
 DESCRIPTION = "Result of vllm bench serve --save-detailed, one JSON document"
+MARK = "start_times, input_lens, output_lens"
 
 NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 NEEDED = ("start_times", "input_lens", "output_lens")
@@ -71,13 +73,13 @@ def _decoded(lines: TraceFile) -> _Result:
         result = msgspec.json.decode(text, type=_Result)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TraceError(
-            f"{lines.path}: {error}",
+            f"{lines.place}: {error}",
             hint="One result a file: --append-result writes several, one a line; split them.",
         ) from error
     if absent := [name for name in NEEDED if not getattr(result, name)]:
         raise TraceError(
-            f"{lines.path}: no {', '.join(absent)}: when requests were sent is in detailed results "
-            "only",
+            f"{lines.place}: no {', '.join(absent)}: when requests were sent is in detailed "
+            "results only",
             hint="Run vllm bench serve with --save-result --save-detailed; old versions of vLLM, "
             "and SGLang, never write start_times.",
         )
@@ -85,7 +87,7 @@ def _decoded(lines: TraceFile) -> _Result:
     for name in LISTS:
         if len(getattr(result, name)) not in (0, size):
             raise TraceError(
-                f"{lines.path}: {name} has {len(getattr(result, name)):,} entries, "
+                f"{lines.place}: {name} has {len(getattr(result, name)):,} entries, "
                 f"start_times {size:,}",
                 hint="Is the file complete?",
             )

@@ -7,6 +7,7 @@ one start. A request that did not finish has no span at all.
 from collections.abc import Iterator
 
 from tuner.errors import TraceError
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import checked
 from tuner.trace.formats.reading.otlp import (
     INSTANCE,
@@ -19,11 +20,12 @@ from tuner.trace.formats.reading.otlp import (
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.same_request import Fragment, merged
 from tuner.trace.formats.reading.scalars import first
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "vllm-otlp"
 DESCRIPTION = "vLLM's spans, OTLP/JSON"
+MARK = "resourceSpans with llm_request"
 
 MARKS = (b'"llm_request"', b'"vllm.', b'"gen_ai.latency.')
 
@@ -59,6 +61,6 @@ def _found(lines: TraceFile) -> Iterator[Fragment]:
         yield Fragment(row, span.line, key, span.id("spanId"))
     if not lines.tally.rows_read:
         raise TraceError(
-            f"{lines.path}: none of its {spans:,} spans is a request's",
+            f"{lines.place}: none of its {spans:,} spans is a request's",
             hint="vLLM sends one a request with --otlp-traces-endpoint; is it sampled away?",
         )

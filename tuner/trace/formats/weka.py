@@ -8,14 +8,16 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from tuner.trace.formats.reading import json_rows
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, as_ms, opening
 from tuner.trace.formats.reading.record import Reason, Tally
 from tuner.trace.formats.reading.scalars import is_number
-from tuner.trace.formats.reading.source import Source, TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 
 NAME = "weka"
 DESCRIPTION = "WEKA's traces of coding agents, a JSON object a conversation, in s"
+MARK = "requests of {t, in, out}"
 
 BLOCK_SIZE = 64
 MAX_CONVERSATION_BYTES = 64 * 2**20

@@ -34,8 +34,7 @@ def entries(lines: TraceFile, *needed: frozenset[str]) -> Iterator[tuple[int, Ob
 
     Raises TraceError for a row that holds text, unless that was allowed.
     """
-    with lines.path.open("rb") as file:
-        headings = set(_headings(file.read(HEAD_BYTES)))
+    headings = set(_headings(lines.head(HEAD_BYTES)))
     if any(headings >= names for names in needed):
         yield from _table(lines)
         return

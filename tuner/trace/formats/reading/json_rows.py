@@ -83,12 +83,16 @@ def rows(
                 tally.drop(row, number)
 
 
-def objects(lines: TraceFile) -> Iterator[tuple[int, Object]]:
+def objects(
+    lines: TraceFile, stream: Iterable[tuple[int, bytes]] | None = None
+) -> Iterator[tuple[int, Object]]:
     """Yield ``(line number, object)``; count what is no object as a row that was dropped.
+
+    ``stream``: some lines of the file, by default all.
 
     Raises TraceError for an object that holds text, unless that was allowed.
     """
-    for number, line in lines:
+    for number, line in lines if stream is None else stream:
         try:
             parsed = _decode(line)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -114,7 +118,7 @@ def with_tokens(found: Iterable[Row], lines: TraceFile, what: str, hint: str) ->
     yield from found
     tally = lines.tally
     if not tally.rows_kept and "no_tokens" in tally.dropped:
-        raise TraceError(f"{lines.path}:{tally.first_line['no_tokens']}: {what}", hint=hint)
+        raise TraceError(f"{lines.place}:{tally.first_line['no_tokens']}: {what}", hint=hint)
 
 
 def checked(fields: Fields | Reason, block_size: int) -> Row | Reason:

@@ -23,6 +23,7 @@ Reason = Literal[
     "not_finite",
     "no_timestamp",
     "bad_timestamp",
+    "other_unit",
     "before_origin",
     "no_tokens",
     "not_integer",
@@ -31,6 +32,8 @@ Reason = Literal[
     "out_of_range",
     "bad_hash_ids",
     "bad_field",
+    "negative_time",
+    "several_requests",
     "same_request",
     "retried",
     "cache_hit",
@@ -46,6 +49,7 @@ REASONS: dict[Reason, str] = {
     "not_finite": "a value is NaN or Infinity",
     "no_timestamp": "the arrival time is missing",
     "bad_timestamp": "the arrival time is no number, or no date",
+    "other_unit": "the time is written otherwise than in the rows above: unit, zone or form",
     "before_origin": "the arrival time lies before the trace's origin",
     "no_tokens": "input_length or output_length is missing",
     "not_integer": "a count of tokens is not a whole number",
@@ -54,6 +58,8 @@ REASONS: dict[Reason, str] = {
     "out_of_range": "a number is too large to be true",
     "bad_hash_ids": "hash_ids are not whole numbers ≥ 0, or more than the prompt has blocks",
     "bad_field": "an optional field has a value of the wrong kind",
+    "negative_time": "a duration is negative, or the end is before the start",
+    "several_requests": "it sums up several requests",
     "same_request": "it is part of a request that another row stands for",
     "retried": "an attempt that failed before another one of the same request was served",
     "cache_hit": "it was answered from a gateway's cache and reached no server",
@@ -62,6 +68,9 @@ REASONS: dict[Reason, str] = {
 """Why a row is not used. docs/traces.md says what to do about each."""
 
 MAX_TOKENS = 2**31 - 1
+MAX_N = 16_384
+"""vLLM's own limit on n."""
+
 MAX_MS = 10**14
 """Three thousand years: larger stamps are no times."""
 
@@ -78,7 +87,7 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     input_length: Count | None = None
     output_length: Count | None = None
     status: Status = "ok"
-    n: Annotated[int, msgspec.Meta(ge=1, le=16_384)] = 1  # vLLM's own limit on n
+    n: Annotated[int, msgspec.Meta(ge=1, le=MAX_N)] = 1
     output_lengths: tuple[Count, ...] = ()
     max_tokens: Count | None = None
     hash_ids: tuple[BlockId, ...] = ()
@@ -93,6 +102,9 @@ class Row(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     priority: Priority | None = None
     lora: str | None = None
     model: str | None = None
+    request_class: str | None = None
+    """Whose request it is, or of which kind: a pseudonym."""
+
     replica: Count | None = None
     stream: bool | None = None
     cached_tokens: Count | None = None
@@ -117,23 +129,37 @@ class Tally:
     rows_kept: int = 0
     dropped: dict[Reason, int] = field(default_factory=dict)
     first_line: dict[Reason, int] = field(default_factory=dict)
+    first_column: dict[Reason, str] = field(default_factory=dict)
+    """The heading of the column where it first showed, of a table."""
+
     unknown_keys: dict[str, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     """What the reading assumed, for the header of whatever is written from it."""
+
+    said: list[str] = field(default_factory=list)
+    """How the columns of a table were read, and why."""
 
     def note(self, text: str) -> None:
         if text not in self.notes:
             self.notes.append(text)
 
-    def drop(self, reason: Reason, line: int) -> None:
+    def drop(self, reason: Reason, line: int, column: str = "") -> None:
         self.dropped[reason] = self.dropped.get(reason, 0) + 1
         self.first_line.setdefault(reason, line)
+        if column:
+            self.first_column.setdefault(reason, column)
+
+    def first_place(self, reason: Reason) -> str:
+        """Return where a reason first showed: file, line, and the column of a table."""
+        column = self.first_column.get(reason)
+        place = f"{self.place}:{self.first_line[reason]}"
+        return f"{place}, column {column!r}" if column else place
 
     def warnings(self) -> list[str]:
         """Return one line for each reason that cost rows, and one for the unknown keys."""
         found = [
             f"{count:,} of {self.rows_read:,} rows dropped ({reason}: {REASONS[reason]}), "
-            f"first at {self.place}:{self.first_line[reason]}"
+            f"first at {self.first_place(reason)}"
             for reason, count in sorted(self.dropped.items(), key=lambda item: -item[1])
         ]
         if self.unknown_keys:

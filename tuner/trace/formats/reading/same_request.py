@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tuner.trace.formats.reading.record import SERVED, Row, Tally
+from tuner.trace.formats.reading.record import MAX_N, SERVED, Row, Tally
 
 WINDOW = 2**17
 RETRY_MS = 60_000
@@ -17,9 +17,6 @@ RETRY_MS = 60_000
 
 MOST_ALIKE = 100
 """So many clients of one trace with equal counts are looked at for a server without a link."""
-
-MAX_SEQUENCES = 16_384
-"""vLLM's own limit on n."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +62,7 @@ def merged(found: Iterable[Fragment], tally: Tally) -> Iterator[Row]:
                 yield held.pop(oldest).row
         elif one.part and one.part in parts.setdefault(one.key, {other.part}):
             tally.drop("same_request", one.line)
-        elif other.row.n + one.row.n > MAX_SEQUENCES:
+        elif other.row.n + one.row.n > MAX_N:
             tally.drop("bad_field", one.line)
         else:
             parts.setdefault(one.key, {other.part}).add(one.part)

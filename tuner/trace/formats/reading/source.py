@@ -1,45 +1,19 @@
 """A trace file as one format reads it: its header and its rows."""
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from itertools import islice
 
-import msgspec
-
+from tuner.trace.formats.columnar.batch import ROWS, Batch
+from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
 
-TimeUnit = Literal["s", "ms"]
-Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
-Total = Annotated[int, msgspec.Meta(ge=0)]
-
-
-@dataclass(frozen=True, slots=True)
-class TraceHeader:
-    """The header of a trace; the first line of the canonical form."""
-
-    source: str = "unknown"
-    model: str | None = None
-    time_origin: str | None = None
-    time_resolution_ms: float | None = None
-    block_size: Positive = 16
-    """Tokens that one entry of ``hash_ids`` stands for."""
-
-    hash_scope: str = "trace"
-    replicas: Positive = 1
-    rows_read: Total = 0
-    rows_kept: Total = 0
-    dropped: dict[str, Total] = field(default_factory=dict)
-    """Reject reason → rows; rows_read = rows_kept + the sum of these."""
-
-    missing: tuple[str, ...] = ()
-    """What the source cannot show, such as ``aborts``."""
-
-    notes: tuple[str, ...] = ()
+Again = Callable[[Collection[int]], Iterator[Batch]]
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A trace file as one format reads it."""
+    """A trace file as one format reads it: row by row, or by columns."""
 
     header: TraceHeader
     rows: Iterator[Row]
@@ -50,3 +24,30 @@ class Source:
 
     undated: bool = False
     """Absolute stamps count from some zero that is no date, such as the start of a machine."""
+
+    batches: Iterator[Batch] | None = None
+    """The same rows by columns, where the format is read so; whoever takes one has the other."""
+
+    again: Again | None = None
+    """Reads the batches of some blocks of the file once more, and counts nothing."""
+
+    def by_columns(self) -> Iterator[Batch]:
+        """Yield all rows by columns."""
+        if self.batches is not None:
+            yield from self.batches
+            return
+        while rows := list(islice(self.rows, ROWS)):
+            yield Batch.of(rows)
+
+
+def columnar(
+    header: TraceHeader,
+    batches: Iterator[Batch],
+    *,
+    again: Again | None = None,
+    absolute: bool = False,
+    undated: bool = False,
+) -> Source:
+    """Return the source of a format that is read by columns."""
+    rows = (row for batch in batches for row in batch.rows())
+    return Source(header, rows, absolute, undated, batches, again)

@@ -1,19 +1,40 @@
 """The rows of a file of any size as bytes, in bounded memory: a line each, or a JSON value each."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
 
 from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.reading.byte_chunks import UTF_8 as BOM
+from tuner.trace.formats.reading.byte_chunks import chunks
+from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.json_values import spans_lines, values
 from tuner.trace.formats.reading.record import Tally
-from tuner.trace.formats.reading.source import TimeUnit
+
+__all__ = ["BOM", "HEAD_BYTES", "MAX_LINE_BYTES", "SAMPLE_BYTES", "STDIN", "Asked", "TraceFile"]
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20
-CHUNK_BYTES = 2**20
+STDIN = "stdin"
+"""What messages call standard input."""
+
 HEAD_BYTES = 2**16
-BOM = b"\xef\xbb\xbf"
+SAMPLE_BYTES = 2**22
+"""Of a file whose first rows tell how it is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What the user says of a table; empty where nothing."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    """Role, or role and unit (``duration_ms``) → heading, dotted path, or ``#`` and number."""
+
+    time_unit: TimeUnit | None = None
+    delimiter: str | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.columns or self.delimiter)
 
 
 class TraceFile:
@@ -24,8 +45,18 @@ class TraceFile:
     is counted in the tally and skipped, never held in memory.
     """
 
-    def __init__(self, path: Path, tally: Tally, *, allow_text: bool = False) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tally: Tally,
+        *,
+        allow_text: bool = False,
+        asked: Asked | None = None,
+    ) -> None:
         self.path = path
+        self.asked = asked or Asked()
+        """What the user says of a table."""
+
         self.tally = tally
         self.allow_text = allow_text
         self.longest = MAX_LINE_BYTES
@@ -34,33 +65,47 @@ class TraceFile:
         self.unterminated: int | None = None
         """The number of the last row, once it is reached, if its end is not in the file."""
 
+    @property
+    def place(self) -> str:
+        """What messages call the file."""
+        return self.tally.place
+
     def __iter__(self) -> Iterator[tuple[int, bytes]]:
-        with self.path.open("rb") as file:
-            start = self._start(file)
-            head = file.read(HEAD_BYTES)
-            file.seek(start)
-            if spans_lines(head):
-                yield from self._values(file, array=head.lstrip().startswith(b"["))
-            else:
-                for number, block in self._blocks(file):
-                    yield from self.split(number, block)
+        if self.spans_lines():
+            yield from self._values(array=self.head(HEAD_BYTES).lstrip().startswith(b"["))
+        else:
+            for number, block in self.blocks():
+                yield from self.split(number, block)
+
+    def head(self, size: int) -> bytes:
+        """Return the first bytes, and count nothing."""
+        found = b""
+        for piece in chunks(self.path):
+            found += piece
+            if len(found) >= size:
+                break
+        return found[:size]
+
+    def spans_lines(self) -> bool:
+        """Return whether the rows are JSON that is not one a line."""
+        return spans_lines(self.head(HEAD_BYTES))
 
     def document(self) -> bytes:
         """Return the whole file. Raises TraceError above MAX_DOCUMENT_BYTES."""
-        with self.path.open("rb") as file:
-            self._start(file)
-            text = file.read(MAX_DOCUMENT_BYTES + 1)
-        if len(text) > MAX_DOCUMENT_BYTES:
-            raise TraceError(
-                f"{self.path}: one JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB",
-                hint="Write one request a line, or split it.",
-            )
-        self.tally.bytes_read += len(text)
-        return text
+        parts: list[bytes] = []
+        for piece in chunks(self.path, self.counted):
+            parts.append(piece)
+            if sum(map(len, parts)) > MAX_DOCUMENT_BYTES:
+                raise TraceError(
+                    f"{self.place}: one JSON document of more than {MAX_DOCUMENT_BYTES >> 20} MiB",
+                    hint="Write one request a line, or split it.",
+                )
+        return b"".join(parts)
 
     def again(self) -> "TraceFile":
         """Return the same rows for another look, which counts nothing in the tally of this one."""
-        other = TraceFile(self.path, Tally(self.tally.place), allow_text=self.allow_text)
+        tally = Tally(self.tally.place)
+        other = TraceFile(self.path, tally, allow_text=self.allow_text, asked=self.asked)
         other.longest = self.longest
         return other
 
@@ -68,7 +113,7 @@ class TraceFile:
         """Raise TraceError for a row that holds text, unless the user said that it may."""
         if not self.allow_text:
             raise TraceError(
-                f"{self.path}:{number}: holds text ({key})",
+                f"{self.place}:{number}: holds text ({key})",
                 hint="tuner trace import --allow-text reads the rest; no text is ever written.",
             )
 
@@ -76,31 +121,18 @@ class TraceFile:
         """Raise UsageError for a unit where the format leaves no choice."""
         if time_unit is not None:
             raise UsageError(
-                f"{self.path}: the stamps are {the_stamps_are}", hint="Leave out --time-unit."
+                f"{self.place}: the stamps are {the_stamps_are}", hint="Leave out --time-unit."
             )
 
     def blocks(self) -> Iterator[tuple[int, bytes]]:
-        """Yield ``(number of the first line, whole lines)``, about CHUNK_BYTES at a time.
+        """Yield ``(number of the first line, whole lines)``, some MiB at a time.
 
         For formats of one row a line that can read many at once. A line above ``longest`` bytes may
         still be among them.
         """
-        with self.path.open("rb") as file:
-            self._start(file)
-            yield from self._blocks(file)
-
-    def split(self, first: int, block: bytes) -> Iterator[tuple[int, bytes]]:
-        """Yield the lines of a block, as iterating over all would."""
-        for number, line in enumerate(block.split(b"\n"), start=first):
-            if len(line) > self.longest:
-                self._too_long(number)
-            elif line := line.strip():
-                yield number, line
-
-    def _blocks(self, file: BinaryIO) -> Iterator[tuple[int, bytes]]:
         number, rest = 1, b""
         skipping = False  # inside a line that is too long
-        for chunk in self._chunks(file):
+        for chunk in chunks(self.path, self.counted):
             if skipping:
                 _, end, chunk = chunk.partition(b"\n")  # noqa: PLW2901 - what is left of it
                 skipping = not end
@@ -109,7 +141,7 @@ class TraceFile:
                 yield number, whole
                 number += whole.count(b"\n") + 1
             if len(rest) > self.longest:
-                self._too_long(number)
+                self.too_long(number)
                 number += 1
                 rest = b""
                 skipping = True
@@ -117,27 +149,29 @@ class TraceFile:
             self.unterminated = number
             yield number, rest
 
-    def _values(self, file: BinaryIO, *, array: bool) -> Iterator[tuple[int, bytes]]:
-        found = values(self._chunks(file), array=array, longest=self.longest)
-        for number, value, whole in found:
+    def split(self, first: int, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """Yield the lines of a block, as iterating over all would."""
+        for number, line in enumerate(block.split(b"\n"), start=first):
+            if len(line) > self.longest:
+                self.too_long(number)
+            elif line := line.strip():
+                yield number, line
+
+    def _values(self, *, array: bool) -> Iterator[tuple[int, bytes]]:
+        pieces = chunks(self.path, self.counted)
+        for number, value, whole in values(pieces, array=array, longest=self.longest):
             if not whole:
                 self.unterminated = number
             if value is None:
-                self._too_long(number)
+                self.too_long(number)
             else:
                 yield number, value
 
-    def _chunks(self, file: BinaryIO) -> Iterator[bytes]:
-        while chunk := file.read(CHUNK_BYTES):
-            self.tally.bytes_read += len(chunk)
-            yield chunk
+    def counted(self, size: int) -> None:
+        """Count bytes of the file that were read."""
+        self.tally.bytes_read += size
 
-    def _too_long(self, number: int) -> None:
+    def too_long(self, number: int) -> None:
+        """Count a row that is too long to be read."""
         self.tally.rows_read += 1
         self.tally.drop("line_too_long", number)
-
-    @staticmethod
-    def _start(file: BinaryIO) -> int:
-        """Move behind a byte order mark; return the position."""
-        start = len(BOM) if file.read(len(BOM)) == BOM else 0
-        return file.seek(start)

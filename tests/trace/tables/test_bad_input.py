@@ -1,0 +1,381 @@
+"""Tables with something wrong in them: read rightly, or refused with row and column."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.support.format_examples import read
+from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.reading.record import Row, Tally
+from tuner.trace.formats.reading.trace_file import Asked
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.formats.table import columns_asked, delimiter_asked
+
+HEAD = "ts,prompt_tokens,completion_tokens\n"
+NOTHING_ASKED = Asked()
+AT_S = 1_795_255_200  # 2026-11-21 10:00:00
+
+
+def opened(
+    path: Path, content: str | bytes, asked: Asked = NOTHING_ASKED
+) -> tuple[list[Row], Tally]:
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    source, tally = open_trace(path, asked=asked, time_unit=asked.time_unit)
+    rows = list(source.rows)
+    assert tally.rows_read == len(rows) + sum(tally.dropped.values())
+    return rows, tally
+
+
+def refusal(path: Path, content: str | bytes, asked: Asked = NOTHING_ASKED) -> TraceError:
+    with pytest.raises(TraceError) as caught:
+        opened(path, content, asked)
+    return caught.value
+
+
+def stamped(*cells: str) -> str:
+    return HEAD + "".join(
+        f"2026-11-21 10:00:{second:02d},{cell}\n" for second, cell in enumerate(cells)
+    )
+
+
+@pytest.mark.parametrize(
+    ("cells", "prompts"),
+    [
+        (("1.0,5", "12.0,5"), [1, 12]),
+        (("1.234,5", "57,5"), [1234, 57]),
+        (('"1,234",5', "57,5"), [1234, 57]),
+        (("1 234,5", "57,5"), [1234, 57]),
+        (("1'234,5", "57,5"), [1234, 57]),
+        (('"1,234,567",5', "57,5"), [1_234_567, 57]),
+        (("1.000,5", "2.000,5"), [1, 2]),
+        (("1.000,5", "2.500,5"), [1000, 2500]),
+    ],
+)
+def test_counts_are_read_as_their_column_writes_them(
+    tmp_path: Path, cells: tuple[str, ...], prompts: list[int]
+) -> None:
+    rows, tally = opened(tmp_path / "t", stamped(*cells))
+    assert [row.input_length for row in rows] == prompts
+    assert tally.dropped == {}
+
+
+def test_a_comma_and_three_zeros_may_be_either_and_are_refused(tmp_path: Path) -> None:
+    found = refusal(tmp_path / "t", stamped('"1,000",5', '"2,000",5'))
+    assert "prompt_tokens: 1,000 may be 1 or 1000" in str(found)
+
+
+@pytest.mark.parametrize(
+    ("cell", "reason", "column"),
+    [
+        (",5", "no_tokens", "prompt_tokens"),
+        (r"\N,5", "no_tokens", "prompt_tokens"),
+        ("-3,5", "negative", "prompt_tokens"),
+        ("3.5,5", "not_integer", "prompt_tokens"),
+        ("many,5", "not_integer", "prompt_tokens"),
+        ("3,0", "zero_tokens", "completion_tokens"),
+        ("3,99999999999", "out_of_range", "completion_tokens"),
+        ("3,5,7", "malformed", None),
+        ("3", "malformed", None),
+    ],
+)
+def test_a_bad_cell_drops_its_row_and_names_row_and_column(
+    tmp_path: Path, cell: str, reason: str, column: str | None
+) -> None:
+    rows, tally = opened(tmp_path / "t", stamped("1,5", "2,5", cell, "4,5"))
+    assert [row.input_length for row in rows] == [1, 2, 4]
+    assert tally.dropped == {reason: 1}
+    place = f"{tmp_path / 't'}:4" + (f", column {column!r}" if column else "")
+    assert tally.first_place(*tally.dropped) == place
+
+
+@pytest.mark.parametrize(
+    ("stamp", "reason"),
+    [
+        ("", "no_timestamp"),
+        ("NaT", "bad_timestamp"),
+        ("2026-13-45 10:00:00", "bad_timestamp"),
+        ("2026-11-21 10:00:02+00:00", "other_unit"),
+        (str(AT_S), "other_unit"),
+        ("soon", "bad_timestamp"),
+    ],
+)
+def test_a_time_unlike_the_others_drops_its_row(tmp_path: Path, stamp: str, reason: str) -> None:
+    text = stamped("1,5", "2,5", "3,5", "4,5", "5,5") + f"{stamp},6,5\n"
+    rows, tally = opened(tmp_path / "t", text)
+    assert len(rows) == 5
+    assert (tally.dropped, tally.first_column) == ({reason: 1}, {reason: "ts"})
+
+
+def test_a_time_of_another_unit_is_dropped_with_its_row(tmp_path: Path) -> None:
+    times = [AT_S * 1000, AT_S * 1000 + 500, AT_S + 1, *(AT_S * 1000 + 1000 * i for i in range(9))]
+    rows, tally = opened(tmp_path / "t", HEAD + "".join(f"{at},1,5\n" for at in times))
+    assert len(rows) == 11
+    assert tally.first_place("other_unit") == f"{tmp_path / 't'}:4, column 'ts'"
+
+
+def test_a_column_half_in_seconds_and_half_in_milliseconds_is_refused(tmp_path: Path) -> None:
+    text = HEAD + f"{AT_S},1,5\n{AT_S + 1},1,5\n{AT_S * 1000},1,5\n{AT_S * 1000},1,5\n"
+    found = refusal(tmp_path / "t", text)
+    assert f"times of several units stand in it: {AT_S}, {AT_S * 1000}" in str(found)
+
+
+@pytest.mark.parametrize("asked", ["s", "ms"])
+def test_times_from_some_start_need_their_unit(tmp_path: Path, asked: str) -> None:
+    text = HEAD + "0,1,5\n1.5,2,5\n"
+    found = refusal(tmp_path / "t", text)
+    assert "times from 0 to 1.5 count from some start, in seconds or in milliseconds" in str(found)
+    command = f"tuner trace import {tmp_path / 't'} --time-unit s -o trace.jsonl"
+    assert found.hint == f"--time-unit s or ms: {command}"
+    rows, _ = opened(tmp_path / "t", text, Asked(time_unit=asked))  # type: ignore[arg-type]
+    assert [row.timestamp for row in rows] == [0, 1500 if asked == "s" else 1.5]
+
+
+def test_a_heading_says_the_unit(tmp_path: Path) -> None:
+    rows, _ = opened(tmp_path / "t", HEAD.replace("ts", "start_ms") + "0,1,5\n1500,2,5\n")
+    assert [row.timestamp for row in rows] == [0, 1500]
+
+
+def test_a_heading_that_denies_its_values_is_refused(tmp_path: Path) -> None:
+    found = refusal(tmp_path / "t", HEAD.replace("ts", "start_ms") + f"{AT_S},1,5\n{AT_S},2,5\n")
+    assert "is a time since 1970 in seconds, and the heading says milliseconds" in str(found)
+
+
+@pytest.mark.parametrize(("asked", "days"), [("dmy", 1), ("mdy", 31)])
+def test_a_day_that_may_be_a_month_is_refused(tmp_path: Path, asked: str, days: int) -> None:
+    text = HEAD + "05/10/2026 10:00:00,1,5\n06/10/2026 10:00:00,2,5\n"
+    found = refusal(tmp_path / "t", text)
+    assert "05/10/2026 may have the day first, or the month" in str(found)
+    assert "--time-unit dmy or mdy: tuner trace import" in found.hint
+    rows, _ = opened(tmp_path / "t", text, Asked(time_unit=asked))  # type: ignore[arg-type]
+    assert rows[1].timestamp - rows[0].timestamp == days * 86_400_000
+
+
+def test_a_number_above_twelve_says_which_is_the_day(tmp_path: Path) -> None:
+    rows, _ = opened(tmp_path / "t", HEAD + "05/10/2026 10:00:00,1,5\n06/13/2026 10:00:00,2,5\n")
+    assert rows[1].timestamp - rows[0].timestamp == 34 * 86_400_000
+
+
+def test_two_columns_of_one_heading_are_refused_with_their_numbers(tmp_path: Path) -> None:
+    text = "ts,tokens_in,tokens_in,tokens_out\n2026-11-21 10:00:00,1,2,5\n"
+    found = refusal(tmp_path / "t", text)
+    assert "both 'tokens_in' and 'tokens_in' may be input_length" in str(found)
+    assert "--columns 'input_length=#2'" in found.hint
+    rows, _ = opened(tmp_path / "t", text, Asked({"input_length": "#3"}))
+    assert [row.input_length for row in rows] == [2]
+
+
+def test_two_columns_that_say_the_same_are_one(tmp_path: Path) -> None:
+    text = "ts,prompt_tokens,input_tokens,tokens_out\n2026-11-21 10:00:00,7,7,5\n"
+    rows, _ = opened(tmp_path / "t", text)
+    assert [row.input_length for row in rows] == [7]
+
+
+def test_headings_may_stand_below_a_title(tmp_path: Path) -> None:
+    text = "Requests of November\nall times in UTC, as exported\n" + stamped("1,5", "x,5", "3,5")
+    rows, tally = opened(tmp_path / "t", text)
+    assert [row.input_length for row in rows] == [1, 3]
+    assert tally.first_line == {"not_integer": 5}
+
+
+def test_a_cell_in_quotes_may_run_over_lines(tmp_path: Path) -> None:
+    text = "ts,note,prompt_tokens,completion_tokens\n" + "".join(
+        f'2026-11-21 10:00:{i:02d},"a, ""b""\nc\n",{prompt},5\n'
+        for i, prompt in enumerate(("1", "2", "bad", "4"))
+    )
+    rows, tally = opened(tmp_path / "t", text)
+    assert [row.input_length for row in rows] == [1, 2, 4]
+    assert tally.first_line == {"not_integer": 8}
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "latin-1"])
+def test_a_table_is_read_in_the_encodings_of_spreadsheets(tmp_path: Path, encoding: str) -> None:
+    mark = "\ufeff" if encoding == "utf-16-le" else ""
+    text = mark + stamped("1,5", "2,5").replace("ts,", "ts,Größe,").replace(
+        ":00,", ":00,é,"
+    ).replace(":01,", ":01,é,")
+    rows, _ = opened(tmp_path / "t", text.encode(encoding))
+    assert [row.input_length for row in rows] == [1, 2]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_lines_end_as_any_machine_ends_them(tmp_path: Path, end: str) -> None:
+    rows, _ = opened(tmp_path / "t", stamped("1,5", "2,5").replace("\n", end))
+    assert len(rows) == 2
+
+
+@pytest.mark.parametrize(
+    ("headings", "row", "column"),
+    [
+        ("start_time,end_time", "2026-11-21 10:00:05,2026-11-21 10:00:04", "end_time"),
+        ("ts,latency_ms", "2026-11-21 10:00:05,-1", "latency_ms"),
+        ("ts,ttft_ms", "2026-11-21 10:00:05,-1", "ttft_ms"),
+    ],
+)
+def test_a_time_that_goes_back_drops_its_row(
+    tmp_path: Path, headings: str, row: str, column: str
+) -> None:
+    good = row.replace(",-1", ",100").replace("10:00:04", "10:00:06")
+    text = f"{headings},tokens_in,tokens_out\n{good},3,5\n{row},3,5\n{good},3,5\n"
+    rows, tally = opened(tmp_path / "t", text)
+    assert len(rows) == 2
+    assert tally.first_place("negative_time") == f"{tmp_path / 't'}:3, column {column!r}"
+
+
+def test_an_hour_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    """In Europe clocks went back from 3 to 2 on Sunday, 25 October 2026."""
+    times = [*(f"02:{minute}:00" for minute in (40, 50, 59)), "02:00:30", "02:10:00"]
+    text = HEAD + "".join(f"2026-10-25 {at},1,5\n" for at in times)
+    found = refusal(tmp_path / "t", text)
+    assert "goes back from 2026-10-25 02:59:00 by 58 min: clocks were set back" in str(found)
+    assert len(opened(tmp_path / "t", text.replace("10-25", "10-24"))[0]) == 5  # any other day
+    assert (
+        len(opened(tmp_path / "t", text.replace(":00,", ":00Z,").replace(":30,", ":30Z,"))[0]) == 5
+    )
+
+
+def test_a_failed_request_needs_no_lengths_and_is_not_served(tmp_path: Path) -> None:
+    text = "ts,tokens_in,tokens_out,status\n" + "".join(
+        f"2026-11-21 10:00:00,{cells}\n" for cells in ("3,5,200", ",,500", "3,0,429", "3,2,499")
+    )
+    rows, _ = opened(tmp_path / "t", text)
+    assert [row.status for row in rows] == ["ok", "error", "rejected", "aborted"]
+
+
+def test_a_row_that_sums_up_several_requests_is_none(tmp_path: Path) -> None:
+    text = "start_time,end_time,num_model_requests,input_tokens,output_tokens\n" + "".join(
+        f"{AT_S + 60 * i},{AT_S + 60 * i + 60},{n},10,5\n" for i, n in enumerate((1, 3, 1))
+    )
+    rows, tally = opened(tmp_path / "t", text)
+    assert tally.dropped == {"several_requests": 1}
+    assert [row.e2e_ms for row in rows] == [None, None]  # a minute is of the sum, not the request's
+
+
+def test_a_span_without_a_unit_is_told_by_its_tokens_or_refused(tmp_path: Path) -> None:
+    def latencies(*values: str) -> str:
+        rows = "".join(f"2026-11-21 10:00:00,10,100,{value}\n" for value in values)
+        return "ts,tokens_in,tokens_out,latency\n" + rows
+
+    assert opened(tmp_path / "t", latencies("2", "2.5"))[0][0].e2e_ms == 2000
+    assert opened(tmp_path / "t", latencies("2000", "2500"))[0][0].e2e_ms == 2000
+    found = refusal(tmp_path / "t", latencies("50", "60"))  # 0.5 s a token, or 0.5 ms
+    assert "latency: it may be in seconds or milliseconds" in str(found)
+    asked = Asked({"duration_ms": "latency"})
+    assert opened(tmp_path / "t", latencies("50", "60"), asked)[0][0].e2e_ms == 50
+
+
+def test_a_column_is_kept_as_a_class_under_another_name(tmp_path: Path) -> None:
+    text = "ts,tokens_in,tokens_out,customer\n" + "".join(
+        f"2026-11-21 10:00:00,3,5,{name}\n"
+        for name in ("Acme, Inc".replace(", ", " "), "b", "b", "")
+    )
+    rows, _ = opened(tmp_path / "t", text)
+    assert [row.request_class for row in rows] == ["c0", "c1", "c1", None]
+    assert "Acme" not in "".join(map(repr, rows))
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        ("ts,prompt,tokens_in,tokens_out\n2026-11-21 10:00:00,hello,3,5\n", "prompt"),
+        ("ts,messages,tokens_in,tokens_out\n" + "2026-11-21 10:00:00,,3,5\n" * 3000
+         + "2026-11-21 10:00:00,late,3,5\n", "messages"),
+        (json.dumps({"ts": "2026-11-21T10:00:00Z", "tokens_in": 3, "tokens_out": 5,
+                     "request": {"messages": [{"role": "user", "content": "hi"}]}}),
+         "request.messages"),
+    ],
+)  # fmt: skip
+def test_a_table_that_holds_text_is_refused_unless_that_is_allowed(
+    tmp_path: Path, text: str, key: str
+) -> None:
+    assert f"holds text ({key})" in str(refusal(tmp_path / "t", text))
+    rows, _ = read(tmp_path / "t", text, None, allow_text=True)
+    assert rows[0].input_length == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message", "command"),
+    [
+        (
+            "when_it_came,prompt_tok,gen\n2026-11-21 10:00:00,3,5\n",
+            (
+                "no column for timestamp; seen: when_it_came, prompt_tok, gen; "
+                "taken: input_length=prompt_tok, output_length=gen"
+            ),
+            "--columns input_length=prompt_tok,output_length=gen,timestamp=when_it_came",
+        ),
+        (
+            "ts,in_words,b\n2026-11-21 10:00:00,3,5\n",
+            "no column for input_length, output_length; seen: ts, in_words, b; taken: timestamp=ts",
+            "--columns timestamp=ts,input_length=in_words,output_length=b",
+        ),
+        (
+            "2026-11-21 10:00:00,3,5\n2026-11-21 10:00:01,4,5\n",
+            "no column for timestamp, input_length, output_length; seen: #1, #2, #3",
+            "--columns 'timestamp=#1,input_length=#2,output_length=#3'",
+        ),
+    ],
+)
+def test_an_unknown_table_gets_the_command_that_would_do_and_it_does(
+    tmp_path: Path, text: str, message: str, command: str
+) -> None:
+    found = refusal(tmp_path / "t", text)
+    assert message in str(found)
+    assert command in found.hint
+    named = found.hint.split("--columns ")[1].split(" -o")[0].strip("'")
+    rows, _ = opened(tmp_path / "t", text, Asked(columns_asked(named)))
+    assert (rows[0].input_length, rows[0].output_length) == (3, 5)
+
+
+def test_what_nothing_can_cure_says_what_to_export(tmp_path: Path) -> None:
+    found = refusal(tmp_path / "t", "created_at,prompt_tokens,user\n2026-11-21 10:00:00,3,ann\n")
+    assert "no column for output_length" in str(found)
+    assert found.hint.startswith("Export it with")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ("timestamp", "cannot read 'timestamp'"),
+        ("=x", "cannot read '=x'"),
+    ],
+)
+def test_columns_that_cannot_be_read_are_a_usage_error(columns: str, message: str) -> None:
+    with pytest.raises(UsageError, match=message):
+        columns_asked(columns)
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"input_length": "nope"}, "no column is headed 'nope'"),
+        ({"inputlength": "prompt_tokens"}, "'inputlength' is nothing that a column can be"),
+        ({"timestamp": "completion_tokens"}, "count from some start"),
+        ({"input_length": "ts"}, "ts cannot be input_length: it holds '2026-11-21 10:00:00'"),
+    ],
+)
+def test_columns_that_do_not_fit_are_refused(
+    tmp_path: Path, columns: dict[str, str], message: str
+) -> None:
+    assert message in str(refusal(tmp_path / "t", stamped("1,5"), Asked(columns)))
+
+
+def test_headings_with_commas_and_paths_with_dots_can_be_named(tmp_path: Path) -> None:
+    assert columns_asked(r"timestamp=a\,b, input_length=x.y") == {
+        "timestamp": "a,b", "input_length": "x.y",
+    }  # fmt: skip
+    text = json.dumps({"meta": {"t": AT_S}, "u.v": {"a": 3}, "w": 5})
+    asked = Asked({"timestamp": "meta.t", "input_length": "u.v.a", "output_length": "w"})
+    rows, _ = opened(tmp_path / "t", text, asked)
+    assert (rows[0].input_length, rows[0].output_length) == (3, 5)
+
+
+def test_a_delimiter_is_one_character() -> None:
+    assert (delimiter_asked("tab"), delimiter_asked("^")) == ("\t", "^")
+    with pytest.raises(UsageError, match="is not one character"):
+        delimiter_asked(";;")
+
+
+def test_a_delimiter_of_ones_own_is_taken(tmp_path: Path) -> None:
+    rows, _ = opened(tmp_path / "t", stamped("1,5").replace(",", "^"), Asked(delimiter="^"))
+    assert rows[0].input_length == 1

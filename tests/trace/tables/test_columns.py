@@ -1,0 +1,125 @@
+"""A reading by columns gives what a reading row by row gives: rows, counts, reasons, places."""
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import exports
+from tests.support.format_examples import EXAMPLES, TABLES
+from tests.support.mutations import mutated
+from tuner.errors import TraceError
+from tuner.trace.formats.columnar import arrow, canonical_rows
+from tuner.trace.formats.reading.record import Row
+from tuner.trace.formats.registry import open_trace
+from tuner.trace.tables import columns
+from tuner.trace.trace import load
+
+FORMATS = ("canonical", "mooncake", "azure2023", "azure2024", "azure_lmm2025", "burstgpt", "table")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("columns") / "t"
+
+
+def numbered(rows: list[Row]) -> Iterator[Row]:
+    """Yield rows with their pseudonyms numbered by first sight among those that were kept."""
+    known: dict[str, str] = {}
+    for row in rows:
+        changed: dict[str, Any] = {
+            key: known.setdefault(name, f"{name[:1]}{len(known)}")
+            for key in ("session_id", "model", "request_class")
+            if isinstance(name := getattr(row, key), str)
+        }
+        if row.replica is not None:
+            changed["replica"] = len(known.setdefault(f"r{row.replica}", f"r{len(known)}"))
+        yield type(row)(**{**{k: getattr(row, k) for k in row.__struct_fields__}, **changed})
+
+
+def told(path: Path, name: str | None) -> tuple[Any, ...]:
+    """Return all that a reading tells, or how it was refused."""
+    try:
+        source, tally = open_trace(path, format_name=name, allow_text=True)
+        rows = list(source.rows)
+    except TraceError as error:
+        return (str(error),)
+    near = [(round(row.timestamp, 3), row) for row in numbered(rows)]
+    rest = [
+        (at, *(getattr(row, key) for key in row.__struct_fields__ if key != "timestamp"))
+        for at, row in near
+    ]
+    return rest, tally.rows_read, tally.dropped, tally.first_line, tally.first_column
+
+
+def both(path: Path, content: bytes, name: str | None) -> None:
+    path.write_bytes(content)
+    by_columns = told(path, name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canonical_rows, "json_table", lambda *_, **__: None)
+        patch.setattr(columns, "json_table", lambda *_, **__: None)
+        patch.setattr(columns, "csv_table", lambda *_, **__: None)
+        one_by_one = told(path, name)
+    assert by_columns == one_by_one
+
+
+@pytest.mark.parametrize("name", FORMATS)
+@settings(max_examples=150)
+@given(seed=st.integers(0, 2**32), times=st.sampled_from((1, 1, 5, 40)))
+def test_damage_is_told_alike(path: Path, name: str, seed: int, times: int) -> None:
+    head, _, rows = EXAMPLES[name].encode().partition(b"\n")
+    rows = rows.rstrip() + b"\n"
+    both(path, mutated(head + b"\n" + rows * times, random.Random(seed)), name)
+
+
+@pytest.mark.parametrize("name", ["azure2023", "burstgpt", "table"])
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_damage_to_a_spreadsheet_is_told_alike(path: Path, name: str, seed: int) -> None:
+    both(path, mutated(TABLES[name].encode(), random.Random(seed)), None)
+
+
+@pytest.mark.parametrize("name", exports.TEXTS)
+@settings(max_examples=12)
+@given(seed=st.integers(0, 2**32))
+def test_damage_to_an_export_is_told_alike(path: Path, name: str, seed: int) -> None:
+    text = exports.TEXTS[name]
+    content = text.encode() if isinstance(text, str) else text
+    both(path, mutated(content, random.Random(seed)), None)
+
+
+def test_a_bad_row_among_many_leaves_the_others_to_the_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [f"2026-11-21 10:{i // 60:02d}:{i % 60:02d},{i + 1},5,acme" for i in range(3000)]
+    rows[1500] = "2026-11-21 10:25:00,,5,zeta"
+    (tmp_path / "t").write_text("ts,tokens_in,tokens_out,tenant\n" + "\n".join(rows))
+    slow: list[int] = []
+
+    def converted(_self: object, _cells: object, number: int) -> Iterator[tuple[int, Row]]:
+        slow.append(number)
+        return iter(())
+
+    monkeypatch.setattr("tuner.trace.tables.reader.Reader.converted", converted)
+    trace = load(tmp_path / "t")
+    assert slow == [1502]
+    assert [one.input_length for one in trace.requests] == [i + 1 for i in range(3000) if i != 1500]
+
+
+def test_one_unreadable_line_costs_its_part_of_the_block_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(arrow, "SMALL_BYTES", 1000)
+    monkeypatch.setattr("tuner.trace.tables.reader.SMALL_BYTES", 1000)
+    rows = [f"2026-11-21 10:00:00,{i + 1},5" for i in range(1000)]
+    rows[500] += ",one too many"
+    (tmp_path / "t").write_text("ts,tokens_in,tokens_out\n" + "\n".join(rows))
+    source, tally = open_trace(tmp_path / "t")
+    sizes = [len(batch) for batch in source.by_columns()]
+    assert sum(sizes) == 999
+    assert len(sizes) > 10
+    assert tally.first_line == {"malformed": 502}

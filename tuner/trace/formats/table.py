@@ -1,0 +1,147 @@
+"""Any table of requests: CSV and its like, JSON lines, Parquet; columns are found by headings.
+
+What is not clear is refused with the command that would do; see ``tuner/trace/tables``.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+
+from tuner.errors import TraceError, UsageError
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
+from tuner.trace.formats.reading.source import Source, columnar
+from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, Asked, TraceFile
+from tuner.trace.tables.headings import Role
+from tuner.trace.tables.layout import plan_of
+from tuner.trace.tables.plan import Column, Plan, Reads, Refusal, Shape, header_of, refused
+from tuner.trace.tables.shape import json_shape, text_shape
+
+NAME = "table"
+DESCRIPTION = "Any table of requests, by its headings: CSV, TSV, JSON lines, Parquet"
+MARK = "a time, a prompt's and an output's tokens, in any words"
+
+ARROW_MARKS = (b"PAR1", b"ARROW1")
+
+
+def sniff(head: bytes) -> bool:
+    return is_one(head, Asked())
+
+
+def is_one(head: bytes, asked: Asked) -> bool:
+    """Return whether a file that begins so is a table that can be read as it stands."""
+    return head.startswith(ARROW_MARKS) or isinstance(_look(head, asked)[1], Plan)
+
+
+def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
+    asked = replace(lines.asked, time_unit=time_unit)
+    head = lines.head(SAMPLE_BYTES + 1)
+    from tuner.trace.tables.reader import Reader, of_arrow_file  # noqa: PLC0415 - slow to load
+
+    if head.startswith(ARROW_MARKS):
+        return of_arrow_file(lines, asked)
+    shape, plan = _look(head, asked)
+    if shape is None:
+        raise TraceError(
+            f"{lines.place}:1: no table: no line has two columns, or an object",
+            hint="--delimiter names what parts the columns.",
+        )
+    if not isinstance(plan, Plan):
+        assert plan is not None
+        raise refused(lines.place, shape, plan, asked)
+    lines.tally.said += plan.said
+    reader = Reader(lines, shape, plan)
+    again = reader.again if not shape.whole else None
+    return columnar(
+        header_of(plan), reader.batches(), again=again, absolute=True, undated=not plan.dated
+    )
+
+
+def refusal(place: str, head: bytes) -> TraceError | None:
+    """Return why a file that no format claims is no table either; None for what is far from it."""
+    shape, plan = _look(head, Asked())
+    if shape is None or not isinstance(plan, Refusal) or not (plan.likely or plan.columns):
+        return None
+    return refused(place, shape, plan, Asked())
+
+
+@lru_cache(maxsize=8)
+def _look_at(head: bytes, delimiter: str | None, named: tuple[str, ...]) -> Shape | None:
+    complete = len(head) <= SAMPLE_BYTES
+    return json_shape(head, complete=complete) or text_shape(head, delimiter=delimiter, named=named)
+
+
+def _look(head: bytes, asked: Asked) -> tuple[Shape | None, Plan | Refusal | None]:
+    head = head[: SAMPLE_BYTES + 1]
+    shape = _look_at(head, asked.delimiter, tuple(asked.columns.values()))
+    return shape, None if shape is None else plan_of(shape.headings, shape.sample, asked)
+
+
+Known = Mapping[Role, tuple[str, Reads]]
+"""The columns of a format: role → heading, in any case, and how its cells are read."""
+
+
+def text_table(head: bytes, known: Known) -> tuple[Shape, Plan] | None:
+    """Return how a table of text with these columns is read; None for another table."""
+    names = tuple(heading for heading, _ in known.values())
+    shape = _look_at(head[: SAMPLE_BYTES + 1], None, names)
+    if shape is None or not shape.delimiter:
+        return None
+    places = {heading.lower(): place for place, heading in enumerate(shape.headings)}
+    if not {heading.lower() for heading, _ in known.values()} <= places.keys():
+        return None
+    columns = {
+        role: Column(heading, places[heading.lower()], reads)
+        for role, (heading, reads) in known.items()
+    }
+    return shape, Plan(columns)
+
+
+def known_table(
+    lines: TraceFile,
+    header: TraceHeader,
+    known: Known,
+    *,
+    dated: bool = True,
+    as_published: bool = False,
+) -> Source:
+    """Return the source of a table whose columns are known.
+
+    ``as_published``: its models keep their names, and an output of no tokens is a failure. Raises
+    TraceError for another table.
+    """
+    found = text_table(lines.head(SAMPLE_BYTES + 1), known)
+    if found is None:
+        names = ", ".join(heading for heading, _ in known.values())
+        raise TraceError(
+            f"{lines.place}:1: no table with {names}",
+            hint="Without --format its columns are found by their headings.",
+        )
+    from tuner.trace.tables.reader import Reader  # noqa: PLC0415 - slow to load
+
+    shape, plan = found
+    reader = Reader(lines, shape, replace(plan, as_published=as_published))
+    return columnar(header, reader.batches(), again=reader.again, absolute=True, undated=not dated)
+
+
+def columns_asked(text: str) -> dict[str, str]:
+    """Read ``--columns timestamp=ts,input_length=prompt_tok``. Raises UsageError."""
+    found: dict[str, str] = {}
+    for part in text.replace("\\,", "\0").split(","):
+        role, equals, heading = part.replace("\0", ",").partition("=")
+        if not equals or not role.strip():
+            raise UsageError(
+                f"--columns: cannot read {part!r}",
+                hint="Write it as timestamp=ts,input_length=prompt_tok,output_length=gen_tok.",
+            )
+        found[role.strip()] = heading.strip()
+    return found
+
+
+def delimiter_asked(text: str) -> str:
+    """Read ``--delimiter``. Raises UsageError for what is not one character."""
+    found = {"tab": "\t", "\\t": "\t", "comma": ",", "semicolon": ";", "pipe": "|"}.get(text, text)
+    if len(found) != 1 or found in '"\n\r' or not found.isascii():
+        raise UsageError(
+            f"--delimiter {text!r} is not one character", hint="Write ';', ',', '|' or tab."
+        )
+    return found

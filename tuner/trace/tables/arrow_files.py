@@ -1,0 +1,100 @@
+"""Tables in Parquet and Arrow files: their columns by dotted paths, times as whole nanoseconds."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow import ipc, parquet
+
+from tuner.errors import TraceError
+from tuner.trace.formats.columnar.batch import ROWS
+from tuner.trace.tables.plan import Shape
+from tuner.trace.tables.shape import SAMPLE_ROWS
+
+MARKS = (b"PAR1", b"ARROW1")
+BREAKS = (pa.ArrowException, OSError, EOFError)
+
+
+class ArrowFile:
+    """A Parquet or an Arrow file, read some rows at a time. Raises TraceError for a broken one."""
+
+    def __init__(self, path: Path, read: Callable[[int], object] = lambda _: None) -> None:
+        self.path, self.read = path, read
+        first = next(self._tables(None), None)
+        if first is None:
+            raise TraceError(f"{path}: no rows", hint="Is the file complete?")
+        flat = _flat(first.slice(0, SAMPLE_ROWS))
+        columns = [column.to_pylist() for column in flat.values()]
+        self.shape = Shape(tuple(flat), tuple(zip(*columns, strict=True)))
+
+    def blocks(self, wanted: set[int]) -> Iterator[dict[int, Any]]:
+        """Yield the columns of these places, some rows at a time."""
+        headings = self.shape.headings
+        top = sorted({headings[place].partition(".")[0] for place in wanted})
+        for table in self._tables(top):
+            flat = _flat(table)
+            yield {place: flat[headings[place]] for place in wanted}
+
+    def _tables(self, columns: list[str] | None) -> Iterator[Any]:
+        size = self.path.stat().st_size
+        try:
+            with self.path.open("rb") as file:
+                if file.read(4) == MARKS[0]:
+                    whole = parquet.ParquetFile(self.path)
+                    total = max(1, whole.metadata.num_rows)
+                    for batch in whole.iter_batches(ROWS, columns=columns, use_threads=False):
+                        self.read(size * len(batch) // total)
+                        yield batch
+                    return
+            with ipc.open_file(self.path) as whole:
+                for number in range(whole.num_record_batches):
+                    batch = whole.get_batch(number)
+                    self.read(size // whole.num_record_batches)
+                    for begin in range(0, len(batch), ROWS):
+                        yield batch.slice(begin, ROWS).select(columns or batch.schema.names)
+        except BREAKS as problem:
+            reason = str(problem).partition("\n")[0][:200]
+            raise TraceError(
+                f"{self.path}: a broken Parquet or Arrow file: {reason}",
+                hint="Copy the file again.",
+            ) from None
+
+
+def _flat(batch: Any) -> dict[str, Any]:  # noqa: ANN401 - Arrow's
+    """Return columns by their dotted paths, as numbers, text and flags only."""
+    found: dict[str, Any] = {}
+
+    def add(path: str, column: Any) -> None:  # noqa: ANN401
+        kind = column.type
+        if pa.types.is_struct(kind):
+            for place in range(kind.num_fields):
+                name = kind.field(place).name
+                add(f"{path}.{name}", pc.struct_field(column, [place]))
+            return
+        found[path] = _plain(column)
+
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        add(name, column)
+    return found
+
+
+def _plain(column: Any) -> Any:  # noqa: ANN401, PLR0911 - Arrow's, and one kind after another
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        column = column.dictionary_decode()
+        kind = column.type
+    if pa.types.is_timestamp(kind):
+        return pc.cast(pc.cast(column, pa.timestamp("ns", kind.tz)), pa.int64())
+    if pa.types.is_date(kind):
+        return pc.cast(pc.cast(column, pa.timestamp("ns")), pa.int64())
+    if pa.types.is_duration(kind):
+        return pc.cast(pc.cast(column, pa.duration("ns")), pa.int64())
+    if pa.types.is_decimal(kind):
+        return pc.cast(column, pa.float64())
+    if pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return pc.cast(column, pa.string())
+    if pa.types.is_integer(kind):
+        return pc.cast(column, pa.int64())
+    return column

@@ -1,0 +1,258 @@
+"""How the numbers of a table are written: counts of tokens, spans of time, statuses. Pure.
+
+A fraction of a token does not exist, so ``1.234`` among counts is 1,234; where a comma and three
+zeros could be either, none is chosen.
+"""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, Reason, Status
+from tuner.trace.formats.reading.scalars import is_absent, status_of
+from tuner.trace.tables.clocks import NAMES, NANOSECONDS, bounded, number, scaled
+from tuner.trace.tables.headings import Unit
+
+NULL = frozenset({r"\n", "nan", "nat", "<na>", "na", "n/a", "#n/a", "none", "null", "nil"})
+"""How databases, pandas and spreadsheets write that there is nothing."""
+
+_GROUPED = re.compile(r"[+-]?\d{1,3}(?:([.,' \u00a0\u202f_])\d{3})(?:\1\d{3})*(?:[.,]0*)?")
+_DECIMAL = re.compile(r"[+-]?\d+[.,]0*")
+_SPAN = re.compile(r"(?:(\d+) days?,? ?)?(\d{1,4}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?")
+_GO_SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:h|m|s|ms|us|µs|ns))+")
+_GO_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|h|m|s)")
+_GO_MS = {
+    "h": 3_600_000.0,
+    "m": 60_000.0,
+    "s": 1000.0,
+    "ms": 1.0,
+    "us": 1e-3,
+    "µs": 1e-3,
+    "ns": 1e-6,
+}
+
+TOKEN_MS = (0.3, 1000.0)
+"""An output token takes so long on any server: a span of time that gives another figure is of
+another unit. A thousandfold and some more, so that one unit fits, or two and none is chosen."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """How the counts of one column are written."""
+
+    thousands: str = ""
+    decimal: str = "."
+    """Of counts that a program took for fractions: ``128.0``."""
+
+    def read(self, value: object) -> int | Reason | None:
+        """Return the count; None where there is none, why not where it is no count."""
+        if isinstance(value, bool):
+            return "not_integer"
+        if isinstance(value, float):
+            if value != value:  # noqa: PLR0124 - not a number
+                return "not_finite"
+            if not value.is_integer():
+                return "not_finite" if value in (float("inf"), -float("inf")) else "not_integer"
+            value = int(value)
+        found = self._read_text(value.strip()) if isinstance(value, str) else value
+        if isinstance(found, int):
+            return "negative" if found < 0 else found if found <= MAX_TOKENS else "out_of_range"
+        if isinstance(value, str):
+            return found  # type: ignore[return-value] # None, or the reason
+        return None if value is None else "not_integer"
+
+    def _read_text(self, text: str) -> int | Reason | None:
+        if text.isdecimal() and text.isascii():
+            return int(text) if len(text) < 12 else "out_of_range"
+        if is_absent(text) or text.lower() in NULL - {"nan"}:
+            return None
+        if re.fullmatch(r"[+-]?(?:nan|inf(?:inity)?)", text, re.IGNORECASE):
+            return "not_finite"
+        if self.thousands and _GROUPED.fullmatch(text):
+            text = text.replace(self.thousands, "")
+        whole, mark, zeros = text.partition(self.decimal)
+        if mark and (zeros.strip("0") or not whole.lstrip("+-").isdecimal()):
+            return "not_integer"
+        sign, digits = (whole[0], whole[1:]) if whole[:1] in ("+", "-") else ("", whole)
+        if not (digits.isdecimal() and digits.isascii()) or len(digits) > 400:
+            return "not_integer"
+        return "out_of_range" if len(digits) > 12 else int(sign + digits)
+
+
+def counts_of(cells: Sequence[object]) -> Counts | str:
+    """Return how these counts are written; what is not clear, where two readings are possible."""
+    texts = [one.strip() for one in cells if isinstance(one, str) and one.strip()]
+    for mark in ("'", "\u00a0", "\u202f", " ", "_"):
+        if any(mark in text for text in texts) and _all_grouped(texts, mark):
+            return Counts(thousands=mark)
+    for mark, other in (".", ","), (",", "."):
+        marked = [text for text in texts if mark in text]
+        if not marked:
+            continue
+        if all(_DECIMAL.fullmatch(text) for text in marked):
+            if mark == "," and all(text.endswith(",000") for text in marked):
+                return f"{marked[0]} may be {marked[0][:-4]} or {marked[0].replace(',', '')}"
+            return Counts(decimal=mark)
+        if all(_GROUPED.fullmatch(text) for text in marked) and _all_grouped(marked, mark):
+            return Counts(thousands=mark, decimal=other)
+    return Counts()
+
+
+def _all_grouped(texts: Iterable[str], mark: str) -> bool:
+    grouped = [_GROUPED.fullmatch(text) for text in texts if mark in text]
+    return all(hit is not None and hit[1] == mark for hit in grouped)
+
+
+@dataclass(frozen=True, slots=True)
+class Spans:
+    """How the spans of time of one column are written."""
+
+    unit: Unit | None
+    """Of numbers; None where each cell says its own."""
+
+    decimal: str = "."
+    why: str = ""
+
+    def ms(self, value: object) -> float | Reason | None:
+        """Return the span in ms; None where there is none, why not where it is no span."""
+        if isinstance(value, str):
+            text = value.strip()
+            if is_absent(text) or text.lower() in NULL:
+                return None
+            value = written_ms(text) if self.unit is None else self._number(text)
+        elif value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != value:  # noqa: PLR0124
+            return "bad_field"
+        ms = value if self.unit is None else scaled(value, self.unit)
+        if ms < 0:
+            return "negative_time"
+        return ms if ms <= MAX_MS else "out_of_range"
+
+    def _number(self, text: str) -> float | None:
+        return number(plain_number(text, self.decimal))
+
+
+def plain_number(text: str, decimal: str) -> str:
+    """Return a number as Python reads it: without marks of thousands, with a point.
+
+    >>> plain_number("1.234,5", ",")
+    '1234.5'
+    """
+    if decimal == ",":
+        return text.replace(".", "").replace(",", ".")
+    return text.replace(",", "") if _GROUPED.match(text) and "," in text else text
+
+
+def decimal_mark(texts: Iterable[str]) -> str:
+    """Return the mark before the fractions of these numbers: a comma only where none can be of
+    thousands."""
+    marked = [text for text in texts if "," in text]
+    groups = all(re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", text) for text in marked)
+    return "," if marked and not groups else "."
+
+
+def written_ms(text: str) -> float | None:
+    """Return ms of a span that says its unit: ``1m2.5s``, ``00:00:01.53``, ``0 days 00:00:01``."""
+    if hit := _SPAN.fullmatch(text):
+        days, hours, minutes, seconds = (int(part or 0) for part in hit.groups()[:4])
+        whole_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+        return whole_s * 1000 + float(f"0.{hit[5] or 0}") * 1000
+    if _GO_SPAN.fullmatch(text := text.replace(" ", "")):
+        return sum(float(value) * _GO_MS[unit] for value, unit in _GO_PART.findall(text))
+    return None
+
+
+def spans_of(  # noqa: PLR0911 - one rule after another
+    cells: Sequence[object], tokens: Sequence[int], *, heading: Unit | None, of_a_token: bool
+) -> Spans | str | None:
+    """Return how these spans are written; what is not clear, or None where they are none.
+
+    ``tokens`` are the output tokens of the same rows. ``of_a_token``: the span is of the whole
+    request, so that it divided by the tokens tells its unit.
+    """
+    known = [(one, n) for one, n in zip(cells, tokens, strict=True) if not is_empty(one)]
+    texts = [one.strip() for one, _ in known if isinstance(one, str)]
+    if texts and sum(written_ms(text) is not None for text in texts) * 2 >= len(known):
+        return Spans(None, why="with their units")
+    decimal = decimal_mark(texts)
+    numbers = [
+        (number(plain_number(one.strip(), decimal)) if isinstance(one, str) else one, n)
+        for one, n in known
+    ]
+    values = [
+        (bounded(v), n)
+        for v, n in numbers
+        if isinstance(v, int | float) and not isinstance(v, bool)
+    ]
+    if not values or len(values) * 2 < len(numbers):
+        return None
+    if heading is not None:
+        return Spans(heading, decimal, f"in {NAMES[heading]}, because the heading says so")
+    if not of_a_token:
+        return "it may be in seconds or in milliseconds"
+    each = sorted(value / n for value, n in values if value > 0 and n > 0)
+    if not each:
+        return Spans("ms", decimal, "all zero")
+    middle = each[len(each) // 2]
+    fitting = [u for u in NANOSECONDS if TOKEN_MS[0] <= scaled(middle, u) <= TOKEN_MS[1]]
+    if len(fitting) != 1:
+        return "it may be in " + " or ".join(NAMES[unit] for unit in fitting or ("s", "ms"))
+    (unit,) = fitting
+    took = f"{scaled(middle, unit):.3g} ms"
+    return Spans(unit, decimal, f"in {NAMES[unit]}, because an output token then takes {took}")
+
+
+def is_empty(value: object) -> bool:
+    if isinstance(value, str):
+        return is_absent(value) or value.strip().lower() in NULL
+    return value is None or value != value  # noqa: PLR0124 - not a number
+
+
+StatusColumn = Literal["status", "error"]
+
+WORDS: dict[str, Status] = {
+    **dict.fromkeys(
+        ("ok", "success", "succeeded", "successful", "true", "completed", "complete", "done",
+         "finished", "stop", "length", "passed", "end_turn", "eos", "yes", "status_code_ok",
+         "status_code_unset", "unset"), "ok",
+    ),
+    **dict.fromkeys(
+        ("aborted", "abort", "cancelled", "canceled", "client_closed", "disconnected",
+         "client_disconnected", "client_closed_request"), "aborted",
+    ),
+    **dict.fromkeys(
+        ("rejected", "throttled", "rate_limited", "ratelimited", "overloaded",
+         "too_many_requests", "service_unavailable"), "rejected",
+    ),
+    **dict.fromkeys(
+        ("error", "failed", "fail", "failure", "false", "timeout", "timed_out", "exception",
+         "internal_error", "internal_server_error", "no", "status_code_error", "bad_request"),
+        "error",
+    ),
+}  # fmt: skip
+
+
+def status_in(value: object, *, flag: bool) -> Status | None:
+    """Return what a status says: a code of HTTP, a word, or a flag; None where it is not known.
+
+    ``flag``: the column says whether it went well, so that 0 means that it did not.
+    """
+    if isinstance(value, bool):
+        return "ok" if value else "error"
+    text = str(value).strip().lower().removesuffix(".0")
+    if value is None or is_absent(text) or text in NULL:
+        return "ok"
+    if text in ("0", "1") and (flag or text == "0"):
+        return "ok" if flag == (text == "1") else "error"
+    if text.isdecimal() and len(text) == 3:
+        return status_of(int(text))
+    return WORDS.get(re.sub(r"[\s-]+", "_", text.rpartition(".")[2]))
+
+
+def error_in(value: object) -> Status:
+    """Return what a column of errors says: nothing, or that there was one."""
+    text = str(value).strip().lower()
+    nothing = value is None or is_absent(text) or text in NULL | {"false", "0", "0.0", "{}", "[]"}
+    return "ok" if nothing or text in ("no", "ok", "no error") else "error"

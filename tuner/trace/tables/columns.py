@@ -1,0 +1,355 @@
+"""The clean rows of a table's block, by columns; and which of its rows have something to say.
+
+A reading by columns must give what a reading by rows would: it is tried on the first rows, and
+where it differs, or a table is written so that Arrow cannot read it, all goes row by row.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from tuner.trace.formats.columnar.arrow import BREAKS, csv_table, floats, ints, json_table, names
+from tuner.trace.formats.columnar.batch import ABSENT, Batch, Floats, Ints, Names
+from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, SERVED, Row
+from tuner.trace.formats.reading.scalars import flag
+from tuner.trace.tables.cells import Counts, Spans, error_in, status_in
+from tuner.trace.tables.clocks import FROM_S, NANOSECONDS, TO_S, Clock
+from tuner.trace.tables.headings import Role, Unit
+from tuner.trace.tables.plan import Column, Plan, Shape
+from tuner.trace.tables.rows import PSEUDONYMS, Converter
+
+ZONE = r"\s*(?:UTC|GMT|Z)$"
+
+
+class Columnar:
+    """Reads blocks of one table by columns."""
+
+    def __init__(self, shape: Shape, plan: Plan, converter: Converter) -> None:
+        self.shape, self.plan, self.converter = shape, plan, converter
+        self.can = "day" not in plan.columns and shape.shift != -1 and self._agrees()
+        """Whether this table is written so that it can be read by columns."""
+
+    def batch(self, block: bytes) -> tuple[Batch, NDArray[np.bool_]] | None:
+        """Return all rows of a block, and which of them are not to be used as they stand; None
+        where the block cannot be read so."""
+        table = self._table(block) if self.can else None
+        return None if table is None else self.of_table(table)
+
+    def of_table(self, table: Any) -> tuple[Batch, NDArray[np.bool_]] | None:  # noqa: ANN401 - Arrow's
+        """Return the same of a table of Arrow's, its columns by their headings' places."""
+        try:
+            return _Block(self, table).batch()
+        except BREAKS:
+            return None
+
+    def _table(self, block: bytes) -> Any | None:  # noqa: ANN401 - Arrow's
+        wanted = {*(column.place for column in self.plan.columns.values()), *self.plan.text}
+        if self.shape.delimiter:
+            return csv_table(
+                block,
+                columns=len(self.shape.headings),
+                delimiter=self.shape.delimiter,
+                types={place: self._type(place) for place in sorted(wanted)},
+            )
+        types = {place: self._type(place) for place in sorted(wanted)}
+        table = json_table(block, _nested(self.shape.headings, types), strict=False)
+        if table is None or set(table.column_names) - {
+            h.partition(".")[0] for h in self.shape.headings
+        }:
+            return None  # a key that the first rows had not
+        return {place: _held(table, self.shape.headings[place]) for place in wanted}
+
+    def _type(self, place: int) -> Any:  # noqa: ANN401, PLR0911 - Arrow's, and one kind after another
+        known = [row[place] for row in self.shape.sample if row[place] is not None]
+        if not self.shape.delimiter:
+            if known and all(isinstance(one, bool) for one in known):
+                return pa.bool_()
+            if known and all(type(one) is int for one in known):
+                return pa.int64()
+            numeric = known and all(isinstance(one, int | float) for one in known)
+            return pa.float64() if numeric else pa.string()
+        column = next((one for one in self.plan.columns.values() if one.place == place), None)
+        reader = None if column is None else column.reader
+        texts = [one.strip() for one in known]
+        if isinstance(reader, Counts):
+            return pa.float64() if any("." in one for one in texts) else pa.int64()
+        if isinstance(reader, Spans):
+            return pa.float64()
+        if isinstance(reader, Clock) and reader.unit is not None:
+            return pa.int64() if reader.unit == "ns" else pa.float64()
+        return pa.string()
+
+    def _agrees(self) -> bool:
+        """Whether the first rows that can be used are read alike by columns and one by one."""
+        if not all(_is_simple(column) for column in self.plan.columns.values()):
+            return False
+        scratch = Converter(self.plan)
+        read = [(cells, scratch.row(cells)) for cells in self.shape.sample]
+        good = [(cells, row) for cells, row in read if isinstance(row, Row)]
+        wanted = {*(column.place for column in self.plan.columns.values()), *self.plan.text}
+        try:
+            found = self.of_table(
+                {place: self._array([cells[place] for cells, _ in good], place) for place in wanted}
+            )
+        except BREAKS:
+            found = None
+        if found is None or not good:
+            return False
+        batch, dirty = found
+        by_columns = zip(good, batch.rows(), dirty.tolist(), strict=True)
+        return all(is_dirty or _near(one) == _near(row) for (_, one), row, is_dirty in by_columns)
+
+    def _array(self, cells: list[Any], place: int) -> Any:  # noqa: ANN401 - Arrow's
+        known = [None if cell in ("", None) else cell for cell in cells]
+        if self.shape.delimiter:
+            return pc.cast(pa.array(known, pa.string()), self._type(place))
+        return pa.array(known, self._type(place))
+
+
+def _near(row: Row) -> tuple[Any, ...]:
+    return (round(row.timestamp, 3), row.input_length, row.output_length, row.status, row.e2e_ms)
+
+
+class _Block:
+    """One block of a table."""
+
+    def __init__(self, of: Columnar, table: Any) -> None:  # noqa: ANN401 - Arrow's
+        self.plan, self.converter, self.table = of.plan, of.converter, table
+        self.size = len(self._raw(next(iter(of.plan.columns.values()))))
+        self.dirty = np.zeros(self.size, np.bool_)
+
+    def batch(self) -> tuple[Batch, NDArray[np.bool_]]:
+        for place in self.plan.text:
+            self.dirty |= ~_is_empty(self._at(place))
+        served, status = self._status()
+        end_ms, duration_ms = self._times("end"), self._spans("duration")
+        arrival_ms = self._times("timestamp")
+        if arrival_ms is None:
+            assert end_ms is not None
+            assert duration_ms is not None
+            arrival_ms = np.maximum(0.0, end_ms - duration_ms)
+        self.dirty |= np.isnan(arrival_ms) | (arrival_ms < 0)
+        times = {"timestamp": arrival_ms}
+        if end_ms is not None:
+            duration_ms = self._since(arrival_ms, end_ms)
+        ttft_ms = self._spans("ttft")
+        if (first_ms := self._times("first_token")) is not None:
+            ttft_ms = self._since(arrival_ms, first_ms)
+        spans = {"e2e_ms": duration_ms, "ttft_ms": ttft_ms, "queue_ms": self._spans("queue")}
+        times |= {key: found for key, found in spans.items() if found is not None}
+        counts = self._lengths(served)
+        if (requests := self._counts("requests")) is not None:
+            self.dirty |= (requests != 1) & (requests != ABSENT)
+        for role in ("max_tokens", "cached_tokens"):
+            optional = self._counts(role)
+            if optional is not None:
+                counts[role] = np.where((optional < 0) | (optional > MAX_TOKENS), ABSENT, optional)
+        named: dict[str, Names] = dict(status)
+        for role in PSEUDONYMS:
+            if (column := self.plan.columns.get(role)) is not None:
+                named[role] = self._pseudonyms(role, column)
+        self._flags(counts, named)
+        return Batch(times, counts, named), self.dirty
+
+    def _at(self, place: int) -> Any:  # noqa: ANN401 - Arrow's
+        return self.table[place] if isinstance(self.table, dict) else self.table.column(str(place))
+
+    def _raw(self, column: Column) -> Any:  # noqa: ANN401 - Arrow's
+        return self._at(column.place)
+
+    def _times(self, role: Role) -> Floats | None:
+        column = self.plan.columns.get(role)
+        if column is None:
+            return None
+        clock, raw = column.reader, self._raw(column)
+        assert isinstance(clock, Clock)
+        if clock.unit is None:
+            found = _dates_ms(raw, zoned=clock.zoned)
+        else:
+            found = _scaled(floats(_numbers(raw)), clock.unit)
+            least, most = (FROM_S * 1000, TO_S * 1000) if clock.dated else (0.0, float(MAX_MS))
+            self.dirty |= (found < least) | (found >= most) | np.isinf(found)
+        if role != "timestamp":
+            self.dirty |= np.isnan(found) & ~_is_empty(raw)
+        return found
+
+    def _since(self, arrival_ms: Floats, at_ms: Floats) -> Floats:
+        since_ms: Floats = np.round(at_ms - arrival_ms, 3)
+        self.dirty |= since_ms < 0
+        return since_ms
+
+    def _spans(self, role: Role) -> Floats | None:
+        column = self.plan.columns.get(role)
+        if column is None:
+            return None
+        spans = column.reader
+        assert isinstance(spans, Spans)
+        assert spans.unit is not None
+        found = _scaled(floats(_numbers(self._raw(column))), spans.unit)
+        self.dirty |= (found < 0) | (found > MAX_MS)
+        return found
+
+    def _counts(self, role: Role) -> Ints | None:
+        column = self.plan.columns.get(role)
+        if column is None:
+            return None
+        raw = _numbers(self._raw(column))
+        if pa.types.is_floating(raw.type):
+            values = floats(raw)
+            absent = np.isnan(values)
+            self.dirty |= (np.floor(values) != values) & ~absent
+            return np.where(absent | (np.abs(values) > 2**53), ABSENT, values).astype(np.int64)
+        return ints(raw)
+
+    def _lengths(self, served: NDArray[np.bool_]) -> dict[str, Ints]:
+        prompt, output, total = (
+            self._counts(role) for role in ("input_length", "output_length", "total_length")
+        )
+        if self.plan.prompt_is_sum and prompt is not None:
+            for role in ("cached_tokens", "cache_creation_tokens"):
+                more = self._counts(role)
+                assert more is not None
+                prompt = prompt + np.where(more == ABSENT, 0, more)
+        if prompt is None and total is not None and output is not None:
+            prompt = np.where((total == ABSENT) | (output == ABSENT), ABSENT, total - output)
+        if output is None and total is not None and prompt is not None:
+            output = np.where((total == ABSENT) | (prompt == ABSENT), ABSENT, total - prompt)
+        assert prompt is not None
+        assert output is not None
+        if self.plan.as_published:
+            self.dirty |= output < 1
+        images = self._counts("num_images")
+        if images is not None:
+            self.dirty |= (images < 0) & (images != ABSENT) | (images > MAX_TOKENS)
+        for length in (prompt, output):
+            self.dirty |= (length < 1) & served
+            self.dirty |= (length > MAX_TOKENS) | ((length < 0) & (length != ABSENT))
+        found = {"input_length": prompt, "output_length": output}
+        return found if images is None else found | {"num_images": images}
+
+    def _status(self) -> tuple[NDArray[np.bool_], dict[str, Names]]:
+        """Return who was served, and the statuses where any is not ok."""
+        codes = np.zeros(self.size, np.int32)
+        known = ["ok"]
+        for role in ("error", "status"):
+            column = self.plan.columns.get(role)
+            if column is None:
+                continue
+            coded, values = names(pc.cast(self._raw(column), pa.string()))
+            read = [
+                status_in(value, flag=self.plan.flag) if role == "status" else error_in(value)
+                for value in values
+            ]
+            said = np.array([_place(one, known) for one in [*read, "ok"]], np.int32)[coded]
+            codes = np.where(said > 0, said, codes) if role == "status" else said
+            unknown = np.array([*(one is None for one in read), False])[coded]
+            self.dirty |= unknown
+        served = np.array([name in SERVED for name in known])[codes]
+        return served, {} if len(known) == 1 else {"status": (codes.astype(np.int32), known)}
+
+    def _pseudonyms(self, role: Role, column: Column) -> Names:
+        codes, values = names(pc.cast(self._raw(column), pa.string()))
+        if self.plan.as_published and role == "model":
+            return codes, values
+        numbers = [self.converter.names[role].of(value) for value in values]
+        places = [-1 if number is None else place for place, number in enumerate(numbers)]
+        told = np.array([*places, -1], np.int32)[codes]
+        return told, [f"{PSEUDONYMS[role]}{number}" for number in numbers]
+
+    def _flags(self, counts: dict[str, Ints], named: dict[str, Names]) -> None:
+        if (column := self.plan.columns.get("stream")) is not None:
+            codes, values = names(pc.cast(self._raw(column), pa.string()))
+            read = [flag(value) for value in values] + [None]
+            told = np.array([ABSENT if one is None else int(one) for one in read], np.int64)
+            counts["stream"] = told[codes]
+        if (column := self.plan.columns.get("replica")) is not None:
+            codes, values = names(pc.cast(self._raw(column), pa.string()))
+            replicas = [self.converter.replicas.of(value) for value in values] + [None]
+            told = np.array([ABSENT if one is None else one for one in replicas], np.int64)
+            counts["replica"] = told[codes]
+        if (column := self.plan.columns.get("finish_reason")) is not None:
+            codes, values = names(pc.cast(self._raw(column), pa.string()))
+            words = [self.converter.word(value) for value in values]
+            told = np.array(
+                [-1 if one is None else place for place, one in enumerate(words)] + [-1]
+            )
+            named["finish_reason"] = told[codes].astype(np.int32), [one or "" for one in words]
+
+
+def _scaled(values: Floats, unit: Unit) -> Floats:
+    """Return ms, by the operation that ``clocks.scaled`` uses for one value."""
+    return values * 1000 if unit == "s" else values / (10**6 // NANOSECONDS[unit])
+
+
+def _place(name: str | None, known: list[str]) -> int:
+    if (name or "ok") not in known:
+        known.append(name or "ok")
+    return known.index(name or "ok")
+
+
+def _is_simple(column: Column) -> bool:
+    """Whether a column's cells are written as Arrow reads them."""
+    reader = column.reader
+    if isinstance(reader, Clock):
+        return reader.unit is not None or reader.order == "ymd"
+    if isinstance(reader, Counts):
+        return not reader.thousands and reader.decimal == "."
+    if isinstance(reader, Spans):
+        return reader.unit is not None and reader.decimal == "."
+    return True
+
+
+def _numbers(raw: Any) -> Any:  # noqa: ANN401 - Arrow's
+    """Return numbers that may be written as text."""
+    if not pa.types.is_string(raw.type):
+        return raw
+    return pc.cast(pc.if_else(pc.equal(raw, ""), None, raw), pa.float64())
+
+
+def _dates_ms(raw: Any, *, zoned: bool) -> Floats:  # noqa: ANN401 - Arrow's
+    """Return ms since 1970, NaN where there is none. Raises ArrowInvalid for what is no date."""
+    if pa.types.is_timestamp(raw.type):
+        stamps = pc.cast(raw, pa.timestamp("ns", raw.type.tz))
+    else:
+        text = pc.if_else(pc.equal(raw, ""), None, raw)
+        if zoned:
+            text = pc.replace_substring_regex(text, ZONE, "Z")
+            text = pc.replace_substring_regex(text, r"\s([+-]\d{2}:?\d{0,2})$", r"\1")
+        stamps = pc.cast(text, pa.timestamp("ns", "UTC" if zoned else None))
+    nanoseconds = ints(pc.cast(stamps, pa.int64()))
+    return np.where(nanoseconds == ABSENT, np.nan, nanoseconds / 10**6)
+
+
+def _is_empty(raw: Any) -> NDArray[np.bool_]:  # noqa: ANN401 - Arrow's
+    empty = pc.is_null(raw)
+    if pa.types.is_string(raw.type):
+        empty = pc.or_(empty, pc.fill_null(pc.equal(raw, ""), fill_value=True))
+    return np.asarray(empty.to_numpy(zero_copy_only=False), np.bool_)
+
+
+def _nested(headings: tuple[str, ...], types: Mapping[int, Any]) -> dict[str, Any]:
+    """Return the types of columns by their dotted paths as those of nested objects."""
+    tree: dict[str, Any] = {}
+    for place, kind in types.items():
+        *above, leaf = headings[place].split(".")
+        node = tree
+        for part in above:
+            node = node.setdefault(part, {})
+        node[leaf] = kind
+    return {name: _type_of(node) for name, node in tree.items()}
+
+
+def _type_of(node: Any) -> Any:  # noqa: ANN401 - a type, or a dict of them
+    if not isinstance(node, dict):
+        return node
+    return pa.struct([(name, _type_of(inner)) for name, inner in node.items()])
+
+
+def _held(table: Any, heading: str) -> Any:  # noqa: ANN401 - Arrow's
+    first, *path = heading.split(".")
+    column = table.column(first).combine_chunks()
+    return pc.struct_field(column, path) if path else column

@@ -1,0 +1,296 @@
+"""The meaning of a table's headings: one table of synonyms, by words and not by whole names. Pure.
+
+``promptTokens``, ``usage.prompt_tokens``, ``Prompt Tokens`` and ``num_prompt_toks`` are the same
+words, so a heading is cut into words first; what a word may mean stands in the sets below. Several
+columns may fit one role: the one with the fewest words beside those that count is taken first.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Role = Literal[
+    "timestamp",
+    "day",
+    "end",
+    "first_token",
+    "input_length",
+    "output_length",
+    "total_length",
+    "duration",
+    "ttft",
+    "queue",
+    "cached_tokens",
+    "cache_creation_tokens",
+    "max_tokens",
+    "status",
+    "error",
+    "finish_reason",
+    "stream",
+    "session_id",
+    "model",
+    "request_class",
+    "replica",
+    "requests",
+    "num_images",
+]
+"""What a column can be. ``end`` and ``first_token`` are times, ``duration``, ``ttft`` and ``queue``
+spans of time; ``requests`` says how many requests a row sums up; ``day`` is the date beside a time
+of day."""
+
+ROLES: tuple[Role, ...] = get_args(Role)
+
+Unit = Literal["s", "ms", "us", "ns"]
+
+UNITS: dict[str, Unit] = {
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), "s"),
+    **dict.fromkeys(
+        ("ms", "msec", "msecs", "milli", "millis", "millisecond", "milliseconds"), "ms"
+    ),
+    **dict.fromkeys(("us", "µs", "usec", "micro", "micros", "microsecond", "microseconds"), "us"),
+    **dict.fromkeys(("ns", "nsec", "nano", "nanos", "nanosecond", "nanoseconds"), "ns"),
+}
+
+# Prompts and outputs, by words that need no "tokens" beside them, and by words that do.
+PROMPT = frozenset({"prompt", "prompts", "input", "inputs", "in", "prefill", "isl"})
+PROMPT_IF_TOKENS = PROMPT | {"context", "request", "query", "question", "sent", "ingress"}
+OUTPUT = frozenset(
+    {
+        *("completion", "completions", "output", "outputs", "out", "generated", "generation"),
+        *("generate", "gen", "decode", "decoded", "candidates", "predicted", "sampled", "osl"),
+        *("eval", "evaluated"),
+    }
+)
+OUTPUT_IF_TOKENS = OUTPUT | {"response", "reply", "answer", "result", "received", "egress"}
+TOKENS = frozenset({"token", "tokens", "tok", "toks", "tkn", "tkns"})
+COUNTS = TOKENS | {"length", "lengths", "len", "size", "count", "n", "num"}
+NOT_A_COUNT = frozenset(
+    {
+        *("cost", "costs", "price", "usd", "eur", "dollars", "credits", "spend", "rate", "per"),
+        *("reasoning", "thinking", "audio", "image", "images", "video", "text", "tool", "accepted"),
+        *("rejected", "prediction", "max", "maximum", "min", "limit", "budget", "remaining"),
+        *("id", "ids", "hash", "char", "chars", "characters", "bytes", "words", "file", "url"),
+        *("time", "latency", "duration", "avg", "average", "mean", "median", "throughput"),
+        *("window", "cumulative", "embedding", "details", "billed", "truncated", "left"),
+    }
+)
+"""Words that make of a count of tokens something else, or a part of one."""
+
+CACHED = frozenset({"cached", "cache", "hit", "hits"})
+CREATED_IN_CACHE = frozenset({"creation", "write", "written", "create"})
+
+# Times. A word for a beginning or an end, or one that only says that it is a time.
+TIME = frozenset({"time", "timestamp", "timestamps", "ts", "date", "datetime", "at", "stamp", "t"})
+BEGIN = frozenset(
+    {
+        *("start", "started", "starts", "begin", "began", "begun", "arrival", "arrived", "arrive"),
+        *("receive", "received", "submit", "submitted", "requested", "request", "sent", "send"),
+    }
+)
+WRITTEN = frozenset(
+    {
+        *("created", "create", "creation", "logged", "log", "event", "recorded", "inserted"),
+        *("generated", "ingested", "observed", "event", "entry"),
+    }
+)
+"""Only when a row was written: taken where nothing says when the request came."""
+
+END = frozenset(
+    {
+        *("end", "ended", "ends", "finish", "finished", "complete", "completed", "completion"),
+        *("done", "stop", "stopped", "response", "responded", "closed", "last"),
+    }
+)
+AMBIGUOUS = frozenset({"request", "response", "completion", "generation", "total"})
+"""``response_time`` is when it came, or how long it took: its values tell."""
+
+SPAN = frozenset(
+    {
+        *("duration", "latency", "elapsed", "took", "taken", "e2e", "e2el", "runtime", "rt", "lat"),
+        *("processing", "execution", "inference", "service", "wall", "lasted", "dur"),
+    }
+)
+NOT_A_TIME = frozenset(
+    {
+        *("total", "generation", "updated", "update", "modified", "expires", "expiry", "deleted"),
+        *("processed", "ingestion", "exported", "zone", "timezone", "birth", "ttl", "paid"),
+    }
+)
+NOT_A_SPAN = frozenset(
+    {
+        *("tpot", "itl", "inter", "per", "avg", "mean", "first", "ttft", "queue", "queued", "wait"),
+        *("waiting", "load", "prefill", "decode", "network", "overhead", "budget", "timeout"),
+        *("limit", "max", "min", "cached", "tokenization", "scheduling", "connect", "dns"),
+    }
+)
+
+NOISE = frozenset(
+    {
+        *("usage", "llm", "ai", "num", "number", "no", "nr", "n", "count", "counts", "total"),
+        *("sum", "of", "the", "attributes", "metadata", "body", "data", "fields", "value", "unix"),
+        *("epoch", "utc", "gmt", "request", "req", "native", "log", "api", "source", "iso"),
+    }
+)
+"""Words that say nothing more of what a column is."""
+
+WHOLE: dict[Role, frozenset[str]] = {
+    "status": frozenset(
+        {"status", "status code", "http status", "http status code", "response code", "code",
+         "http code", "state", "outcome", "response status", "result", "success", "succeeded",
+         "is success", "ok"}
+    ),
+    "error": frozenset(
+        {"error", "errors", "is error", "has error", "error type", "error code", "exception",
+         "error message", "failed", "failure"}
+    ),
+    "finish_reason": frozenset({"finish reason", "stop reason", "finished reason"}),
+    "stream": frozenset({"stream", "streaming", "streamed", "is stream", "is streaming"}),
+    "session_id": frozenset(
+        {"session", "session id", "conversation", "conversation id", "chat id", "thread id",
+         "dialog id", "dialogue id"}
+    ),
+    "model": frozenset(
+        {"model", "model name", "model id", "model group", "model used", "llm", "llm model",
+         "request model", "response model", "provider model", "deployment", "deployment name"}
+    ),
+    "request_class": frozenset(
+        {"class", "traffic class", "request class", "tenant", "tenant id", "tenant name",
+         "customer", "customer id", "customer name", "organization", "organization id",
+         "organisation", "org", "org id", "team", "team id", "team name", "project", "project id",
+         "project name", "application", "app", "app name", "client", "client id", "category",
+         "tier", "plan", "workload", "use case", "lane", "segment", "department", "business unit",
+         "service", "service name", "api key name", "consumer", "account", "account id"}
+    ),
+    "replica": frozenset(
+        {"replica", "instance", "instance id", "host", "hostname", "pod", "pod name", "backend",
+         "node", "upstream", "upstream addr", "upstream host", "worker", "server", "server id"}
+    ),
+    "num_images": frozenset({"num images", "images", "image count", "n images"}),
+    "requests": frozenset(
+        {"requests", "request count", "num requests", "n requests", "requests count",
+         "number of requests", "num model requests", "total requests", "calls", "call count"}
+    ),
+}  # fmt: skip
+"""Roles that a few whole headings name, in their order; the words of the last one come last."""
+
+MAIN: frozenset[Role] = frozenset({"timestamp", "input_length", "output_length"})
+
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = re.compile(r"[a-zµ]+[0-9]?[a-z]*|\d+")
+LONGEST_HEADING = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """One thing that a heading may mean."""
+
+    role: Role
+    rank: int
+    """0 fits best; of two columns for one role the lower is taken."""
+
+    unit: Unit | None = None
+    """Of a time, where the heading names it."""
+
+
+def words_of(heading: str) -> list[str]:
+    """Return the words of a heading in lower case, and nothing of what joins them.
+
+    >>> words_of("usage.promptTokens (total)")
+    ['usage', 'prompt', 'tokens', 'total']
+    """
+    spaced = _CAMEL.sub(" ", heading[:LONGEST_HEADING])
+    found = _WORD.findall(spaced.lower().replace("gen_ai", " ").replace("e2_e", "e2e"))
+    return [word for word in found if not word.isdecimal()]
+
+
+def meanings(heading: str) -> Iterator[Meaning]:
+    """Yield all that a heading may mean; what its values are decides among them."""
+    path = [words for part in heading.split(".") if (words := words_of(part))]
+    if not path:
+        return
+    leaf = path[-1]
+    if len(path) > 1 and (
+        not set(leaf) - NOISE - COUNTS - TIME - UNITS.keys()
+        or (TOKENS & set(path[-2]) and not TOKENS & set(leaf))
+    ):
+        leaf = path[-2] + leaf  # timings.prompt.n, tokens.input
+    unit = next((UNITS[word] for word in reversed(leaf) if word in UNITS and len(leaf) > 1), None)
+    words = [word for word in leaf if word not in UNITS or len(leaf) == 1]
+    has = set(words)
+    yield from _whole(leaf, len(path))
+    yield from _counts(has, len(path))
+    if not has & PROMPT and (not has & TOKENS or has & {"first", "last"}):
+        yield from _times(words, has - TOKENS, unit)
+
+
+def _whole(words: list[str], depth: int) -> Iterator[Meaning]:
+    name = " ".join(words)
+    for role, names in WHOLE.items():
+        if name in names:
+            yield Meaning(role, depth)
+
+
+def _counts(has: set[str], depth: int) -> Iterator[Meaning]:
+    prompt, output = has & PROMPT_IF_TOKENS, has & OUTPUT_IF_TOKENS
+    if has & {"max", "maximum"} and has & TOKENS and not has & PROMPT:
+        yield Meaning("max_tokens", len(has))
+    if has & CACHED and has & TOKENS and not output:
+        role: Role = "cache_creation_tokens" if has & CREATED_IN_CACHE else "cached_tokens"
+        yield Meaning(role, len(has) + depth)
+        return
+    if has & NOT_A_COUNT or has & CACHED:
+        return
+    rank = depth - ("native" in has)
+    if not has & TOKENS:
+        prompt, output = has & PROMPT, has & OUTPUT
+        rank += 1 if has & COUNTS or has & {"isl", "osl"} else 4
+    if prompt and output and "eval" in output:
+        output = set()  # prompt_eval_count beside eval_count
+    beside = has - NOISE - COUNTS - prompt - output
+    if prompt and not output:
+        yield Meaning("input_length", rank + 2 * len(beside))
+    elif output and not prompt:
+        yield Meaning("output_length", rank + 2 * len(beside))
+    elif has & TOKENS and not (beside - {"all", "tokens"}):
+        yield Meaning("total_length", depth)
+
+
+def _times(  # noqa: C901, PLR0912 - one meaning after another
+    words: list[str], has: set[str], unit: Unit | None
+) -> Iterator[Meaning]:
+    rest = has - NOISE
+    is_time = bool(has & TIME) or unit is not None
+    first = bool(has & {"first", "ttft", "ttfb", "ttfc"}) or (
+        bool(has & {"completion", "generation"}) and bool(has & {"start", "started"})
+    )
+    if first:
+        is_span = bool(has & {"ttft", "ttfb", "ttfc", "latency", "duration"}) or "to" in has
+        yield Meaning("ttft" if is_span else "first_token", len(rest), unit)
+        if not is_span:
+            yield Meaning("ttft", len(rest) + 1, unit)
+        return
+    if has & {"queue", "queued", "queueing", "wait", "waiting"}:
+        yield Meaning("queue", len(rest), unit)
+        return
+    if has & SPAN and not has & NOT_A_SPAN:
+        yield Meaning("duration", len(rest - SPAN - TIME) + (not has & {"total", "e2e"}), unit)
+        return
+    if is_time and has & AMBIGUOUS and not has & NOT_A_SPAN:
+        yield Meaning("duration", 4 + len(rest - AMBIGUOUS - TIME), unit)
+    rank = len(rest - TIME - BEGIN - END - WRITTEN)
+    if rank > 1 or has & NOT_A_TIME:
+        return
+    if has & END:
+        if is_time or rest <= {"end", "ended", "finish", "finished", "stop", "stopped"}:
+            yield Meaning("end", rank + (0 if has & {"end", "ended", "finished"} else 1), unit)
+    elif has & (BEGIN - {"request"}) and (is_time or rest <= BEGIN):
+        yield Meaning("timestamp", rank, unit)
+    elif has & WRITTEN and (is_time or words[0] in WRITTEN):
+        yield Meaning("timestamp", 4 + rank, unit)
+    elif has & TIME:
+        yield Meaning("timestamp", 2 + 2 * rank, unit)
+        if has & {"date", "day"}:
+            yield Meaning("day", rank, unit)
+    elif has == {"day"}:
+        yield Meaning("day", 0)

@@ -1,0 +1,411 @@
+"""Which column of a table is what: headings and values put together, or refused with the command.
+
+The rules are in ``headings``, ``clocks`` and ``cells``. What was decided is said, and nothing is
+decided where two readings are possible. Pure.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from tuner.system.foreign_text import printable
+from tuner.trace.formats.reading.header import TimeUnit
+from tuner.trace.formats.reading.json_rows import TEXT_KEYS, is_text
+from tuner.trace.formats.reading.trace_file import Asked
+from tuner.trace.tables.cells import (
+    Counts,
+    Spans,
+    counts_of,
+    error_in,
+    is_empty,
+    spans_of,
+    status_in,
+)
+from tuner.trace.tables.clocks import (
+    Clock,
+    TwoReadings,
+    bounded,
+    clock_of_dates,
+    clock_of_numbers,
+    number,
+)
+from tuner.trace.tables.headings import MAIN, ROLES, UNITS, Role, Unit, meanings, words_of
+from tuner.trace.tables.plan import Column, Plan, Refusal
+
+TIMES = frozenset[Role]({"timestamp", "end", "first_token"})
+SPANS = frozenset[Role]({"duration", "ttft", "queue"})
+COUNTS = frozenset[Role](
+    {
+        *("input_length", "output_length", "total_length", "cached_tokens", "requests"),
+        *("cache_creation_tokens", "max_tokens", "num_images"),
+    }
+)
+USABLE = 0.5
+"""Share of a column's values that must be of its kind; the others are dropped one by one."""
+
+RELATIVE = 3
+"""How much worse a time that counts from some start fits than a date."""
+
+SAME_TIME_MS = 1000
+"""Two columns that say the same time differ by less: one of them may be of whole seconds."""
+
+
+class _RefusedError(Exception):
+    def __init__(
+        self,
+        what: str,
+        *,
+        columns: Mapping[str, str] | None = None,
+        time_forms: tuple[TimeUnit, ...] = (),
+    ) -> None:
+        super().__init__(what)
+        self.columns, self.time_forms = columns or {}, time_forms
+
+
+def plan_of(headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: Asked) -> Plan | Refusal:
+    """Return how a table with these headings and first rows is read; ``None`` is an empty cell."""
+    return _Planner(headings, rows, asked).plan()
+
+
+class _Planner:
+    def __init__(
+        self, headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: Asked
+    ) -> None:
+        self.headings, self.asked = headings, asked
+        self.values = [[row[place] for row in rows] for place in range(len(headings))]
+        self.found: dict[Role, Column] = {}
+        self.said: list[str] = []
+
+    def plan(self) -> Plan | Refusal:
+        problems: list[_RefusedError] = []
+        try:
+            self._user_columns()
+        except _RefusedError as problem:
+            problems.append(problem)
+        for role in ROLES:
+            if role not in self.found and role not in self.asked.columns:
+                try:
+                    self._find(role)
+                except _RefusedError as problem:
+                    problems += [] if role in ("end", "first_token") else [problem]
+        if problems:
+            first = problems[0]
+            return Refusal(
+                str(first), first.columns, self._taken(), first.time_forms, self._is_likely()
+            )
+        self._combine()
+        missing = self._missing()
+        if missing:
+            return self._without(missing)
+        status = self.found.get("status")
+        return Plan(
+            columns=dict(self.found),
+            text=tuple(self._text_columns()),
+            prompt_is_sum=self._prompt_is_sum(),
+            flag=status is not None and bool({"success", "ok"} & set(words_of(status.heading))),
+            said=tuple(map(printable, self._sentences())),
+        )
+
+    def _find(self, role: Role) -> None:
+        """Take the best of the columns whose heading and values fit a role."""
+        fitting: list[tuple[int, Column]] = []
+        problems: list[tuple[int, _RefusedError]] = []
+        for place, heading in enumerate(self.headings):
+            for meaning in meanings(heading):
+                if meaning.role != role:
+                    continue
+                try:
+                    column = self._read(role, place, meaning.unit)
+                except _RefusedError as problem:
+                    problems.append((meaning.rank, problem))
+                    continue
+                if column is not None:
+                    reader = column.reader
+                    relative = isinstance(reader, Clock) and not reader.dated
+                    fitting.append((meaning.rank + RELATIVE * relative, column))
+        if problems and not any(rank <= problems[0][0] for rank, _ in fitting):
+            raise min(problems, key=lambda one: one[0])[1]
+        if not fitting:
+            return
+        best = min(rank for rank, _ in fitting)
+        first, *others = [column for rank, column in fitting if rank == best]
+        for other in others:
+            if role in COUNTS | TIMES | SPANS and not self._alike(first, other):
+                raise _RefusedError(
+                    f"both {_named(first)} and {_named(other)} may be {role}",
+                    columns={role: self._unique(first.place)},
+                )
+        self.found[role] = first
+
+    def _alike(self, one: Column, other: Column) -> bool:
+        """Whether two columns say the same, up to a second of a time."""
+        for cell, cell_of_other in zip(
+            self.values[one.place], self.values[other.place], strict=True
+        ):
+            if isinstance(one.reader, Clock) and isinstance(other.reader, Clock):
+                at, at_other = one.reader.ms(cell), other.reader.ms(cell_of_other)
+                if isinstance(at, str) or isinstance(at_other, str):
+                    return False
+                if abs(at - at_other) >= SAME_TIME_MS:
+                    return False
+            elif cell != cell_of_other:
+                return False
+        return True
+
+    def _read(  # noqa: PLR0911 - one kind of role after another
+        self, role: Role, place: int, unit: Unit | None
+    ) -> Column | None:
+        """Return the column if its values fit the role; raise where they fit in two ways."""
+        values = self.values[place]
+        known = [one for one in values if not is_empty(one)]
+        if not known and role not in ("error", "finish_reason"):
+            return None
+        heading = self.headings[place]
+        if role in TIMES or role == "day":
+            clock = self._clock(role, heading, known, unit)
+            return None if clock is None else Column(heading, place, clock)
+        if role in SPANS:
+            spans = self._spans(role, place, unit)
+            return None if spans is None else Column(heading, place, spans)
+        if role in COUNTS:
+            counts = counts_of(known)
+            if isinstance(counts, str):
+                raise _RefusedError(f"{heading}: {counts}; write it without them")
+            usable = sum(isinstance(counts.read(one), int) for one in known)
+            return Column(heading, place, counts) if usable >= USABLE * len(known) else None
+        if role == "status" and any(status_in(one, flag=True) is None for one in known):
+            return None
+        if role == "error" and all(error_in(one) == "ok" for one in values):
+            return None
+        return Column(heading, place)
+
+    def _clock(
+        self, role: Role, heading: str, known: Sequence[Any], unit: Unit | None
+    ) -> Clock | None:
+        asked = self.asked.time_unit
+        numbers = [n for one in known if (n := _as_number(one)) is not None]
+        found: Clock | TwoReadings | None
+        if len(numbers) > USABLE * len(known):
+            found = clock_of_numbers(numbers, heading=unit, asked=asked if role != "day" else None)
+        else:
+            found = clock_of_dates([str(one).strip() for one in known], asked=asked)
+        if isinstance(found, TwoReadings):
+            raise _RefusedError(f"{heading}: {found.what}", time_forms=found.choices)
+        is_day = found is not None and found.unit is None and found.order != "time"
+        return found if role != "day" or is_day else None
+
+    def _spans(self, role: Role, place: int, unit: Unit | None) -> Spans | None:
+        heading, values = self.headings[place], self.values[place]
+        found = spans_of(values, self._lengths(), heading=unit, of_a_token=role == "duration")
+        if isinstance(found, str) and role == "duration":
+            raise _RefusedError(f"{heading}: {found}", columns={"duration_ms": self._unique(place)})
+        if isinstance(found, str):
+            self.said.append(f"{heading} is left out, {found}: --columns '{role}_ms={heading}'")
+            return None
+        return found
+
+    def _lengths(self) -> list[int]:
+        """Return the output tokens of each row, 0 where unknown."""
+        column = self.found.get("output_length")
+        if column is None or not isinstance(column.reader, Counts):
+            return [0] * len(self.values[0])
+        read = [column.reader.read(one) for one in self.values[column.place]]
+        return [one if isinstance(one, int) else 0 for one in read]
+
+    def _user_columns(self) -> None:
+        """Take what the user names. Counts come first: they tell the units of spans."""
+        for name, heading in sorted(self.asked.columns.items(), key=lambda one: one[0] in SPANS):
+            if not heading:
+                continue
+            role, unit = _role_of(name)
+            places = [
+                place
+                for place, known in enumerate(self.headings)
+                if known == heading or f"#{place + 1}" == heading
+            ] or [
+                place
+                for place, known in enumerate(self.headings)
+                if known.lower() == heading.lower()
+            ]
+            if len(places) != 1:
+                what = f"{len(places)} columns are headed" if places else "no column is headed"
+                raise _RefusedError(f"{what} {heading!r}")
+            named = next((m.unit for m in meanings(self.headings[places[0]]) if m.unit), None)
+            column = self._read(role, places[0], unit or named)
+            if column is None:
+                shown = next((one for one in self.values[places[0]] if not is_empty(one)), "")
+                raise _RefusedError(f"{heading} cannot be {role}: it holds {str(shown)[:40]!r}")
+            self.found[role] = column
+
+    def _combine(self) -> None:
+        """Join a day with its time of day, and drop what another column says better."""
+        self._join_day()
+        if "requests" in self.found:  # then a row is a stretch of time, and not a request
+            for role in (TIMES | SPANS) - {"timestamp"}:
+                self.found.pop(role, None)
+        if "timestamp" in self.found and "end" in self.found:
+            self.found.pop("duration", None)
+        if self.found.keys() >= {"input_length", "output_length"}:
+            self.found.pop("total_length", None)
+
+    def _join_day(self) -> None:
+        day, time = self.found.pop("day", None), self.found.get("timestamp")
+        if day is None or time is None:
+            return
+        if time.place == day.place:
+            times = (
+                Column(heading, place, clock)
+                for place, heading in enumerate(self.headings)
+                if place != day.place and any(one.role == "timestamp" for one in meanings(heading))
+                for clock in [clock_of_dates(self._texts(place), asked=None)]
+                if isinstance(clock, Clock) and clock.order == "time"
+            )
+            time = next(times, None) if self._is_midnight(day) else None
+        if time is None or not isinstance(time.reader, Clock) or time.reader.order != "time":
+            return
+        joined = [
+            f"{date} {at}"
+            for date, at in zip(self.values[day.place], self.values[time.place], strict=True)
+            if not is_empty(date) and not is_empty(at)
+        ]
+        clock = clock_of_dates(joined, asked=self.asked.time_unit)
+        if isinstance(clock, Clock):
+            self.found["day"] = day
+            self.found["timestamp"] = Column(time.heading, time.place, clock)
+
+    def _is_midnight(self, day: Column) -> bool:
+        read = [day.reader.ms(text) for text in self._texts(day.place)] if day.reader else []  # type: ignore[union-attr]
+        return all(isinstance(ms, float) and ms % 86_400_000 == 0 for ms in read)
+
+    def _texts(self, place: int) -> list[str]:
+        return [str(one).strip() for one in self.values[place] if not is_empty(one)]
+
+    def _missing(self) -> list[Role]:
+        found = self.found.keys()
+        missing: list[Role] = []
+        if "timestamp" not in found and not found >= {"end", "duration"}:
+            missing.append("timestamp")
+        lengths: tuple[Role, Role] = ("input_length", "output_length")
+        lacking: list[Role] = [role for role in lengths if role not in found]
+        if len(lacking) == 2 or (lacking and "total_length" not in found):
+            missing += lacking
+        return missing
+
+    def _without(self, missing: Sequence[Role]) -> Refusal:
+        guessed: dict[str, str] = {}
+        for role in missing:
+            if guess := self._guess(role, but={*guessed.values()}):
+                guessed[role] = guess
+        columns = self._taken() | guessed if len(guessed) == len(missing) else {}
+        return Refusal(
+            f"no column for {', '.join(missing)}",
+            columns,
+            self._taken(),
+            likely=self._is_likely(),
+        )
+
+    def _is_likely(self) -> bool:
+        named = {one.role for heading in self.headings for one in meanings(heading)}
+        return len(MAIN & named) >= 2
+
+    def _taken(self) -> dict[str, str]:
+        return {role: one.heading for role, one in self.found.items() if role in self._main()}
+
+    @staticmethod
+    def _main() -> tuple[Role, ...]:
+        return ("timestamp", "input_length", "output_length", "end", "duration")
+
+    def _unique(self, place: int) -> str:
+        """Return what names a column and no other."""
+        name = self.headings[place]
+        return name if name and self.headings.count(name) == 1 else f"#{place + 1}"
+
+    def _guess(self, role: Role, *, but: set[str]) -> str:
+        """Return the heading of the first free column that could have a role by its values."""
+        taken = {column.place for column in self.found.values()}
+        free = [place for place in range(len(self.headings)) if place not in taken]
+        for place in free:
+            known = [one for one in self.values[place] if not is_empty(one)]
+            try:
+                column = self._read(role, place, None) if known else None
+            except _RefusedError:
+                column = None
+            if column is not None and (name := self._unique(place)) not in but:
+                return name
+        return ""
+
+    def _text_columns(self) -> list[int]:
+        taken = {column.place for column in self.found.values()}
+        return [
+            place
+            for place, heading in enumerate(self.headings)
+            if place not in taken and heading.rpartition(".")[2].strip().lower() in TEXT_KEYS
+        ]
+
+    def _prompt_is_sum(self) -> bool:
+        names = [
+            "_".join(words_of(self.found[role].heading.rpartition(".")[2]))
+            for role in _ANTHROPIC
+            if role in self.found
+        ]
+        return names == [*_ANTHROPIC.values()]
+
+    def _sentences(self) -> list[str]:
+        for role, column in self.found.items():
+            reader = column.reader
+            why = reader.why if isinstance(reader, Clock | Spans) else ""
+            if isinstance(reader, Counts) and reader.thousands:
+                why = f"with {reader.thousands!r} between thousands"
+            if why or role in self._main() or column.heading.lower() != role:
+                self.said.append(f"{role} from {_named(column)}" + (f", {why}" if why else ""))
+        if self._prompt_is_sum():
+            self.said.append(
+                "cached prompt tokens are added to the others, as Anthropic counts them"
+            )
+        return self.said
+
+
+_ANTHROPIC: dict[Role, str] = {
+    "input_length": "input_tokens",
+    "cached_tokens": "cache_read_input_tokens",
+    "cache_creation_tokens": "cache_creation_input_tokens",
+}
+
+
+def _role_of(name: str) -> tuple[Role, Unit | None]:
+    """Return the role, and the unit that the name says: ``duration_ms``."""
+    role, _, suffix = name.rpartition("_")
+    if name in ROLES:
+        return name, None
+    if role in SPANS | TIMES and suffix in UNITS:
+        return role, UNITS[suffix]
+    raise _RefusedError(f"{name!r} is nothing that a column can be")
+
+
+def _named(column: Column) -> str:
+    return repr(column.heading) if column.heading else f"column #{column.place + 1}"
+
+
+def _as_number(value: object) -> float | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int | float):
+        return bounded(value)
+    text = str(value).strip()
+    return number(text) if number(text) is not None else number(text.replace(",", "."))
+
+
+def holds_text(value: object) -> bool:
+    """Whether a cell of a column for text says anything."""
+    return is_text(value) and number(str(value)) is None
+
+
+def flattened(
+    value: Mapping[str, Any], prefix: str = "", depth: int = 4
+) -> Iterable[tuple[str, Any]]:
+    """Yield (dotted path, value) of all that stands in nested objects."""
+    for key, held in value.items():
+        path = f"{prefix}{key}"
+        if isinstance(held, dict) and held and depth:
+            yield from flattened(held, f"{path}.", depth - 1)
+        else:
+            yield path, held

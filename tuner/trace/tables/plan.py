@@ -1,0 +1,133 @@
+"""The shape of a table, the plan to read it by, and the refusal where there is none. Pure."""
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tuner.errors import TraceError
+from tuner.system.foreign_text import printable
+from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
+from tuner.trace.formats.reading.trace_file import STDIN, Asked
+from tuner.trace.tables.cells import Counts, Spans
+from tuner.trace.tables.clocks import Clock
+from tuner.trace.tables.headings import Role
+
+SOURCE = "table"
+SHOWN = 12
+"""Headings that a refusal lists."""
+
+
+Reads = Clock | Counts | Spans | None
+"""How the cells of a column are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The shape of a table in a file. Cells of JSON are by the dotted paths to them."""
+
+    headings: tuple[str, ...]
+    sample: tuple[tuple[Any, ...], ...]
+    """The first rows; a cell that is not there is None."""
+
+    delimiter: str = ""
+    """Of cells in a line; empty where each row is a JSON object."""
+
+    first_line: int = 1
+    """Where rows begin, or below it."""
+
+    headed: bool = True
+    """False where the first line holds values already."""
+
+    shift: int = 0
+    """Cells that a row has more than there are headings: 1 before them where rows are named, -1
+    behind where each line ends in a delimiter."""
+
+    whole: bool = False
+    """All rows are in one JSON document, which must be read at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column that has a role."""
+
+    heading: str
+    place: int
+    reader: Reads = None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """How a table is read."""
+
+    columns: Mapping[Role, Column]
+    text: tuple[int, ...] = ()
+    """Columns that may hold what was said."""
+
+    prompt_is_sum: bool = False
+    """Anthropic's usage counts cached prompt tokens beside the others."""
+
+    flag: bool = False
+    """The status says whether it went well."""
+
+    as_published: bool = False
+    """Models keep their names, and an output of no tokens is a failure."""
+
+    said: tuple[str, ...] = ()
+    """What was decided, and why."""
+
+    @property
+    def dated(self) -> bool:
+        reader = (self.columns.get("timestamp") or self.columns["end"]).reader
+        return isinstance(reader, Clock) and reader.dated
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a table cannot be read as it is, and what would do."""
+
+    what: str
+    columns: Mapping[str, str]
+    """What to give with ``--columns`` so that it can; empty where nothing helps."""
+
+    taken: Mapping[str, str]
+    """Which heading was taken for what."""
+
+    time_forms: tuple[TimeUnit, ...] = ()
+    """What to give with ``--time-unit``: one of these."""
+
+    likely: bool = False
+    """It is a table of requests all the same: at least two of the three main columns are there."""
+
+
+def header_of(plan: Plan) -> TraceHeader:
+    missing = ["prefixes"]
+    missing += [] if {"status", "error"} & plan.columns.keys() else ["aborts", "errors"]
+    missing += [] if {"end", "duration"} & plan.columns.keys() else ["ends"]
+    missing += [] if "session_id" in plan.columns else ["sessions"]
+    return TraceHeader(source=SOURCE, missing=tuple(missing))
+
+
+def refused(place: str, shape: Shape, plan: Refusal, asked: Asked) -> TraceError:
+    """Return the error: what was seen, what was taken for what, and the command that would do."""
+    named = [heading or f"#{place + 1}" for place, heading in enumerate(shape.headings)]
+    seen = ", ".join(named[:SHOWN]) + (", …" if len(named) > SHOWN else "")
+    taken = ", ".join(f"{role}={heading}" for role, heading in plan.taken.items())
+    message = f"{place}:{max(1, shape.first_line - 1)}: {plan.what}; seen: {seen}"
+    message = printable(message + (f"; taken: {taken}" if taken else ""))
+    if not plan.columns and not plan.time_forms:
+        return TraceError(
+            message, hint="Export it with the time, the prompt's and the output's tokens."
+        )
+    command = ["tuner", "trace", "import", "-" if place == STDIN else place]
+    columns = {**asked.columns, **plan.columns}
+    if columns:
+        command += ["--columns", ",".join(f"{role}={name}" for role, name in columns.items())]
+    if form := next(iter(plan.time_forms), asked.time_unit):
+        command += ["--time-unit", form]
+    if asked.delimiter:
+        command += ["--delimiter", asked.delimiter]
+    cure = printable(shlex.join([*command, "-o", "trace.jsonl"]))
+    if len(plan.time_forms) > 1:
+        cure = f"--time-unit {' or '.join(plan.time_forms)}: {cure}"
+    return TraceError(message, hint=cure)
