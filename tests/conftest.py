@@ -55,6 +55,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def _state_of_nobody(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What users have been told of their traces is not ours to change."""
+    os.environ["XDG_STATE_HOME"] = str(tmp_path_factory.mktemp("state"))
+
+
 @pytest.fixture(autouse=True)
 def _signals_as_they_were() -> Iterator[None]:
     """``cli.main`` decides on signals for the rest of the process, which here is not its own."""

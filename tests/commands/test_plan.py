@@ -1,6 +1,7 @@
 """`tuner plan` as its users meet it."""
 
 import json
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -61,9 +62,10 @@ def test_a_fleet_is_asked_in_requests_per_second(folder: Path) -> None:
 def test_people_are_told_what_it_needs_and_how_far_that_can_be_trusted(folder: Path) -> None:
     done = plan(folder, "profile.yaml", "--load", "3", "--replicas", "1")
     assert "> 16" in done.stdout
-    assert "3 times the profile's traffic, over 1 replica" in done.stdout
-    assert "replicas serve" in done.stdout
-    assert "the twin's error" in done.stdout
+    assert "3 times the profile's traffic" in done.stdout
+    assert "on 1 replica, " in done.stdout
+    assert re.search(r"  needs    [3-6] replicas for [0-9.]+ % at least", done.stdout)
+    assert "the profile's twin, off by" in done.stdout
     assert "a forecast, not a measurement" in " ".join(done.stdout.split())
 
 

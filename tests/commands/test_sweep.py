@@ -34,8 +34,8 @@ CURVE_KEYS = {
     "recomputed_tokens", "cut", "source",
 }  # fmt: skip
 RESULT_KEYS = {
-    "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "curve", "twin_error",
-    "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
+    "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "curve", "baseline",
+    "twin_error", "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
 }  # fmt: skip
 
 
@@ -133,9 +133,9 @@ def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole
 
 def test_people_get_the_curve_the_verdict_and_the_next_step(swept: Path) -> None:
     done = tune(swept, "--resume")
-    assert "knee at 16" in done.stdout
+    assert re.search(r"^max_num_seqs 16  +knee, confidence ", done.stdout, re.MULTILINE)
     assert "> 16" in done.stdout
-    assert "next: tuner apply profile.yaml --dry-run" in done.stdout
+    assert "\n  next     tuner show profile.yaml\n" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr
 
 

@@ -6,6 +6,7 @@ import os
 import re
 import subprocess
 import sys
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,14 @@ from tests.support import golden
 from tests.support.places import ROOT
 from tests.support.profiles import any_profile, profile, step
 from tuner.errors import InputError, ProfileError
-from tuner.profile.numbers import CurveStep, KvCacheUsageSection, Promise, SpreadSection
+from tuner.profile.numbers import (
+    Baseline,
+    Binds,
+    CurveStep,
+    KvCacheUsageSection,
+    Promise,
+    SpreadSection,
+)
 from tuner.profile.profile import dump, load, parse, save
 from tuner.profile.schema import (
     Decision,
@@ -28,21 +36,22 @@ from tuner.profile.schema import (
     SloSection,
     Validity,
 )
+from tuner.profile.verdict_block import WIDTH
 from tuner.system import yaml_strict
 
 SECTIONS: list[type[BaseModel]] = [
     *(ServingProfile, Decision, SloSection, CurveStep, SpreadSection, KvCacheUsageSection),
-    *(Promise, Validity, Provenance, EngineSeconds),
+    *(Promise, Validity, Provenance, EngineSeconds, Baseline, Binds),
 ]
 PROFILE = profile()
 TEXT = dump(PROFILE)
 NUMBERS = [
     (match.start(), match.end())
     for match in re.finditer(r"(?<=[ \[])-?\d+(\.\d+)?(?=[\n,\]}])", TEXT)
+    if match.start() > TEXT.index("schema_version")  # not of the comments
 ]  # fmt: skip
 
 
-NEWLINE = "\n"
 VERDICTS = (
     "decision.verdict: input should be 'knee', 'plateau', 'kv_bound', 'not_reached', "
     "'overloaded' or 'inconclusive', found 'good'"
@@ -80,8 +89,8 @@ def test_a_profile_on_disk_reads_back(tmp_path: Path) -> None:
 
 def test_the_sections_come_in_reading_order() -> None:
     assert list(yaml.safe_load(TEXT)) == [
-        "schema_version", "engine", "decision", "curve", "promise", "admission", "validity",
-        "provenance", "twin", "digest",
+        "schema_version", "engine", "decision", "baseline", "curve", "promise", "admission",
+        "validity", "provenance", "digest", "twin",
     ]  # fmt: skip
 
 
@@ -90,6 +99,13 @@ def test_the_digest_is_that_of_the_canonical_json() -> None:
     claimed = content.pop("digest")
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     assert claimed == "sha256:" + hashlib.sha256(canonical).hexdigest()
+
+
+def test_on_top_stands_what_it_says_in_at_most_fifteen_comments() -> None:
+    top = list(takewhile(lambda line: line.startswith("#"), TEXT.splitlines()))
+    assert len(top) <= 15
+    assert any(line.startswith("# max_num_seqs 16  ") for line in top)
+    assert max(map(len, top)) <= len("# ") + WIDTH
 
 
 def test_comments_may_be_added() -> None:
@@ -130,7 +146,7 @@ def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
 def test_an_edited_number_is_named_as_an_edit() -> None:
     error = refused(TEXT.replace("gpu_memory_utilization: 0.3", "gpu_memory_utilization: 0.4"))
     assert str(error) == (
-        f"p.yaml:{TEXT.count(NEWLINE)}: digest: does not fit the content: a value was edited"
+        f"p.yaml:{line_of('twin: null') - 1}: digest: does not fit the content: a value was edited"
     )
     assert "tuner sweep" in error.hint
 

@@ -118,10 +118,13 @@ def test_waiting_is_told_apart_by_what_binds() -> None:
             {"start_s": 0, "duration_s": 1.0, "running": 4, "waiting": 2},
             {"start_s": 1, "duration_s": 2.0, "running": 3, "waiting": 2},
             {"start_s": 3, "duration_s": 1.0, "running": 3, "waiting": 0},
+            {"start_s": 4, "duration_s": 4.0, "running": 3, "waiting": 2, "decode_seqs": 2,
+             "prefill_tokens": 62},
         ]
-    )
-    one = measure([replay_of([record()], iterations=log)], LAX)
-    assert (one.cap_bound_share, one.kv_bound_share) == (0.25, 0.5)
+    )  # fmt: skip
+    one = measure([replay_of([record()], iterations=log, token_budget=64)], LAX)
+    assert (one.cap_bound_share, one.kv_bound_share) == (0.125, 0.75)
+    assert one.token_bound_share == 0.5
 
 
 def test_in_flight_ends_before_it_starts_at_equal_times() -> None:

@@ -32,7 +32,8 @@ def measurement(cap: int, **changes: Any) -> Measurement:  # noqa: ANN401 - any 
         "batch_times": (BatchTime(1, 50, 0.010),),
         "kv_cache_usage": KvCacheUsage(0.2, 0.3, 0.3), "preemptions": 0, "recomputed_tokens": 0,
         "prefix_cache_hit_rate": 0.0, "running_mean": cap / 2, "running_peak": cap,
-        "waiting_peak": 1, "cap_bound_share": 0.1, "kv_bound_share": 0.0, "in_flight_peak": cap,
+        "waiting_peak": 1, "cap_bound_share": 0.1, "kv_bound_share": 0.0,
+        "token_bound_share": 0.0, "in_flight_peak": cap,
         "lag_p99_s": 0.0, "merged_share": 0.0, "cut": None, "ruled_out": False, "device": None,
     }  # fmt: skip
     return Measurement(**{**values, **changes})

@@ -20,7 +20,7 @@ def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
     What a signal, a limit of the process or its end does to a command needs a process of its own.
     """
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
     said = list(map(str, words))
     with (
         contextlib.chdir(folder),
@@ -32,7 +32,14 @@ def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
     ):
         cli.main()
     assert isinstance(ended.value.code, int)
-    return subprocess.CompletedProcess(said, ended.value.code, out.getvalue(), err.getvalue())
+    return subprocess.CompletedProcess(said, ended.value.code, _text(out), _text(err))
+
+
+def _text(stream: io.TextIOWrapper) -> str:
+    """Return all that was written, as a pipe would have it."""
+    stream.flush()
+    stream.seek(0)
+    return stream.read()
 
 
 @contextlib.contextmanager

@@ -155,7 +155,7 @@ def test_the_run_that_the_memory_binds_is_called_so_and_the_other_is_not(
     caps = doubling(run.max_num_seqs)
     replays = {cap: simulate(run.traffic, law, shape, max_num_seqs=cap, log=True) for cap in caps}
     measured = {
-        cap: measurement_of(run.traffic, replay, slo, kv_blocks=shape.kv_blocks, length_s=length_s)
+        cap: measurement_of(run.traffic, replay, slo, shape=shape, length_s=length_s)
         for cap, replay in replays.items()
     }
     curve = [

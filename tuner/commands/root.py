@@ -11,6 +11,7 @@ from tuner.commands.diff import options as diff
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
 from tuner.commands.shared.options import command
+from tuner.commands.show.options import ShowOptions
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.trace import options as trace
 from tuner.commands.verify.options import VerifyOptions
@@ -54,6 +55,7 @@ def root(
 
 app.command("sweep")(command(SweepOptions, "tuner.commands.sweep.run"))
 app.command("refine")(command(RefineOptions, "tuner.commands.refine.run"))
+app.command("show")(command(ShowOptions, "tuner.commands.show.run"))
 app.command("apply")(apply.apply)
 app.command("diff")(diff.diff)
 app.command("plan")(command(PlanOptions, "tuner.commands.plan.run"))

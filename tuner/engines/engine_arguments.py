@@ -49,6 +49,23 @@ def engine_arguments(
     return {"model": chosen, **vllm.parse(list(settings.values()), model=chosen)}
 
 
+def stated_max_num_seqs(base: Path) -> int | None:
+    """Return what the file after ``--base`` sets; None where it says nothing of it. Without vLLM.
+
+    Raises InputError, also for what is no number of sequences.
+    """
+    found = [setting for setting in _read(base) if setting.name == "max_num_seqs"]
+    if not found:
+        return None
+    text, place = str(found[-1].value), found[-1].place
+    if not (text.isdecimal() and int(text) > 0):
+        raise InputError(
+            f"{place}: max_num_seqs: {text!r} is no number of sequences",
+            hint="Give a whole number from 1 up, as vLLM wants it.",
+        )
+    return int(text)
+
+
 def _read(path: Path) -> Iterator[Setting]:
     """Yield what a ``vllm serve --config`` file states, as vLLM reads it.
 

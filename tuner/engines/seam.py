@@ -70,6 +70,11 @@ class EngineFacts:
     """What to beware of in whatever this engine shows."""
 
     @property
+    def max_num_batched_tokens(self) -> int:
+        """Tokens that an iteration may compute at most; 0 where that is not pinned."""
+        return int(str(self.arguments.get("max_num_batched_tokens", 0)))
+
+    @property
     def kv_cache_tokens(self) -> int:
         return self.kv_blocks * self.block_size
 

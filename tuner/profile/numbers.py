@@ -61,6 +61,24 @@ class DeviceUseSection(Section):
     foreign_share: Fraction | None = None
 
 
+class Binds(Section):
+    """Share of the engine's busy time in which a request waited, by what it waited for first."""
+
+    slots: Fraction
+    """``max_num_seqs`` sequences were running."""
+
+    kv_blocks: Fraction
+    token_budget: Fraction
+    """``max_num_batched_tokens`` were spent."""
+
+    @property
+    def most(self) -> tuple[str, float] | None:
+        """What binds longest, and for what share; None where nobody waits."""
+        shares = {"slots": self.slots, "KV blocks": self.kv_blocks, "tokens": self.token_budget}
+        name = max(shares, key=lambda one: shares[one])
+        return (name, shares[name]) if shares[name] else None
+
+
 class CapNumbers(Section):
     """The numbers of one value of ``max_num_seqs``. A latency is None where no request has one."""
 
@@ -77,6 +95,8 @@ class CapNumbers(Section):
     preemptions: Count
     recomputed_tokens: Count
     running_peak: Count
+    binds: Binds | None = None
+    """What kept requests waiting; None in a profile of an older tuner."""
 
 
 class MeasuredNumbers(CapNumbers):
@@ -150,6 +170,21 @@ class Promise(CapNumbers):
 
     predicted: list[Predicted]
     """By the twin for the whole part, at the captured load and at the validated one."""
+
+
+class Baseline(Section):
+    """What is set now, where the same traffic would be served by it."""
+
+    max_num_seqs: Seqs
+    source: Literal["base", "default"]
+    """The file after ``--base``, or what vLLM takes where nothing is said."""
+
+    never_filled: bool
+    """The traffic never fills so many slots: the numbers are those of any cap that it does not
+    fill."""
+
+    numbers: CapNumbers | None
+    """None where it is more than was measured, and the traffic may fill it."""
 
 
 class Admission(Section):

@@ -13,6 +13,7 @@ from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError, TargetError
 from tuner.profile.numbers import (
     Admission,
+    Baseline,
     CurveStep,
     Promise,
     Twin,
@@ -24,20 +25,22 @@ from tuner.profile.schema import (
     Validity,
     contradictions,
 )
+from tuner.profile.summary import block_of, facts_of
 from tuner.system import files, yaml_strict
+from tuner.system.printable import printable
 
 _RERUN = "Restore the file as tuner wrote it, or run tuner sweep again."
-_HEAD = """\
-# Serving profile: the engine arguments that fit one recorded traffic, and what they rest on.
-# Roll it out with `tuner apply`; check it beforehand with `tuner verify`.
-# Do not edit: the digest at the end covers every value.
-"""
+_HEAD = (
+    "Serving profile: roll it out with `tuner apply`; check it with `tuner verify`.",
+    "Do not edit: the digest covers every value. Comments are not part of it.",
+)
 
 
 def seal(  # noqa: PLR0913 - one argument a section
     *,
     engine: Mapping[str, ArgumentValue],
     decision: Decision,
+    baseline: Baseline | None = None,
     curve: list[CurveStep],
     promise: Promise,
     admission: Admission | None,
@@ -51,6 +54,7 @@ def seal(  # noqa: PLR0913 - one argument a section
             "schema_version": 1,
             "engine": dict(engine),
             "decision": decision,
+            "baseline": baseline,
             "curve": curve,
             "promise": promise,
             "admission": admission,
@@ -68,8 +72,11 @@ def seal(  # noqa: PLR0913 - one argument a section
 
 
 def dump(profile: ServingProfile) -> str:
-    """Return the profile as YAML that ``parse`` reads back to an equal profile."""
-    return _HEAD + yaml_strict.dump(profile.model_dump(mode="json"))
+    """Return the profile as YAML that ``parse`` reads back to an equal profile. On top stands what
+    it says, in comments."""
+    said = [*block_of(profile, next_="").lines(), *facts_of(profile)]
+    head = "".join(f"# {printable(line)}".rstrip() + "\n" for line in (*_HEAD, "", *said))
+    return head + yaml_strict.dump(profile.model_dump(mode="json"))
 
 
 def parse(text: str, *, source: str) -> ServingProfile:

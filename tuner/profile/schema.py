@@ -12,6 +12,7 @@ from pydantic import JsonValue
 
 from tuner.profile.numbers import (
     Admission,
+    Baseline,
     Count,
     CurveStep,
     Fraction,
@@ -124,6 +125,9 @@ class ServingProfile(Section):
     """vLLM's argument names → values, all meant for production."""
 
     decision: Decision
+    baseline: Baseline | None = None
+    """None where nothing is known of what is set now, and in a profile of an older tuner."""
+
     curve: list[CurveStep]
     promise: Promise
     admission: Admission | None
@@ -131,11 +135,11 @@ class ServingProfile(Section):
 
     validity: Validity
     provenance: Provenance
-    twin: Twin | None
-    """None where the windows alone decided."""
-
     digest: str
     """``sha256:…`` over the canonical JSON of everything else."""
+
+    twin: Twin | None
+    """None where the windows alone decided. Last: it is long, and not for people."""
 
     @property
     def model(self) -> str:

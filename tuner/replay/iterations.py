@@ -73,6 +73,17 @@ def waiting_share(work: IterationLog, cap: int, *, full: bool) -> float:
     return float(work["duration_s"][chosen].sum()) / total
 
 
+def token_bound_share(work: IterationLog, cap: int, budget: int) -> float:
+    """Return the share of busy time in which somebody waited with the cap not full and all of the
+    token budget spent; 0 where the budget is not known."""
+    total = float(work["duration_s"].sum())
+    if not total or not budget:
+        return 0.0
+    spent = work["decode_seqs"] + work["prefill_tokens"] >= budget
+    chosen = (work["waiting"] > 0) & (work["running"] < cap) & spent
+    return float(work["duration_s"][chosen].sum()) / total
+
+
 def weighted_quantile(values: Floats, weights: Floats, share: float) -> float:
     """Return the least value v with weight share(<= v) >= ``share``."""
     order = np.argsort(values, kind="stable")

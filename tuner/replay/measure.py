@@ -16,6 +16,7 @@ from tuner.replay.iterations import (
     joined,
     kv_cache_usage,
     time_mean,
+    token_bound_share,
     waiting_share,
 )
 from tuner.replay.records import Replay, RequestRecord
@@ -79,6 +80,9 @@ class Measurement:
 
     kv_bound_share: float
     """Share of busy time in which a request waited although the cap was not full."""
+
+    token_bound_share: float
+    """The part of it in which the iteration had spent the token budget; the rest is memory."""
 
     in_flight_peak: int
     lag_p99_s: float
@@ -183,6 +187,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         waiting_peak=int(scored_work["waiting"].max(initial=0)),
         cap_bound_share=waiting_share(scored_work, cap, full=True),
         kv_bound_share=waiting_share(scored_work, cap, full=False),
+        token_bound_share=token_bound_share(scored_work, cap, blocks[0].token_budget),
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=lag_p99_s(blocks),
         merged_share=sum(record.merged_outputs for record in seen)

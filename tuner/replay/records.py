@@ -106,6 +106,9 @@ class Replay:
     """Times from the start of the replay, like the records'."""
 
     kv_blocks: int
+    token_budget: int = 0
+    """Tokens that an iteration may compute at most; 0 where an older tuner did not keep it."""
+
     device: DeviceLog = field(default_factory=lambda: np.zeros(0, DEVICE))
     cut: str | None = None
     """Why the rest was not replayed; None when it was."""

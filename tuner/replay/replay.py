@@ -84,6 +84,7 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
         records=tuple(sorted(run.records, key=lambda record: (record.planned_s, record.row))),
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
+        token_budget=engine.facts.max_num_batched_tokens,
         cut=run.cut,
         attainment_bound=run.bound,
         unsent=run.scored - sum(record.scored for record in run.records),

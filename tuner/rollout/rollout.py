@@ -24,6 +24,9 @@ OF_THE_MODEL = frozenset(
 )
 """Arguments that say which model is served, not how."""
 
+OF_A_WORLD = (OF_THE_MODEL - {"model"}) | {"block_size", "num_gpu_blocks_override"}
+"""Arguments of a simulated engine that say what was simulated, and nothing of a server."""
+
 LIMITED = {
     "max_num_active_seqs": "max_num_seqs",
     "max_num_scheduled_tokens": "max_num_batched_tokens",
@@ -55,6 +58,11 @@ _HOLDS: dict[str, frozenset[Part]] = {
     "revision": frozenset({"traffic", "choice", "memory"}),
 }
 """What differs → what of the profile holds all the same; of anything else only the traffic."""
+
+SIMULATED = (
+    "the profile was measured on a simulated engine: good for trying out how a rollout goes, not "
+    "for a server"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +103,8 @@ class Difference:
 
 
 def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentValue]:
-    """Return the engine arguments to deploy, the shipped model by its path.
+    """Return the engine arguments to deploy, the shipped model by its path; of a simulated engine
+    neither what was its memory nor a model that ships with tuner.
 
     With ``live_knob`` the server is built for the largest cap that was measured and admits only the
     chosen one: exactly what the ladder measured, at the price of memory for the larger cap.
@@ -104,6 +113,11 @@ def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentV
     """
     arguments: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
     arguments["model"] = models.model_path(profile.model)
+    if profile.provenance.engine == "sim":
+        of_a_world = OF_A_WORLD
+        if arguments["model"] != profile.model:  # one that ships with tuner
+            of_a_world |= {"model"}
+        arguments = {key: value for key, value in arguments.items() if key not in of_a_world}
     if live_knob:
         chosen, tokens = profile.decision.max_num_seqs, arguments["max_num_batched_tokens"]
         built_for = max(
@@ -254,7 +268,7 @@ def cautions(
     if here is not None and profile.provenance.engine != "sim":
         found += _not_compared(profile, here)
     if profile.provenance.engine == "sim":
-        found.append("the profile was measured on a simulated engine")
+        found.append(SIMULATED)
     if profile.decision.verdict in ("overloaded", "inconclusive"):
         found.append(verdict(profile))
     return tuple(found)

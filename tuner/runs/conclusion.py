@@ -7,13 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
+from typing import Literal
 
 import numpy as np
 
 from tuner.replay.measure import Measurement, measure
 from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, CurvePoint, Prediction, SweepOutcome
+from tuner.runs.outcome import Conclusion, CurvePoint, InUse, Prediction, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
@@ -25,7 +26,7 @@ from tuner.twin.choice import value_of, weigh
 from tuner.twin.forecast import Forecast, StepChange, forecast
 from tuner.twin.knee import HOPELESS, decide, judge
 from tuner.twin.simulation import simulate, traffic_of
-from tuner.twin.uncertainty import Block, choose, intervals, relative_changes
+from tuner.twin.uncertainty import Block, choose, intervals, never_binds, relative_changes
 from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
 
 
@@ -119,6 +120,19 @@ def at_load(
     )
     weighed = weigh(traffic, view.fitted, view.shape, view.slo, (cap,), everywhere=True)
     return replace(view, traffic=traffic, weighed=weighed)
+
+
+def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
+    """Return what is set now, and what it gives for the same traffic: as any cap that the traffic
+    never fills, as on the curve, or between its steps by the twin."""
+    last = conclusion.curve[-1].numbers
+    if never_binds(last) and cap >= last.running_peak:
+        return InUse(cap, source, never_filled=True, numbers=replace(last, max_num_seqs=cap))
+    numbers = {one.numbers.max_num_seqs: one.numbers for one in conclusion.curve}.get(cap)
+    view = conclusion.view
+    if numbers is None and view is not None and conclusion.by_twin and cap < last.max_num_seqs:
+        numbers = view.measurement(cap)
+    return InUse(cap, source, never_filled=False, numbers=numbers)
 
 
 UNIFORM_SPREAD = 0.02

@@ -81,8 +81,7 @@ class EngineRunner:
             self.built_for = built_for
             self.evidence.check_machine(self.engine.facts)
             self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
-        tokens = self.engine.facts.arguments["max_num_batched_tokens"]
-        assert isinstance(tokens, int)
+        tokens = self.engine.facts.max_num_batched_tokens
         await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
         return self.engine
 
@@ -123,6 +122,7 @@ class EngineRunner:
             records=(),
             iterations=log,
             kv_blocks=engine.facts.kv_blocks,
+            token_budget=engine.facts.max_num_batched_tokens,
             start_s=begin_s,
         )
         self.recorder.add_replay(result, purpose)

@@ -57,6 +57,21 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
+class InUse:
+    """What is set where the traffic is served now, and what that gives."""
+
+    max_num_seqs: int
+    source: Literal["base", "default"]
+    """The file after ``--base``, or what vLLM takes where nothing is said."""
+
+    never_filled: bool
+    """Whether the traffic never fills so many slots."""
+
+    numbers: Measurement | None
+    """None where it is more than was measured, and the traffic may fill it."""
+
+
+@dataclass(frozen=True, slots=True)
 class SweepOutcome:
     """Everything a run found."""
 
@@ -86,6 +101,8 @@ class SweepOutcome:
     replay_s: float
     dropped: Mapping[str, int]
     warnings: tuple[str, ...]
+    in_use: InUse | None = None
+    """None where nothing is known of what is set now."""
 
     @property
     def verdict(self) -> Verdict:

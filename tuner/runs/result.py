@@ -9,6 +9,9 @@ from tuner.engines.seam import EngineFacts
 from tuner.profile import admission
 from tuner.profile.numbers import (
     AgreementSection,
+    Baseline,
+    Binds,
+    CapNumbers,
     ChangeSection,
     CurveStep,
     DeviceUseSection,
@@ -31,7 +34,7 @@ from tuner.profile.stored_twin import stored
 from tuner.replay.device_use import disturbance
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
-from tuner.runs.outcome import SweepOutcome
+from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.knee import OBJECTIVE
@@ -82,7 +85,28 @@ def _numbers(one: Measurement) -> dict[str, Any]:
         "preemptions": one.preemptions,
         "recomputed_tokens": one.recomputed_tokens,
         "running_peak": one.running_peak,
+        "binds": binds_of(one),
     }
+
+
+def binds_of(one: Measurement) -> Binds:
+    """Return what kept requests waiting."""
+    return Binds(
+        slots=one.cap_bound_share,
+        kv_blocks=max(0.0, one.kv_bound_share - one.token_bound_share),
+        token_budget=one.token_bound_share,
+    )
+
+
+def _baseline(one: InUse | None) -> Baseline | None:
+    if one is None:
+        return None
+    return Baseline(
+        max_num_seqs=one.max_num_seqs,
+        source=one.source,
+        never_filled=one.never_filled,
+        numbers=None if one.numbers is None else CapNumbers(**_numbers(one.numbers)),
+    )
 
 
 def _measured(one: Measurement) -> MeasuredNumbers:
@@ -135,6 +159,7 @@ def profile_of(
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
+        baseline=_baseline(outcome.in_use),
         curve=curve_steps(outcome),
         promise=promise,
         admission=admission.limits(decision, promise, twin),
@@ -158,7 +183,7 @@ def json_object(
     outcome: SweepOutcome, *, run_dir: str, profile: str, warnings: Sequence[str]
 ) -> dict[str, Any]:
     """Return the object that ``tuner sweep --json`` prints."""
-    verdict = outcome.verdict
+    verdict, baseline = outcome.verdict, _baseline(outcome.in_use)
     return {
         "verdict": verdict.kind,
         "max_num_seqs": verdict.max_num_seqs,
@@ -167,6 +192,7 @@ def json_object(
         "reason": verdict.reason,
         "slo": slo_section(outcome.slo).model_dump(mode="json"),
         "curve": [step.model_dump(mode="json") for step in curve_steps(outcome)],
+        "baseline": None if baseline is None else baseline.model_dump(mode="json"),
         "twin_error": _twin_error(outcome),
         "engine_starts": len(outcome.starts_s),
         "engine_seconds": {"starts": sum(outcome.starts_s), "replay": outcome.replay_s},

@@ -11,7 +11,13 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import EngineFacts
-from tuner.replay.iterations import batch_times, kv_cache_usage, time_mean, waiting_share
+from tuner.replay.iterations import (
+    batch_times,
+    kv_cache_usage,
+    time_mean,
+    token_bound_share,
+    waiting_share,
+)
 from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
@@ -88,7 +94,7 @@ class Forecast:
         """Return what a replay of all of the traffic would have measured at a cap."""
         replay = simulate(self.traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
         return measurement_of(
-            self.traffic, replay, self.slo, kv_blocks=self.shape.kv_blocks, length_s=self.length_s
+            self.traffic, replay, self.slo, shape=self.shape, length_s=self.length_s
         )
 
     def intervals(self, cap: int) -> dict[str, Range]:
@@ -194,7 +200,7 @@ def _probed_lag_s(unloaded: Unloaded, law: StepLaw, requests: Sequence[TraceRequ
 
 
 def measurement_of(
-    traffic: Traffic, replay: TwinReplay, slo: Slo, *, kv_blocks: int, length_s: float
+    traffic: Traffic, replay: TwinReplay, slo: Slo, *, shape: EngineShape, length_s: float
 ) -> Measurement:
     """Return a replay by the twin, made with its log, in the words of a real one."""
     served = ~np.isnan(replay.e2el_s)
@@ -231,7 +237,7 @@ def measurement_of(
         e2el_s=_spread(replay.e2el_s),
         queue_s=_spread(replay.queue_s),
         batch_times=batch_times(work),
-        kv_cache_usage=kv_cache_usage(work, kv_blocks),
+        kv_cache_usage=kv_cache_usage(work, shape.kv_blocks),
         preemptions=int(replay.preemptions.sum()),
         recomputed_tokens=replay.recomputed_tokens,
         prefix_cache_hit_rate=float(traffic.cached_length.sum()) / max(1, prompts),
@@ -240,6 +246,7 @@ def measurement_of(
         waiting_peak=int(work["waiting"].max(initial=0)),
         cap_bound_share=waiting_share(work, cap, full=True),
         kv_bound_share=waiting_share(work, cap, full=False),
+        token_bound_share=token_bound_share(work, cap, shape.max_num_batched_tokens),
         in_flight_peak=_most_at_once(traffic.arrival_s[served], replay.e2el_s[served]),
         lag_p99_s=0.0,
         merged_share=0.0,

@@ -121,7 +121,7 @@ class TwinReplay:
 def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
     """Return the limits of a started engine."""
     return EngineShape(
-        max_num_batched_tokens=int(str(facts.arguments["max_num_batched_tokens"])),
+        max_num_batched_tokens=facts.max_num_batched_tokens,
         block_size=facts.block_size,
         kv_blocks=facts.kv_blocks,
         max_model_len=facts.max_model_len,

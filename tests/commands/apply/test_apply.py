@@ -18,6 +18,7 @@ from tests.support.profiles import ENGINE, profile
 from tuner import cli
 from tuner.engines.models import shipped as models
 from tuner.profile.profile import save
+from tuner.rollout.rollout import SIMULATED
 from tuner.rollout.targets.kinds.registry import TARGETS
 
 EXAMPLE = ROOT / "examples" / "serve.yaml"
@@ -224,7 +225,7 @@ def test_an_undecided_profile_is_applied_only_when_forced(tuner: Tuner) -> None:
     [
         ({"verdict": "overloaded", "reason": "too much"}, "overloaded: too much"),
         ({"verdict": "overloaded", "reason": "overloaded: too much"}, "overloaded: too much"),
-        ({"engine_": "sim"}, "the profile was measured on a simulated engine"),
+        ({"engine_": "sim"}, SIMULATED),
     ],
 )
 def test_what_else_to_know_is_a_warning(tuner: Tuner, facts: dict[str, str], warning: str) -> None:

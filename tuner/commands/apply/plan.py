@@ -3,7 +3,7 @@
 import getpass
 import platform
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from tuner.commands.apply import generated as apply_generated
 from tuner.commands.apply.command_line import ApplyOptions, read_text
 from tuner.commands.apply.view import Edit
 from tuner.engines import devices, provenance
-from tuner.errors import ProfileError, TargetError, UndecidedError, UsageError
+from tuner.errors import GateError, ProfileError, TargetError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.numbers import Admission
 from tuner.profile.schema import ServingProfile
@@ -38,12 +38,9 @@ def plan(options: ApplyOptions) -> Edit:
     """Return the edit. Raises ProfileError, TargetError, GateError, UndecidedError, UsageError."""
     assert options.profile is not None
     chosen = profile.load(options.profile)
-    if chosen.decision.verdict == "inconclusive" and not options.force:
-        raise UndecidedError(
-            f"{options.profile}: {rollout.verdict(chosen)}",
-            hint="Sweep with a larger --budget; --force applies max_num_seqs "
-            f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
-        )
+    undecided = _undecided(chosen, options)
+    if undecided is not None and not options.dry_run:
+        raise undecided
     text = (read_text(options.file) if options.file is not None else None) or ""
     kind = monitoring.kind_of(options.to, text)
     if kind is not None:
@@ -72,7 +69,18 @@ def plan(options: ApplyOptions) -> Edit:
             hint=f"{kserve.NAME} splits the traffic of a service; leave it out.",
         )
     places = _places(target, options)
-    return _edit(chosen, target, places, options)
+    edit = _edit(chosen, target, places, options)
+    return edit if undecided is None else replace(edit, refused=undecided)
+
+
+def _undecided(chosen: ServingProfile, options: ApplyOptions) -> UndecidedError | None:
+    if chosen.decision.verdict != "inconclusive" or options.force:
+        return None
+    return UndecidedError(
+        f"{options.profile}: {rollout.verdict(chosen)}",
+        hint="Sweep with a larger --budget; --force applies max_num_seqs "
+        f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
+    )
 
 
 def target_of(to: str | None, file: Path | None, text: str, *, also: Sequence[str] = ()) -> Target:
@@ -90,8 +98,14 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         base, old, read_from = systemd.drop_in(base, source=source), "", None
     here = deployment(target, base, source=source, container=container)
     differing = rollout.differences(chosen, here)
+    refused: GateError | None = None
     if not options.force:
-        rollout.refuse_differences(chosen, differing)
+        try:
+            rollout.refuse_differences(chosen, differing)
+        except GateError as problem:
+            if not options.dry_run:
+                raise
+            refused = problem
     arguments = rollout.settings(chosen, live_knob=options.live_knob)
     reasons: tuple[str, ...] = ()
     if options.admission_limits:
@@ -123,11 +137,12 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         max_num_seqs=chosen.decision.max_num_seqs,
         before={name: one.value for name, one in here.stated.items()},
         after={name: one.value for name, one in after.items()},
-        warnings=rollout.cautions(chosen, differing, here),
+        warnings=rollout.cautions(chosen, [] if refused else differing, here),
         reasons=reasons,
         kind=target.NAME,
         next=f"start: {target.START}",
         override=_override(chosen, differing, options),
+        refused=refused,
     )
 
 

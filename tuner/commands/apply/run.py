@@ -30,6 +30,8 @@ def run(options: ApplyOptions) -> None:
     edit = _planned(options)
     if options.dry_run:
         apply_view.show_dry_run(edit, as_json=options.json)
+        if edit.refused is not None:
+            raise edit.refused
         return
     copy = None
     if edit.is_needed:

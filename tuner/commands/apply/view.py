@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.seam import ArgumentValue
+from tuner.errors import TunerError
 from tuner.rollout import backup
 from tuner.rollout.backup import Override, RolledBack
 from tuner.system import files
@@ -52,6 +53,9 @@ class Edit:
 
     override: Override | None
     """What speaks against it, and who wrote it all the same."""
+
+    refused: TunerError | None = None
+    """Of a dry run: why it would not be written without ``--force``."""
 
     @property
     def is_needed(self) -> bool:

@@ -11,6 +11,7 @@ from tuner.commands.shared.options import (
     AnyVllm,
     Base,
     Budget,
+    Details,
     Engine,
     Json,
     Overrides,
@@ -101,4 +102,5 @@ class CompareOptions:
     ] = False
     any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, load and order."), IN_PLAN] = 0
+    details: Details = False
     json: Json = False

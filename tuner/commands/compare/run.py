@@ -10,8 +10,9 @@ from typing import Any
 
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.place import ComparePlace, place_of
-from tuner.commands.compare.view import json_object, markdown, render
+from tuner.commands.compare.view import ComparePrint, json_object, markdown, render
 from tuner.commands.shared.machine import check_machine
+from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.traffic import served_in
@@ -167,12 +168,31 @@ def _report(options: CompareOptions, blocks: Blocks, tuned: Tuned, warnings: Seq
     if options.json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        render(tables, tuned, facts, warnings=warnings, run_dir=comparing.journal.run_dir)
+        spent_s = sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s()
+        how = ComparePrint(
+            tuned=tuned,
+            facts=facts,
+            spent_s=spent_s,
+            next=_next(options),
+            run_dir=comparing.journal.run_dir,
+            warnings=warnings,
+            details=options.details,
+        )
+        render(tables, how)
     if not any(row.numbers for table in tables for row in table.rows):
         errors = [text for table in tables for row in table.rows for text in row.errors]
         raise EngineError(
             f"no approach could be measured: {errors[0]}", hint="See what each of them says above."
         )
+
+
+def _next(options: CompareOptions) -> str:
+    """Return what to do with what was compared: roll the profile out, or make one."""
+    if options.profile is not None:
+        return after(load_profile(options.profile), options.profile, base=options.base)
+    engine = [f"--engine={options.engine}", f"--world={options.world}"] if options.world else []
+    base = [] if options.base is None else [f"--base={options.base}"]
+    return command("sweep", "--trace", options.trace, *base, *engine)
 
 
 def _check_folder(folder: Path) -> None:

@@ -1,17 +1,23 @@
 """The output of ``tuner compare``: on the terminal, as Markdown and as JSON."""
 
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table as RichTable
 
-from tuner.commands.shared.console import console_for, shown_ms
+from tuner.commands.shared.console import (
+    console_for,
+    plain_table,
+    print_block,
+    print_warnings,
+    shown,
+    shown_ms,
+)
 from tuner.engines.seam import EngineFacts
+from tuner.profile.summary import milliseconds, minutes
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Spread
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.comparison import Row, Table
@@ -22,37 +28,79 @@ HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
 """On two lines, so that 80 columns are enough."""
 
 
-def render(
-    tables: Sequence[Table],
-    tuned: Tuned,
-    facts: EngineFacts,
-    *,
-    warnings: Sequence[str],
-    run_dir: Path,
-) -> None:
-    """Print every table, and below it what was seen."""
+@dataclass(frozen=True, slots=True)
+class ComparePrint:
+    """What is printed of a comparison beside its tables."""
+
+    tuned: Tuned
+    facts: EngineFacts
+    spent_s: float
+    """Engine time."""
+
+    next: str
+    run_dir: Path
+    warnings: Sequence[str]
+    details: bool
+
+
+def render(tables: Sequence[Table], how: ComparePrint) -> None:
+    """Print every table, and below it what was seen; last the verdict."""
     console = console_for(at_least=80)
     for table in tables:
-        console.print(f"[bold]{escape(_title(table))}[/]")
-        shown = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
-        for heading in _headings(facts):
+        console.print(f"[bold]{shown(_title(table))}[/]")
+        printed = plain_table()
+        for heading in _headings(how.facts):
             left = heading == "approach"
-            shown.add_column(heading, justify="left" if left else "right", no_wrap=True)
+            printed.add_column(heading, justify="left" if left else "right", no_wrap=True)
         for row in table.rows:
-            shown.add_row(*(escape(cell) for cell in _cells(row, facts)))
-        console.print(shown)
-        _print_notes(console, table)
+            printed.add_row(*(shown(cell) for cell in _cells(row, how.facts)))
+        console.print(printed)
+        _print_notes(console, table, details=how.details)
         console.print()
-    console.print(escape(f"tuned: max_num_seqs={tuned.max_num_seqs}, from {tuned.source}"))
-    for warning in warnings:
-        console.print(f"[yellow]Warning:[/] {escape(warning)}")
-    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
+    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, _block(tables[0], how))
+    print_warnings(console, how.warnings, all_=how.details)
 
 
-def _print_notes(console: Console, table: Table) -> None:
+def _block(table: Table, how: ComparePrint) -> VerdictBlock:
+    """Return what tuning was good for: the tuned engine, held against the first way of serving and
+    against nobody's choice. ``table`` is the heaviest load with lengths as captured."""
+    rows = {row.approach: row for row in table.rows}
+    tuned, first = rows.get("profile") or rows.get("tuned"), table.rows[0]
+    title = f"max_num_seqs {how.tuned.max_num_seqs}"
+    aside = "compared"
+    if tuned is not None and tuned is not first and "requests_per_s" in tuned.ratios:
+        aside = f"serves {shown_ratio(tuned.ratios['requests_per_s'])} {first.title}"
+    told = [(name, _in_words(rows[name])) for name in SHOWN if name in rows]
+    told += [
+        ("from", how.tuned.source),
+        ("took", f"{minutes(how.spent_s)} of engine"),
+    ]
+    return VerdictBlock(title, aside, told, how.next)
+
+
+SHOWN = ("profile", "tuned", "untuned", "worker")
+"""Approaches of the verdict block, the one to take first."""
+
+
+def _in_words(row: Row) -> str:
+    one = row.numbers
+    if one is None:
+        return f"failed: {row.errors[0]}" if row.errors else "failed"
+    parts = [f"{one.requests_per_s:.2f} req/s"]
+    if one.e2el_p95_s is not None:
+        parts.append(f"p95 E2EL {'over ' * one.e2el_at_least}{milliseconds(one.e2el_p95_s * 1e3)}")
+    if one.tpot_s is not None:
+        parts.append(f"p95 TPOT {milliseconds(one.tpot_s.p95 * 1e3)}")
+    return ", ".join(parts)
+
+
+def _print_notes(console: Console, table: Table, *, details: bool) -> None:
+    """Print why an approach failed, and with --details what else was seen of it."""
     for row in table.rows:
-        for note in (*row.notes, *row.errors):
-            console.print(f"{escape(row.title)}: {escape(note)}", soft_wrap=True)
+        for note in (*(row.notes if details else ()), *row.errors):
+            console.print(f"{shown(row.title)}: {shown(note)}", soft_wrap=True)
 
 
 def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json
+from tuner.commands.shared.options import Details, Json, times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,7 +20,12 @@ class PlanOptions:
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
     load: Annotated[
         float | None,
-        typer.Option(help="All of the traffic, as a multiple of the profile's; default: 1."),
+        typer.Option(
+            parser=times,
+            metavar="TIMES",
+            help="All of the traffic, as a multiple of the profile's: 1.5, 1.5x or 150%; "
+            "default: 1.",
+        ),
     ] = None
     rps: Annotated[
         float | None, typer.Option(help="The same in requests per second: 5000 for a fleet.")
@@ -43,4 +48,5 @@ class PlanOptions:
         ),
     ] = None
     seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0
+    details: Details = False
     json: Json = False

@@ -32,7 +32,7 @@ def run(options: PlanOptions) -> None:
     if options.json:
         sys.stdout.write(json.dumps(json_of(found)) + "\n")
     else:
-        render(found, profile)
+        render(found, profile, options.profile, details=options.details)
 
 
 def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) -> FleetPlan:

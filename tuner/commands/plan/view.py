@@ -1,16 +1,25 @@
 """The output of ``tuner plan``."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-from rich import box
-from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.console import console_for, shown_ms
+from tuner.commands.shared.console import (
+    TimeColumn,
+    console_for,
+    plain_table,
+    print_block,
+    print_warnings,
+    shown,
+)
+from tuner.commands.shared.next_step import after, command, is_short
 from tuner.profile.plan import CapForecast
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
+from tuner.profile.summary import percent
+from tuner.profile.verdict_block import VerdictBlock
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,33 +63,47 @@ def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
     return value
 
 
-def render(found: FleetPlan, profile: ServingProfile) -> None:
+def render(found: FleetPlan, profile: ServingProfile, path: Path, *, details: bool) -> None:
+    """Print what each cap gives at this load, and how many replicas it takes."""
     console = console_for()
-    each = found.rps / found.replicas
-    console.print(
-        f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic"
-        f"{_of_a_stretch(found.stored_requests)}, over "
-        f"{found.replicas:,} {'replica' if found.replicas == 1 else 'replicas'} "
-        f"({each:,.2f} req/s each, router {found.router})"
-    )
     console.print(_table(found))
+    if details:
+        console.print()
+        console.print(f"SLO {shown(profile.decision.slo.slo)}")
     console.print()
-    choice = f"max_num_seqs {found.max_num_seqs} is the profile's"
-    if found.best != found.max_num_seqs:
-        choice += f"; at this load {found.best} would be better"
-    console.print(choice)
-    if found.replicas_needed is not None:
-        console.print(
-            f"[bold]{found.replicas_needed:,} "
-            f"{'replica serves' if found.replicas_needed == 1 else 'replicas serve'} "
-            f"{found.attainment:.1%} within the SLO[/] at max_num_seqs {found.max_num_seqs}, as "
-            "surely as the twin can say"
-        )
+    print_block(console, _block(found, profile, path))
+    print_warnings(console, found.warnings, all_=details)
+
+
+def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBlock:
+    needed, cap = found.replicas_needed, found.max_num_seqs
+    title = f"max_num_seqs {cap} on {_replicas(needed or found.replicas)}"
+    if needed is None:
+        title = f"no number of replicas serves {percent(found.attainment)} of this load in SLO"
+    one = next(step for step in found.steps if step.max_num_seqs == cap)
+    at_least, _ = one.attainment
+    load = f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic"
+    likely, worst = percent(one.attainment_middle), percent(at_least)
+    rows = [
+        ("load", load + _of_a_stretch(found.stored_requests)),
+        ("gives", f"{likely} in SLO on {_replicas(found.replicas)}, {worst} at least"),
+    ]
+    if needed is not None:
+        rows.append(("needs", f"{_replicas(needed)} for {percent(found.attainment)} at least"))
+    if found.best != cap:
+        best = next(step for step in found.steps if step.max_num_seqs == found.best)
+        there = percent(best.attainment_middle)
+        rows.append(("beside", f"{found.best} slots would be chosen at this load alone: {there}"))
     error = found.twin_error
-    told = "was not held against a replay" if error is None else f"{error:.1%} in the median"
-    console.print(f"SLO {escape(str(profile.decision.slo.slo))}; the twin's error {told}")
-    for warning in found.warnings:
-        console.print(f"[yellow]Warning:[/] {escape(warning)}")
+    told = "held against no replay" if error is None else f"off by {percent(error)} in replays"
+    rows.append(("rests on", f"the profile's twin, {told}; at least: under 97.5 % of its laws"))
+    short = is_short(profile) or at_least < found.attainment
+    step = command("show", path) if short else after(profile, path)
+    return VerdictBlock(title, f"forecast, router {found.router}", rows, step)
+
+
+def _replicas(count: int) -> str:
+    return f"{count:,} replica{'s' * (count != 1)}"
 
 
 def _of_a_stretch(requests: int) -> str:
@@ -88,26 +111,32 @@ def _of_a_stretch(requests: int) -> str:
 
 
 def _table(found: FleetPlan) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading in (
-        "max_num\n_seqs", "in SLO", "(95 %)", "goodput\nreq/s", "TPOT\np95 ms", "E2EL\np99 ms",
-        "(95 %)", "queue\np95 ms", "KV\npeak",
-    ):  # fmt: skip
-        table.add_column(heading, justify="right", no_wrap=True)
-    for one in found.steps:
+    """Return what every cap gives a replica: likely, and at worst under 97.5 % of laws."""
+    tails = [None if (ends := one.e2el_p99_range_ms) is None else ends[1] for one in found.steps]
+    tpot = TimeColumn.of(_s(one.tpot_p95_ms) for one in found.steps)
+    e2el = TimeColumn.of(map(_s, (*tails, *(one.e2el_p99_ms for one in found.steps))))
+    queue = TimeColumn.of(_s(one.queue_p95_ms) for one in found.steps)
+    table = plain_table(
+        "max_num\n_seqs", " in SLO\nlikely", " in SLO\nat least", " goodput\nreq/s",
+        f" TPOT\np95 {tpot.unit}", f" E2EL\np99 {e2el.unit}", f" E2EL p99\nat most {e2el.unit}",
+        f" queue\np95 {queue.unit}", " KV\npeak",
+    )  # fmt: skip
+    for one, tail in zip(found.steps, tails, strict=True):
         chosen = one.max_num_seqs == found.max_num_seqs
-        low, high = one.attainment
-        tails = one.e2el_p99_range_ms
         table.add_row(
             f"{'> ' if chosen else ''}{one.max_num_seqs}",
             f"{one.attainment_middle:.1%}",
-            f"{low:.1%}-{high:.1%}",
+            f"{one.attainment[0]:.1%}",
             f"{one.goodput_rps:,.2f}",
-            shown_ms(one.tpot_p95_ms),
-            shown_ms(one.e2el_p99_ms),
-            "-" if tails is None else f"{shown_ms(tails[0])}-{shown_ms(tails[1])}",
-            shown_ms(one.queue_p95_ms),
+            tpot.shown(_s(one.tpot_p95_ms)),
+            e2el.shown(_s(one.e2el_p99_ms)),
+            e2el.shown(_s(tail)),
+            queue.shown(_s(one.queue_p95_ms)),
             f"{one.kv_cache_usage_peak:.0%}",
             style="bold" if chosen else None,
         )
     return table
+
+
+def _s(time_ms: float | None) -> float | None:
+    return None if time_ms is None else time_ms / 1e3

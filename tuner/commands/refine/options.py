@@ -10,6 +10,7 @@ from tuner.commands.shared.options import (
     IN_PLAN,
     AnyVllm,
     Budget,
+    Details,
     Engine,
     Headroom,
     Json,
@@ -97,6 +98,7 @@ class RefineOptions:
         typer.Option(min=0, max=MOST_SEED, help="Of prompts, routing and the sampler."),
         IN_PLAN,
     ] = 0
+    details: Details = False
     json: Json = False
 
     def __post_init__(self) -> None:

@@ -25,6 +25,8 @@ from tuner.runs.settings import settings_in
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 
+OTHER_TRACE = "this is not the trace that the profile was tuned for"
+
 
 @dataclass(frozen=True, slots=True)
 class Engines:
@@ -92,7 +94,7 @@ def plan_of(
         warnings=[
             *trace.warnings,
             *warnings_about(trace),
-            *([] if is_same else ["this is not the trace that the profile was tuned for"]),
+            *([] if is_same else [OTHER_TRACE]),
         ],
     )
 

@@ -21,10 +21,11 @@ from tuner.commands.refine.plan import (
 )
 from tuner.commands.refine.ray import check_ray, site_of
 from tuner.commands.refine.space import space_of
-from tuner.commands.refine.view import json_of, render, said_of_space
+from tuner.commands.refine.view import RefinePrint, json_of, render, said_of_space
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.sweep.view import RunProgress
 from tuner.engines import provenance
@@ -105,7 +106,7 @@ def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
     study = study_of(options, plan, rests, run_dir=book.run_dir, warn=progress.warn)
     for line in said_of_space(plan.space):
         progress.stage(line)
-    for warning in plan.warnings:
+    for warning in not_said(options.trace, plan.warnings):
         progress.warn(warning)
 
     evidence = Evidence(book)
@@ -143,13 +144,8 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
             + "\n"
         )
         return
-    render(
-        found,
-        plan.space,
-        plan.objectives,
-        profile_path=options.output,
-        run_dir=begun.book.run_dir,
-    )
+    how = RefinePrint(result, options.output, options.trace, begun.book.run_dir, options.details)
+    render(found, plan, how)
 
 
 def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:

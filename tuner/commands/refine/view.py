@@ -2,18 +2,29 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.console import console_for, shown_ms
+from tuner.commands.refine.plan import OTHER_TRACE
+from tuner.commands.shared.console import (
+    console_for,
+    print_block,
+    print_warnings,
+    shown,
+    shown_ms,
+)
+from tuner.commands.shared.next_step import after, command
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import block_of, minutes
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
-from tuner.runs.refine.refinement import Plan, Refinement, TrialRow
+from tuner.runs.refine.refinement import REFINED, Plan, Refinement, TrialRow
 from tuner.runs.refine.study.importance import FEWEST
 from tuner.runs.refine.trial_runner import told
 
@@ -28,30 +39,86 @@ def said_of_space(space: Space) -> Iterator[str]:
         yield f"not searching {line}"
 
 
-def render(
-    found: Refinement,
-    space: Space,
-    objectives: Sequence[Objective],
-    *,
-    profile_path: Path,
-    run_dir: Path,
-) -> None:
+@dataclass(frozen=True, slots=True)
+class RefinePrint:
+    """What is printed of a refinement beside what it found."""
+
+    profile: ServingProfile
+    """What was written."""
+
+    path: Path
+    trace: Path
+    run_dir: Path
+    details: bool
+
+
+def render(found: Refinement, plan: Plan, how: RefinePrint) -> None:
     """Print the trials, the comparison and what it means."""
     console = console_for()
+    space, objectives = plan.space, plan.objectives
     console.print(trials_table(found.tried, found.chosen, space.knee, objectives))
-    console.print()
-    if found.paired is not None:
-        console.print(f"{told(found.chosen)} against the knee, {found.paired.pairs} pairs in turns")
-        for ratio in found.paired.ratios.values():
-            console.print(f"  {ratio}")
-    console.print(f"[bold]{escape(found.reason)}[/]")
+    if how.details:
+        _print_details(console, found, plan)
     for one in found.front:
         gained = ", ".join(
             f"{aim.name} {gain}"
             for aim, gain in zip(objectives, _gains(one, len(objectives)), strict=True)
         )
-        console.print(f"on the front: {escape(told(one.configuration))}: {gained}")
-    _render_importances(console, found, space)
+        console.print(f"on the front: {shown(told(one.configuration))}: {gained}")
+    for failed in found.failed:
+        console.print(f"[yellow]Failed:[/] {shown(failed)}")
+    console.print()
+    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, block_of_refinement(found, how))
+    of_trace = [one for one in found.warnings if one in plan.warnings and one != OTHER_TRACE]
+    doubts = [one for one in found.warnings if one not in of_trace]
+    print_warnings(
+        console,
+        [*doubts, *of_trace] if how.details else doubts,
+        all_=how.details,
+        before=0 if how.details else len(of_trace),
+    )
+
+
+def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
+    """Return the verdict on a refinement: what is better and by how much, or that nothing is."""
+    profile = how.profile
+    block = block_of(profile, next_=after(profile, how.path))
+    rows = dict(block.rows)
+    tried = len(found.tried) - 1 + found.pruned
+    spent_s = sum(found.starts_s) + found.replay_s
+    rows["checked"] = f"{tried} trials, {minutes(spent_s)} of engine"
+    if found.outcome is None:
+        _, _, rows["why"] = found.reason.rpartition(REFINED)
+        return replace(block, aside="the knee stays", rows=list(rows.items()))
+    assert found.paired is not None
+    del rows["why"]
+    gains = "; ".join(map(str, found.paired.ratios.values()))
+    first, *rest = rows.items()
+    return replace(
+        block,
+        title=told(found.chosen),
+        aside=f"better, proven in {found.paired.pairs} pairs",
+        rows=[first, ("gains", gains), *rest],
+        next=_verifying(profile, how),
+    )
+
+
+def _verifying(profile: ServingProfile, how: RefinePrint) -> str:
+    if profile.provenance.engine == "sim":
+        return after(profile, how.path)
+    return command("verify", how.path, "--trace", how.trace)
+
+
+def _print_details(console: Console, found: Refinement, plan: Plan) -> None:
+    console.print()
+    if found.paired is not None:
+        console.print(f"{told(found.chosen)} against the knee, {found.paired.pairs} pairs in turns")
+        for ratio in found.paired.ratios.values():
+            console.print(f"  {ratio}")
+    console.print(shown(found.reason))
+    _print_importances(console, found, plan.space)
     starts, pruned = len(found.starts_s), found.pruned
     console.print(
         f"{starts} engine start{'s' * (starts != 1)}, {sum(found.starts_s):.0f}s; "
@@ -59,16 +126,6 @@ def render(
         "twin or a cut"
         + (f"; {found.of_others} more of others who share the study" if found.of_others else "")
     )
-    for failed in found.failed:
-        console.print(f"[yellow]Failed:[/] {escape(failed)}")
-    for warning in found.warnings:
-        console.print(f"[yellow]Warning:[/] {escape(warning)}")
-    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
-    console.print(f"profile: {escape(str(profile_path))}", soft_wrap=True)
-    if found.outcome is None:
-        console.print("the knee stays: the profile is as it was, but for its reason")
-    else:
-        console.print(f"next: tuner verify {escape(str(profile_path))} …", soft_wrap=True)
 
 
 def trials_table(
@@ -93,13 +150,13 @@ def trials_table(
     for worker in workers:
         if len(workers) > 1:
             table.add_section()
-            table.add_row(f"on {escape(worker)}", style="dim")
+            table.add_row(f"on {shown(worker)}", style="dim")
         for one in tried:
             if one.worker == worker:
                 style = "bold" if one.configuration == chosen else None
                 words = _words(one, knee)  # of two aims so narrow that a value is a line's own
                 table.add_row(
-                    escape(words if len(objectives) == 1 else words.replace("=", "= ")),
+                    shown(words if len(objectives) == 1 else words.replace("=", "= ")),
                     *(_gains(one, len(objectives))),
                     *_numbers(one),
                     style="dim" if one.cut else style,
@@ -134,10 +191,10 @@ def _numbers(one: TrialRow) -> list[str]:
     ]
 
 
-def _render_importances(console: Console, found: Refinement, space: Space) -> None:
+def _print_importances(console: Console, found: Refinement, space: Space) -> None:
     for aim, shares in found.importances:
         if not shares:
-            console.print(escape(_why_unknown(aim, space)))
+            console.print(shown(_why_unknown(aim, space)))
         for one in shares:
             console.print(
                 f"{one.name} explains {one.share:.0%} of {aim} ({one.low:.0%} to {one.high:.0%})"

@@ -1,12 +1,27 @@
 """The console of every command: results on stdout, progress on stderr."""
 
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Literal, Self
+
+from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from tuner.profile.verdict_block import VerdictBlock
+from tuner.system.printable import printable
 
 PLAIN_WIDTH = 100
 """Where stdout is no terminal, so that a log has the same lines everywhere."""
 
 LONG_MS = 100_000
 """From here on a time is told in seconds."""
+
+LONG_S = 10.0
+"""A column with a time from here on is told in seconds."""
+
+MOST_WARNINGS = 5
 
 
 def console_for(*, at_least: int = 0) -> Console:
@@ -15,6 +30,62 @@ def console_for(*, at_least: int = 0) -> Console:
     if not console.is_terminal:
         return Console(highlight=False, width=PLAIN_WIDTH, color_system=None)
     return console if console.width >= at_least else Console(highlight=False, width=at_least)
+
+
+def shown(text: object) -> str:
+    """Return text that is not ours for the console: it shows, and does nothing else."""
+    return escape(printable(str(text)))
+
+
+def plain_table(*headings: str) -> Table:
+    """Return a table whose columns are as narrow as they can be; lines of a heading may differ."""
+    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def print_block(console: Console, block: VerdictBlock) -> None:
+    """Print a verdict block, its first line bold."""
+    first, *rest = block.lines()
+    console.print(f"[bold]{shown(first)}[/]", soft_wrap=True)
+    for line in rest:
+        console.print(shown(line), soft_wrap=True)
+
+
+def print_warnings(
+    console: Console, warnings: Sequence[str], *, all_: bool = False, before: int = 0
+) -> None:
+    """Print the first few warnings, which are in the order of what they change, and say how many
+    more there are: ``before`` of them were said by an earlier command."""
+    told = warnings if all_ else warnings[:MOST_WARNINGS]
+    for warning in told:
+        console.print(f"[yellow]Warning:[/] {shown(warning)}")
+    if left := len(warnings) - len(told) + before:
+        console.print(f"{left} more warning{'s' * (left != 1)}: --details")
+
+
+@dataclass(frozen=True, slots=True)
+class TimeColumn:
+    """How the times of one column are told: all of them in one unit."""
+
+    unit: Literal["ms", "s"]
+
+    @classmethod
+    def of(cls, times_s: Iterable[float | None]) -> Self:
+        most_s = max((one for one in times_s if one is not None), default=0.0)
+        return cls("s" if most_s >= LONG_S else "ms")
+
+    def shown(self, time_s: float | None) -> str:
+        """Return a time without its unit, with three digits.
+
+        >>> [TimeColumn("s").shown(one) for one in (0.0951, 3.0, 1240.0, None)]
+        ['0.0951', '3.00', '1,240', '-']
+        """
+        if time_s is None:
+            return "-"
+        value = time_s * (1e3 if self.unit == "ms" else 1.0)
+        return f"{value:,.0f}" if value >= 100 else f"{value:#.3g}"
 
 
 def shown_ms(value_ms: float | None) -> str:

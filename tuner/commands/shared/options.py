@@ -10,6 +10,7 @@ from types import GenericAlias
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
+from typer.models import ArgumentInfo, ParameterInfo
 
 from tuner.engines.vllm import installed
 from tuner.errors import UsageError
@@ -36,9 +37,41 @@ Base = Annotated[
 ]
 Budget = Annotated[str, typer.Option(help="Engine time to spend, starts included."), IN_PLAN]
 Engine = Annotated[str, typer.Option(help="vllm, or sim with --world."), IN_PLAN]
+
+
+def times(text: str | float) -> float:
+    """Return a load as a multiple of the trace's.
+
+    >>> times("1.5"), times("1.5x"), times("150%"), times("150 %")
+    (1.5, 1.5, 1.5, 1.5)
+    """
+    written = str(text).strip().lower()
+    number, divisor = written.removesuffix("x"), 1.0
+    if written.endswith("%"):
+        number, divisor = written.removesuffix("%"), 100.0
+    try:
+        return float(number) / divisor
+    except ValueError:
+        raise typer.BadParameter(
+            f"{text!r} is no load: give 1.5, 1.5x or 150%, which all mean the same"
+        ) from None
+
+
+def headroom(text: str | float) -> float:
+    """Return the load of a validation: as captured, or up to ten times that."""
+    value = times(text)
+    if not 1.0 <= value <= 10.0:
+        raise typer.BadParameter(f"{text!r} is not from 1 to 10 (100% to 1000%)")
+    return value
+
+
 Headroom = Annotated[
     float,
-    typer.Option(min=1.0, max=10.0, help="Load of the validation, times the trace's."),
+    typer.Option(
+        parser=headroom,
+        metavar="TIMES",
+        help="Load of the validation, times the trace's: 1.25, 1.25x or 125%.",
+    ),
     IN_PLAN,
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -46,6 +79,7 @@ Overrides = Annotated[
     tuple[str, ...],
     typer.Option("--set", metavar="KEY=VALUE", help="Any vLLM engine argument; repeatable."),
 ]
+Details = Annotated[bool, typer.Option("--details", help="Print all that was found.")]
 Replicas = Annotated[
     int,
     typer.Option(min=1, help="Servers that shared the trace; one server's part is sent."),
@@ -129,6 +163,31 @@ def in_plan(options: Any) -> dict[str, Any]:  # noqa: ANN401 - any command's
     return {
         name: getattr(options, name) for name, hint in hints.items() if IN_PLAN in get_args(hint)
     }
+
+
+def as_typed(options: Any) -> list[str]:  # noqa: ANN401 - any command's
+    """Return the words that make these options on the command line: those that are no default."""
+    hints = get_type_hints(type(options), include_extras=True)
+    words: list[str] = []
+    for one in dataclasses.fields(options):
+        value = getattr(options, one.name)
+        if value == one.default:
+            continue
+        info = next(each for each in get_args(hints[one.name]) if isinstance(each, ParameterInfo))
+        values = value if isinstance(value, tuple) else (value,)
+        if isinstance(info, ArgumentInfo):
+            words += map(str, values)
+            continue
+        name = _option(one.name, info)
+        words += [name if value is True else f"{name}={each}" for each in values]
+    return words
+
+
+def _option(field: str, info: ParameterInfo) -> str:
+    """Return the long name of an option."""
+    stated = [info.default, *(info.param_decls or ())]
+    long = [name for name in stated if isinstance(name, str) and name.startswith("--")]
+    return long[0] if long else f"--{field.replace('_', '-')}"
 
 
 def check_given(option: str, value: str | None) -> None:

@@ -10,11 +10,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.markup import escape
-
-from tuner.commands.shared.console import console_for, shown_ms
+from tuner.commands.shared.console import (
+    console_for,
+    plain_table,
+    print_block,
+    shown,
+    shown_ms,
+)
 from tuner.commands.shared.engine import world_of
+from tuner.commands.shared.next_step import after
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
+from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
@@ -24,6 +30,7 @@ from tuner.commands.sweep.one_trace import (
     ranks_of,
     sealed,
     starter_of,
+    taken_from_base,
     traffic_of,
     warnings_of,
 )
@@ -32,13 +39,16 @@ from tuner.commands.sweep.view import (
     TABLE_WIDTH,
     NamedProgress,
     RunProgress,
-    plain_table,
-    render_found,
+    print_of,
+    render,
 )
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import LOW, minutes, percent
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.cluster.kinds import Description
 from tuner.runs.cluster.prices import check_used, parse_prices, per_million_tokens, price_of
@@ -69,6 +79,8 @@ class KindOutcome:
     """Price of one engine."""
 
     profile: Path
+    sealed: ServingProfile | None = None
+    """What was written there."""
 
     @property
     def numbers(self) -> Measurement | None:
@@ -124,8 +136,10 @@ def _swept(
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = RunProgress(traffic.settings, None)
-    for warning in (*traffic.warnings, *left_out):
+    for warning in (*not_said(path, traffic.warnings), *left_out):
         progress.warn(warning)
+    for said in taken_from_base(options):
+        progress.stage(said)
     with kept(book, where, [*books.values()]):
         for name, one in parts.items():
             keep_trace(one, books[name].run_dir)
@@ -233,24 +247,30 @@ def _plan_of_all(
 
 def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
-    for one in found:
-        if isinstance(one.done, FinishedSweep):
-            result = sealed(one.done, warnings_of(one.done))
-            profile.save(result, one.done.run_dir / "profile.yaml")
-            profile.check_output(one.profile, force=options.force)
-            profile.save(result, one.profile)
+    found = [_written(one, force=options.force) for one in found]
     failed = [one.done for one in found if isinstance(one.done, TunerError)]
     if len(failed) == len(found):
         raise failed[0]
     if options.json:
         sys.stdout.write(json.dumps(json_of(found, run_dir)) + "\n")
     else:
-        render_kinds(found, run_dir)
+        render_kinds(found, run_dir, options)
     done = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
     if all(outcome.verdict.kind == "inconclusive" for outcome in done):
         raise UndecidedError(
             done[0].verdict.reason, hint="The profiles are safe to serve; give a larger --budget."
         )
+
+
+def _written(one: KindOutcome, *, force: bool) -> KindOutcome:
+    """Write the profile of a kind that came to one."""
+    if isinstance(one.done, TunerError):
+        return one
+    result = sealed(one.done, warnings_of(one.done))
+    profile.save(result, one.done.run_dir / "profile.yaml")
+    profile.check_output(one.profile, force=force)
+    profile.save(result, one.profile)
+    return replace(one, sealed=result)
 
 
 def kinds_on(
@@ -382,20 +402,16 @@ def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
     return {"kinds": kinds, "run_dir": str(run_dir)}
 
 
-def render_kinds(found: Sequence[KindOutcome], run_dir: Path) -> None:
+def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> None:
     """Print what each kind comes to, then all of them beside each other."""
     console = console_for(at_least=TABLE_WIDTH)
     for one in found:
-        console.print(f"[bold]{escape(one.kind)}[/], {one.takes} an engine", soft_wrap=True)
+        console.print(f"[bold]{shown(one.kind)}[/], {one.takes} an engine", soft_wrap=True)
         if isinstance(one.done, TunerError):
-            console.print(f"[yellow]Failed:[/] {escape(str(one.done))}", soft_wrap=True)
-        else:
-            render_found(
-                one.done.outcome,
-                profile_path=one.profile,
-                run_dir=one.done.run_dir,
-                warnings=warnings_of(one.done),
-            )
+            console.print(f"[yellow]Failed:[/] {shown(one.done)}", soft_wrap=True)
+        elif one.sealed is not None:
+            how = print_of(options, one.done, one.sealed, one.profile)
+            render(one.done.outcome, one.sealed, how)
         console.print()
     table = plain_table(
         "kind", "verdict", "cap", "in SLO", "goodput\nreq/s", "TTFT\np95 ms", "TPOT\np95 ms",
@@ -405,7 +421,7 @@ def render_kinds(found: Sequence[KindOutcome], run_dir: Path) -> None:
         if isinstance(one.done, FinishedSweep) and (numbers := one.numbers) is not None:
             verdict = one.done.outcome.verdict
             table.add_row(
-                escape(one.kind),
+                shown(one.kind),
                 f" {verdict.kind}",
                 f" {verdict.max_num_seqs}",
                 f" {numbers.attainment:.1%}",
@@ -418,7 +434,54 @@ def render_kinds(found: Sequence[KindOutcome], run_dir: Path) -> None:
     console.print(table)
     if any(one.per_million is not None for one in found):
         console.print("cost: per million output tokens of requests within the SLO, at this load")
-    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
+    console.print(f"measurements: {shown(run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, _block(found, options))
+
+
+def _block(found: Sequence[KindOutcome], options: SweepOptions) -> VerdictBlock:
+    """Return which kind serves this traffic cheapest or, without prices, best."""
+    best = min(found, key=_rank)
+    assert isinstance(best.done, FinishedSweep)
+    assert best.sealed is not None
+    verdict, priced = best.done.outcome.verdict, best.per_million is not None
+    others = [one for one in found if one is not best]
+    spent_s = sum(
+        sum(one.done.outcome.starts_s) + one.done.outcome.replay_s
+        for one in found
+        if isinstance(one.done, FinishedSweep)
+    )
+    rows = [("gives", _in_words(best))]
+    if others:
+        rows.append(("beside", "; ".join(f"{one.kind}: {_in_words(one)}" for one in others)))
+    if not priced:
+        rows.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
+    rows.append(("took", f"{minutes(spent_s)} of engine on {len(found)} kinds"))
+    return VerdictBlock(
+        f"{best.kind} with max_num_seqs {verdict.max_num_seqs}",
+        "cheapest" if priced else "serves most in time",
+        rows,
+        after(best.sealed, best.profile, base=options.base),
+    )
+
+
+def _rank(one: KindOutcome) -> tuple[bool, bool, float, float]:
+    """Return what sorts kinds: those that serve enough in time first, then by price or share."""
+    numbers = one.numbers
+    if numbers is None:
+        return True, True, math.inf, math.inf
+    cost = one.per_million
+    short = numbers.attainment < LOW
+    return False, short, math.inf if cost is None else cost, -numbers.attainment
+
+
+def _in_words(one: KindOutcome) -> str:
+    numbers = one.numbers
+    if numbers is None:
+        return f"failed ({one.done})"
+    cost = one.per_million
+    price = "" if cost is None else f", {_cost(cost).strip()} a million tokens"
+    return f"{percent(numbers.attainment)} in SLO{price}"
 
 
 def _p95(one: Spread | None) -> str:

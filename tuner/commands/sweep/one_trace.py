@@ -9,20 +9,23 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tuner.commands.shared.engine import Execute, world_alone
+from tuner.commands.shared.engine import Execute, world_of
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter, gpus_of
-from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.engine_arguments import engine_arguments, stated_max_num_seqs
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import RunError
+from tuner.errors import ProfileError, RunError, UsageError
+from tuner.profile.numbers import Baseline
+from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.replay.readings import Read
 from tuner.runs import journal
+from tuner.runs.conclusion import in_use
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import SweepOutcome
@@ -68,6 +71,16 @@ class FinishedSweep:
     ranks: int
     """Of a data-parallel server, of which one was measured."""
 
+    @property
+    def doubts(self) -> list[str]:
+        """What to beware of in what was found, in the order of what it changes."""
+        outcome = self.outcome
+        return [
+            *outcome.verdict.warnings,
+            *second_thoughts(outcome, self.settings),
+            *outcome.warnings,
+        ]
+
 
 def traffic_of(options: SweepOptions, path: Path) -> SweptTraffic:
     """Read a trace. Raises InputError, UsageError."""
@@ -110,7 +123,10 @@ def one_servers(traffic: SweptTraffic, options: SweepOptions, starter: Starter) 
 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     """Return what starts engines. Raises UsageError for options that do not go together."""
-    if (world := world_alone(options)) is not None:
+    if (world := world_of(options)) is not None:
+        if options.overrides:
+            raise UsageError("--set is for --engine vllm", hint="Write it into the world file.")
+        taken_from_base(options)  # raises for a file that cannot be read
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
@@ -187,6 +203,32 @@ def measured(
     )
 
 
+def taken_from_base(options: SweepOptions) -> list[str]:
+    """Return what is to be said of what a simulated engine takes from ``--base``, if it is given.
+
+    Raises InputError.
+    """
+    if options.base is None or options.engine != "sim":
+        return []
+    cap = stated_max_num_seqs(options.base)
+    taken = "nothing: it sets no max_num_seqs"
+    if cap is not None:
+        taken = f"max_num_seqs {cap}, as what is set now, and nothing else"
+    return [f"from {options.base} a simulated engine takes {taken}"]
+
+
+def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -> SweepOutcome:
+    """Return the outcome with what is set now: by ``--base`` or ``--set``, or by vLLM itself."""
+    if isinstance(starter, VllmStarter):
+        cap, stated = starter.server_max_num_seqs()
+    elif options.base is not None and (found := stated_max_num_seqs(options.base)) is not None:
+        cap, stated = found, True
+    else:
+        return outcome
+    now = in_use(outcome.conclusion, cap, "base" if stated else "default")
+    return replace(outcome, in_use=now)
+
+
 def keep_trace(traffic: SweptTraffic, run_dir: Path) -> None:
     """Keep the requests with what is measured of them."""
     if not (run_dir / TRACE_COPY).exists():
@@ -215,20 +257,25 @@ def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
         ) from error
     trace = load(run_dir / TRACE_COPY)
     outcome = rescore(trace.requests, settings, book)
+    if (before := _baseline(run_dir)) is not None:
+        found = in_use(outcome.conclusion, before.max_num_seqs, before.source)
+        outcome = replace(outcome, in_use=found)
     said = (*trace.warnings, *warnings_about(trace))
     wall_s = time.monotonic() - began_s
     return FinishedSweep(outcome, settings, said, run_dir, digest, wall_s, ranks)
 
 
+def _baseline(run_dir: Path) -> Baseline | None:
+    """Return what was set when the run was made, as its profile says."""
+    try:
+        return load_profile(run_dir / "profile.yaml").baseline
+    except ProfileError:  # the run was interrupted before it had one
+        return None
+
+
 def warnings_of(done: FinishedSweep) -> list[str]:
-    """Return all that whoever reads the result should know."""
-    outcome = done.outcome
-    return [
-        *done.warnings,
-        *outcome.warnings,
-        *outcome.verdict.warnings,
-        *second_thoughts(outcome, done.settings),
-    ]
+    """Return all that whoever reads the result should know, the trace's own last."""
+    return [*done.doubts, *done.warnings]
 
 
 def sealed(done: FinishedSweep, warnings: Sequence[str]) -> ServingProfile:

@@ -11,6 +11,7 @@ from tuner.commands.shared.options import (
     AnyVllm,
     Base,
     Budget,
+    Details,
     Engine,
     Headroom,
     Json,
@@ -102,6 +103,7 @@ class SweepOptions:
         str | None,
         typer.Option(metavar="KIND=PRICE,…", help="Per GPU and hour: what a million tokens cost."),
     ] = None
+    details: Details = False
     force: Annotated[bool, typer.Option(help="Overwrite the output even if it is no profile.")] = (
         False
     )

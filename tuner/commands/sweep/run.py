@@ -8,9 +8,11 @@ from pathlib import Path
 
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
+from tuner.commands.shared.said import not_said
 from tuner.commands.sweep import kinds, several
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
+    beside_now,
     keep_trace,
     measured,
     one_servers,
@@ -19,11 +21,12 @@ from tuner.commands.sweep.one_trace import (
     rescored,
     sealed,
     starter_of,
+    taken_from_base,
     traffic_of,
     warnings_of,
 )
 from tuner.commands.sweep.options import SweepOptions
-from tuner.commands.sweep.view import RunProgress, render
+from tuner.commands.sweep.view import RunProgress, print_of, render
 from tuner.errors import UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
@@ -60,12 +63,14 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     where = Where(path, options.run_dir, resume=options.resume)
     book = open_run(where, plan)
     progress = RunProgress(traffic.settings, exporter)
-    for warning in traffic.warnings:
+    for warning in not_said(path, traffic.warnings):
         progress.warn(warning)
+    for said in taken_from_base(options):
+        progress.stage(said)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
         keep_trace(traffic, book.run_dir)
         with progress:
-            outcome = measured(traffic, starter, book, progress)
+            outcome = beside_now(measured(traffic, starter, book, progress), starter, options)
         wall_s = time.monotonic() - began_s
         done = FinishedSweep(
             outcome,
@@ -108,7 +113,7 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
         )
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        render(outcome, profile_path=options.output, run_dir=done.run_dir, warnings=said)
+        render(outcome, found, print_of(options, done, found, options.output))
     if outcome.verdict.kind == "inconclusive":
         raise UndecidedError(
             outcome.verdict.reason,

@@ -10,14 +10,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.console import console_for
+from tuner.commands.shared.console import console_for, plain_table, print_block, shown
+from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
+from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
+    beside_now,
     device_of,
     execute_on,
     keep_trace,
@@ -27,6 +29,7 @@ from tuner.commands.sweep.one_trace import (
     rescored,
     sealed,
     starter_of,
+    taken_from_base,
     traffic_of,
     warnings_of,
 )
@@ -35,12 +38,16 @@ from tuner.commands.sweep.view import (
     TABLE_WIDTH,
     NamedProgress,
     RunProgress,
-    plain_table,
-    render_found,
+    again,
+    print_of,
+    render,
 )
 from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import minutes
+from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
 from tuner.runs.result import json_object
@@ -50,10 +57,10 @@ from tuner.runs.sweep.shared_cap import (
     Price,
     at_cap,
     busiest,
-    overloaded,
     reason_of,
     shared_outcome,
 )
+from tuner.traffic.window import parse_duration_s
 
 SHARED = "shared"
 """What the profile for all is called in a folder."""
@@ -82,8 +89,9 @@ class SeveralSweeps:
     done: Mapping[str, FinishedSweep]
     warnings: Mapping[str, Sequence[str]]
     profiles: Mapping[str, Path]
-    shared: Path | None
-    """The profile for all; None where no cap serves all of them."""
+    sealed: Mapping[str, ServingProfile]
+    shared: tuple[ServingProfile, Path] | None
+    """The profile for all, and where it is; None where no cap serves all of them."""
 
     starts_s: Sequence[float]
     run_dir: Path
@@ -111,6 +119,8 @@ def run(options: SweepOptions) -> None:
     books = open_each(book, plans)
     execute = execute_on(starter, book, tuple(books.values()))
     progress = RunProgress(next(iter(traffics.values())).settings, exporter)
+    for said in taken_from_base(options):
+        progress.stage(said)
     members = [
         Member(name, one.requests, one.settings, books[name], NamedProgress(progress, name))
         for name, one in traffics.items()
@@ -118,7 +128,7 @@ def run(options: SweepOptions) -> None:
     with closing(exporter) if exporter else nullcontext(), kept(book, where, [*books.values()]):
         for name, one in traffics.items():
             keep_trace(one, books[name].run_dir)
-            for warning in one.warnings:
+            for warning in not_said(paths[name], one.warnings):
                 progress.warn(f"{name}: {warning}")
         read_device = device_of(starter, book.run_dir)
         with progress:
@@ -126,8 +136,8 @@ def run(options: SweepOptions) -> None:
         wall_s = time.monotonic() - began_s
         done = {
             name: FinishedSweep(
-                found.outcomes[name], one.settings, one.warnings, books[name].run_dir,
-                one.trace.digest, wall_s, ranks,
+                beside_now(found.outcomes[name], starter, options), one.settings, one.warnings,
+                books[name].run_dir, one.trace.digest, wall_s, ranks,
             )
             for name, one in traffics.items()
         }  # fmt: skip
@@ -285,14 +295,15 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         done=done,
         warnings=said,
         profiles=outputs.of_trace,
-        shared=None if shared is None else outputs.of_all,
+        sealed={name: profiles[outputs.of_trace[name]] for name in done},
+        shared=None if shared is None else (shared, outputs.of_all),
         starts_s=Evidence(book).starts_s(),
         run_dir=book.run_dir,
     )
     if options.json:
         sys.stdout.write(json.dumps(json_of(report), allow_nan=False) + "\n")
     else:
-        render_all(report)
+        render_all(report, options)
     _refuse(found, outputs)
 
 
@@ -348,7 +359,7 @@ def json_of(report: SeveralSweeps) -> dict[str, Any]:
                 name: {str(cap): _finite(lost) for cap, lost in of_cap.items()}
                 for name, of_cap in sharing.losses.items()
             },
-            "profile": None if report.shared is None else str(report.shared),
+            "profile": None if report.shared is None else str(report.shared[1]),
         },
         "traces": {
             name: json_object(
@@ -384,35 +395,54 @@ def _replay_s(report: SeveralSweeps) -> float:
     return sum(one.outcome.replay_s for one in report.done.values())
 
 
-def render_all(report: SeveralSweeps) -> None:
+def render_all(report: SeveralSweeps, options: SweepOptions) -> None:
     """Print what each trace comes to, then what they share."""
     console = console_for(at_least=TABLE_WIDTH)
     for name, one in report.done.items():
-        console.print(f"[bold]{escape(name)}[/]", soft_wrap=True)
-        render_found(
-            one.outcome,
-            profile_path=report.profiles[name],
-            run_dir=one.run_dir,
-            warnings=report.warnings[name],
-        )
+        console.print(f"[bold]{shown(name)}[/]", soft_wrap=True)
+        path, profile = report.profiles[name], report.sealed[name]
+        render(one.outcome, profile, print_of(options, one, profile, path))
         console.print()
-    sharing = report.found.sharing
     console.print("what each cap loses against a trace's own, in tolerances: 1 is too much")
     console.print(losses_table(report.found))
     console.print()
-    console.print(f"[bold]{escape(reason_of(report.found))}[/]")
+    console.print(f"measurements: {shown(report.run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, _block(report, options))
+
+
+def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
+    """Return the verdict on one cap for all of the traces."""
+    found, sharing = report.found, report.found.sharing
+    names = ", ".join(report.done)
+    title = f"max_num_seqs {sharing.max_num_seqs} for {names}"
+    if sharing.kind == "separate":
+        title = f"no max_num_seqs for all of {names}"
+    _, _, reason = reason_of(found).partition(": ")
+    spent_s = sum(report.starts_s) + _replay_s(report)
     low, high = sharing.interval
-    console.print(f"confidence {sharing.confidence:.2f}, interval {low} to {high}")
-    console.print(
-        f"{len(report.starts_s)} engine starts for all, {sum(report.starts_s):.0f}s; "
-        f"{_replay_s(report):.0f}s of replay"
+    return VerdictBlock(
+        title,
+        f"{sharing.kind}, confidence {sharing.confidence:.2f}",
+        [
+            ("alone", ", ".join(f"{one.own} for {one.trace}" for one in found.prices)),
+            ("why", reason),
+            ("range", f"{low} to {high} in 95 % of draws"),
+            ("took", f"{minutes(spent_s)} of engine, {len(report.starts_s)} starts for all"),
+        ],
+        _next(report, options),
     )
-    console.print(f"measurements: {escape(str(report.run_dir))}", soft_wrap=True)
-    if report.shared is not None:
-        shown = escape(str(report.shared))
-        console.print(f"profile for all: {shown}", soft_wrap=True)
-        if sharing.kind == "shared" and not overloaded(report.found):
-            console.print(f"next: tuner apply {shown} --dry-run", soft_wrap=True)
+
+
+def _next(report: SeveralSweeps, options: SweepOptions) -> str:
+    kind = report.found.sharing.kind
+    if kind == "inconclusive" and options.traces:
+        budget_s = parse_duration_s(options.budget, option="--budget")
+        return again(options, budget=f"{2 * budget_s:g}s")
+    if report.shared is None:
+        return command("show", next(iter(report.profiles.values())))
+    profile, path = report.shared
+    return after(profile, path, base=options.base)
 
 
 def losses_table(found: MultiTraceOutcome) -> Table:
@@ -422,11 +452,11 @@ def losses_table(found: MultiTraceOutcome) -> Table:
     chosen = found.sharing.max_num_seqs
     table = plain_table("trace", *(f"{'> ' if cap == chosen else ''}{cap}" for cap in caps))
     for name, of_cap in losses.items():
-        table.add_row(escape(name), *(_shown(of_cap[cap]) for cap in caps))
+        table.add_row(shown(name), *(_loss(of_cap[cap]) for cap in caps))
     return table
 
 
-def _shown(lost: float) -> str:
+def _loss(lost: float) -> str:
     if math.isinf(lost):
         return "cut"
     return f"{lost:.1f}" if lost < 100 else ">100"

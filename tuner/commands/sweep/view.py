@@ -2,24 +2,43 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.console import LONG_MS, console_for, shown_ms
+from tuner.commands.shared.console import (
+    LONG_MS,
+    TimeColumn,
+    console_for,
+    plain_table,
+    print_block,
+    print_warnings,
+    shown,
+    shown_ms,
+)
+from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.options import as_typed
+from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
+from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import block_of
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import SweepOutcome
+from tuner.runs.result import binds_of
 from tuner.runs.settings import SweepSettings
+from tuner.traffic.window import parse_duration_s
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
+
+LEAST_SHARE = 0.005
+"""Of busy time: what binds more seldom is nothing."""
 
 
 class RunProgress:
@@ -50,7 +69,7 @@ class RunProgress:
     def stage(self, text: str) -> None:
         self._line(text)
         if self.status is not None:
-            self.status.update(escape(text))
+            self.status.update(shown(text))
 
     def trial(self, what: str, length_s: float) -> None:
         self.what, self.window_s = what, length_s
@@ -63,7 +82,7 @@ class RunProgress:
         if self.status is not None:
             left_s = max(0.0, self.window_s - elapsed_s)
             self.status.update(
-                f"{self._clock()} {escape(self.what)}: {elapsed_s:.0f}s of {self.window_s:.0f}s, "
+                f"{self._clock()} {shown(self.what)}: {elapsed_s:.0f}s of {self.window_s:.0f}s, "
                 f"{left_s:.0f}s to go; {done} requests done, {in_flight} in flight"
             )
 
@@ -86,7 +105,7 @@ class RunProgress:
         self._line(f"Warning: {text}")
 
     def _line(self, text: str) -> None:
-        self.console.print(f"{self._clock()} {escape(text)}", soft_wrap=True)
+        self.console.print(f"{self._clock()} {shown(text)}", soft_wrap=True)
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.began_s), 60)
@@ -115,79 +134,83 @@ class NamedProgress:
         self._progress.warn(f"{self._name}: {text}")
 
 
-def render(
-    outcome: SweepOutcome, *, profile_path: Path, run_dir: Path, warnings: Sequence[str]
-) -> None:
-    """Print the curve, the verdict and what to do with it."""
-    render_found(outcome, profile_path=profile_path, run_dir=run_dir, warnings=warnings)
-    if outcome.verdict.kind not in {"overloaded", "inconclusive"}:
-        console_for().print(
-            f"next: tuner apply {escape(str(profile_path))} --dry-run", soft_wrap=True
-        )
+@dataclass(frozen=True, slots=True)
+class SweepPrint:
+    """What is printed of a finished sweep beside what it found."""
+
+    next: str
+    """The command to run."""
+
+    run_dir: Path
+    warnings: Sequence[str]
+    """In the order of what they change."""
+
+    said_before: int
+    """How many more there are of the trace itself, which were said before."""
+
+    details: bool
 
 
-def render_found(
-    outcome: SweepOutcome, *, profile_path: Path, run_dir: Path, warnings: Sequence[str]
-) -> None:
-    """Print the curve and the verdict."""
-    console = console_for(at_least=TABLE_WIDTH)
-    verdict = outcome.verdict
-    view = outcome.conclusion.view
-    console.print(curve_table(outcome))
-    if any(step.changes for step in outcome.curve):
-        console.print()
-        console.print("what each doubling changes, with its 95 % interval")
-        console.print(changes_table(outcome))
-    console.print()
-    console.print(f"[bold]{escape(verdict.reason)}[/]")
-    console.print(f"confidence {verdict.confidence:.2f}; SLO {escape(str(outcome.slo))}")
-    if view is not None and view.errors:
-        count = len(view.errors)
-        console.print(
-            f"the twin's error against {count} replayed window{'s' * (count != 1)}: "
-            f"{view.error:.1%} in the median"
-        )
-    for title, one in (
-        ("replayed at the choice", outcome.chosen.measured if view is not None else None),
-        ("on a fresh engine", outcome.confirmed),
-        ("with headroom", outcome.with_headroom),
-    ):
-        if one is not None:
-            console.print(
-                f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
-                f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}"
-            )
-    if (found := outcome.aa_check) is not None:
-        console.print(
-            f"the fresh engine against the ladder's: iterations {found.slower:+.1%} (the machine "
-            f"explains {found.slower_limit:.0%}), in SLO {found.attainment:+.1%} "
-            f"({found.attainment_limit:.0%})"
-        )
-    for said in outcome.predictions:
-        numbers = said.numbers
-        console.print(
-            f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
-            f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
-        )
-    starts = len(outcome.starts_s)
-    console.print(
-        f"{starts} engine start{'s' * (starts != 1)}, {sum(outcome.starts_s):.0f}s; "
-        f"{outcome.replay_s:.0f}s of replay"
+def print_of(
+    options: SweepOptions, done: FinishedSweep, profile: ServingProfile, path: Path
+) -> SweepPrint:
+    """Return what is printed of a finished sweep, whose profile went to ``path``."""
+    return SweepPrint(
+        next=next_command(options, profile, path),
+        run_dir=done.run_dir,
+        warnings=warnings_of(done) if options.details else done.doubts,
+        said_before=0 if options.details else len(done.warnings),
+        details=options.details,
     )
-    for warning in warnings:
-        console.print(f"[yellow]Warning:[/] {escape(warning)}")
-    console.print(f"measurements: {escape(str(run_dir))}", soft_wrap=True)
-    console.print(f"profile: {escape(str(profile_path))}", soft_wrap=True)
+
+
+def next_command(options: SweepOptions, profile: ServingProfile, path: Path) -> str:
+    """Return what to run after a sweep: the same again where that would tell more, or what goes on
+    with the profile."""
+    decision, real = profile.decision, profile.provenance.engine != "sim"
+    if real and decision.verdict == "not_reached" and options.traces:
+        return again(options, ceiling=2 * options.ceiling)
+    if real and decision.verdict == "inconclusive" and options.traces:
+        budget_s = parse_duration_s(options.budget, option="--budget")
+        return again(options, budget=f"{2 * budget_s:g}s")
+    return after(profile, path, base=options.base)
+
+
+def again(options: SweepOptions, **changes: Any) -> str:  # noqa: ANN401 - any option
+    """Return the command that sweeps again, in a run directory of its own."""
+    return command(
+        "sweep", *as_typed(replace(options, resume=False, run_dir=None, json=False, **changes))
+    )
+
+
+def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> None:
+    """Print the curve, the verdict and what to do with it."""
+    console = console_for(at_least=TABLE_WIDTH)
+    console.print(curve_table(outcome))
+    if note := _of_twin_alone(outcome):
+        console.print(note)
+    if how.details:
+        _print_details(console, outcome)
+    console.print()
+    console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
+    console.print()
+    print_block(console, block_of(profile, next_=how.next))
+    print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 
 def curve_table(outcome: SweepOutcome) -> Table:
-    """Return the curve as a table, the chosen step marked."""
+    """Return the curve as a table, one unit a column, the chosen step marked."""
+    curve = [step.numbers for step in outcome.curve]
+    ttft, tpot, e2el = (
+        TimeColumn.of([_statistic(getattr(one, name), statistic) for one in curve])
+        for name, statistic in (("ttft_s", "p99"), ("tpot_s", "p95"), ("e2el_s", "p99"))
+    )
     table = plain_table(
-        "max_num\n_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", "TTFT\np99 ms",
-        "TPOT\np95 ms", "E2EL\np99 ms", "queue\np95 ms", "KV\npeak", "pre-\nempt", "source",
+        "max_num\n_seqs", "in SLO", "goodput\nreq/s", "output\ntok/s", f"TTFT\np99 {ttft.unit}",
+        f"TPOT\np95 {tpot.unit}", f"E2EL\np99 {e2el.unit}", "KV\npeak", "pre-\nempt",
+        "waits for\n% of time",
     )  # fmt: skip
-    for step in outcome.curve:
-        one = step.numbers
+    for one in curve:
         chosen = one.max_num_seqs == outcome.verdict.max_num_seqs
         kv = one.kv_cache_usage
         table.add_row(
@@ -195,16 +218,79 @@ def curve_table(outcome: SweepOutcome) -> Table:
             _attainment(one),
             "cut" if one.cut else f"{one.goodput_rps:.2f}",
             f"{one.output_tokens_per_s:,.0f}",
-            _ms(one.ttft_s, "p99"),
-            _ms(one.tpot_s, "p95"),
-            _ms(one.e2el_s, "p99"),
-            _ms(one.queue_s, "p95"),
+            ttft.shown(_statistic(one.ttft_s, "p99")),
+            tpot.shown(_statistic(one.tpot_s, "p95")),
+            e2el.shown(_statistic(one.e2el_s, "p99")),
             "-" if kv is None else f"{kv.peak:.0%}",
             str(one.preemptions),
-            step.source,
+            _binds(one),
             style="bold" if chosen else None,
         )
     return table
+
+
+def _statistic(spread: Spread | None, name: str) -> float | None:
+    return None if spread is None else float(getattr(spread, name))
+
+
+def _binds(one: Measurement) -> str:
+    """Return what requests waited for longest, and for which share of the busy time."""
+    most = binds_of(one).most
+    return "nothing" if most is None or most[1] < LEAST_SHARE else f"{most[0]} {most[1]:.0%}"
+
+
+def _of_twin_alone(outcome: SweepOutcome) -> str:
+    """Say which steps no replay stands behind."""
+    caps = [str(one.numbers.max_num_seqs) for one in outcome.curve if one.measured is None]
+    if not caps:
+        return ""
+    return f"{', '.join(caps)}: by the twin alone; the others were replayed too"
+
+
+def _print_details(console: Console, outcome: SweepOutcome) -> None:
+    """Print what each doubling changes, and all that was held against something else."""
+    verdict, view = outcome.verdict, outcome.conclusion.view
+    if any(step.changes for step in outcome.curve):
+        console.print()
+        console.print("what each doubling changes, with its 95 % interval")
+        console.print(changes_table(outcome))
+    console.print()
+    console.print(shown(verdict.reason))
+    console.print(f"confidence {verdict.confidence:.2f}; SLO {shown(outcome.slo)}")
+    if view is not None and view.errors:
+        count = len(view.errors)
+        console.print(
+            f"the twin's error against {count} replayed window{'s' * (count != 1)}: "
+            f"{view.error:.1%} in the median"
+        )
+    for said in outcome.predictions:
+        numbers = said.numbers
+        console.print(
+            f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
+            f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
+        )
+    for title, one in (
+        ("measured at the choice", outcome.chosen.measured if view is not None else None),
+        ("the same on a fresh engine", outcome.confirmed),
+        ("the same with headroom", outcome.with_headroom),
+    ):
+        if one is not None:
+            console.print(
+                f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
+                f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}, at "
+                f"most {one.in_flight_peak} in flight and {one.running_peak} running"
+            )
+    if (found := outcome.aa_check) is not None:
+        console.print(
+            f"the fresh engine against the ladder's: iterations {found.slower:+.1%} (the machine "
+            f"explains {found.slower_limit:.0%}), in SLO {found.attainment:+.1%} "
+            f"({found.attainment_limit:.0%})"
+        )
+    starts = len(outcome.starts_s)
+    console.print(
+        f"{starts} engine start{'s' * (starts != 1)}, {sum(outcome.starts_s):.0f}s; "
+        f"{outcome.replay_s:.0f}s of replay"
+    )
 
 
 def changes_table(outcome: SweepOutcome) -> Table:
@@ -220,27 +306,20 @@ def changes_table(outcome: SweepOutcome) -> Table:
     told = {name for step in outcome.curve for name in step.changes}
     if not any(step.numbers.preemptions for step in outcome.curve):
         told -= {"preemptions"}
-    names = {name: shown for name, shown in names.items() if name in told}
+    names = {name: how for name, how in names.items() if name in told}
     table = plain_table("step", *(heading for heading, _ in names.values()))
     for below, step in pairwise(outcome.curve):
         cells = []
-        for name, (_, shown) in names.items():
+        for name, (_, told_as) in names.items():
             one = step.changes.get(name)
             cells.append(
                 "-\n"
                 if one is None
-                else f"{shown(one.value)}\n[dim]({shown(one.low)} {shown(one.high)})[/]"
+                else f"{told_as(one.value)}\n[dim]({told_as(one.low)} {told_as(one.high)})[/]"
             )
         chosen = step.numbers.max_num_seqs == outcome.verdict.max_num_seqs
         title = f"{below.numbers.max_num_seqs} to {step.numbers.max_num_seqs}"
         table.add_row(title, *cells, style="bold" if chosen else None)
-    return table
-
-
-def plain_table(*headings: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))
-    for heading in headings:
-        table.add_column(heading, justify="right", no_wrap=True)
     return table
 
 

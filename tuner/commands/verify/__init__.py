@@ -1,1 +1,1 @@
-"""``tuner verify``: is a promise kept on a fresh engine?."""
+"""``tuner verify``: is a promise kept on a fresh engine?"""

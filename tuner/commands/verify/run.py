@@ -1,23 +1,21 @@
-"""``tuner verify``, and its output."""
+"""The work of ``tuner verify``."""
 
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
-from rich import box
 from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 
-from tuner.commands.shared.console import console_for
+from tuner.commands.shared.console import shown
 from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
+from tuner.commands.verify.view import render, said
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter
@@ -26,8 +24,7 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.replay.readings import Read
-from tuner.runs.verify.gates import Gate
-from tuner.runs.verify.verify import Verification, verify
+from tuner.runs.verify.verify import Verification, Verified, verify
 from tuner.system import interruption
 from tuner.trace.trace import load
 from tuner.traffic.workload import parse_step_s
@@ -35,14 +32,14 @@ from tuner.traffic.workload import parse_step_s
 
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
-    with junit(options.junit, profile=str(options.profile), said=_said) as write:
-        found = _verified(options)
-        write(found)
-        _report(options, found)
+    with junit(options.junit, profile=str(options.profile), said=said) as write:
+        profile = load_profile(options.profile)
+        found = _verified(options, profile)
+        write(found.gates)
+        _report(options, profile, found)
 
 
-def _verified(options: VerifyOptions) -> list[Gate]:
-    profile = load_profile(options.profile)
+def _verified(options: VerifyOptions, profile: ServingProfile) -> Verified:
     if profile.twin is None:
         raise ProfileError(
             f"{options.profile}: twin: is null: the windows alone decided this profile",
@@ -65,7 +62,7 @@ def _verified(options: VerifyOptions) -> list[Gate]:
     console = Console(stderr=True, highlight=False)
 
     def tell(text: str) -> None:
-        console.print(escape(text), soft_wrap=True)
+        console.print(shown(text), soft_wrap=True)
 
     question = Verification(
         twin=twin,
@@ -84,7 +81,7 @@ def _verified(options: VerifyOptions) -> list[Gate]:
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
 
 
-Verify = Coroutine[Any, Any, list[Gate]]
+Verify = Coroutine[Any, Any, Verified]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +90,7 @@ class _Place:
 
     here: Here
     starter: Starter
-    execute: Callable[[Verify], list[Gate]]
+    execute: Callable[[Verify], Verified]
     read: Read | None
 
 
@@ -111,51 +108,20 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 
-def _report(options: VerifyOptions, found: list[Gate]) -> None:
-    broken = [gate for gate in found if not gate.kept]
+def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) -> None:
+    broken = [gate for gate in found.gates if not gate.kept]
     if options.json:
         result = {
             "profile": str(options.profile),
             "trace": str(options.trace),
             "kept": not broken,
-            "gates": [asdict(gate) for gate in found],
+            "gates": [asdict(gate) for gate in found.gates],
         }
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        _render(found)
+        render(found, profile, options)
     if broken:
         raise GateError(
-            "; ".join(map(_said, broken)),
+            "; ".join(map(said, broken)),
             hint="Do not roll it out: sweep again on this machine with this trace.",
         )
-
-
-def _said(gate: Gate) -> str:
-    if gate.name == "slo":
-        return f"{gate.measured:.1%} were served within the SLO: fewer than {gate.limit:.0%}"
-    if gate.name == "attainment":
-        return (
-            f"{gate.measured:.1%} were served within the SLO, promised were {gate.promised:.1%} "
-            f"(at least {gate.limit:.1%})"
-        )
-    unit = " ms" if gate.name.endswith("_ms") else ""
-    return (
-        f"{gate.name.removesuffix('_ms')} was {gate.measured:,.1f}{unit}, promised was "
-        f"{gate.promised:,.1f}{unit} (at most {gate.limit:,.1f}{unit})"
-    )
-
-
-def _render(found: Sequence[Gate]) -> None:
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 2, 0, 0))
-    for heading in ("gate", "promised", "limit", "measured", ""):
-        table.add_column(heading, justify="left" if heading in {"gate", ""} else "right")
-    for gate in found:
-        shown = "{:.1%}" if gate.name in {"slo", "attainment"} else "{:,.1f}"
-        table.add_row(
-            gate.name,
-            shown.format(gate.promised),
-            shown.format(gate.limit),
-            shown.format(gate.measured),
-            "kept" if gate.kept else "[bold red]broken[/]",
-        )
-    console_for().print(table)

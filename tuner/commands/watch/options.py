@@ -8,6 +8,8 @@ import typer
 
 from tuner.commands.shared.options import Json
 
+FOREVER = "forever"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatchOptions:

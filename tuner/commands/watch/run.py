@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
-from tuner.commands.watch.options import WatchOptions
+from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.commands.watch.session import Times, WatchSession, side_of
 from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, render
 from tuner.errors import (
@@ -38,7 +38,6 @@ from tuner.profile.stored_twin import restored
 from tuner.rollout import backup, difference
 from tuner.traffic.window import parse_duration_s
 
-FOREVER = "forever"
 LEAST_STEPS = 2
 VERDICTS = ("still valid", "drifting", "re-tune now", "not enough evidence")
 DECISIONS = ("promote", "roll back", "undecided")
@@ -83,7 +82,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             )
         except TunerError as problem:
             stopped = problem
-    _end(session, options, stopped, profile.digest)
+    _end(session, options, stopped, profile)
 
 
 def _journal(options: WatchOptions, stack: ExitStack) -> WindowJournal | None:
@@ -111,10 +110,13 @@ def _go(session: WatchSession, times: Times, clock: Clock) -> None:
 
 
 def _end(
-    session: WatchSession, options: WatchOptions, stopped: TunerError | None, digest: str
+    session: WatchSession,
+    options: WatchOptions,
+    stopped: TunerError | None,
+    profile: ServingProfile,
 ) -> None:
     """Print what is known, roll back where that is due, and raise what the exit code says."""
-    rolled_back = None if stopped is not None else _rolled_back(session, options, digest)
+    rolled_back = None if stopped is not None else _rolled_back(session, options, profile.digest)
     result = WatchResult(
         profile=str(options.profile),
         url=options.url,
@@ -133,7 +135,7 @@ def _end(
     if options.json:
         sys.stdout.write(json.dumps(json_of(result), allow_nan=False) + "\n")
     else:
-        render(result)
+        render(result, profile, options)
     if stopped is not None:
         raise stopped
     if session.gone:

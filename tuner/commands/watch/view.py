@@ -2,20 +2,33 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from types import TracebackType
 from typing import Any, Self
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.console import console_for, shown_ms
+from tuner.commands.shared.console import (
+    console_for,
+    print_block,
+    print_warnings,
+    shown,
+    shown_ms,
+)
+from tuner.commands.shared.next_step import command
+from tuner.commands.shared.options import as_typed
+from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
 from tuner.live.watch.journal import plain
+from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.verdict import MonitorReading, Watch
 from tuner.live.watch.watched import WindowSummary
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import percent
+from tuner.profile.verdict_block import VerdictBlock
+from tuner.traffic.window import parse_duration_s
 
 COLOURS = {
     "still valid": "green",
@@ -100,7 +113,7 @@ class WatchProgress:
             self.status.stop()
 
     def warn(self, text: str) -> None:
-        self.console.print(f"[yellow]Warning:[/] {escape(text)}", soft_wrap=True)
+        self.console.print(f"[yellow]Warning:[/] {shown(text)}", soft_wrap=True)
 
     def missed(self, url: str, problem: str) -> None:
         self._line(f"no answer from {url}: {problem}")
@@ -139,7 +152,7 @@ class WatchProgress:
         self.status.update(f"window {windows}: [{colour}]{verdict}[/], {left}")
 
     def _line(self, text: str) -> None:
-        self.console.print(escape(text), soft_wrap=True)
+        self.console.print(shown(text), soft_wrap=True)
 
 
 def _load(seen: WindowSummary) -> str:
@@ -204,25 +217,80 @@ def _measures(measures: Mapping[str, MonitorReading]) -> dict[str, Any]:
     return {name: asdict(one) for name, one in measures.items()}
 
 
-def render(result: WatchResult) -> None:
-    """Print the verdict, its reason, and the numbers."""
+def render(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> None:
+    """Print the numbers, then the verdict and why."""
     console = console_for()
     watch = result.watches[0]
-    count = watch.windows if result.gate is None else result.gate.pairs
-    console.print(f"[bold {COLOURS.get(result.verdict, '')}]{result.verdict}[/]".replace(" ]", "]"))
-    console.print(escape(result.reason))
-    what = "windows" if result.gate is None else "pairs of windows"
-    console.print(f"{count} {what}, {watch.requests:,} requests at {escape(result.url)}")
-    if count:
+    if watch.windows if result.gate is None else result.gate.pairs:
         measures = watch.measures() if result.gate is None else result.gate.measures()
-        console.print()
         console.print(_measure_table(measures))
         console.print()
         console.print(_time_table(result))
-    for text in _notes(result):
-        console.print(f"[yellow]Warning:[/] {escape(text)}")
+        console.print()
+    print_block(console, _block(result, profile, options))
+    print_warnings(console, _notes(result))
     if result.rolled_back is not None:
-        console.print(escape(result.rolled_back))
+        console.print(shown(result.rolled_back))
+
+
+def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> VerdictBlock:
+    """Return whether what runs may go on running, and why."""
+    watch, gate = result.watches[0], result.gate
+    counted = f"{watch.windows} window{'s' * (watch.windows != 1)}"
+    if gate is not None:
+        counted = f"{gate.pairs} pair{'s' * (gate.pairs != 1)} of windows"
+    choice = watch.choice if gate is None else None
+    rows = [("why", result.reason)]
+    if choice is not None:
+        there = percent(choice.attainment)
+        beside = f", {percent(choice.best_attainment)} with {choice.best} by the law itself"
+        rows.append(("today", f"{there} in SLO by the twin{beside * (not choice.holds)}"))
+    rows.append(("seen", f"{watch.requests:,} requests at {result.url}, {counted}"))
+    cap = profile.decision.max_num_seqs
+    return VerdictBlock(
+        f"max_num_seqs {cap}: {result.verdict}", counted, rows, _next(result, profile, options)
+    )
+
+
+LONGER = 4
+"""Times as long a watch is that goes on where one was too short."""
+
+
+def _next(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> str:
+    """Return what to run: a longer watch where that may tell more, else what shows the cause."""
+    path, file = options.profile, options.rollback
+    ours = result.gate is not None or server_is_why(result.watches[0])
+    match result.verdict:
+        case _ if profile.provenance.engine == "sim":
+            words: list[object] = ["show", path]
+        case _ if result.rolled_back is not None:
+            words = ["diff", path, file]
+        case "promote":
+            words = ["apply", path, "--dry-run"]
+        case "roll back" if file is not None:
+            words = ["apply", "--rollback", file]
+        case "roll back" | "re-tune now" if ours:
+            words = ["diff", path, "--url", options.canary or options.url]
+        case "re-tune now" | "drifting":
+            words = ["plan", path, f"--load={_load_today(result):.3g}"]
+        case "still valid":
+            words = ["show", path]
+        case _:
+            words = ["watch", *as_typed(_longer(options))]
+    return command(*words)
+
+
+def _longer(options: WatchOptions) -> WatchOptions:
+    if options.for_ == FOREVER:
+        return options
+    length_s = parse_duration_s(options.for_, option="--for")
+    return replace(options, for_=f"{LONGER * length_s:g}s")
+
+
+def _load_today(result: WatchResult) -> float:
+    """Return how many times as much arrives as the profile's traffic; 1 where that is unknown."""
+    rate = result.watches[0].measures()["rate"].value
+    return 1.0 if rate is None or rate.value <= 0 else rate.value
 
 
 def _notes(result: WatchResult) -> list[str]:

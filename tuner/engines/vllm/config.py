@@ -130,16 +130,19 @@ def _check_ranks(config: Any, ranks: int) -> None:
         )
 
 
-def max_num_batched_tokens(arguments: Mapping[str, ArgumentValue]) -> Any:
-    """Return what was asked for, or else the server's own, as if nothing was said of max_num_seqs.
+def server_limits(arguments: Mapping[str, ArgumentValue]) -> tuple[Any, Any]:
+    """Return max_num_seqs and max_num_batched_tokens: what was asked for, or else the server's own.
 
-    Left unset, vLLM would move it with max_num_seqs, and two things would change at once.
+    The token budget is taken as if nothing was said of max_num_seqs: left unset, vLLM would move it
+    with that, and two things would change at once.
     """
-    given = arguments.get("max_num_batched_tokens")
-    if given is not None:
-        return given
-    without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
-    return _create(without).scheduler_config.max_num_batched_tokens
+    seqs, tokens = (arguments.get(name) for name in ("max_num_seqs", "max_num_batched_tokens"))
+    if seqs is None or tokens is None:
+        without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
+        scheduler = _create(without).scheduler_config
+        seqs = scheduler.max_num_seqs if seqs is None else seqs
+        tokens = scheduler.max_num_batched_tokens if tokens is None else tokens
+    return seqs, tokens
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:

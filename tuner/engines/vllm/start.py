@@ -52,12 +52,22 @@ class VllmStarter:
         ranks: int = 1,
     ) -> None:
         self._arguments, self.ranks = dict(arguments), ranks
-        self._max_num_batched_tokens: int | None = None
+        self._server_limits: tuple[int, int] | None = None
         self.log = log if log is not None else default_log()
 
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
         """See the seam. The first call imports vLLM, which takes ten seconds and more."""
         return self._configure(max_num_seqs).arguments
+
+    def server_max_num_seqs(self) -> tuple[int, bool]:
+        """Return what a server takes that is started with these arguments and no word of tuner's,
+        and whether they state it; vLLM's own default here where they do not."""
+        stated = self._arguments.get("max_num_seqs")
+        if isinstance(stated, int):
+            return stated, True
+        self._configure(1)
+        assert self._server_limits is not None
+        return self._server_limits[0], False
 
     async def start(self, *, max_num_seqs: int) -> "VllmEngine":
         """See the seam. A cancelled start leaves nothing behind either."""
@@ -83,12 +93,12 @@ class VllmStarter:
             from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
             arguments = vllm_config.with_defaults(self._arguments)
-            if self._max_num_batched_tokens is None:
-                self._max_num_batched_tokens = vllm_config.max_num_batched_tokens(arguments)
+            if self._server_limits is None:
+                self._server_limits = vllm_config.server_limits(arguments)
             return vllm_config.configure(
                 arguments,
                 max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=self._max_num_batched_tokens,
+                max_num_batched_tokens=self._server_limits[1],
                 ranks=self.ranks,
             )
 

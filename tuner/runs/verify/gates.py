@@ -37,6 +37,8 @@ class Gate:
     """The worst that still counts as kept: a lower bound of the attainment, else an upper one."""
 
     kept: bool
+    limit_is: str
+    """Where the limit is from, in words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +87,7 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
             measured.preemptions,
             promised=repeats * middle.preempted,
             limit=repeats * most * (1 + tolerance),
+            tolerance=tolerance,
         ),
     ]
 
@@ -95,9 +98,10 @@ def _share_gates(
     """Gate on the share served within the SLO: half of all, and what was promised."""
     low = float(np.quantile([one.attainment for one in draws], 0.025))
     floor = max(0.0, min(low, middle.attainment) - ATTAINMENT_TOLERANCE)
+    bound = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
     return (
-        Gate("slo", attained, middle.attainment, HALF, kept=attained >= HALF),
-        Gate("attainment", attained, middle.attainment, floor, kept=attained >= floor),
+        Gate("slo", attained, middle.attainment, HALF, attained >= HALF, "half of all requests"),
+        Gate("attainment", attained, middle.attainment, floor, attained >= floor, bound),
     )
 
 
@@ -120,11 +124,15 @@ def _time_gate(
         seen.p95 * 1e3,
         promised=promised.p95 * 1e3,
         limit=(high_s * (1 + tolerance) + SLACK_S[name]) * 1e3,
+        tolerance=tolerance,
     )
 
 
-def _at_most(name: str, measured: float, *, promised: float, limit: float) -> Gate:
-    return Gate(name, float(measured), float(promised), limit, kept=measured <= limit)
+def _at_most(
+    name: str, measured: float, *, promised: float, limit: float, tolerance: float
+) -> Gate:
+    bound = f"its 95 % bound plus {100 * tolerance:g} %"
+    return Gate(name, float(measured), float(promised), limit, measured <= limit, bound)
 
 
 def _expected(

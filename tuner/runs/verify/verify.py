@@ -1,5 +1,6 @@
 """The run of ``tuner verify``: one fresh engine, one step of replay, then the gates."""
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,15 @@ class Verification:
     seed: int
 
 
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What came of it."""
+
+    gates: Sequence[Gate]
+    engine_s: float
+    """From the engine's start to its end."""
+
+
 async def verify(
     requests: Sequence[TraceRequest],
     starter: Starter,
@@ -46,13 +56,15 @@ async def verify(
     *,
     tell: Callable[[str], None],
     read: Read | None,
-) -> list[Gate]:
+) -> Verified:
     """Start the engine, replay, and return the gates.
 
     A broken promise is measured once more, and both replays count. Raises EngineError,
     GeneratorLateError; TraceError when nothing can be replayed.
     """
     tell(f"starting the engine with max_num_seqs={question.max_num_seqs}")
+    now_s = asyncio.get_running_loop().time
+    began_s = now_s()
     engine = await starter.start(max_num_seqs=question.max_num_seqs)
     try:
         for caution in engine.facts.cautions:
@@ -69,7 +81,7 @@ async def verify(
             found = _judged(replays, windows, question, repeats=2)
     finally:
         await engine.stop()
-    return found
+    return Verified(found, now_s() - began_s)
 
 
 Windows = Sequence[tuple[Window, Sequence[TraceRequest]]]

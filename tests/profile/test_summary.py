@@ -1,0 +1,64 @@
+"""What a profile says against what is set now."""
+
+import pytest
+
+from tests.support.profiles import profile, step
+from tuner.profile.numbers import Baseline, CapNumbers, SpreadSection
+from tuner.profile.profile import seal
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import block_of
+
+SLOWER = SpreadSection(mean=80.0, p50=76.0, p90=90.0, p95=97.0, p99=120.5)
+
+
+def beside(now: Baseline) -> ServingProfile:
+    """Return the test profile, which sets 16, where ``now`` is set."""
+    one = profile()
+    sections = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
+    return seal(**{name: getattr(one, name) for name in sections}, baseline=now, twin=None)
+
+
+def numbers(attainment: float, tpot_ms: SpreadSection) -> CapNumbers:
+    fields = step(16).model_dump(include=set(CapNumbers.model_fields))
+    return CapNumbers.model_validate({**fields, "attainment": attainment, "tpot_ms": tpot_ms})
+
+
+GIVEN = numbers(0.995, SpreadSection(mean=40.0, p50=38.0, p90=45.0, p95=48.5, p99=60.25))
+
+
+@pytest.mark.parametrize(
+    ("now", "title", "gives", "costs"),
+    [
+        (
+            Baseline(max_num_seqs=64, source="base", never_filled=False,
+                     numbers=numbers(0.824, SLOWER)),
+            "max_num_seqs 16  (now 64)",
+            "99.5 % in SLO (now 82.4 %), p95 TPOT 48.5 ms (now 97.0 ms), p99 TTFT 60.2 ms",
+            "nothing against now",
+        ),
+        (
+            Baseline(max_num_seqs=256, source="default", never_filled=True, numbers=GIVEN),
+            "max_num_seqs 16  (now 256)",
+            "99.5 % in SLO, p95 TPOT 48.5 ms, p99 TTFT 60.2 ms",
+            "nothing: the traffic never fills the 256 slots of now",
+        ),
+        (
+            Baseline(max_num_seqs=256, source="default", never_filled=False, numbers=None),
+            "max_num_seqs 16  (now 256)",
+            "99.5 % in SLO, p95 TPOT 48.5 ms, p99 TTFT 60.2 ms",
+            "not known against now: 256 is more than the 32 measured",
+        ),
+        (
+            Baseline(max_num_seqs=16, source="base", never_filled=False, numbers=GIVEN),
+            "max_num_seqs 16  (as now)",
+            "99.5 % in SLO, p95 TPOT 48.5 ms, p99 TTFT 60.2 ms",
+            "nothing against 8 slots",
+        ),
+    ],
+)  # fmt: skip
+def test_the_first_three_lines_hold_the_choice_against_what_is_set_now(
+    now: Baseline, title: str, gives: str, costs: str
+) -> None:
+    lines = block_of(beside(now), next_="").lines()
+    assert lines[0].startswith(f"{title}  ")
+    assert f" gives {gives} costs {costs} holds " in " ".join(" ".join(lines).split())

@@ -1,0 +1,1 @@
+"""``tuner show``: a serving profile in twelve lines."""

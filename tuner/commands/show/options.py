@@ -1,0 +1,17 @@
+"""``tuner show``: its options."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tuner.commands.shared.options import Details
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShowOptions:
+    """Say in twelve lines what a serving profile sets, gives, costs and rests on."""
+
+    profile: Annotated[Path, typer.Argument(help="Serving profile, as tuner sweep wrote it.")]
+    details: Details = False

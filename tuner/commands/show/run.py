@@ -1,0 +1,29 @@
+"""What ``tuner show`` does, and how it looks."""
+
+from tuner.commands.shared.console import console_for, print_block, print_warnings, shown
+from tuner.commands.shared.next_step import after, command
+from tuner.commands.show.options import ShowOptions
+from tuner.profile.profile import load
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import block_of, facts_of
+
+
+def run(options: ShowOptions) -> None:
+    """Print a profile for people. Raises ProfileError."""
+    profile = load(options.profile)
+    console = console_for()
+    print_block(console, block_of(profile, next_=_next(profile, options)))
+    for line in facts_of(profile):
+        console.print(shown(line), soft_wrap=True)
+    if options.details:
+        console.print()
+        console.print(shown(profile.decision.reason))
+        for reason in profile.validity.retune_when:
+            console.print(f"tune again when {shown(reason)}")
+        print_warnings(console, profile.provenance.warnings, all_=True)
+
+
+def _next(profile: ServingProfile, options: ShowOptions) -> str:
+    if profile.provenance.engine == "sim" and profile.twin is not None:
+        return command("plan", options.profile)
+    return after(profile, options.profile)

