@@ -82,7 +82,7 @@ def test_the_cap_moves_live_and_back(roomy: EngineRunner) -> None:
     async def most_running(cap: int) -> int:
         await idle(roomy.engine)
         await roomy.engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=512)
-        requests = [request(name, prompt=10, output=10) for name in range(CEILING + 2)]
+        requests = [request(name, prompt=10, output=40) for name in range(CEILING + 2)]
         await generate_all(roomy.engine, *requests)
         return int((await roomy.engine.take_iterations())["running"].max())
 
