@@ -1,17 +1,20 @@
-"""Measure how fast and in how much memory traces are read, beside pandas where it is installed.
+"""Measure how fast and in how much memory traces are read, beside pandas, polars and DuckDB.
 
-    python scripts/bench_reading.py --rows 10000000
+    python scripts/bench_reading.py --rows 10000000 --others PYTHON
 
-Two files of made-up requests are written to a temporary folder: Azure's CSV and tuner's JSON lines.
-Each is imported and summarised by `tuner trace`, each in a process of its own, and read by pandas
-(`pip install pandas`), which checks nothing and holds everything in memory; all in one run, so that
-the ratio carries over to other machines. Peak memory is the child's resident set.
+Files of made-up requests are written to a temporary folder: a CSV with dates, tuner's JSON lines,
+and both packed with gzip. Each is imported and summarised by `tuner trace`, each in a process of
+its own, and read whole by those of the three that PYTHON, an interpreter, has (by default this
+one's); all in one run, so that the ratios carry over to other machines. They check nothing. CPU
+seconds are of all threads, peak memory is the child's resident set.
 """
 
 import argparse
-import importlib.util
+import gzip
 import os
 import resource
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -22,9 +25,13 @@ from pathlib import Path
 import numpy as np
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
-PANDAS = {
-    "azure.csv": "import pandas, sys; pandas.read_csv(sys.argv[1])",
-    "canonical.jsonl": "import pandas, sys; pandas.read_json(sys.argv[1], lines=True)",
+OTHERS = {
+    ("pandas", "csv"): "pandas.read_csv(path, parse_dates=[0])",
+    ("pandas", "jsonl"): "pandas.read_json(path, lines=True)",
+    ("polars", "csv"): "polars.read_csv(path, try_parse_dates=True)",
+    ("polars", "jsonl"): "polars.read_ndjson(path)",
+    ("duckdb", "csv"): "duckdb.sql(f'create table t as from read_csv({path!r})')",
+    ("duckdb", "jsonl"): "duckdb.sql(f'create table t as from read_json({path!r})')",
 }
 CHUNK = 100_000
 
@@ -87,24 +94,40 @@ def report(what: str, rows: int, command: Sequence[str]) -> None:
     )
 
 
+def has(python: str, library: str) -> bool:
+    command = [python, "-c", f"import {library}"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--others", default=sys.executable, help="interpreter that has them")
     options = parser.parse_args()
-    rows = options.rows
+    rows, python = options.rows, options.others
+    found = [name for name in ("pandas", "polars", "duckdb") if has(python, name)]
     with tempfile.TemporaryDirectory() as folder:
+        output = str(Path(folder) / "imported.jsonl")
         for name, write in (("azure.csv", write_azure), ("canonical.jsonl", write_canonical)):
             path = Path(folder) / name
             write(path, rows)
-            output = str(Path(folder) / "imported.jsonl")
-            report(
-                f"{name}: tuner trace import", rows,
-                [TUNER, "trace", "import", str(path), "-o", output, "--force"],
-            )  # fmt: skip
-            report(f"{name}: tuner trace show", rows, [TUNER, "trace", "show", "--json", str(path)])
-            if importlib.util.find_spec("pandas") is not None:
-                report(f"{name}: pandas", rows, [sys.executable, "-c", PANDAS[name], str(path)])
+            packed = path.with_name(f"{name}.gz")
+            with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as file:
+                shutil.copyfileobj(plain, file, 2**20)
+            for one in (path, packed):
+                trace = [TUNER, "trace"]
+                show = [*trace, "show", "--json", str(one)]
+                report(f"{one.name}: tuner trace show", rows, show)
+                window = ["--window", "0s+3600s", "--force", "-o", output]
+                report(f"{one.name}: tuner trace cut", rows, [*trace, "cut", str(one), *window])
+                whole = [*trace, "import", str(one), "-o", output, "--force"]
+                report(f"{one.name}: tuner trace import", rows, whole)
+                for library in found:
+                    call = OTHERS[library, one.name.split(".")[1]]
+                    code = f"import sys, {library}; path = sys.argv[1]; {call}"
+                    report(f"{one.name}: {library}", rows, [python, "-c", code, str(one)])
             path.unlink()
+            packed.unlink()
 
 
 if __name__ == "__main__":

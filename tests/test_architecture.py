@@ -36,7 +36,7 @@ HOMES = {
     "torch": set[str](),
     "optuna": {"runs.refine"},
     "plotly": {"commands.compare.plot"},
-    "prometheus_client": {"live.exporter", "live.prometheus"},
+    "prometheus_client": {"capture.spool", "live.exporter", "live.prometheus"},
     "psutil": {"engines.devices"},
     "pynvml": {"engines.gpus"},
     "ray": {"runs.cluster.session"},

@@ -14,6 +14,7 @@ import pytest
 from tests.support.toy_server import ToyEngine, application, served
 from tuner.capture import TraceRecorder
 from tuner.capture.engine_tap import attach
+from tuner.capture.usage import Overheard, Room
 from tuner.trace import trace
 from tuner.trace.trace import Trace, TraceRequest
 
@@ -251,8 +252,45 @@ def test_an_engine_that_is_not_as_expected_still_serves(
     with served(application(engine)) as url:
         assert b"usage" in ask(url)
         assert b"usage" in ask(url)
-    assert caplog.text.count("recording stopped") == 1
+    assert caplog.text.count("a request is not recorded") == 1
     assert not list(folder.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("engine", [None, ToyEngine])
+@pytest.mark.parametrize("token", [2**63, 2**70, -1, -(2**70)])
+def test_a_prompt_that_no_engine_takes_costs_no_other_row(
+    folder: Path, engine: Callable[[], ToyEngine] | None, token: int
+) -> None:
+    with served(application(None if engine is None else engine())) as url:
+        ask(url, prompt=[token] * 32, refuse=400)
+        ask(url, prompt=[token] * 32)
+        ask(url)
+    assert [row.get("status", "ok") for row in rows(folder)] == ["rejected", "ok", "ok"]
+    assert [len(row.get("hash_ids", ())) for row in rows(folder)] == [0, 0, 1]
+
+
+@pytest.mark.parametrize("body", [{"n": 300_000_000}, {"n": 2**31 - 1}, {"n": 16_385}])
+def test_more_answers_than_any_server_gives_are_not_counted_out(
+    folder: Path, body: dict[str, Any]
+) -> None:
+    with served(application(None)) as url:
+        ask(url, refuse=422, **body)
+        ask(url)
+    found = recorded(folder)
+    assert [request.status for request in found.requests] == ["ok"]
+    assert found.header.dropped == {"not_recorded": 1}
+
+
+def test_all_bodies_that_are_kept_at_one_time_are_bounded() -> None:
+    room = Room()
+    kept = [Overheard(room) for _ in range(200)]
+    for one in kept:
+        one.hear_request(b"x" * (4 * 2**20))
+    assert sum(one.size for one in kept) == 64 * 2**20
+    assert sum(one.whole for one in kept) == 16
+    for one in kept:
+        one.leaves()
+    assert room == Room()
 
 
 def test_an_engine_without_generate_is_left_alone() -> None:

@@ -1,5 +1,6 @@
 """A recording's files: whole rows, bounded in size and number, and never in the way."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -7,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
+from prometheus_client import REGISTRY
 
 from tests.support.places import ROOT
 from tuner.capture.environment import Recording, recording
@@ -39,6 +41,11 @@ def fill(target: Spool[int], count: int) -> None:
     for number in range(count):
         target.put(number)
     target.close()
+
+
+def lost(reason: str) -> float:
+    """Return what the server's /metrics says of the requests that were lost."""
+    return REGISTRY.get_sample_value("tuner_requests_not_recorded_total", {"reason": reason}) or 0
 
 
 def files(folder: Path) -> list[Path]:
@@ -135,17 +142,76 @@ def test_prompts_that_wait_for_their_hashes_are_bounded(tmp_path: Path) -> None:
     written.close()
 
 
-def test_a_disk_that_fails_ends_the_recording_and_nothing_else(
+def test_an_item_that_makes_no_row_costs_that_item_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    def only_odd(number: int) -> Row:
+        if number % 2 == 0:
+            raise ValueError(f"{number} is even\x1b[2J")
+        return row(number)
+
+    before = lost("not_recorded")
+    fill(spool(settings(tmp_path), only_odd), 7)
+    (path,) = files(tmp_path)
+    loaded = trace.load(path)
+    assert [request.arrival_s for request in loaded.requests] == [0.001, 0.003, 0.005]
+    assert loaded.header.dropped == {"not_recorded": 4}
+    assert (loaded.header.rows_read, loaded.header.rows_kept) == (7, 3)
+    assert lost("not_recorded") - before == 4
+    assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
+        "tuner: a request is not recorded: ValueError('0 is even\\x1b[2J')"
+    ]
+
+
+def test_a_folder_that_is_gone_costs_what_comes_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = lost("not_written")
     written = spool(settings(tmp_path / "gone"))
     (tmp_path / "gone").rmdir()
+    for number in range(3):
+        written.put(number)
+    tick = threading.Event()
+    while lost("not_written") - before < 3:
+        tick.wait(0.01)
+    (tmp_path / "gone").mkdir()
+    written.put(4)
+    written.close()
+    (path,) = files(tmp_path / "gone")
+    loaded = trace.load(path)
+    assert (len(loaded.requests), loaded.header.dropped) == (1, {"not_written": 3})
+    complaint = f"tuner: a request is not recorded: [Errno 2] No such file or directory: '{path}'"
+    assert [one.getMessage() for one in caplog.records].count(complaint) == 1
+
+
+def test_a_disk_that_takes_half_a_row_keeps_whole_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = spool(settings(tmp_path))
+    real, full = os.write, threading.Event()
+
+    def write(file: int, data: memoryview) -> int:
+        if threading.current_thread().name != "tuner-trace" or not full.is_set():
+            return real(file, data)
+        if len(data) < 20:
+            raise OSError(28, "No space left on device")
+        return real(file, data[: len(data) // 2])
+
+    monkeypatch.setattr(os, "write", write)
+    tick = threading.Event()
+    written.put(0)
+    while not files(tmp_path) or files(tmp_path)[0].read_bytes().count(b"\n") < 2:
+        tick.wait(0.01)
+    before = lost("not_written")
+    full.set()
+    written.put(1)
+    while lost("not_written") == before:
+        tick.wait(0.01)
+    full.clear()
     fill(written, 3)
-    assert written.failed
-    assert [record.getMessage() for record in caplog.records] == [
-        f"tuner: recording stopped: [Errno 2] No such file or directory: '{written.path(0)}'"
-    ]
-    written.put(4)  # no complaint
+    loaded = trace.load(files(tmp_path)[0])
+    assert [request.arrival_s for request in loaded.requests] == [0.0, 0.0, 0.001, 0.002]
+    assert loaded.header.dropped == {"not_written": 1}
 
 
 def test_a_model_with_an_endless_name_leaves_room_for_the_counts(tmp_path: Path) -> None:

@@ -11,10 +11,13 @@ from itertools import islice
 from typing import Any
 
 from tuner.capture.environment import Recording
-from tuner.capture.prefix_ids import LORA, SESSION, prefix_ids, pseudonym
+from tuner.capture.prefix_ids import LORA, SESSION, fits, prefix_ids, pseudonym
 from tuner.capture.spool import breathe
 from tuner.capture.usage import Overheard
-from tuner.trace.formats.reading.record import Row, Status
+from tuner.trace.formats.reading.record import MAX_N, Row, Status
+
+MAX_TOKENS_HASHED = 2**20
+"""Of one prompt; no engine takes a longer one."""
 
 HASH_SLICE = 64
 """Ids made at a stretch, about 0.1 ms, before the event loop may have the GIL."""
@@ -115,9 +118,11 @@ class Call:
 
 
 def row_of(call: Call, origin_s: float, recording: Recording) -> Row:
-    """Return the row; what is unknown is left out."""
+    """Return the row; what is unknown is left out. Raises ValueError for an n that no trace has."""
     if call.overheard is not None:
         call.heard(call.overheard)
+    if not 1 <= call.n <= MAX_N:
+        raise ValueError(f"n is {call.n}")
     lengths = tuple(call.lengths.get(choice, 0) for choice in range(call.n))
     longest: int | None = max(lengths)
     if call.total_length is not None:  # its parts are not known: see the header
@@ -151,6 +156,8 @@ def row_of(call: Call, origin_s: float, recording: Recording) -> Row:
 
 def _hash_ids(call: Call, recording: Recording) -> tuple[int, ...]:
     if call.token_ids is None or call.images or not recording.prefix_ids:
+        return ()
+    if len(call.token_ids) > MAX_TOKENS_HASHED or not fits(call.token_ids):
         return ()
     ids = prefix_ids(
         call.token_ids,

@@ -36,6 +36,9 @@ class Exchange:
     called: bool = False
     """The engine was asked."""
 
+    lost: bool = False
+    """Something failed in recording it: it has no row, and is counted so."""
+
     answered_before: bool = False
     """The engine has answered a call: any that comes now is a further step, such as a beam's."""
 

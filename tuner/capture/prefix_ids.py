@@ -12,7 +12,14 @@ from collections.abc import Iterator, Sequence
 ID_BITS = 53
 """JSON readers that keep numbers as floats read these exactly, too."""
 
+MAX_TOKEN_ID = 2**31
+
 SESSION, LORA = b"session", b"lora"
+
+
+def fits(tokens: Sequence[int]) -> bool:
+    """Whether all of these can be ids of tokens at all: a client sends what it likes."""
+    return len(tokens) == 0 or (min(tokens) >= 0 and max(tokens) < MAX_TOKEN_ID)
 
 
 def prefix_ids(

@@ -1,8 +1,8 @@
 """The middleware that records a server's traffic: ``vllm serve --middleware
 tuner.capture.TraceRecorder``.
 
-It hands on every message untouched. What goes wrong in here is logged once and ends the recording;
-no request fails of it.
+It hands on every message untouched. What goes wrong in here costs the row of that request, is
+counted, and logged once; no request fails of it, and no other row is lost.
 """
 
 # ruff: noqa: ANN401 - ASGI's messages and vLLM's objects have no types of their own
@@ -17,7 +17,7 @@ from tuner.capture.engine_tap import attach
 from tuner.capture.environment import TRACE_OUT, Recording, recording
 from tuner.capture.exchange import CURRENT, NOT_TRAFFIC, REFUSED, Exchange
 from tuner.capture.spool import Spool, log
-from tuner.capture.usage import Overheard
+from tuner.capture.usage import Overheard, Room
 from tuner.errors import TunerError
 from tuner.system.contain_errors import contain_errors
 from tuner.trace.formats.reading.header import TraceHeader
@@ -50,6 +50,7 @@ class TraceRecorder:
         self._spool: Spool[Call] | None = None
         self._settings: Recording | None = None
         self._engine: Any = None
+        self._room = Room()
         self._watching: bool | None = None
         """Whether the engine's own calls are seen; None until the first request."""
 
@@ -64,7 +65,7 @@ class TraceRecorder:
             log.warning("tuner: nothing is recorded: %s", problem)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if self._spool is None or self._spool.failed:
+        if self._spool is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "lifespan":
             try:
@@ -78,30 +79,32 @@ class TraceRecorder:
 
     async def _record(self, scope: Scope, receive: Receive, send: Send) -> None:
         exchange = Exchange(str(scope.get("path", "")), self._emit)
+        token = CURRENT.set(exchange)
         if self._watching is None:
-            contain_errors(self._stop, self._watch, scope)
+            contain_errors(self._lacks, self._watch, scope)
         heard = None
         if not self._watching and exchange.path.endswith(GENERATES):
-            heard = Overheard()
+            heard = Overheard(self._room)
 
         async def receiving() -> Message:
             message = await receive()
-            contain_errors(self._stop, _received, message, exchange, heard)
+            contain_errors(self._lacks, _received, message, exchange, heard)
             return message
 
         def sending(message: Message) -> Awaitable[None]:
             if heard is not None or not message.get("more_body"):  # few of a stream's pieces
-                contain_errors(self._stop, _sends, message, exchange, heard)
+                contain_errors(self._lacks, _sends, message, exchange, heard)
             return send(message)
 
-        token = CURRENT.set(exchange)
         failed = True
         try:
             await self._app(scope, receiving, sending)
             failed = False
         finally:
+            contain_errors(self._lacks, self._ended, exchange, heard, scope, failed)
             CURRENT.reset(token)
-            contain_errors(self._stop, self._ended, exchange, heard, scope, failed)
+            if heard is not None:
+                heard.leaves()
 
     def _ended(
         self, exchange: Exchange, heard: Overheard | None, scope: Scope, failed: bool
@@ -128,7 +131,8 @@ class TraceRecorder:
         self._emit(call)
 
     def _emit(self, call: Call) -> None:
-        if self._spool is None:
+        exchange = CURRENT.get()
+        if self._spool is None or (exchange is not None and exchange.lost):
             return
         size = len(call.token_ids or ())
         if call.overheard is not None:
@@ -145,7 +149,7 @@ class TraceRecorder:
         if engine is not None and self._settings is not None:
             self._engine = engine
             keep = self._settings.prefix_ids
-            self._watching = attach(engine, self._stop, keep_tokens=keep)
+            self._watching = attach(engine, self._lacks, keep_tokens=keep)
 
     def _new_spool(self, settings: Recording) -> Spool[Call]:
         def row(call: Call) -> Any:
@@ -167,12 +171,14 @@ class TraceRecorder:
             missing=missing,
         )
 
-    def _stop(self, problem: Exception) -> None:
-        if self._spool is None:
+    def _lacks(self, problem: Exception) -> None:
+        """Give up the row of the request on whose behalf something failed in here."""
+        exchange = CURRENT.get()
+        if self._spool is None or (exchange is not None and exchange.lost):
             return
-        log.warning("tuner: recording stopped: %s: %s", type(problem).__name__, problem)
-        spool, self._spool = self._spool, None
-        spool.close(wait=False)
+        if exchange is not None:
+            exchange.lost = True
+        self._spool.lacks("not_recorded", problem)
 
 
 def _received(message: Message, exchange: Exchange, heard: Overheard | None) -> None:

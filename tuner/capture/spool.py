@@ -1,20 +1,25 @@
 """A recording's files, written by a thread of their own: whoever records never waits for a disk.
 
-Memory is bounded: what the thread cannot keep up with is counted and not kept.
+Memory is bounded: what the thread cannot keep up with is counted and not kept. What fails, a row
+or a disk, costs what it was about, is counted, and ends nothing.
 """
 
 import logging
 import os
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
+
+import prometheus_client
 
 from tuner.capture.environment import Recording
+from tuner.system.contain_errors import contain_errors
+from tuner.system.foreign_text import printable
 from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import Row
 
@@ -22,6 +27,16 @@ from tuner.trace.formats.reading.record import Row
 log = logging.getLogger("vllm.tuner")
 
 Item = TypeVar("Item")
+
+Loss = Literal["writer_behind", "not_recorded", "not_written"]
+"""Why a request is not in the recording: too many wait, it makes no row, the disk does not take it.
+"""
+
+LOSSES: tuple[Loss, ...] = ("writer_behind", "not_recorded", "not_written")
+LOST = prometheus_client.Counter(
+    "tuner_requests_not_recorded", "Requests that tuner's recording lacks, by reason.", ["reason"]
+)
+"""At the server's own /metrics."""
 
 MAX_PENDING = 20_000
 """Requests that may wait to be written."""
@@ -68,19 +83,24 @@ class Spool(Generic[Item]):
         self._stem = f"{name}-{self.began:%Y%m%dT%H%M%S.%fZ}-{os.getpid()}"
         self._pending: deque[tuple[Item, int]] = deque()
         self._tokens_in = self._tokens_out = 0  # each is changed by one thread only
-        self._lost = self._unhashed = 0
+        self._lost_before: Counter[str] = Counter()
+        """Counted by those who hand over."""
+
+        self._lost_in_writing: Counter[str] = Counter()
+        self._lost_told: Counter[str] = Counter()
+        self._unhashed = 0
+        self._complained: set[str] = set()
+        """What the log was told, and has not got better since."""
+
         self._wake = threading.Event()
         self._closing = False
-        self._failed = False
         self._thread: threading.Thread | None = None
         self._parts: list[_Part] = []
         recording.folder.mkdir(parents=True, exist_ok=True)
         if not os.access(recording.folder, os.W_OK | os.X_OK):
             raise PermissionError(13, "permission denied", str(recording.folder))
-
-    @property
-    def failed(self) -> bool:
-        return self._failed
+        for reason in LOSSES:
+            LOST.labels(reason)
 
     @property
     def waiting(self) -> int:
@@ -99,16 +119,30 @@ class Spool(Generic[Item]):
 
     def put(self, item: Item, *, tokens: int = 0) -> None:
         """Hand over an item, of which ``tokens`` prompt tokens are kept. Never waits."""
-        if self._failed or self._closing:
+        if self._closing:
             return
         if len(self._pending) >= MAX_PENDING:
-            self._lost += 1
+            self.lacks("writer_behind")
             return
         self._tokens_in += tokens
         self._pending.append((item, tokens))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="tuner-trace", daemon=True)
             self._thread.start()
+
+    def lacks(self, reason: Loss, problem: Exception | None = None) -> None:
+        """Count a request that whoever records could not hand over, and why."""
+        self._count(self._lost_before, reason, 1, problem)
+
+    def _count(
+        self, lost: Counter[str], reason: Loss, rows: int, problem: Exception | None
+    ) -> None:
+        lost[reason] += rows
+        LOST.labels(reason).inc(rows)
+        if problem is not None and reason not in self._complained:
+            self._complained.add(reason)
+            said = str(problem) if isinstance(problem, OSError) else repr(problem)
+            log.warning("tuner: a request is not recorded: %s", printable(said)[:200])
 
     def close(self, *, wait: bool = True) -> None:
         """Write what is left, and wait for it. Does nothing the second time."""
@@ -118,31 +152,47 @@ class Spool(Generic[Item]):
             self._thread.join(timeout=10)
 
     def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._wake.wait(WRITE_S)
-                self._drain()
+        while not self._closing:
+            self._wake.wait(WRITE_S)
             self._drain()
-            if self._parts:
-                self._finish(self._parts[-1])
-        except Exception as problem:  # noqa: BLE001 - a recording may stop, the server may not
-            self._failed = True
-            self._pending.clear()
-            log.warning("tuner: recording stopped: %s", problem)
+        self._drain()
+        if self._parts:
+            contain_errors(self._fails, self._finish, self._parts[-1])
 
     def _drain(self) -> None:
         while self._pending:
-            lines = bytearray()
-            rows = 0
-            while self._pending and rows < SLICE and len(lines) < SLICE_BYTES:
-                item, tokens = self._pending.popleft()
-                self._tokens_out += tokens
-                lines += row_line(self._row_of(item))
-                rows += 1
-            self._part(len(lines)).write(lines, rows)
+            lines, rows = self._lines()
+            if rows and contain_errors(self._fails, self._write, lines, rows) is None:
+                self._count(self._lost_in_writing, "not_written", rows, None)
             breathe()
         if self._parts:
-            self._parts[-1].sync(every_s=SYNC_S)
+            contain_errors(self._fails, self._parts[-1].sync, every_s=SYNC_S)
+
+    def _lines(self) -> tuple[bytearray, int]:
+        """Return the next rows as lines, and their number; those that fail are counted."""
+        lines = bytearray()
+        rows = 0
+        for _ in range(SLICE):
+            if not self._pending or len(lines) >= SLICE_BYTES:
+                break
+            item, tokens = self._pending.popleft()
+            self._tokens_out += tokens
+            try:
+                lines += row_line(self._row_of(item))
+            except Exception as problem:  # noqa: BLE001 - whatever a client sent
+                self._count(self._lost_in_writing, "not_recorded", 1, problem)
+            else:
+                rows += 1
+        return lines, rows
+
+    def _write(self, lines: bytearray, rows: int) -> bool:
+        self._part(len(lines)).write(lines, rows)
+        self._complained.discard("not_written")
+        return True
+
+    def _fails(self, problem: Exception) -> None:
+        """Say once that the disk does not take what is written, until it does again."""
+        self._count(self._lost_in_writing, "not_written", 0, problem)
 
     def _part(self, coming: int) -> "_Part":
         """Return the file to write to: the next one where the last is full."""
@@ -162,8 +212,9 @@ class Spool(Generic[Item]):
     def _finish(self, part: "_Part") -> None:
         """Enter the counts into the header and let go of the file."""
         header = self._full_header()
-        dropped = {"writer_behind": self._lost} if self._lost else {}
-        self._lost = 0
+        lost = self._lost_before + self._lost_in_writing
+        dropped = dict(lost - self._lost_told)
+        self._lost_told = lost
         notes = header.notes
         if self._unhashed:
             notes = (*notes, f"{self._unhashed} requests without hash_ids: the writer was behind")
@@ -198,10 +249,20 @@ class _Part:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._synced_s = time.monotonic()
         self._dirty = True
-        self._append(_padded(header))
+        try:
+            self._append(_padded(header))
+        except OSError:
+            os.close(self._file)
+            path.unlink()
+            raise
 
     def write(self, lines: bytes | bytearray, rows: int) -> None:
-        self._append(lines)
+        """Write all of it, or nothing. Raises OSError."""
+        try:
+            self._append(lines)
+        except OSError:
+            os.ftruncate(self._file, self.size)
+            raise
         self.rows += rows
         self.size += len(lines)
         self._dirty = True

@@ -74,12 +74,12 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
         """Never raises: an exception in here would kill the engine."""
         del scheduler_stats, mm_cache_stats
         if self._spool is not None and iteration_stats is not None:
-            contain_errors(self._stop, self._record, iteration_stats, engine_idx)
+            contain_errors(self._lacks, self._record, iteration_stats, engine_idx)
 
     def record_admission_rejection(self, reason: str) -> None:
         if self._spool is not None:
             now_s = time.monotonic() - self._spool.origin_s
-            contain_errors(self._stop, self._spool.put, Finished(now_s, None, str(reason)))
+            contain_errors(self._lacks, self._spool.put, Finished(now_s, None, str(reason)))
 
     def log_engine_initialized(self) -> None:
         """There is nothing to say."""
@@ -92,11 +92,9 @@ class EngineRecorder(AggregateStatLoggerBase):  # type: ignore[misc] # Any, wher
             engine = engine_idx if self._several else None
             self._spool.put(Finished(end_s, engine, str(stats.finish_reason), stats))
 
-    def _stop(self, problem: Exception) -> None:
-        log.warning("tuner: recording stopped: %s: %s", type(problem).__name__, problem)
+    def _lacks(self, problem: Exception) -> None:
         if self._spool is not None:
-            self._spool.close(wait=False)
-        self._spool = None
+            self._spool.lacks("not_recorded", problem)
 
 
 def row_of(finished: Finished) -> Row:

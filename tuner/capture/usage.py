@@ -13,6 +13,9 @@ import msgspec
 MAX_BODY_BYTES = 4 * 2**20
 """Of a request or an answer; what is longer is not looked at, and its row lacks its lengths."""
 
+MAX_OPEN_BYTES = 64 * 2**20
+"""Of all requests and answers that are kept at one time; what comes then is not looked at."""
+
 MAX_CHUNKS = 256
 """Chunks with a finish reason or with usage that are kept of one stream."""
 
@@ -57,15 +60,33 @@ class Heard:
 
 
 @dataclass(slots=True)
+class Room:
+    """How much of all requests under way is kept at one time."""
+
+    left_bytes: int = MAX_OPEN_BYTES
+
+    def take(self, size: int) -> bool:
+        """Take so many bytes; return False, and take none, where they are not left."""
+        if size > self.left_bytes:
+            return False
+        self.left_bytes -= size
+        return True
+
+
+@dataclass(slots=True)
 class Overheard:
     """The bytes that went over the wire for one request."""
+
+    room: Room = field(default_factory=Room)
+    taken_bytes: int = 0
+    """Of the room."""
 
     request: bytearray = field(default_factory=bytearray)
     answer: bytearray = field(default_factory=bytearray)
     chunks: list[bytes] = field(default_factory=list)
     streamed: bool = False
     whole: bool = True
-    """False once something was too long to keep."""
+    """False once something was too long to keep, or there was no room."""
 
     usage: Any = None
     """What vLLM leaves in the request's state, also where the client asked for no usage."""
@@ -82,7 +103,8 @@ class Overheard:
         if not self.streamed:
             self._keep(self.answer, body)
             return False
-        if len(self.chunks) < MAX_CHUNKS and (b'"usage"' in body or b'"finish_reason":"' in body):
+        tells = b'"usage"' in body or b'"finish_reason":"' in body
+        if tells and len(self.chunks) < MAX_CHUNKS and self._takes(len(body)):
             self.chunks.append(body)
         return body.startswith(b"data: {")
 
@@ -115,11 +137,23 @@ class Overheard:
         return [event[6:] for event in events if event.startswith(b"data: {")]
 
     def _keep(self, kept: bytearray, body: bytes) -> None:
-        if len(kept) + len(body) > MAX_BODY_BYTES:
+        if not self.whole:
+            return
+        if len(kept) + len(body) <= MAX_BODY_BYTES and self._takes(len(body)):
+            kept += body
+        else:
             self.whole = False
             kept.clear()
-        elif self.whole:
-            kept += body
+
+    def _takes(self, size: int) -> bool:
+        taken = self.room.take(size)
+        self.taken_bytes += size if taken else 0
+        return taken
+
+    def leaves(self) -> None:
+        """Give the room back: the request is over, and what is kept of it is counted elsewhere."""
+        self.room.take(-self.taken_bytes)
+        self.taken_bytes = 0
 
 
 def _hear_request(body: bytearray, heard: Heard) -> None:
