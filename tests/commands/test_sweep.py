@@ -234,6 +234,7 @@ def test_resuming_with_other_options_is_refused(swept: Path) -> None:
         (["--window", "noon"], 2, "--window: cannot read 'noon'"),
         (["--window", "9h+60s"], 3, "no request arrives there"),
         (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
+        (["--confirm", "server"], 2, "--confirm server is for a real engine"),
         (["--ceiling", "4096"], 4, "max_num_batched_tokens (2048) is smaller than max_num_seqs"),
         (["--trace", "nothing.jsonl"], 3, "nothing.jsonl"),
         (["--world", "nothing.yaml"], 3, "nothing.yaml"),

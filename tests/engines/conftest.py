@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 import pytest
 
 from tuner.engines.seam import ArgumentValue, Engine, EngineRequest, Reply, Starter
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, WorldKv, WorldStep
@@ -14,7 +15,11 @@ from tuner.engines.vllm.start import VllmStarter
 CEILING = 8
 """The max_num_seqs that the shared engines are started with."""
 
-KINDS = ["sim", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone])]
+CHEAP = ["sim", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone])]
+"""Engines that start in seconds."""
+
+KINDS = [*CHEAP, pytest.param("serve", marks=[pytest.mark.vllm, pytest.mark.alone])]
+"""A server takes half a minute to start: one serves all tests."""
 
 VLLM_ROOMY: Mapping[str, ArgumentValue] = {
     "model": "tuner:tiny",
@@ -51,7 +56,8 @@ def starter(kind: str, *, cramped: bool) -> tuple[Starter, asyncio.Runner]:
     if kind == "sim":
         machine = world(blocks=12, block_size=32) if cramped else world(blocks=300, block_size=128)
         return SimStarter(machine), asyncio.Runner(loop_factory=VirtualTimeLoop)
-    return VllmStarter(VLLM_CRAMPED if cramped else VLLM_ROOMY), asyncio.Runner()
+    starts = ServerStarter if kind == "serve" else VllmStarter
+    return starts(VLLM_CRAMPED if cramped else VLLM_ROOMY), asyncio.Runner()
 
 
 def rig(kind: str, *, cramped: bool) -> Iterator[EngineRunner]:
@@ -74,7 +80,7 @@ def roomy(shared: EngineRunner) -> Iterator[EngineRunner]:
     shared.run(restore(shared.engine))
 
 
-@pytest.fixture(scope="session", params=KINDS)
+@pytest.fixture(scope="session", params=CHEAP)
 def cramped(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
     """An engine whose KV cache holds 384 tokens."""
     yield from rig(request.param, cramped=True)

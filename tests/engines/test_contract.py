@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.conftest import (
     CEILING,
-    KINDS,
+    CHEAP,
     EngineRunner,
     generate,
     generate_all,
@@ -48,7 +48,11 @@ def test_the_token_budget_does_not_move_with_max_num_seqs(roomy: EngineRunner) -
 @pytest.mark.parametrize("output", [1, 2, 17])
 def test_exactly_the_asked_number_of_tokens_comes(roomy: EngineRunner, output: int) -> None:
     reply = roomy.run(generate(roomy.engine, request(1, prompt=20, output=output)))
+    roomy.run(roomy.engine.take_iterations())  # which completes it
     assert reply.output_tokens == output
+    assert len(reply.seen_s) + reply.merged_outputs == output
+    assert reply.seen_s == sorted(set(reply.seen_s))
+    assert (reply.seen_s[0], reply.seen_s[-1]) == (reply.first_token_s, reply.last_token_s)
     assert len(reply.output_s) + reply.merged_outputs >= min(output, 2)
     assert reply.output_s == sorted(set(reply.output_s))
     assert reply.first_token_s is not None
@@ -64,17 +68,17 @@ def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(
 ) -> None:
     async def main() -> tuple[list[Reply], IterationLog]:
         await roomy.engine.set_limits(max_num_seqs=3, max_num_batched_tokens=512)
-        requests = [request(name, prompt=10, output=20) for name in range(7)]
+        requests = [request(name, prompt=10, output=150) for name in range(7)]
         replies = await generate_all(roomy.engine, *requests)
         return replies, await roomy.engine.take_iterations()
 
     replies, log = roomy.run(main())
-    assert [reply.output_tokens for reply in replies] == [20] * 7
+    assert [reply.output_tokens for reply in replies] == [150] * 7
     assert log["running"].max() == 3
     assert (log["decode_seqs"] + log["prefill_seqs"]).max() == 3
     assert log["waiting"].max() == 4
     waits = [reply.queue_s for reply in replies if reply.queue_s is not None]
-    # Nobody leaves before the 20th iteration, so four wait longer than the first ten take.
+    # Nobody leaves before the 150th iteration, so four wait longer than the first ten take.
     assert sum(wait > log["duration_s"][:10].sum() for wait in waits) == 4
 
 
@@ -181,7 +185,7 @@ def test_a_lone_request_shows_its_context_grow_and_its_blocks(roomy: EngineRunne
     block = roomy.engine.facts.block_size
     assert log["kv_blocks_used"].tolist() == [-(-tokens // block) for tokens in range(100, 150)]
     assert len(log) == 50
-    assert len(reply.output_s) == 50 or reply.merged_outputs  # read late, two tokens come as one
+    assert len(reply.seen_s) == 50 or reply.merged_outputs  # read late, two tokens come as one
     # An iteration ends when its token is out, to within the engine's own accounting.
     ends = log["start_s"] + log["duration_s"]
     nearest = np.abs(ends[:, None] - np.array(reply.output_s)).min(axis=0)
@@ -225,8 +229,11 @@ def test_outputs_that_are_read_late_are_counted_as_merged(roomy: EngineRunner) -
 
     reply = roomy.run(main())
     assert reply.output_tokens == 60
-    late = roomy.engine.facts.engine == "vllm"  # virtual time stands still meanwhile
-    assert (reply.merged_outputs > 0) == (len(reply.output_s) < 60) == late
+    assert len(reply.seen_s) + reply.merged_outputs == 60
+    engine = roomy.engine.facts.engine
+    if engine != "serve":  # whose client is another process, and has merged what its server has
+        late = engine == "vllm"  # virtual time stands still meanwhile
+        assert (reply.merged_outputs > 0) == (len(reply.output_s) < 60) == late
 
 
 def test_a_request_that_cannot_be_served_fails_alone(roomy: EngineRunner) -> None:
@@ -252,7 +259,7 @@ def test_without_kv_blocks_sequences_are_preempted_and_still_complete(
     replies, log = cramped.run(main())
     assert [reply.output_tokens for reply in replies] == [96] * 6
     assert log["preemptions"].sum() > 0
-    assert log["preemptions"].sum() == sum(reply.preemptions for reply in replies)
+    assert log["preemptions"].sum() == sum(reply.preemptions or 0 for reply in replies)
     assert log["recomputed_tokens"].sum() >= 32
     assert log["kv_blocks_used"].max() == cramped.engine.facts.kv_blocks == 12
     computed = log["prefill_tokens"].sum() + log["cached_tokens"].sum()
@@ -264,7 +271,7 @@ def resumptions(log: IterationLog) -> int:
     return int(log["preemptions"].sum())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", CHEAP)
 def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
     start, runner = starter(kind, cramped=True)
 
@@ -292,13 +299,15 @@ def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
 def test_a_prompt_is_found_again_until_the_prefix_cache_is_reset(roomy: EngineRunner) -> None:
     one = request(1, prompt=2 * roomy.engine.facts.block_size + 10, output=2)
 
-    async def main() -> tuple[list[int], int]:
+    async def main() -> tuple[list[int | None], int]:
         replies = [await generate(roomy.engine, one), await generate(roomy.engine, one)]
+        first = await roomy.engine.take_iterations()
         await idle(roomy.engine)
         await roomy.engine.reset_prefix_cache()
         replies.append(await generate(roomy.engine, one))
         log = await roomy.engine.take_iterations()
-        return [reply.cached_tokens for reply in replies], int(log["cached_tokens"].sum())
+        cached = int(first["cached_tokens"].sum() + log["cached_tokens"].sum())
+        return [reply.cached_tokens for reply in replies], cached
 
     caches = roomy.engine.facts.arguments["enable_prefix_caching"]  # the simulated engine has none
     found = 2 * roomy.engine.facts.block_size if caches else 0

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.seam import ITERATION, EngineFacts, IterationLog
 from tuner.replay.iterations import BatchTime, KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.records import Replay, RequestRecord
@@ -13,6 +13,16 @@ from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo
 from tuner.twin.uncertainty import Block, Purpose, Trial
+
+
+def facts(**changes: Any) -> EngineFacts:  # noqa: ANN401 - any field
+    """Return what a small engine says of itself."""
+    values: dict[str, Any] = {
+        "engine": "serve", "arguments": {"max_num_seqs": 8, "max_num_batched_tokens": 512},
+        "max_model_len": 1024, "vocab_size": 2048, "block_size": 16, "kv_blocks": 100,
+        "start_s": 1.0, "versions": {}, "device": {"name": "a machine"},
+    }  # fmt: skip
+    return EngineFacts(**{**values, **changes})
 
 
 def flat(seconds: float) -> Spread:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.engines.server import control_client
-from tuner.engines.server.protocol import About, Limits, Log, Refused, State
+from tuner.engines.server.protocol import About, Limits, Log, Refused, Served, State
 from tuner.live.control import socket_files
 from tuner.live.control.control import LiveControl
 from tuner.live.control.listener import Listener
@@ -35,6 +35,8 @@ class Numbers:
     rows: list[str] = field(default_factory=list)
     """Base64, a part each."""
 
+    served: list[Served] = field(default_factory=list)
+
     def limits(self) -> Limits:
         return self.set
 
@@ -54,7 +56,8 @@ class Numbers:
 
     def take_log(self, *, go_on: bool) -> Log:
         rows, self.rows = self.rows[:1], self.rows[1:] if go_on else []
-        return Log(rows="".join(rows), served=[], lost=0, more=bool(self.rows))
+        served, self.served = self.served, []
+        return Log(rows="".join(rows), served=served, lost=0, more=bool(self.rows))
 
     def _check_idle(self) -> None:
         if self.running or self.waiting:

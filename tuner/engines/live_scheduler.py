@@ -227,4 +227,5 @@ def arguments_of(config: Any) -> dict[str, str | int | float | bool | None]:
         "max_num_batched_tokens": int(config.scheduler_config.max_num_batched_tokens),
         "enable_prefix_caching": bool(cache.enable_prefix_caching),
         "max_model_len": int(model.max_model_len),
+        "block_size": int(cache.block_size),
     }

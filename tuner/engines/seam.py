@@ -46,7 +46,7 @@ class EngineFacts:
     """The facts that a started engine tells of itself."""
 
     engine: str
-    """``vllm`` or ``sim``."""
+    """``vllm``, ``serve`` (the same behind a server) or ``sim``."""
 
     arguments: Mapping[str, ArgumentValue]
     """Every engine argument that was pinned, by vLLM's name, as resolved."""
@@ -91,7 +91,13 @@ class EngineRequest:
 
 @dataclass(slots=True)
 class Reply:
-    """The part of one answer that has come so far. The engine fills it while it generates."""
+    """The part of one answer that has come so far.
+
+    The engine fills it while it generates; what only its log tells, when the iterations are taken.
+    """
+
+    sent_s: float | None = None
+    """When it left, where another process has sent it; None: when ``generate`` was called."""
 
     output_tokens: int = 0
     first_token_s: float | None = None
@@ -100,17 +106,23 @@ class Reply:
     last_token_s: float | None = None
     """When we saw the newest token."""
 
+    seen_s: list[float] = field(default_factory=list)
+    """When we saw something come, be it the token of one iteration or, read late, of several."""
+
     output_s: list[float] = field(default_factory=list)
-    """The engine's own time of each output, free of our event loop's delay."""
+    """The engine's own time of each output; of a server's the first and the last only. Empty where
+    it does not tell."""
 
     merged_outputs: int = 0
-    """Outputs that held the tokens of more than one iteration because we read too late."""
+    """Tokens that came together with others because we, or a server, read too late."""
 
     queue_s: float | None = None
-    """First QUEUED to first SCHEDULED, the engine's interval."""
+    """First QUEUED to first SCHEDULED, the engine's interval; None where it does not tell."""
 
-    cached_tokens: int = 0
-    preemptions: int = 0
+    cached_tokens: int | None = None
+    """None where it does not tell."""
+
+    preemptions: int | None = None
     transfer_s: float | None = None
     """What a queue between us and the engine took to carry request and reply; None without one."""
 
@@ -147,7 +159,8 @@ class Engine(Protocol):
         ...
 
     async def take_iterations(self) -> IterationLog:
-        """Return the iterations since the last call, and forget them."""
+        """Return the iterations since the last call, and forget them; complete the replies of the
+        requests that have finished since."""
         ...
 
     async def stop(self) -> None:

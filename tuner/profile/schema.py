@@ -91,7 +91,9 @@ class EngineSeconds(Section):
 class Provenance(Section):
     """The provenance of the numbers."""
 
-    engine: Literal["vllm", "sim"]
+    engine: Literal["vllm", "serve", "sim"]
+    """What was measured on: vLLM in tuner's own process, vLLM behind a server, or a simulation."""
+
     device: dict[str, JsonValue]
     versions: dict[str, str]
     model: str
@@ -110,6 +112,10 @@ class Provenance(Section):
 
     ranks: Count = 1
     """Of a data-parallel server, of which one was measured: every number is one rank's."""
+
+    confirm: Literal["inproc", "server"] | None = None
+    """Where the engine ran that confirmed the choice: in tuner's process, or behind a server; None
+    where none did, or an older tuner measured."""
 
     @property
     def of_ranks(self) -> str | None:

@@ -87,7 +87,7 @@ class Measurement:
     in_flight_peak: int
     lag_p99_s: float
     merged_share: float
-    """Outputs that we read too late to time singly / all outputs."""
+    """Output tokens that came together with others, too late to time singly / all of them."""
 
     cut: str | None
     device: DeviceUse | None
@@ -179,7 +179,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         preemptions=int(work["preemptions"].sum()),
         recomputed_tokens=int(work["recomputed_tokens"].sum()),
         prefix_cache_hit_rate=(
-            sum(record.cached_tokens for record in done)
+            sum(record.cached_tokens or 0 for record in done)
             / max(1, sum(record.input_length for record in done))
         ),
         running_mean=time_mean(scored_work, "running"),
@@ -191,7 +191,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=lag_p99_s(blocks),
         merged_share=sum(record.merged_outputs for record in seen)
-        / max(1, sum(len(record.itl_s) + 1 for record in seen if record.output_tokens)),
+        / max(1, sum(record.output_tokens for record in seen)),
         cut=next((block.cut for block in blocks if block.cut), None),
         device=device_use([block.device for block in blocks]),
         ruled_out=all(block.ruled_out for block in blocks),

@@ -47,7 +47,7 @@ async def probe(
                 hint="Try the engine arguments with vllm serve first.",
             ) from failure
         assert reply.first_token_s is not None
-        outputs = reply.output_s
+        outputs = reply.seen_s
         tpot_s = (outputs[-1] - outputs[0]) / (tokens - 1) if tokens > 1 else None
         results.append(ProbeResult(request.input_length, reply.first_token_s - start_s, tpot_s))
     return results[1:]

@@ -50,14 +50,20 @@ class RequestRecord:
     first_token_s: float | None = None
     last_token_s: float | None = None
     tpot_s: float | None = None
-    """(last - first output) / (tokens - 1) on the engine's clock; None below two tokens."""
+    """(last - first output) / (tokens - 1) as its client saw them; None below two tokens, and
+    where they came all at once."""
+
+    engine_tpot_s: float | None = None
+    """The same by the engine's own times; None where it does not tell them."""
 
     itl_s: tuple[float, ...] = ()
-    """Gaps between successive outputs on the engine's clock."""
+    """Gaps between successive outputs as the client saw them."""
 
     queue_s: float | None = None
-    cached_tokens: int = 0
-    preemptions: int = 0
+    cached_tokens: int | None = None
+    """This and the next: None where the engine does not tell."""
+
+    preemptions: int | None = None
     merged_outputs: int = 0
     transfer_s: float | None = None
     """What a queue to and from the engine took; None without one."""

@@ -5,7 +5,7 @@ from that *planned* time: no slow engine hides by delaying the next one (coordin
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -51,7 +51,11 @@ class _Flight:
     due_s: float
     """When it had to leave, from the start of the replay."""
 
+    sent_s: float
     replies: list[Reply]
+    outcome: Outcome = "failed"
+    error: str | None = None
+    end_s: float = 0.0
 
 
 async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watched
@@ -76,18 +80,19 @@ async def replay(  # noqa: PLR0913 - the plan, where it goes, and how it is watc
     elapsed_s = run.loop.time() - run.start_s
     iterations = (await engine.take_iterations()).copy()
     iterations["start_s"] -= run.start_s
+    records = [_record(flight, run.start_s) for flight in run.landed]  # now they are complete
     return Replay(
         max_num_seqs=max_num_seqs,
         scored_from_s=scored_from_s,
         window_s=window_s,
         elapsed_s=elapsed_s,
-        records=tuple(sorted(run.records, key=lambda record: (record.planned_s, record.row))),
+        records=tuple(sorted(records, key=lambda record: (record.planned_s, record.row))),
         iterations=iterations,
         kv_blocks=engine.facts.kv_blocks,
         token_budget=engine.facts.max_num_batched_tokens,
         cut=run.cut,
         attainment_bound=run.bound,
-        unsent=run.scored - sum(record.scored for record in run.records),
+        unsent=run.scored - sum(record.scored for record in records),
         start_s=run.start_s,
     )
 
@@ -114,7 +119,7 @@ class _Run:
         }
         """Row → when it ended, from the start of the replay: what a next turn waits for."""
 
-        self.records: list[RequestRecord] = []
+        self.landed: list[_Flight] = []
         self.misses = 0
         self.cut: str | None = None
         self.bound = 1.0
@@ -163,30 +168,29 @@ class _Run:
     async def _send(self, index: int, request: PlannedRequest) -> None:
         due_s = await self._due_s(request)
         sent_s = self.loop.time() - self.start_s
-        flight = _Flight(request, due_s, [Reply() for _ in range(request.n)])
+        flight = _Flight(request, due_s, sent_s, [Reply() for _ in range(request.n)])
         self.flights[index] = flight
         deadline_s = (
             None if request.abort_after_s is None else self.start_s + due_s + request.abort_after_s
         )
-        outcome: Outcome = "failed"
-        error = None
         try:
             async with asyncio.timeout_at(deadline_s):
                 await self._generate(index, flight)
-            outcome = "ok"
+            flight.outcome = "ok"
         except TimeoutError:
-            outcome = "aborted"
+            flight.outcome = "aborted"
         except RequestFailedError as failure:
-            error = str(failure)
+            flight.error = str(failure)
         except asyncio.CancelledError:
-            outcome = "cut"
+            flight.outcome = "cut"
             raise
         finally:
             del self.flights[index]
-            record = self._record(flight, sent_s, outcome, error)
-            self.records.append(record)
+            flight.end_s = self.loop.time() - self.start_s
+            self.landed.append(flight)
             if not self.ends[request.row].done():
-                self.ends[request.row].set_result(record.end_s)
+                self.ends[request.row].set_result(flight.end_s)
+            record = _record(flight, self.start_s)
             if record.scored and not record.meets(self.cut_rule.slo):
                 self.misses += 1
 
@@ -216,7 +220,7 @@ class _Run:
             await asyncio.sleep(WATCH_S)
             now_s = self.loop.time() - self.start_s
             if self.progress is not None:
-                self.progress(now_s, len(self.records), len(self.flights))
+                self.progress(now_s, len(self.landed), len(self.flights))
             rule = self.cut_rule
             if rule.drain_s is not None and now_s >= self.plan[-1].planned_s + rule.drain_s:
                 return
@@ -236,46 +240,59 @@ class _Run:
                 self.bound = bound
                 return
 
-    def _record(
-        self, flight: _Flight, sent_s: float, outcome: Outcome, error: str | None
-    ) -> RequestRecord:
-        request, replies, start_s = flight.request, flight.replies, self.start_s
-        slowest = max(replies, key=lambda reply: (reply.last_token_s or 0.0, reply.output_tokens))
-        firsts = [reply.first_token_s for reply in replies if reply.first_token_s is not None]
-        gaps = tuple(
-            float(gap) for reply in replies for gap in np.diff(np.asarray(reply.output_s, float))
-        )
-        outputs = slowest.output_s
-        return RequestRecord(
-            row=request.row,
-            scored=request.scored,
-            input_length=len(request.prompt_token_ids),
-            output_length=request.output_length,
-            planned_s=flight.due_s,
-            sent_s=sent_s,
-            outcome=outcome,
-            end_s=self.loop.time() - start_s,
-            output_tokens=sum(reply.output_tokens for reply in replies),
-            first_token_s=min(firsts) - start_s if firsts else None,
-            last_token_s=(
-                slowest.last_token_s - start_s
-                if outcome == "ok" and slowest.last_token_s is not None
-                else None
-            ),
-            tpot_s=(
-                (outputs[-1] - outputs[0]) / (slowest.output_tokens - 1)
-                if slowest.output_tokens > 1
-                else None
-            ),
-            itl_s=gaps,
-            queue_s=replies[0].queue_s,
-            cached_tokens=sum(reply.cached_tokens for reply in replies),
-            preemptions=sum(reply.preemptions for reply in replies),
-            merged_outputs=sum(reply.merged_outputs for reply in replies),
-            transfer_s=slowest.transfer_s,
-            held_s=slowest.held_s,
-            error=error,
-        )
+
+def _record(flight: _Flight, start_s: float) -> RequestRecord:
+    request, replies = flight.request, flight.replies
+    slowest = max(replies, key=lambda reply: (reply.last_token_s or 0.0, reply.output_tokens))
+    firsts = [reply.first_token_s for reply in replies if reply.first_token_s is not None]
+    sent = [reply.sent_s - start_s for reply in replies if reply.sent_s is not None]
+    gaps = tuple(
+        float(gap) for reply in replies for gap in np.diff(np.asarray(reply.seen_s, float))
+    )
+    return RequestRecord(
+        row=request.row,
+        scored=request.scored,
+        input_length=len(request.prompt_token_ids),
+        output_length=request.output_length,
+        planned_s=flight.due_s,
+        sent_s=max(sent, default=flight.sent_s),
+        outcome=flight.outcome,
+        end_s=flight.end_s,
+        output_tokens=sum(reply.output_tokens for reply in replies),
+        first_token_s=min(firsts) - start_s if firsts else None,
+        last_token_s=(
+            slowest.last_token_s - start_s
+            if flight.outcome == "ok" and slowest.last_token_s is not None
+            else None
+        ),
+        tpot_s=_per_token_s(slowest.seen_s, slowest.output_tokens),
+        engine_tpot_s=_per_token_s(slowest.output_s, slowest.output_tokens),
+        itl_s=gaps,
+        queue_s=replies[0].queue_s,
+        cached_tokens=_sum(reply.cached_tokens for reply in replies),
+        preemptions=_sum(reply.preemptions for reply in replies),
+        merged_outputs=sum(reply.merged_outputs for reply in replies),
+        transfer_s=slowest.transfer_s,
+        held_s=slowest.held_s,
+        error=flight.error,
+    )
+
+
+def _per_token_s(times_s: Sequence[float], tokens: int) -> float | None:
+    """Return the time of an output token after the first; None where they came all at once."""
+    if tokens < 2 or len(times_s) < 2:
+        return None
+    return (times_s[-1] - times_s[0]) / (tokens - 1)
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    """Return the sum; None where one is not known."""
+    total = 0
+    for count in counts:
+        if count is None:
+            return None
+        total += count
+    return total
 
 
 def _first(error: BaseException) -> BaseException:

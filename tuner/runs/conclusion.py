@@ -260,7 +260,7 @@ def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> 
         sent = workload.sent_in(workload.windows[number])
         endless = traffic_of(sent, hash_block_size=hash_block_size, hit_share=1.0)
         could += int(endless.cached_length.sum())
-        had += sum(record.cached_tokens for record in replay.records)
+        had += sum(record.cached_tokens or 0 for record in replay.records)
     return min(1.0, had / could) if could else 0.0
 
 
@@ -288,6 +288,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         aa_check=agreed(conclusion, evidence),
         predictions=predictions(conclusion, workload, settings),
         facts=facts,
+        ladder_engine=evidence.ladder_engine(),
         starts_s=evidence.starts_s(),
         replay_s=evidence.replay_s(),
         dropped=dropped,

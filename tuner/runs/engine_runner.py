@@ -53,15 +53,19 @@ class Watcher(Protocol):
 class EngineRunner:
     """The engine that is up, if one is, and where what it shows is kept."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what it runs, and who is told
         self,
         starter: Starter,
         settings: SweepSettings,
         evidence: Evidence,
         watcher: Watcher,
         read_device: Read | None,
+        *,
+        confirming: Starter | None = None,
     ) -> None:
+        """``confirming`` starts the engine that confirms, if ``starter`` does not."""
         self.starter, self.settings = starter, settings
+        self.confirming = confirming or starter
         self.evidence, self.watcher = evidence, watcher
         self.recorder = Recorder(evidence.journal)
         self.read_device = read_device
@@ -77,7 +81,8 @@ class EngineRunner:
             await self.stop()
             size = self.settings.ceiling if live else max_num_seqs
             self.watcher.stage(f"starting the engine with max_num_seqs={size}")
-            self.engine = await self.starter.start(max_num_seqs=size)
+            starter = self.confirming if purpose == "confirm" else self.starter
+            self.engine = await starter.start(max_num_seqs=size)
             self.built_for = built_for
             self.evidence.check_machine(self.engine.facts)
             self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)

@@ -73,15 +73,21 @@ class Evidence:
         """Return what the newest engine said of itself."""
         return EngineFacts(**list(self.journal.of("start"))[-1]["facts"])
 
+    def ladder_engine(self) -> str:
+        """Return what kind the first engine was."""
+        return str(next(iter(self.journal.of("start")))["facts"]["engine"])
+
     def engines(self) -> list[int]:
         """Return the sizes of the engines that were started, in order; one that was started again
         because its run was interrupted counts once."""
         starts = {(one["purpose"], one["max_num_seqs"]): None for one in self.journal.of("start")}
         return [size for _, size in starts]
 
-    def unloaded(self) -> Unloaded | None:
-        """Return what an idle engine does, None before it was probed."""
+    def unloaded(self, purpose: str = "ladder") -> Unloaded | None:
+        """Return what an idle engine of this purpose does, None before it was probed."""
         for event in self.journal.of("probe"):
+            if event.get("purpose", "ladder") != purpose:
+                continue
             results = event["results"]
             return fit_unloaded(
                 [one["input_length"] for one in results],
@@ -89,6 +95,11 @@ class Evidence:
                 [one["tpot_s"] for one in results if one["tpot_s"] is not None],
             )
         return None
+
+    def user_unloaded(self) -> Unloaded | None:
+        """Return what an idle engine does as its users see it: behind the server that confirms,
+        where there is one."""
+        return self.unloaded("confirm") or self.unloaded()
 
     def selection(self) -> Selection | None:
         """Return what this run replays, None before it was selected."""

@@ -55,7 +55,7 @@ _STORED_PURPOSES = {
 
 _PURPOSES = {stored: purpose for purpose, stored in _STORED_PURPOSES.items()}
 
-_INTEGERS = {one.name for one in fields(RequestRecord) if one.type is int}
+_INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int | None}}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
 
 

@@ -97,6 +97,9 @@ class SweepOutcome:
     facts: EngineFacts
     """Of the confirming engine where there was one, else of the ladder's."""
 
+    ladder_engine: str
+    """What the ladder was measured on, as ``facts.engine`` says of the confirming one."""
+
     starts_s: tuple[float, ...]
     replay_s: float
     dropped: Mapping[str, int]

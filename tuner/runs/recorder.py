@@ -22,8 +22,9 @@ class Recorder:
     def add_start(self, facts: EngineFacts, *, purpose: str, max_num_seqs: int) -> None:
         self.append("start", purpose=purpose, max_num_seqs=max_num_seqs, facts=asdict(facts))
 
-    def add_probes(self, results: list[ProbeResult]) -> None:
-        self.append("probe", results=[asdict(one) for one in results])
+    def add_probes(self, results: list[ProbeResult], *, purpose: str = "ladder") -> None:
+        """Keep what an idle engine of this purpose does."""
+        self.append("probe", purpose=purpose, results=[asdict(one) for one in results])
 
     def add_selection(self, selection: Selection) -> None:
         self.append("choice", **asdict(selection))

@@ -276,7 +276,8 @@ def _promise(outcome: SweepOutcome) -> Promise:
 
 def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, Any]) -> Provenance:
     return Provenance(
-        engine="sim" if facts.engine == "sim" else "vllm",
+        engine=cast("Any", outcome.ladder_engine),
+        confirm=_confirmed_by(outcome),
         device=cast("dict[str, JsonValue]", dict(facts.device)),
         versions=dict(facts.versions),
         model=str(facts.arguments["model"]),
@@ -285,6 +286,12 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
         twin_error=_twin_error(outcome),
         **origin,
     )
+
+
+def _confirmed_by(outcome: SweepOutcome) -> Literal["inproc", "server"] | None:
+    if outcome.confirmed is None:
+        return None
+    return "server" if outcome.facts.engine == "serve" else "inproc"
 
 
 def _ms(spread: Spread | None) -> SpreadSection | None:

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
 from tuner.traffic.workload import parse_step_s
+
+Confirm = Literal["inproc", "server"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +40,9 @@ class SweepSettings:
     trace_block_size: int
     """Tokens that one hash id of the trace stands for."""
 
+    confirm: Confirm = "inproc"
+    """Whether the engine that confirms the choice is in tuner's own process, or behind a server."""
+
 
 def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
     """Return the settings of a run from its plan: the options as the user wrote them, under this
@@ -58,4 +63,5 @@ def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
         closed_sessions=bool(plan.get("closed_sessions")),
         seed=int(plan["seed"]),
         trace_block_size=int(plan["trace_block_size"]),
+        confirm="server" if plan.get("confirm") == "server" else "inproc",
     )

@@ -84,7 +84,7 @@ def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> O
             column([one.planned_s for one in records]),
             np.array([one.input_length for one in records], np.int64),
             np.array([max(1, _length(one)) for one in records], np.int64),
-            np.array([one.cached_tokens for one in records], np.int64),
+            np.array([one.cached_tokens or 0 for one in records], np.int64),
         ),
         scored=np.array([one.scored for one in records], bool),
         ttft_s=column([one.ttft_s for one in records]),

@@ -149,10 +149,13 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.faults
 def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
+    from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
+
     log = tmp_path / "vllm.log"
 
     async def main() -> None:
         engine = await VllmStarter(VLLM_CRAMPED, log=log).start(max_num_seqs=2)
+        assert isinstance(engine, VllmEngine)
         reply = Reply()
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
         await until_it_generates(reply)

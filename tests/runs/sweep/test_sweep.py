@@ -94,12 +94,20 @@ def swept(  # noqa: PLR0913 - what a test may vary
     notes: Notes | None = None,
     resume: bool = False,
     traffic: Sequence[TraceRequest] = TRAFFIC,
+    confirming: World | None = None,
 ) -> SweepOutcome:
     book = journal.resume(run_dir, {}) if resume else journal.create(run_dir, {})
     starter = SimStarter(world)
     starter.go_on_after(Evidence(book).engines())
     try:
-        sweeping = sweep(traffic, starter, settings, book, notes or Notes())
+        sweeping = sweep(
+            traffic,
+            starter,
+            settings,
+            book,
+            notes or Notes(),
+            confirming=SimStarter(confirming) if confirming else None,
+        )
         return run(sweeping, begin_s=book.clock_s)
     finally:
         book.close()
@@ -332,3 +340,41 @@ def test_a_machine_that_stalls_or_varies_is_told(
     odd = World(step=SLOTS_COST_LATE.step, noise=noise)
     verdict = swept(tmp_path, odd, UP_TO_8, traffic=HALF).verdict
     assert any(said in warning for warning in verdict.warnings)
+
+
+BEHIND = World(step=WorldStep(a=0.030, b=0.0006, n0=16, h=0.0025))
+"""The same machine, as users see it through a front end that adds 10 ms to each token."""
+
+
+def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(tmp_path: Path) -> None:
+    settings = replace(UP_TO_8, confirm="server")
+    alone = swept(tmp_path / "alone", settings=UP_TO_8, traffic=HALF)
+    behind = swept(tmp_path / "behind", settings=settings, traffic=HALF, confirming=BEHIND)
+    assert alone.slo.tpot_s is not None
+    assert behind.slo.tpot_s is not None
+    # An idle engine makes a token in 20.6 ms, the server's in 30.6.
+    assert behind.slo.tpot_s / alone.slo.tpot_s == pytest.approx(30.6 / 20.6, rel=0.01)
+    assert behind.confirmed is not None
+    assert behind.confirmed.tpot_s is not None
+    assert behind.confirmed.tpot_s.p50 > 0.030
+    probes = Evidence(journal.read(tmp_path / "behind"))
+    assert probes.unloaded("ladder") != probes.unloaded("confirm") == probes.user_unloaded()
+
+
+def test_a_limit_that_the_user_gives_needs_no_probes_of_the_server(tmp_path: Path) -> None:
+    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2))
+    outcome = swept(tmp_path / "run", settings=settings, traffic=HALF, confirming=BEHIND)
+    assert outcome.slo == Slo(tpot_s=0.2)
+    assert Evidence(journal.read(tmp_path / "run")).unloaded("confirm") is None
+
+
+def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
+    settings = replace(UP_TO_8, confirm="server")
+    whole = swept(tmp_path / "whole", settings=settings, traffic=HALF, confirming=BEHIND)
+    notes = Notes()
+    notes.stop_on = "as users see an idle server"
+    with pytest.raises(KeyboardInterrupt):
+        swept(tmp_path / "cut", settings=settings, traffic=HALF, confirming=BEHIND, notes=notes)
+    again = swept(tmp_path / "cut", settings=settings, traffic=HALF, confirming=BEHIND, resume=True)
+    assert again.slo == whole.slo
+    assert again.verdict.max_num_seqs == whole.verdict.max_num_seqs

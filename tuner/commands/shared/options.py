@@ -37,6 +37,11 @@ Base = Annotated[
 ]
 Budget = Annotated[str, typer.Option(help="Engine time to spend, starts included."), IN_PLAN]
 Engine = Annotated[str, typer.Option(help="vllm, or sim with --world."), IN_PLAN]
+ServedEngine = Annotated[
+    str,
+    typer.Option(help="vllm, serve (the same behind vllm serve), or sim with --world."),
+    IN_PLAN,
+]
 
 
 def times(text: str | float) -> float:

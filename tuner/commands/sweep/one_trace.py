@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tuner.commands.shared.engine import Execute, world_of
+from tuner.commands.shared.engine import OR_SERVED, Execute, world_of
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.commands.sweep.options import SweepOptions
@@ -18,6 +18,7 @@ from tuner.engines.devices import DeviceMeter, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_max_num_seqs
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue, Starter
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.numbers import Baseline
@@ -123,9 +124,9 @@ def one_servers(traffic: SweptTraffic, options: SweepOptions, starter: Starter) 
 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     """Return what starts engines. Raises UsageError for options that do not go together."""
-    if (world := world_of(options)) is not None:
+    if (world := world_of(options, real=OR_SERVED)) is not None:
         if options.overrides:
-            raise UsageError("--set is for --engine vllm", hint="Write it into the world file.")
+            raise UsageError("--set is for a real engine", hint="Write it into the world file.")
         taken_from_base(options)  # raises for a file that cannot be read
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415 - numba
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
@@ -137,6 +138,7 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         header_model=header_model,
         overrides=options.overrides,
     )
+    starts = ServerStarter if options.engine == "serve" else VllmStarter
     ranks = arguments.get("data_parallel_size") or 1
     if isinstance(ranks, int) and ranks > 1:
         # how ranks find each other is nothing to one of them
@@ -145,8 +147,8 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
             for name, value in arguments.items()
             if not name.startswith("data_parallel_")
         }
-        return VllmStarter(arguments, ranks=ranks)
-    return VllmStarter(arguments)
+        return starts(arguments, ranks=ranks)
+    return starts(arguments)
 
 
 def ranks_of(starter: Starter) -> int:
@@ -170,7 +172,10 @@ def plan_of(
 
 
 def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
-    return {**in_plan(options), "trace_block_size": trace.header.block_size}
+    plan = {**in_plan(options), "trace_block_size": trace.header.block_size}
+    if options.confirm == "inproc":
+        del plan["confirm"]  # as in the plans of runs that knew nothing else
+    return plan
 
 
 def _slo_in(text: str | None) -> Slo | None:
@@ -192,14 +197,36 @@ def execute_on(
     return partial(virtual_time.run, begin_s=begin_s)
 
 
+def confirming_of(options: SweepOptions, starter: Starter) -> Starter | None:
+    """Return what starts the engine that confirms; None where ``starter`` does."""
+    if options.confirm == "server" and isinstance(starter, VllmStarter):
+        return ServerStarter.like(starter)
+    return None
+
+
 def measured(
-    traffic: SweptTraffic, starter: Starter, book: journal.Journal, watcher: Watcher
+    traffic: SweptTraffic,
+    starter: Starter,
+    book: journal.Journal,
+    watcher: Watcher,
+    *,
+    confirming: Starter | None = None,
 ) -> SweepOutcome:
     """Sweep one trace on one engine: all that its journal does not hold yet."""
     execute = execute_on(starter, book)
     read_device = device_of(starter, book.run_dir)
+    if isinstance(starter, VllmStarter) and isinstance(confirming, VllmStarter):
+        confirming.log = starter.log
     return execute(
-        sweep(traffic.requests, starter, traffic.settings, book, watcher, read_device=read_device)
+        sweep(
+            traffic.requests,
+            starter,
+            traffic.settings,
+            book,
+            watcher,
+            read_device=read_device,
+            confirming=confirming,
+        )
     )
 
 

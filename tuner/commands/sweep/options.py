@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,7 +12,6 @@ from tuner.commands.shared.options import (
     Base,
     Budget,
     Details,
-    Engine,
     Headroom,
     Json,
     Overrides,
@@ -20,6 +19,7 @@ from tuner.commands.shared.options import (
     Resume,
     Router,
     RunDir,
+    ServedEngine,
     Window,
     World,
 )
@@ -49,7 +49,7 @@ class SweepOptions:
     ] = None
     base: Base = None
     overrides: Overrides = ()
-    engine: Engine = "vllm"
+    engine: ServedEngine = "vllm"
     world: World = None
     ceiling: Annotated[int, typer.Option(min=1, help="Largest max_num_seqs to try."), IN_PLAN] = 32
     slo: Annotated[
@@ -69,6 +69,13 @@ class SweepOptions:
         bool, typer.Option(help="No ladder: time every batch size, ask the twin, verify."), IN_PLAN
     ] = False
     fresh: Annotated[bool, typer.Option(help="A new engine for every step."), IN_PLAN] = False
+    confirm: Annotated[
+        Literal["inproc", "server"],
+        typer.Option(
+            help="Confirm on a fresh engine in tuner's process, or behind vllm serve, as users ask."
+        ),
+        IN_PLAN,
+    ] = "inproc"
     closed_sessions: Annotated[
         bool,
         typer.Option(help="A session's turn waits for the one before it, plus its think time."),

@@ -13,6 +13,7 @@ from tuner.commands.sweep import kinds, several
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     beside_now,
+    confirming_of,
     keep_trace,
     measured,
     one_servers,
@@ -37,6 +38,7 @@ from tuner.runs.result import json_object
 def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     check_given("--ray", options.ray)
+    _check_confirm(options)
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
@@ -49,6 +51,21 @@ def run(options: SweepOptions) -> None:
         _run_one(options, options.traces[0])
     else:
         raise UsageError("no trace given", hint="Give --trace FILE, or --rescore RUN_DIR.")
+
+
+def _check_confirm(options: SweepOptions) -> None:
+    """Raise UsageError where no server can confirm."""
+    if options.confirm != "server" or options.rescore is not None:
+        return
+    if options.engine == "sim":
+        raise UsageError(
+            "--confirm server is for a real engine", hint="Leave it out with --engine sim."
+        )
+    if options.ray is not None or len(options.traces) > 1:
+        raise UsageError(
+            "--confirm server is for one trace on this machine",
+            hint="Leave it out, or sweep each trace by itself.",
+        )
 
 
 def _run_one(options: SweepOptions, path: Path) -> None:
@@ -70,7 +87,10 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
         keep_trace(traffic, book.run_dir)
         with progress:
-            outcome = beside_now(measured(traffic, starter, book, progress), starter, options)
+            found = measured(
+                traffic, starter, book, progress, confirming=confirming_of(options, starter)
+            )
+            outcome = beside_now(found, starter, options)
         wall_s = time.monotonic() - began_s
         done = FinishedSweep(
             outcome,

@@ -198,6 +198,10 @@ def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> N
     print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 
+def _confirming(outcome: SweepOutcome) -> str:
+    return "server" if outcome.facts.engine == "serve" else "engine"
+
+
 def curve_table(outcome: SweepOutcome) -> Table:
     """Return the curve as a table, one unit a column, the chosen step marked."""
     curve = [step.numbers for step in outcome.curve]
@@ -271,7 +275,7 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         )
     for title, one in (
         ("measured at the choice", outcome.chosen.measured if view is not None else None),
-        ("the same on a fresh engine", outcome.confirmed),
+        (f"the same on a fresh {_confirming(outcome)}", outcome.confirmed),
         ("the same with headroom", outcome.with_headroom),
     ):
         if one is not None:
@@ -282,9 +286,9 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
             )
     if (found := outcome.aa_check) is not None:
         console.print(
-            f"the fresh engine against the ladder's: iterations {found.slower:+.1%} (the machine "
-            f"explains {found.slower_limit:.0%}), in SLO {found.attainment:+.1%} "
-            f"({found.attainment_limit:.0%})"
+            f"the fresh {_confirming(outcome)} against the ladder's: iterations "
+            f"{found.slower:+.1%} (the machine explains {found.slower_limit:.0%}), in SLO "
+            f"{found.attainment:+.1%} ({found.attainment_limit:.0%})"
         )
     starts = len(outcome.starts_s)
     console.print(

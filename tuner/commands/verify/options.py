@@ -6,7 +6,15 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import AnyVllm, Engine, Json, Replicas, Router, Window, World
+from tuner.commands.shared.options import (
+    AnyVllm,
+    Json,
+    Replicas,
+    Router,
+    ServedEngine,
+    Window,
+    World,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +27,7 @@ class VerifyOptions:
 
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
     trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")]
-    engine: Engine = "vllm"
+    engine: ServedEngine = "vllm"
     world: World = None
     window: Window = "all"
     step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s"

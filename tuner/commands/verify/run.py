@@ -10,7 +10,7 @@ from typing import Any, cast
 from rich.console import Console
 
 from tuner.commands.shared.console import shown
-from tuner.commands.shared.engine import world_of
+from tuner.commands.shared.engine import OR_SERVED, world_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.verify.junit import junit
@@ -18,6 +18,7 @@ from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.verify.view import render, said
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError
 from tuner.profile.profile import load as load_profile
@@ -96,7 +97,7 @@ class _Place:
 
 def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     """Return where engines with the profile's arguments run."""
-    if (world := world_of(options)) is not None:
+    if (world := world_of(options, real=OR_SERVED)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
@@ -104,7 +105,8 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
         simulated = SimStarter(read_world(world), model=profile.model)
         return _Place(simulated, simulated, virtual_time.run, None)
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
-    starter = VllmStarter(cast("Any", arguments))
+    starts = ServerStarter if options.engine == "serve" else VllmStarter
+    starter = starts(cast("Any", arguments))
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.seam import ITERATION, EngineFacts, IterationLog
 from tuner.engines.server import control_client
 from tuner.engines.server.protocol import (
     VERSION,
@@ -65,8 +65,20 @@ class EngineControl:
         state = await self.state()
         return not (state.running or state.waiting or state.in_flight)
 
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    async def set_limits(
+        self, built: EngineFacts, *, max_num_seqs: int, max_num_batched_tokens: int
+    ) -> None:
         """Raises EngineError too when something runs or waits, or the value is out of range."""
+        for name, value, least in (
+            ("max_num_seqs", max_num_seqs, 1),
+            ("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs),
+        ):
+            most = int(str(built.arguments[name]))
+            if not least <= value <= most:
+                raise EngineError(
+                    f"{name} {value} is not between {least} and {most}",
+                    hint="Start the engine with the largest value that will be asked of it.",
+                )
         await self._ask(
             SetLimits(
                 version=VERSION,

@@ -184,7 +184,9 @@ class SimEngine:
         self._state["tokens"] = 0
         for row, at_s in zip(rows, tokens.at_s[:count].tolist(), strict=True):
             if row in self._tickets:
-                self._tickets[row].reply.output_s.append(at_s)
+                reply = self._tickets[row].reply
+                reply.output_s.append(at_s)
+                reply.seen_s.append(at_s)
         for row in dict.fromkeys(rows):
             if row in self._tickets:
                 self._account(row, self._tickets[row])
@@ -202,7 +204,7 @@ class SimEngine:
     def _close(self, row: int, reply: Reply) -> None:
         """Enter what only the scheduler knows of a request."""
         request = self._scheduler.requests[row]
-        reply.preemptions = int(request["preemptions"])
+        reply.preemptions, reply.cached_tokens = int(request["preemptions"]), 0
         if request["scheduled_s"] >= 0:
             reply.queue_s = float(request["scheduled_s"] - request["queued_s"])
 

@@ -14,7 +14,7 @@ from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.flags import Grammar
+from tuner.engines.vllm.flags import Grammar, command_line
 from tuner.errors import EngineError, InputError, TunerError, UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def parse(settings: "Sequence[Setting]") -> dict[str, ArgumentValue]:
     for setting in settings:
         head, dot, key = setting.name.partition(".")
         try:
-            read = vars(parser.parse_args(_command_line(setting)))
+            read = vars(parser.parse_args(command_line(setting.name, setting.value)))
         except (ValueError, TypeError, SystemExit) as error:
             raise _refused(setting, str(error), sorted(engine)) from error
         if head not in read:
@@ -102,17 +102,6 @@ def grammar() -> Grammar:
         if flag != f"--{name.replace('_', '-')}":
             also[flag] = name
     return Grammar(switches, words=takes[None], lists=takes["+"], optional=takes["?"], also=also)
-
-
-def _command_line(setting: "Setting") -> list[str]:
-    flag = setting.name.replace("_", "-") if "." not in setting.name else setting.name
-    value = setting.value
-    if isinstance(value, bool):
-        return [f"--{flag}" if value else f"--no-{flag}"]
-    if isinstance(value, list):
-        return [f"--{flag}", *map(str, value)]
-    # With "=", or else a flag that takes no value would leave it to the positional model.
-    return [f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
 
 
 def _refused(setting: "Setting", why: str, known: Sequence[str]) -> TunerError:

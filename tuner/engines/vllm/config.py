@@ -36,6 +36,9 @@ _RIG: dict[str, ArgumentValue] = {
 }
 """How tuner itself runs the engine, whatever a deployment says; never part of a profile."""
 
+_OF_THE_FRONT_END = ("disable_log_stats", "enable_log_requests", "skip_tokenizer_init")
+"""What of these a server keeps as the deployment has it: its users pay for that."""
+
 _MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
 """What an engine may take of the device's memory."""
 
@@ -193,6 +196,30 @@ def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
     scheduler = configuration.config.scheduler_config.scheduler_cls
     asked = {**_rigged(arguments), "scheduler_cls": scheduler}
     return {name: value for name, value in asked.items() if name in known}
+
+
+def for_serve(
+    configuration: Configuration, given: Mapping[str, ArgumentValue]
+) -> dict[str, ArgumentValue]:
+    """Return what ``vllm serve`` is told to run the same; ``given`` is what the user has said."""
+    arguments = configuration.arguments
+    rigged = _rigged(arguments)
+    told = {
+        **arguments,
+        **{name: given[name] for name in _OF_THE_FRONT_END if name in given},
+        "model": rigged["model"],
+        "scheduler_cls": configuration.config.scheduler_config.scheduler_cls,
+    }
+    for name in ("distributed_executor_backend", "download_dir"):
+        if (value := rigged.get(name, given.get(name))) is not None:
+            told[name] = value
+    return {name: value for name, value in told.items() if value is not None}
+
+
+def private_environment(given: Mapping[str, ArgumentValue]) -> dict[str, str]:
+    """Return what of the arguments must not stand on a command line, where others can read it."""
+    token = given.get("hf_token")
+    return {"HF_TOKEN": token} if isinstance(token, str) else {}
 
 
 def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:

@@ -141,7 +141,8 @@ class VllmEngine:
                     reply.cached_tokens = output.num_cached_tokens or 0
                 reply.last_token_s = now_s
                 reply.output_tokens += tokens
-                reply.merged_outputs += tokens > 1
+                reply.merged_outputs += tokens - 1
+                reply.seen_s.append(now_s)
                 output_s.append(metrics.last_token_ts)
         except EngineDeadError as error:
             raise self._dead() from error
@@ -164,19 +165,9 @@ class VllmEngine:
                 "the limits cannot change: requests are in flight",
                 hint="Let the replay drain first.",
             )
-        most = self.facts.arguments
-        for name, value, least in (
-            ("max_num_seqs", max_num_seqs, 1),
-            ("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs),
-        ):
-            if not least <= value <= int(str(most[name])):
-                raise EngineError(
-                    f"{name} {value} is not between {least} and {most[name]}",
-                    hint="Start the engine with the largest value that will be asked of it.",
-                )
         self._check_running()
         await self._control.set_limits(
-            max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+            self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
 
     async def is_idle(self) -> bool:

@@ -73,6 +73,16 @@ def root_cause(log_text: str) -> str | None:
     return None
 
 
+def last_line(log_text: str) -> str:
+    """Return the last thing that a process said."""
+    return _first_line("\n".join(reversed(log_text.splitlines()))) or "nothing"
+
+
+def is_port_taken(log_text: str) -> bool:
+    """Return whether a server ended because somebody else listens at its port."""
+    return re.search(r"(?i)address already in use", log_text) is not None
+
+
 def _said(error: BaseException) -> str:
     if not isinstance(error, pydantic.ValidationError):
         return str(error) or type(error).__name__

@@ -97,3 +97,18 @@ def canonical(name: str) -> tuple[str, bool]:
     """
     plain = name.replace("-", "_")
     return _LONG.get(plain) or (plain.removeprefix("no_"), plain.startswith("no_"))
+
+
+def command_line(name: str, value: ArgumentValue) -> list[str]:
+    """Return the words with which ``vllm serve`` is told one argument.
+
+    >>> command_line("max_num_seqs", 8), command_line("enforce_eager", False)
+    (['--max-num-seqs=8'], ['--no-enforce-eager'])
+    """
+    flag = name.replace("_", "-") if "." not in name else name
+    if isinstance(value, bool):
+        return [f"--{flag}" if value else f"--no-{flag}"]
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)]
+    # With "=", or else a flag that takes no value would leave it to the positional model.
+    return [f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}"]

@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,9 +22,8 @@ from tuner.system import scratch
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from tuner.engines.seam import ArgumentValue
+    from tuner.engines.seam import ArgumentValue, Engine
     from tuner.engines.vllm.config import Configuration
-    from tuner.engines.vllm.engine import VllmEngine
     from tuner.engines.vllm.flags import Setting
 
 
@@ -34,6 +34,24 @@ _LONGEST_SOCKET = 107
 
 _SOCKET_NAME = len("/") + 36
 """What vLLM adds to the folder: a UUID."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """What an engine will run with, before anything starts."""
+
+    arguments: "dict[str, ArgumentValue]"
+    """All of them, by vLLM's names: the engine section of a profile."""
+
+    command: "dict[str, ArgumentValue]"
+    """What ``vllm serve`` is told, by vLLM's names, ``model`` among them."""
+
+    environment: dict[str, str]
+    """What it is told so that nobody else sees it."""
+
+    max_model_len: int
+    vocab_size: int
+    by_priority: bool
 
 
 class VllmStarter:
@@ -51,7 +69,7 @@ class VllmStarter:
         log: Path | None = None,
         ranks: int = 1,
     ) -> None:
-        self._arguments, self.ranks = dict(arguments), ranks
+        self.arguments, self.ranks = dict(arguments), ranks
         self._server_limits: tuple[int, int] | None = None
         self.log = log if log is not None else default_log()
 
@@ -62,14 +80,14 @@ class VllmStarter:
     def server_max_num_seqs(self) -> tuple[int, bool]:
         """Return what a server takes that is started with these arguments and no word of tuner's,
         and whether they state it; vLLM's own default here where they do not."""
-        stated = self._arguments.get("max_num_seqs")
+        stated = self.arguments.get("max_num_seqs")
         if isinstance(stated, int):
             return stated, True
         self._configure(1)
         assert self._server_limits is not None
         return self._server_limits[0], False
 
-    async def start(self, *, max_num_seqs: int) -> "VllmEngine":
+    async def start(self, *, max_num_seqs: int) -> "Engine":
         """See the seam. A cancelled start leaves nothing behind either."""
         begun_s = asyncio.get_running_loop().time()
         configuration = await asyncio.to_thread(self._configure, max_num_seqs)
@@ -80,6 +98,21 @@ class VllmStarter:
         context = core_process.CoreContext(self.log, control=control)
         return await VllmEngine.start(configuration, context, control, self.log, begun_s)
 
+    def resolved(self, *, max_num_seqs: int) -> Resolved:
+        """Return what a server of this engine is started with. Imports vLLM."""
+        configuration = self._configure(max_num_seqs)
+        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
+
+        config = configuration.config
+        return Resolved(
+            arguments=configuration.arguments,
+            command=vllm_config.for_serve(configuration, self.arguments),
+            environment=vllm_config.private_environment(self.arguments),
+            max_model_len=config.model_config.max_model_len,
+            vocab_size=config.model_config.get_vocab_size(),
+            by_priority=config.scheduler_config.policy == "priority",
+        )
+
     def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
         """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
         configuration = self._configure(max_num_seqs)
@@ -88,11 +121,11 @@ class VllmStarter:
         return vllm_config.for_llm(configuration, share=share)
 
     def _configure(self, max_num_seqs: int) -> "Configuration":
-        _prepare(str(self._arguments["model"]), self.log)
+        _prepare(str(self.arguments["model"]), self.log)
         with _vllm(self.log):
             from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
-            arguments = vllm_config.with_defaults(self._arguments)
+            arguments = vllm_config.with_defaults(self.arguments)
             if self._server_limits is None:
                 self._server_limits = vllm_config.server_limits(arguments)
             return vllm_config.configure(

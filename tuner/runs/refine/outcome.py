@@ -166,6 +166,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
             if one is not None and by_twin
         ),
         facts=facts,
+        ladder_engine=facts.engine,
         starts_s=starts_s,
         replay_s=replay_s,
         dropped={"over_max_model_len": dropped} if dropped else {},
@@ -199,7 +200,7 @@ def _hit_share(sent: Sequence[tuple[Sequence[TraceRequest], Replay]], block: int
     for requests, replay in sent:
         endless = traffic_of(requests, hash_block_size=block, hit_share=1.0)
         could += int(endless.cached_length.sum())
-        had += sum(record.cached_tokens for record in replay.records)
+        had += sum(record.cached_tokens or 0 for record in replay.records)
     return min(1.0, had / could) if could else 0.0
 
 

@@ -28,7 +28,7 @@ def rescore(
             hint="Go on with it first: tuner sweep --resume --run-dir ...",
         )
     kept, dropped = keep_what_fits(requests, max_model_len=evidence.facts().max_model_len)
-    slo = settings.slo or slo_for(kept, unloaded)
+    slo = settings.slo or slo_for(kept, evidence.user_unloaded() or unloaded)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
     conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
     if not conclusion.curve:

@@ -42,6 +42,9 @@ from tuner.traffic.workload import (
 from tuner.twin.knee import HOPELESS
 from tuner.twin.uncertainty import Trial
 
+SERVER_START_S = 30.0
+"""How much longer a server takes to start than its engine alone, on a small machine."""
+
 SHORTENED = 0.9
 OVERDRAWN = 1.1
 """Steps that the confirming replays may be short of what was planned for them."""
@@ -55,13 +58,17 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     watcher: Watcher,
     *,
     read_device: Read | None = None,
+    confirming: Starter | None = None,
 ) -> SweepOutcome:
-    """Tune ``max_num_seqs`` for these requests (in order of arrival) on the starter's engine.
+    """Tune ``max_num_seqs`` for these requests (in order of arrival) on the starter's engine, and
+    confirm it on one that ``confirming`` starts, if that is another.
 
     Raises EngineError, GeneratorLateError, RunError; TraceError when nothing can be replayed;
     UsageError when the budget is too small.
     """
-    runner = EngineRunner(starter, settings, Evidence(journal), watcher, read_device)
+    runner = EngineRunner(
+        starter, settings, Evidence(journal), watcher, read_device, confirming=confirming
+    )
     run = SweepRun(runner)
     try:
         await run.conclude(requests)
@@ -122,7 +129,7 @@ class SweepRun:
         if chosen is not None:
             self.warn_of(chosen.step_s)
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
-        starts_s = self.starts() * self.evidence.facts().start_s
+        starts_s = (self.starts() - 1) * self.evidence.facts().start_s + self.confirm_start_s()
         step_s = affordable_step_s(
             self.settings.step_s,
             steps=self.steps(),
@@ -159,9 +166,14 @@ class SweepRun:
             )
         return kept
 
+    def confirm_start_s(self) -> float:
+        """Return how long the confirming engine is expected to take to start."""
+        behind_server = SERVER_START_S if self.settings.confirm == "server" else 0.0
+        return self.evidence.facts().start_s + behind_server
+
     def starts(self) -> int:
         """Return how many engine starts the run takes if nothing interrupts it."""
-        return 1 + len(doubling(self.settings.ceiling)) if self.settings.fresh else 2
+        return 1 + (len(doubling(self.settings.ceiling)) if self.settings.fresh else 1)
 
     def steps(self) -> float:
         """Return how many steps of replay the run may take."""
@@ -169,13 +181,13 @@ class SweepRun:
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
-        start_s = 0.0 if self.settings.fresh else self.evidence.facts().start_s
+        start_s = self.confirm_start_s() if self.confirms_alone() else 0.0
         return self.settings.budget_s - self.evidence.spent_s() - start_s
 
     def steps_left(self, workload: Workload) -> float:
         """Return how many steps may still be replayed before the confirming ones."""
         settings, step_s = self.settings, self.evidence.rung_s() or workload.step_s
-        confirming = (settings.headroom > 1.0 and not settings.fast) + (not settings.fresh)
+        confirming = (settings.headroom > 1.0 and not settings.fast) + self.confirms_alone()
         planned_s = self.steps() * workload.step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
@@ -211,7 +223,7 @@ class SweepRun:
         blocks = self.evidence.blocks(workload.slo)
         while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
             confirming_s = (
-                0.0 if self.settings.fresh else self.evidence.facts().start_s + workload.step_s
+                self.confirm_start_s() + workload.step_s if self.confirms_alone() else 0.0
             )
             needed_s = self.evidence.spent_s() + workload.step_s + confirming_s
             if blocks and needed_s > self.settings.budget_s:
@@ -269,15 +281,44 @@ class SweepRun:
         replays = list(self.evidence.replayed().values())
         self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
 
+    def confirms_alone(self) -> bool:
+        """Whether the choice is measured once more, and not the ladder's engines were of its own
+        already."""
+        return self.settings.confirm == "server" or not self.settings.fresh
+
+    async def conclude_for_users(self) -> None:
+        """Conclude again under the SLO of what users see of an idle server, probed through the one
+        that confirms. A choice that moves by this is confirmed on a server of its own."""
+        settings, evidence = self.settings, self.evidence
+        if settings.confirm != "server" or settings.slo is not None:
+            return
+        if evidence.unloaded("confirm") is None:
+            cap = self.conclusion.verdict.max_num_seqs
+            engine = await self.runner.engine_for(cap, "confirm")
+            self.watcher.stage("measuring requests one at a time, as users see an idle server")
+            results = await probe(
+                self.workload.requests, engine, prompt=self.runner.prompts(engine.facts)
+            )
+            self.recorder.add_probes(results, purpose="confirm")
+        seen = evidence.unloaded("confirm")
+        assert seen is not None
+        self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
+        self.conclusion = conclude(
+            evidence, self.workload, settings, complete=evidence.is_complete()
+        )
+
     async def confirm(self) -> None:
         """Measure the choice on an engine of its own, at the captured load (unless the ladder's
         engines were its own already) and with headroom."""
+        if self.conclusion.verdict.kind == "overloaded":
+            return
+        await self.conclude_for_users()
         workload, verdict = self.workload, self.conclusion.verdict
         settings, cap = self.settings, verdict.max_num_seqs
         if verdict.kind == "overloaded":
             return
         loads = {"confirm": 1.0, "headroom": settings.headroom}
-        if settings.fresh:
+        if not self.confirms_alone():
             del loads["confirm"]
         if settings.fast or settings.headroom <= 1.0:
             del loads["headroom"]

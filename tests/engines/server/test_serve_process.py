@@ -1,0 +1,151 @@
+"""A server's processes: whichever is killed, none is left; whatever happens, one line says why."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.completions import Asked, completions
+from tests.support.places import ROOT
+from tests.support.processes import family, lives, wait_until
+from tuner.engines.server.serve_process import FreePort, PortTakenError, ServeProcess
+from tuner.errors import EngineError
+
+SERVER = """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+print("up", flush=True)
+time.sleep(600)
+"""
+"""Has started a process of its own, as vLLM starts its engine."""
+
+TUNER = """
+import sys, time
+from pathlib import Path
+from tuner.engines.server.serve_process import ServeProcess
+ServeProcess.launch([sys.executable, "-c", {server!r}], environment={{}}, log=Path(sys.argv[1]))
+time.sleep(600)
+"""
+
+
+@contextmanager
+def launched(log: Path, program: str = SERVER) -> Iterator[ServeProcess]:
+    process = ServeProcess.launch([sys.executable, "-c", program], environment={}, log=log)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def up(log: Path) -> None:
+    wait_until(lambda: log.exists() and "up" in log.read_text())
+
+
+def test_a_server_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    with launched(log) as process:
+        up(log)
+        everybody = family(process.pid)
+        assert len(everybody) == 2
+        asyncio.run(process.stop())
+        wait_until(lambda: not any(map(lives, everybody)))
+        asyncio.run(process.stop())
+
+
+@pytest.mark.parametrize("part", ["guardian", "server", "child"])
+def test_when_a_part_is_killed_the_rest_goes_too_or_lives_on_whole(
+    tmp_path: Path, part: str
+) -> None:
+    log = tmp_path / "serve.log"
+    with launched(log) as process:
+        up(log)
+        everybody = family(process.pid)
+        (child,) = everybody - {process.group}
+        victim = {"guardian": process.pid, "server": process.group, "child": child}[part]
+        os.kill(victim, signal.SIGKILL)
+        if part == "child":  # it is the server's to notice
+            wait_until(lambda: not lives(child))
+            assert process.death() is None
+            return
+        wait_until(lambda: process.death() is not None)
+        process.kill()
+        wait_until(lambda: not any(map(lives, everybody)))
+        assert "vllm serve was killed by SIGKILL" in str(process.death())
+
+
+def test_no_server_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    program = TUNER.format(server=SERVER)
+    with subprocess.Popen([sys.executable, "-c", program, str(log)], cwd=ROOT) as tuner:
+        up(log)
+        everybody = family(tuner.pid)
+        assert len(everybody) == 3
+        tuner.kill()
+    wait_until(lambda: not any(map(lives, everybody)))
+
+
+def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
+    said = "print('loading'); raise ValueError('the model is too large')"
+    with (
+        launched(tmp_path / "serve.log", said) as process,
+        pytest.raises(EngineError, match="vLLM did not start: the model is too large"),
+    ):
+        asyncio.run(process.ready("http://127.0.0.1:9"))
+
+
+def test_a_server_that_never_answers_is_given_up_with_its_last_line(tmp_path: Path) -> None:
+    log = tmp_path / "serve.log"
+    with launched(log) as process:
+        up(log)
+        with pytest.raises(EngineError, match=r"/health within 0.5 s; its last line: up") as caught:
+            asyncio.run(process.ready("http://127.0.0.1:9", deadline_s=0.5))
+    assert str(log) in caught.value.hint
+
+
+def test_it_is_ready_when_health_says_so(tmp_path: Path) -> None:
+    async def never(asked: Asked) -> None:
+        raise AssertionError(asked)
+
+    with completions(never, get={"/health": b""}) as url, launched(tmp_path / "log") as process:
+        asyncio.run(process.ready(url, deadline_s=20))
+
+
+def test_a_port_that_somebody_else_took_is_told_apart_from_other_failures(tmp_path: Path) -> None:
+    taken = "raise OSError(98, 'Address already in use')"
+    with launched(tmp_path / "log", taken) as process, pytest.raises(PortTakenError):
+        asyncio.run(process.ready("http://127.0.0.1:9"))
+
+
+@pytest.mark.parametrize("option", [socket.SO_REUSEADDR, socket.SO_REUSEPORT])
+def test_a_free_port_is_kept_for_the_server_that_names_it(option: int) -> None:
+    port = FreePort()
+    others = [FreePort() for _ in range(50)]
+    assert port.number not in {one.number for one in others}
+    with socket.socket() as server:
+        server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as vLLM does
+        server.setsockopt(socket.SOL_SOCKET, option, 1)
+        server.bind(("127.0.0.1", port.number))
+        server.listen()
+        with socket.create_connection(("127.0.0.1", port.number)):
+            pass
+        for one in (port, *others):
+            one.release()
+
+
+def test_the_servers_environment_is_not_that_of_a_deployment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    monkeypatch.setenv("TUNER_LIVE_SOCKET", "/run/vllm/tuner.sock")
+    log = tmp_path / "serve.log"
+    with launched(log, "import os; print(sorted(os.environ)); print('up')"):
+        up(log)
+    assert "VLLM_API_KEY" not in log.read_text()
+    assert "TUNER_LIVE_SOCKET" not in log.read_text()

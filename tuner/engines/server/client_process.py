@@ -1,0 +1,264 @@
+"""The client that asks a server, in a process of its own.
+
+    python -m tuner.engines.server.client_process
+
+What it is told comes on its standard input, a socket; so does what it tells. When that closes it is
+gone, and with it every connection. It does nothing else, so that it reads when something comes.
+"""
+
+import asyncio
+import contextlib
+import gc
+import os
+import socket
+import struct
+import sys
+import time
+from array import array
+
+import aiohttp
+import msgspec
+import uvloop
+
+from tuner.engines.server.client_messages import (
+    LENGTH,
+    Abandon,
+    Ended,
+    Order,
+    Progress,
+    Ready,
+    Report,
+    Send,
+    Target,
+    framed,
+    orders,
+)
+from tuner.engines.server.stream import CompletionStream, StreamError
+
+TELL_S = 0.5
+"""How often it tells of outputs that are not among the first."""
+
+TOLD_AT_ONCE = 2
+
+WATCH_S = 0.5
+
+SILENCES = 20
+"""How often the longest silence so far may last before the server is taken for stuck."""
+
+MOST_REFUSAL_BYTES = 2**16
+MOST_OUTPUT_BYTES = 4096
+"""Of one output, on average: what sends more is no server of completions."""
+
+READ_BYTES = 2**16
+REASON_LENGTH = 300
+
+TOO_MANY = 429
+
+
+class _Flight:
+    """One request under way."""
+
+    def __init__(self, order: Send, sent_s: float) -> None:
+        self.order = order
+        self.sent_s = sent_s
+        self.seen_s = array("d")
+        self.told = 0
+        self.status = 200
+        self.stream = CompletionStream()
+        self.ended_s: float | None = None
+        """When an end without text came."""
+
+        self.is_abandoned = False
+
+    def untold(self) -> bytes:
+        content = self.seen_s[self.told :].tobytes()
+        self.told = len(self.seen_s)
+        return content
+
+
+class Client:
+    """Asks one server for as many streams at a time as it is told."""
+
+    def __init__(self, target: Target, writer: asyncio.StreamWriter) -> None:
+        self._target, self._writer = target, writer
+        self._loop = asyncio.get_running_loop()
+        self._flights: dict[int, tuple[_Flight, asyncio.Task[None]]] = {}
+        self._heard_s = time.monotonic()
+        self._longest_s = 0.0
+        self._is_stuck = False
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0),
+            headers={"Accept-Encoding": "identity", **target.headers},
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=target.connect_s),
+            read_bufsize=READ_BYTES,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+
+    def send(self, order: Send) -> None:
+        flight = _Flight(order, time.monotonic())
+        if not self._flights:
+            self._heard_s = flight.sent_s
+        task = self._loop.create_task(self._fly(flight))
+        self._flights[order.number] = flight, task
+
+    def abandon(self, order: Abandon) -> None:
+        if (found := self._flights.get(order.number)) is not None:
+            flight, task = found
+            flight.is_abandoned = True
+            task.cancel()
+
+    async def tell_now_and_then(self) -> None:
+        while True:
+            await asyncio.sleep(TELL_S)
+            for flight, _ in self._flights.values():
+                if flight.told < len(flight.seen_s):
+                    self._tell(self._progress(flight))
+
+    async def watch(self) -> None:
+        """End every request of a server that has stopped sending to anybody."""
+        while True:
+            await asyncio.sleep(WATCH_S)
+            if not self._flights:
+                gc.collect()  # now nobody waits
+            elif time.monotonic() - self._heard_s > self._patience_s():
+                self._is_stuck = True
+                for _, task in list(self._flights.values()):
+                    task.cancel()
+
+    def _patience_s(self) -> float:
+        """Return how long nothing may come: longer while no stream has begun, for then prompts
+        are computed."""
+        if not any(flight.seen_s for flight, _ in self._flights.values()):
+            return self._target.first_s
+        return max(self._target.silence_s, SILENCES * self._longest_s)
+
+    async def _fly(self, flight: _Flight) -> None:
+        ended = Ended(flight.order.number, flight.sent_s, b"")
+        try:
+            await self._exchange(flight)
+        except StreamError as problem:
+            ended.problem = str(problem)[:REASON_LENGTH]
+        except aiohttp.ClientConnectorError as problem:
+            ended.problem = f"no connection: {problem.strerror or problem}"
+            ended.is_unreachable = True
+        except (aiohttp.ClientError, OSError, ValueError) as problem:
+            ended.problem = f"the connection broke: {type(problem).__name__}"
+        except asyncio.CancelledError:
+            ended.problem = "abandoned"
+            if self._is_stuck and not flight.is_abandoned:
+                ended.problem = f"nothing came for {self._patience_s():.0f} s"
+                ended.is_stuck = True
+        else:
+            if flight.stream.usage is None and not ended.problem:
+                ended.problem = "the stream ended without usage: how many tokens came is unknown"
+        finally:
+            del self._flights[flight.order.number]
+            self._heard_s = time.monotonic()
+            self._complete(ended, flight)
+            self._tell(ended)
+
+    async def _exchange(self, flight: _Flight) -> None:
+        """Send a request and read its stream to the end. Raises StreamError, and as aiohttp."""
+        headers = {
+            "Content-Type": "application/json",
+            "X-Request-Id": flight.order.request_id,
+        }
+        body = msgspec.json.encode(flight.order.body)
+        most_bytes = MOST_REFUSAL_BYTES + MOST_OUTPUT_BYTES * flight.order.outputs
+        async with self._session.post(
+            self._target.url, data=body, headers=headers, allow_redirects=False
+        ) as answer:
+            flight.status = answer.status
+            if answer.status != 200:
+                raise StreamError(await _refusal(answer))
+            if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise StreamError("it answers compressed, which was not asked for")
+            async for data in answer.content.iter_any():
+                now_s = time.monotonic()
+                if flight.seen_s:
+                    self._longest_s = max(self._longest_s, now_s - self._heard_s)
+                self._heard_s = now_s
+                most_bytes -= len(data)
+                if most_bytes < 0:
+                    raise StreamError("it answers too much")
+                if flight.stream.feed(data):
+                    self._see(flight, now_s)
+                if flight.stream.has_empty_end and flight.ended_s is None:
+                    flight.ended_s = now_s
+
+    def _see(self, flight: _Flight, now_s: float) -> None:
+        flight.seen_s.append(now_s)
+        if len(flight.seen_s) <= TOLD_AT_ONCE:
+            self._tell(self._progress(flight))
+
+    def _progress(self, flight: _Flight) -> Progress:
+        seen_s = flight.untold()
+        return Progress(flight.order.number, flight.sent_s, seen_s, flight.stream.outputs)
+
+    def _complete(self, ended: Ended, flight: _Flight) -> None:
+        usage, counted = flight.stream.usage, flight.stream.outputs
+        if usage is not None and usage.completion_tokens > counted and flight.ended_s is not None:
+            flight.seen_s.append(flight.ended_s)  # it did bring a token
+        ended.status = flight.status
+        ended.last_seen_s = flight.untold()
+        ended.outputs = counted
+        if usage is not None:
+            ended.tokens, ended.prompt_tokens = usage.completion_tokens, usage.prompt_tokens
+            if usage.prompt_tokens_details is not None:
+                ended.cached_tokens = usage.prompt_tokens_details.cached_tokens
+
+    def _tell(self, report: Report) -> None:
+        self._writer.write(framed(report))
+
+
+async def _refusal(answer: aiohttp.ClientResponse) -> str:
+    """Return a status as one line, with what the server says of it."""
+    if 300 <= answer.status < 400:
+        return f"{answer.status}: it redirects, which is not followed"
+    said = await answer.content.read(MOST_REFUSAL_BYTES)
+    text = " ".join(said.decode(errors="replace").split())
+    return f"{answer.status} {answer.reason}: {text}"[:REASON_LENGTH]
+
+
+async def main() -> None:
+    """Obey until whoever started us is gone."""
+    pipe = socket.socket(fileno=os.dup(0))
+    reader, writer = await asyncio.open_connection(sock=pipe)
+    target = await _next(reader)
+    assert isinstance(target, Target)
+    client = Client(target, writer)
+    loop = asyncio.get_running_loop()
+    background = [loop.create_task(one) for one in (client.tell_now_and_then(), client.watch())]
+    _be_quick()
+    writer.write(framed(Ready()))
+    with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        while True:
+            order = await _next(reader)
+            if isinstance(order, Send):
+                client.send(order)
+            elif isinstance(order, Abandon):
+                client.abandon(order)
+    del background
+    os._exit(0)  # nobody is left who waits for anything
+
+
+async def _next(reader: asyncio.StreamReader) -> Order:
+    try:
+        (length,) = LENGTH.unpack(await reader.readexactly(LENGTH.size))
+    except struct.error:
+        raise asyncio.IncompleteReadError(b"", None) from None
+    return orders.decode(await reader.readexactly(length))
+
+
+def _be_quick() -> None:
+    """Let neither garbage collection nor, where the system allows it, other processes delay us."""
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    with contextlib.suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(main()))

@@ -1,0 +1,163 @@
+"""A ``vllm serve`` of our own: a free port, a process group, and nothing that is left behind."""
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from tuner.engines.vllm import failure as vllm_failure
+from tuner.errors import EngineError, InputError
+from tuner.system import http, interruption
+from tuner.system.http import Question
+
+HOST = "127.0.0.1"
+
+START_S = 600.0
+"""How long a server may take until it answers at /health."""
+
+STOP_S = 10.0
+"""How long it may take to end by itself."""
+
+_LOOK_S = 0.1
+_HEALTH_S = 5.0
+_HEALTH_BYTES = 2**16
+_OK = 200
+
+_NOT_FOR_IT = ("VLLM_LOGGING_STREAM", "VLLM_API_KEY", "TUNER_LIVE_AUDIT", "TUNER_LIVE_SOCKET")
+"""Variables that tuner, or a deployment, has set for others: its requests come without a key."""
+
+
+class PortTakenError(Exception):
+    """Somebody else was faster: another port may do."""
+
+
+class FreePort:
+    """A port that nobody listens at, kept from others until the server has it.
+
+    While it is bound and not listened at, the system hands it to nobody who asks for any port; a
+    server that names it can listen there all the same (SO_REUSEADDR, and SO_REUSEPORT where it has
+    several processes for its API).
+    """
+
+    def __init__(self) -> None:
+        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        with contextlib.ExitStack() as failing:
+            failing.callback(self._socket.close)
+            self._socket.bind((HOST, 0))  # without the options: free of everybody
+            self.number = int(self._socket.getsockname()[1])
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            failing.pop_all()
+
+    def release(self) -> None:
+        self._socket.close()
+
+
+class ServeProcess:
+    """The guardian, and through it the server with all that it has started."""
+
+    def __init__(
+        self, guardian: "subprocess.Popen[bytes]", group: int, log: Path, log_start: int
+    ) -> None:
+        self._guardian, self.group = guardian, group
+        self._log, self._log_start = log, log_start
+        interruption.ends_with_us(self.kill)
+
+    @property
+    def pid(self) -> int:
+        """Of the guardian, which lives as long as the server."""
+        return self._guardian.pid
+
+    @classmethod
+    def launch(
+        cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path
+    ) -> "ServeProcess":
+        """Start a command; what it says goes to the log."""
+        log_start = log.stat().st_size if log.exists() else 0
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
+        with log.open("ab") as said:
+            guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
+                [sys.executable, "-m", "tuner.engines.server.guardian", *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=said,
+                env={**kept, **environment},
+                start_new_session=True,
+            )
+        assert guardian.stdout is not None
+        told = guardian.stdout.readline()
+        guardian.stdout.close()
+        if not told.strip().isdigit():
+            guardian.kill()
+            raise EngineError("the server's guardian did not start", hint=f"Read {log}.")
+        return cls(guardian, int(told), log, log_start)
+
+    async def ready(self, url: str, *, deadline_s: float = START_S) -> None:
+        """Wait until it answers at /health. Raises EngineError with why it never will, and
+        PortTakenError."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + deadline_s
+        health = Question(f"{url}/health", most_bytes=_HEALTH_BYTES)
+        while True:
+            if self._guardian.poll() is not None:
+                raise self._did_not_start()
+            with contextlib.suppress(InputError):
+                answer = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
+                if answer.status == _OK:
+                    return
+            if loop.time() > until_s:
+                raise EngineError(
+                    f"the server did not answer at /health within {deadline_s:g} s; its last "
+                    f"line: {vllm_failure.last_line(self._said())}",
+                    hint=f"Read {self._log}.",
+                )
+            await asyncio.sleep(_LOOK_S)
+
+    def death(self) -> EngineError | None:
+        """Return what it died of; None while it lives."""
+        code = self._guardian.poll()
+        if code is None:
+            return None
+        return vllm_failure.died(code, self._said(), str(self._log), who="vllm serve")
+
+    async def stop(self) -> None:
+        """End it in order, or else at once. Twice is allowed."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.group, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            await asyncio.to_thread(self._guardian.wait, STOP_S)
+        await asyncio.to_thread(self.kill)
+
+    def kill(self) -> None:
+        """End all of it now. Any thread may, and twice."""
+        interruption.has_ended(self.kill)
+        if self._guardian.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.group, signal.SIGKILL)
+        else:  # which has ended the group unless it was killed itself
+            self._kill_orphans()
+        self._guardian.wait()
+        if self._guardian.stdin is not None:
+            self._guardian.stdin.close()
+
+    def _kill_orphans(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.group, signal.SIGKILL)
+
+    def _did_not_start(self) -> EngineError | PortTakenError:
+        said = self._said()
+        if vllm_failure.is_port_taken(said):
+            return PortTakenError()
+        return vllm_failure.failed_to_start(
+            RuntimeError(vllm_failure.last_line(said)), said, str(self._log)
+        )
+
+    def _said(self) -> str:
+        with self._log.open("rb") as file:
+            file.seek(self._log_start)
+            return file.read().decode(errors="replace")
