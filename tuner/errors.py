@@ -6,6 +6,8 @@ TunerError
 │   ├── TraceError        the trace
 │   ├── ProfileError      the serving profile
 │   ├── TargetError       the file to write into
+│   │   ├── NotVllmError  shows no server of vLLM's
+│   │   └── ByHandError   starts vLLM in a way that is not edited
 │   └── RunError          the run directory
 ├── EngineError       4   the engine refused, failed or died
 │   └── GeneratorLateError    the replay, not the engine, was the bottleneck
@@ -14,6 +16,8 @@ TunerError
 └── Interrupted     130   the user stopped the run
 """
 
+import shlex
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 
@@ -53,6 +57,21 @@ class ProfileError(InputError):
 
 class TargetError(InputError):
     """The file to write into cannot be used, or must not be written."""
+
+
+class NotVllmError(TargetError):
+    """The file to write into shows no server of vLLM's."""
+
+
+class ByHandError(TargetError):
+    """The file starts vLLM in a way that is not edited: its flags have to be pasted."""
+
+    def __init__(
+        self, message: str, *, hint: str, paste: Callable[[Sequence[str]], str] = shlex.join
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.paste = paste
+        """vLLM's flags, a word each → what to put into the file."""
 
 
 class RunError(InputError):

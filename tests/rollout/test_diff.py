@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.profile.test_admission import with_twin
-from tests.support.deployments import EXAMPLES, FOLDER, deployed
+from tests.support.deployments import EXAMPLES, FOLDER, Example, deployed
 from tests.support.profiles import ENGINE, profile
 from tuner import cli
 from tuner.profile.profile import save, seal
@@ -68,8 +68,9 @@ def test_of_two_profiles_everything_that_differs_is_said(diff: Diff) -> None:
         'verdict "32 adds 0.4 % goodput and costs +38 % p95 decode time pe... "8 is enough"',
         'interval "16-16" "8-8"',
         "measured on",
-        'vllm - "0.31.0"',
-        'device.name - "NVIDIA A10"',
+        'vllm "0.32.0" "0.31.0"',
+        'device.kind "cpu" -',
+        'device.name "any" "NVIDIA A10"',
     ]
 
 
@@ -329,10 +330,10 @@ def test_an_address_that_is_no_server_is_said(diff: Diff, server: str) -> None:
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.file)
 def test_after_apply_nothing_differs(
-    diff: Diff, example: object, monkeypatch: pytest.MonkeyPatch
+    diff: Diff, example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = example.file  # type: ignore[attr-defined]
-    save(deployed(), Path("a.yaml"))
+    file = example.file
+    save(deployed(example), Path("a.yaml"))
     Path(file).parent.mkdir(exist_ok=True)
     Path(file).write_bytes((FOLDER / file).read_bytes())
     assert diff("a.yaml", file)[1] != "no difference\n"

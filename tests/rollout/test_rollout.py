@@ -1,5 +1,7 @@
 """What a profile means for a deployment, and what speaks against it."""
 
+import re
+
 import pytest
 
 from tests.support.profiles import ENGINE, profile, step
@@ -19,11 +21,14 @@ def stated(**arguments: ArgumentValue) -> dict[str, Stated]:
 
 
 def deployment(here: Machine | None, **arguments: ArgumentValue) -> Deployment:
-    return Deployment(stated(**arguments), "serve.yaml", machine=here)
+    """Return a file that names the profile's model last."""
+    return Deployment(
+        stated(**{**arguments, "model": arguments.get("model", "m")}), "serve.yaml", machine=here
+    )
 
 
-def differences(here: Machine, **arguments: ArgumentValue) -> list[str]:
-    found = rollout.differences(MEASURED, deployment(here, **arguments))
+def mismatches(here: Machine, **arguments: ArgumentValue) -> list[str]:
+    found = rollout.mismatches(MEASURED, deployment(here, **arguments))
     return [one.words for one in found]
 
 
@@ -84,61 +89,62 @@ def test_what_makes_vllm_ignore_the_memory_share_is_refused(name: str) -> None:
 
 
 def test_where_nothing_is_known_nothing_differs() -> None:
-    assert differences(NOTHING) == []
+    assert mismatches(NOTHING) == []
 
 
 def test_the_same_machine_does_not_differ() -> None:
-    assert differences(Machine(vllm="0.32.0", gpu="NVIDIA H200"), model="m") == []
+    assert mismatches(Machine(vllm="0.32.0", gpu="NVIDIA H200"), model="m") == []
 
 
 def test_a_build_of_the_same_release_does_not_differ() -> None:
-    assert differences(Machine(vllm="0.32.0+cu130", gpu="NVIDIA H200")) == []
+    assert mismatches(Machine(vllm="0.32.0+cu130", gpu="NVIDIA H200")) == []
 
 
 def test_a_gpu_is_not_a_cpu() -> None:
-    assert differences(Machine(vllm="0.32.0", gpu=None)) == ["NVIDIA H200, here is a CPU"]
+    assert mismatches(Machine(vllm="0.32.0", gpu=None)) == ["NVIDIA H200, here is a CPU"]
 
 
 def test_one_cpu_is_like_another() -> None:
     slow = profile(device={"kind": "cpu", "name": "slow"})
     here = Machine(vllm="0.32.0", gpu=None)
-    assert rollout.differences(slow, deployment(here)) == []
+    assert rollout.mismatches(slow, deployment(here)) == []
 
 
 def test_another_model_version_and_gpu_are_each_named() -> None:
     here = deployment(Machine(vllm="0.31.2", gpu="NVIDIA A10"), model="n")
-    differing = rollout.differences(MEASURED, here)
-    assert [one.words for one in differing] == [
+    found = rollout.mismatches(MEASURED, here)
+    assert [one.words for one in found] == [
         "model m, serve.yaml:1 has n",
         "vLLM 0.32.0, here is 0.31.2",
         "NVIDIA H200, here is NVIDIA A10",
     ]
-    with pytest.raises(GateError, match=r"elsewhere: model m, .*; vLLM 0\.32\.0, .*; NVIDIA"):
-        rollout.refuse_differences(MEASURED, differing)
+    refused = rollout.refusal(MEASURED, found)
+    assert isinstance(refused, GateError)
+    assert re.search(r"elsewhere: model m, .*; vLLM 0\.32\.0, .*; NVIDIA", str(refused))
 
 
 def test_nothing_different_is_not_refused() -> None:
-    rollout.refuse_differences(MEASURED, [])
+    assert rollout.refusal(MEASURED, []) is None
 
 
 def test_another_driver_leaves_more_standing_than_another_gpu() -> None:
     measured = profile(device={"kind": "gpu", "name": "NVIDIA H200", "driver": "580.1"})
     same = Machine(vllm="0.32.0", gpu="NVIDIA H200", driver="580.1")
-    assert rollout.differences(measured, deployment(same)) == []
+    assert rollout.mismatches(measured, deployment(same)) == []
     other = Machine(vllm="0.32.0", gpu="NVIDIA H200", driver="590.2")
-    differing = rollout.differences(measured, deployment(other))
-    assert [one.words for one in differing] == ["driver 580.1, here is 590.2"]
-    with pytest.raises(GateError) as refused:
-        rollout.refuse_differences(measured, differing)
-    assert refused.value.hint.startswith(
+    found = rollout.mismatches(measured, deployment(other))
+    assert [one.words for one in found] == ["driver 580.1, here is 590.2"]
+    refused = rollout.refusal(measured, found)
+    assert refused is not None
+    assert refused.hint.startswith(
         "Still holds: what the traffic asks for (14 requests at a time at most), max_num_seqs 16, "
         "the size of the KV cache."
     )
     another_gpu = Machine(vllm="0.32.0", gpu="NVIDIA A10", driver="590.2")
-    differing = rollout.differences(measured, deployment(another_gpu))
-    with pytest.raises(GateError) as refused:
-        rollout.refuse_differences(measured, differing)
-    assert refused.value.hint.startswith(
+    found = rollout.mismatches(measured, deployment(another_gpu))
+    refused = rollout.refusal(measured, found)
+    assert refused is not None
+    assert refused.hint.startswith(
         "Still holds: what the traffic asks for (14 requests at a time at most). Sweep"
     )
 
@@ -157,33 +163,36 @@ def test_what_a_measurement_stands_and_falls_with_is_compared(
     engine: dict[str, object], file: dict[str, ArgumentValue], words: str
 ) -> None:
     measured = profile(engine={**ENGINE, **engine})
-    differing = rollout.differences(measured, deployment(None, **file))
-    assert [one.words for one in differing] == [words]
-    assert rollout.of_the_file(differing) == {words.partition(" ")[0]}
+    found = rollout.mismatches(measured, deployment(None, **file))
+    assert [one.words for one in found] == [words]
+    assert rollout.of_the_file(found) == {words.partition(" ")[0]}
 
 
 def test_a_new_file_differs_in_nothing() -> None:
     measured = profile(engine={**ENGINE, "tensor_parallel_size": 2})
-    assert rollout.differences(measured, Deployment({}, "serve.yaml", is_new=True)) == []
+    assert rollout.mismatches(measured, Deployment({}, "serve.yaml", is_new=True)) == []
 
 
 def test_the_image_and_the_node_say_where_a_container_runs() -> None:
-    here = Deployment({}, "d.yaml", Platform(vllm=Stated("0.9.1", 3), gpu=Stated("NVIDIA-H100", 9)))
-    assert [one.words for one in rollout.differences(MEASURED, here)] == [
+    here = Deployment(
+        stated(model="m"), "d.yaml", Platform(vllm=Stated("0.9.1", 3), gpu=Stated("NVIDIA-H100", 9))
+    )
+    assert [one.words for one in rollout.mismatches(MEASURED, here)] == [
         "vLLM 0.32.0, d.yaml:3 has 0.9.1",
         "NVIDIA H200, d.yaml:9 has NVIDIA-H100",
     ]
     same = Platform(vllm=Stated("0.32.0", 3), gpu=Stated("NVIDIA-H200", 9))
-    assert rollout.differences(MEASURED, Deployment({}, "d.yaml", same)) == []
+    assert rollout.mismatches(MEASURED, Deployment(stated(model="m"), "d.yaml", same)) == []
 
 
 def test_the_shipped_model_is_the_same_by_name_and_by_path() -> None:
     shipped = profile(engine={**ENGINE, "model": "tuner:tiny"})
     for name in ("tuner:tiny", models.model_path("tuner:tiny")):
-        assert rollout.other_model(shipped, stated(model=name)) is None
+        here = Deployment(stated(model=name), "serve.yaml")
+        assert rollout.model_mismatch(shipped, here) is None
 
 
 def test_a_simulated_machine_is_nobodys() -> None:
     simulated = profile(engine_="sim", versions={"vllm": "0.1"}, device={"name": "simulated:x"})
     here = Machine(vllm="0.32.0", gpu="NVIDIA H200")
-    assert rollout.differences(simulated, deployment(here)) == []
+    assert rollout.mismatches(simulated, deployment(here)) == []

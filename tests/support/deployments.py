@@ -12,10 +12,10 @@ import yaml
 
 from tests.support.places import ROOT
 from tests.support.profiles import profile
+from tests.support.targets import write
 from tuner.engines.seam import ArgumentValue
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import rollout
-from tuner.rollout.targets.kinds.registry import named
 
 FOLDER = ROOT / "examples" / "deploy"
 
@@ -55,15 +55,17 @@ ENGINE: dict[str, ArgumentValue] = {
 }
 
 
-def deployed() -> ServingProfile:
-    """Return a profile that does not say where it was measured: it fits every machine."""
+def deployed(example: Example | None = None) -> ServingProfile:
+    """Return a profile that was measured where the example is deployed, or on a CPU."""
+    if example is not None and "NVIDIA-H200" in example.text:
+        return profile(engine=ENGINE, device={"kind": "gpu", "name": "NVIDIA H200"})
     return profile(engine=ENGINE)
 
 
 def applied(example: Example) -> str:
     """Return the example with the profile in it."""
     arguments = rollout.settings(deployed(), live_knob=False)
-    return named(example.kind).write(example.text, arguments, source=example.file)
+    return write(example.kind, example.text, arguments, source=example.file)
 
 
 # How each kind's own programs make a command line of a file: what vLLM gets, without `vllm serve`.

@@ -81,8 +81,8 @@ def profile(
     max_num_seqs = arguments["max_num_seqs"]
     facts = {
         "engine": engine_,
-        "device": {},
-        "versions": {},
+        "device": {"kind": "cpu", "name": "any"},
+        "versions": {"vllm": "0.32.0"},
         "model": arguments["model"],
         "model_digest": None,
         "tuner": "0.1.0",

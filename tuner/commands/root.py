@@ -4,10 +4,10 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands.apply import options as apply
+from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.capture import options as capture
 from tuner.commands.compare.options import CompareOptions
-from tuner.commands.diff import options as diff
+from tuner.commands.diff.options import DiffOptions
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
 from tuner.commands.shared.options import command
@@ -56,8 +56,8 @@ def root(
 app.command("sweep")(command(SweepOptions, "tuner.commands.sweep.run"))
 app.command("refine")(command(RefineOptions, "tuner.commands.refine.run"))
 app.command("show")(command(ShowOptions, "tuner.commands.show.run"))
-app.command("apply")(apply.apply)
-app.command("diff")(diff.diff)
+app.command("apply")(command(ApplyOptions, "tuner.commands.apply.run"))
+app.command("diff")(command(DiffOptions, "tuner.commands.diff.run"))
 app.command("plan")(command(PlanOptions, "tuner.commands.plan.run"))
 app.command("verify")(command(VerifyOptions, "tuner.commands.verify.run"))
 app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))

@@ -1,7 +1,7 @@
 """In what two profiles differ, or a profile and what is deployed, with the evidence. Pure."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tuner.engines.seam import ArgumentValue
@@ -12,7 +12,7 @@ from tuner.profile.served_models import ServedModel, model_mismatch
 from tuner.rollout import rollout
 from tuner.rollout.rollout import Deployment
 from tuner.rollout.targets.command_line import flags
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout.targets.seam import Overruled, Platform, Stated
 
 Section = Literal["engine", "decision", "promise", "admission", "measured on", "traffic"]
 
@@ -28,9 +28,20 @@ class Difference:
     evidence: str = ""
 
 
-def of_deployment(profile: ServingProfile, here: Deployment) -> list[Difference]:
-    """Return what applying the profile would change, and what was measured elsewhere."""
-    found = list(_of_arguments(profile, here))
+def of_deployment(
+    profile: ServingProfile, here: Deployment, overruled: Sequence[Overruled] = ()
+) -> list[Difference]:
+    """Return what applying the profile would change, and what was measured elsewhere.
+
+    ``overruled``: the files that decide after this one; what they state counts in its place.
+    """
+    if overruled:
+        first = overruled[0]
+        stated = {name: one for name, one in here.stated.items() if name == "model"}
+        decided = replace(here, stated=stated | dict(first.stated))
+        found = list(_of_arguments(profile, decided, f"decided elsewhere: {first.place}"))
+    else:
+        found = list(_of_arguments(profile, here))
     for name, undone in {**rollout.LIMITED, **rollout.OVERRULES}.items():
         if name in here.stated and name not in profile.engine:
             value = here.stated[name].value
@@ -68,23 +79,35 @@ def untold(
     return [name for name in rollout.settings(profile, live_knob=False) if name not in told]
 
 
-def _of_arguments(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+def _of_arguments(
+    profile: ServingProfile, here: Deployment, elsewhere: str = ""
+) -> Iterator[Difference]:
     wanted = rollout.settings(profile, live_knob=False)
-    if "model" not in here.stated or rollout.other_model(profile, here.stated) is None:
-        del wanted["model"]
+    model = here.stated.get("model")
+    if rollout.model_mismatch(profile, here) is None or model is None:
+        wanted.pop("model", None)
     for name, value in wanted.items():
         stated = here.stated.get(name)
-        if stated is None or not vllm_values.same(flags.comparable(stated.value, value), value):
-            other = None if stated is None else stated.value
-            evidence = _evidence(profile, name, value, other)
-            yield Difference("engine", name, value, other, evidence)
+        known = stated is not None and not stated.unknown
+        if (
+            stated is not None
+            and known
+            and vllm_values.same(flags.comparable(stated.value, value), value)
+        ):
+            continue
+        other = None if stated is None else stated.value
+        evidence = _evidence(profile, name, value, other) if known else ""
+        if stated is not None and stated.unknown:
+            evidence = f"not known here: {stated.unknown}"
+        parts = [part for part in (elsewhere if name != "model" else "", evidence) if part]
+        yield Difference("engine", name, value, other, "; ".join(parts))
 
 
 def _elsewhere(
     profile: ServingProfile, here: Deployment, found: Sequence[Difference]
 ) -> Iterator[Difference]:
     known = {one.name for one in found}
-    for one in rollout.differences(profile, here):
+    for one in rollout.mismatches(profile, here):
         if one.subject not in known:
             yield Difference("measured on", one.subject, None, None, one.words)
 

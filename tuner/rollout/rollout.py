@@ -3,6 +3,7 @@
 How a kind of file states arguments is the business of ``tuner.rollout.targets.kinds.registry``.
 """
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -10,6 +11,7 @@ from typing import Literal
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import supported
+from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.targets import images
@@ -23,9 +25,6 @@ OF_THE_MODEL = frozenset(
     }
 )
 """Arguments that say which model is served, not how."""
-
-OF_A_WORLD = (OF_THE_MODEL - {"model"}) | {"block_size", "num_gpu_blocks_override"}
-"""Arguments of a simulated engine that say what was simulated, and nothing of a server."""
 
 LIMITED = {
     "max_num_active_seqs": "max_num_seqs",
@@ -52,12 +51,16 @@ NUMERICS: dict[str, ArgumentValue] = {
 _SPREADS = frozenset({"pipeline_parallel_size", "tensor_parallel_size"})
 """Of these, the ones that a deployment without them decides too: it has one GPU for a server."""
 
+OF_SIMULATION = frozenset({"max_num_batched_tokens", "max_num_seqs"})
+"""What a simulated engine can tell of a real one."""
+
 Part = Literal["traffic", "choice", "memory"]
 _HOLDS: dict[str, frozenset[Part]] = {
     "driver": frozenset({"traffic", "choice", "memory"}),
     "revision": frozenset({"traffic", "choice", "memory"}),
 }
 """What differs → what of the profile holds all the same; of anything else only the traffic."""
+
 
 SIMULATED = (
     "the profile was measured on a simulated engine: good for trying out how a rollout goes, not "
@@ -91,33 +94,34 @@ class Deployment:
     is_new: bool = False
     """There is no file yet."""
 
+    model_is: str | None = None
+    """What whoever applies the profile says that the file's model is."""
+
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class Mismatch:
     """In what the deployment is not what the profile was measured on."""
 
     subject: str
-    """``model``, ``gpu``, ``driver``, ``vllm``, or an engine argument."""
+    """``model``, ``gpu``, ``driver``, ``vllm``, ``origin``, or an engine argument."""
 
     words: str
 
 
 def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentValue]:
-    """Return the engine arguments to deploy, the shipped model by its path; of a simulated engine
-    neither what was its memory nor a model that ships with tuner.
+    """Return the engine arguments to deploy, the shipped model by its path.
 
     With ``live_knob`` the server is built for the largest cap that was measured and admits only the
-    chosen one: exactly what the ladder measured, at the price of memory for the larger cap.
+    chosen one: exactly what the ladder measured, at the price of memory for the larger cap. What a
+    profile may not set is left out, and of a simulated one all that is not of the scheduler.
     Raises InputError for a model that should ship and does not, ProfileError where the token budget
     is too small for the larger cap.
     """
-    arguments: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
-    arguments["model"] = models.model_path(profile.model)
-    if profile.provenance.engine == "sim":
-        of_a_world = OF_A_WORLD
-        if arguments["model"] != profile.model:  # one that ships with tuner
-            of_a_world |= {"model"}
-        arguments = {key: value for key, value in arguments.items() if key not in of_a_world}
+    engine: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
+    left = {*left_out(profile)}
+    arguments = {name: value for name, value in engine.items() if name not in left}
+    if "model" not in left:
+        arguments["model"] = models.model_path(profile.model)
     if live_knob:
         chosen, tokens = profile.decision.max_num_seqs, arguments["max_num_batched_tokens"]
         built_for = max(
@@ -131,6 +135,40 @@ def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentV
                 hint="Apply it without --live-knob.",
             )
     return arguments
+
+
+def without_model(profile: ServingProfile) -> dict[str, ArgumentValue]:
+    """Return the engine arguments to paste beside a model that is there."""
+    arguments = settings(profile, live_knob=False)
+    return {name: value for name, value in arguments.items() if name != "model"}
+
+
+def left_out(profile: ServingProfile) -> dict[str, str]:
+    """Return the arguments of a profile that are written nowhere, and why.
+
+    A profile may be somebody else's: what loads code, opens files, ports or addresses is not its to
+    set. A simulated engine tells of the scheduler, and of nothing else.
+    """
+    engine: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
+    found = dict.fromkeys(not_allowed(engine), "is not a profile's to set")
+    if profile.provenance.engine == "sim":
+        is_shipped = models.model_path(profile.model) != profile.model
+        kept = OF_SIMULATION if is_shipped else OF_SIMULATION | {"model"}
+        found |= dict.fromkeys(engine.keys() - kept, "was simulated")
+    return found
+
+
+def check_visible(profile: ServingProfile) -> None:
+    """Refuse a profile whose values hold characters that change what is seen of the others.
+
+    Raises ProfileError.
+    """
+    for name, value in profile.engine.items():
+        if any(not one.isprintable() for one in str(value)):
+            raise ProfileError(
+                f"engine.{name}: holds a character that cannot be seen",
+                hint="Write the value without it; whoever reviews the deployment would not see it.",
+            )
 
 
 def check_together(
@@ -155,54 +193,78 @@ def check_together(
             )
 
 
-def other_model(profile: ServingProfile, stated: Mapping[str, Stated]) -> Stated | None:
-    """Return the model that the file states, if it is not the one that was measured."""
-    found = stated.get("model")
-    if found is None or str(found.value) in {
-        profile.model,
-        models.model_path(profile.model),
-        profile.provenance.model,
-    }:
+def model_mismatch(profile: ServingProfile, here: Deployment) -> str | None:
+    """Return in what words the deployment serves another model, or one that cannot be told.
+
+    None where it is the profile's, or where there is no file yet.
+    """
+    found = here.stated.get("model")
+    if found is None:
+        return None if here.is_new else f"model {profile.model}, {here.source} names none"
+    place = _at(here.source, found)
+    if found.unknown:
+        return f"model {profile.model}, {place} has {found.value}, which {found.unknown}"
+    if is_model_of(profile, str(found.value)):
         return None
-    return found
+    return f"model {profile.model}, {place} has {found.value}"
 
 
-def differences(profile: ServingProfile, here: Deployment) -> list[Difference]:
+def is_model_of(profile: ServingProfile, name: str) -> bool:
+    """Whether a name is one of the profile's model."""
+    return name in {profile.model, models.model_path(profile.model), profile.provenance.model}
+
+
+def mismatches(profile: ServingProfile, here: Deployment) -> list[Mismatch]:
     """Say in which ways a deployment is not what the profile was measured on.
 
     A machine without vLLM will not serve: the file is for another one, and it alone counts.
     """
     found = list(_of_file(profile, here))
     if profile.provenance.engine != "sim":
+        found += _of_origin(profile)
         found += _of_platform(profile, here)
         if here.machine is not None and here.machine.vllm:
             found += _of_machine(profile, here.machine)
     return found
 
 
-def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+def _of_origin(profile: ServingProfile) -> Iterator[Mismatch]:
+    """A profile that does not say where it was measured cannot be held against anything."""
+    silent = [
+        what
+        for what, facts in (
+            ("device", profile.provenance.device),
+            ("vLLM", _vllm(profile)),
+        )
+        if not facts
+    ]
+    if silent:
+        yield Mismatch("origin", f"no {' and no '.join(silent)}: the profile does not say which")
+
+
+def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     vllm, gpu = _vllm(profile), _gpu(profile)
     found = here.platform.vllm
     if vllm and found and _release(vllm) != found.value:
         known = supported.differs(vllm, str(found.value), profile.engine)
         place = _at(here.source, found)
-        yield Difference("vllm", f"vLLM {vllm}, {place} has {found.value}{known}")
+        yield Mismatch("vllm", f"vLLM {vllm}, {place} has {found.value}{known}")
     found = here.platform.gpu
     if profile.provenance.device and found and _label(gpu or "") != _label(str(found.value)):
         words = f"{gpu or 'a CPU'}, {_at(here.source, found)} has {found.value}"
-        yield Difference("gpu", words)
+        yield Mismatch("gpu", words)
 
 
-def _of_machine(profile: ServingProfile, machine: Machine) -> Iterator[Difference]:
+def _of_machine(profile: ServingProfile, machine: Machine) -> Iterator[Mismatch]:
     vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
     if vllm and machine.vllm and _release(vllm) != _release(machine.vllm):
         known = supported.differs(vllm, machine.vllm, profile.engine)
-        yield Difference("vllm", f"vLLM {vllm}, here is {machine.vllm}{known}")
+        yield Mismatch("vllm", f"vLLM {vllm}, here is {machine.vllm}{known}")
     if device and gpu != machine.gpu:
-        yield Difference("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
+        yield Mismatch("gpu", f"{gpu or 'a CPU'}, here is {machine.gpu or 'a CPU'}")
     driver = device.get("driver")
     if driver and machine.driver and gpu == machine.gpu and driver != machine.driver:
-        yield Difference("driver", f"driver {driver}, here is {machine.driver}")
+        yield Mismatch("driver", f"driver {driver}, here is {machine.driver}")
 
 
 def _vllm(profile: ServingProfile) -> str | None:
@@ -215,17 +277,18 @@ def _gpu(profile: ServingProfile) -> str | None:
     return str(device["name"]) if device.get("kind") == "gpu" else None
 
 
-def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Difference]:
+def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     stated, source = here.stated, here.source
-    if (other := other_model(profile, stated)) is not None:
-        words = f"model {profile.model}, {_at(source, other)} has {other.value}"
-        yield Difference("model", words)
+    if (words := model_mismatch(profile, here)) is not None and here.model_is is None:
+        yield Mismatch("model", words)
     for name, default in NUMERICS.items():
         wanted, found = profile.engine.get(name, default), stated.get(name)
-        if found is not None and str(found.value) != str(wanted):
-            yield Difference(name, f"{name} {wanted}, {_at(source, found)} has {found.value}")
+        if found is not None and (found.unknown or str(found.value) != str(wanted)):
+            why = f", which {found.unknown}" if found.unknown else ""
+            words = f"{name} {wanted}, {_at(source, found)} has {found.value}{why}"
+            yield Mismatch(name, words)
         elif found is None and name in _SPREADS and wanted != default and not here.is_new:
-            yield Difference(name, f"{name} {wanted}, {source} has {default}")
+            yield Mismatch(name, f"{name} {wanted}, {source} has {default}")
 
 
 def _at(source: str, stated: Stated) -> str:
@@ -233,12 +296,12 @@ def _at(source: str, stated: Stated) -> str:
     return f"{source}:{stated.line}" if stated.line else source
 
 
-def refuse_differences(profile: ServingProfile, differing: Sequence[Difference]) -> None:
-    """Raise GateError with what differs, and with what still holds."""
-    if not differing:
-        return
+def refusal(profile: ServingProfile, found: Sequence[Mismatch]) -> GateError | None:
+    """Return the refusal, with what does not fit and what still holds; None where all fits."""
+    if not found:
+        return None
     parts = frozenset.intersection(
-        *(_HOLDS.get(one.subject, frozenset({"traffic"})) for one in differing)
+        *(_HOLDS.get(one.subject, frozenset({"traffic"})) for one in found)
     )
     peak = profile.validity.peak_concurrency
     words: dict[Part, str] = {
@@ -248,30 +311,42 @@ def refuse_differences(profile: ServingProfile, differing: Sequence[Difference])
         "memory": "the size of the KV cache",
     }
     holds = ", ".join(text for part, text in words.items() if part in parts)
-    raise GateError(
-        f"the profile was measured elsewhere: {'; '.join(one.words for one in differing)}",
-        hint=f"Still holds: {holds}. Sweep there, or pass --force: what is deployed then keeps its "
-        "own of these, and the override is recorded.",
+    named = f" If it is that model: --model-is {shlex.quote(profile.model)}."
+    by_model = {one.subject for one in found} == {"model"}
+    return GateError(
+        f"the profile was measured elsewhere: {'; '.join(one.words for one in found)}",
+        hint=f"Still holds: {holds}.{named if by_model else ''} Sweep there, or pass --force: what "
+        "is deployed then keeps its own of these, and the override is recorded.",
     )
 
 
 def cautions(
-    profile: ServingProfile, differing: Sequence[Difference], here: Deployment | None = None
+    profile: ServingProfile, found: Sequence[Mismatch], here: Deployment | None = None
 ) -> tuple[str, ...]:
     """Return what to beware of when the profile is rolled out all the same."""
-    found = []
+    warnings = []
     if (said := profile.provenance.of_ranks) is not None:
-        found.append(said)
-    if differing:
-        what = "; ".join(one.words for one in differing)
-        found.append(f"the profile was measured elsewhere: {what}")
+        warnings.append(said)
+    if found:
+        what = "; ".join(one.words for one in found)
+        warnings.append(f"the profile was measured elsewhere: {what}")
     if here is not None and profile.provenance.engine != "sim":
-        found += _not_compared(profile, here)
+        warnings += _not_compared(profile, here)
+    if here is not None:
+        warnings += _left_alone(profile)
     if profile.provenance.engine == "sim":
-        found.append(SIMULATED)
+        warnings.append(SIMULATED)
     if profile.decision.verdict in ("overloaded", "inconclusive"):
-        found.append(verdict(profile))
-    return tuple(found)
+        warnings.append(verdict(profile))
+    return tuple(warnings)
+
+
+def _left_alone(profile: ServingProfile) -> Iterator[str]:
+    left = [name for name, why in left_out(profile).items() if why == "is not a profile's to set"]
+    if left:
+        yield (
+            f"not a profile's to set, and left as the deployment has it: {', '.join(sorted(left))}"
+        )
 
 
 def _not_compared(profile: ServingProfile, here: Deployment) -> Iterator[str]:
@@ -291,9 +366,9 @@ def verdict(profile: ServingProfile) -> str:
     return reason if reason.startswith(word) else f"{word}: {reason}"
 
 
-def of_the_file(differing: Sequence[Difference]) -> frozenset[str]:
+def of_the_file(found: Sequence[Mismatch]) -> frozenset[str]:
     """Return the arguments that an overridden refusal leaves as the file has them."""
-    subjects = {one.subject for one in differing}
+    subjects = {one.subject for one in found}
     return (OF_THE_MODEL if "model" in subjects else frozenset()) | (subjects & NUMERICS.keys())
 
 

@@ -80,11 +80,16 @@ def compose(
     return node
 
 
-def compose_all(text: str, *, source: str, error: type[InputError]) -> list[yaml.Node]:
-    """Return the documents of the text, those without content left out. Raises ``error``."""
+def compose_all(
+    text: str, *, source: str, error: type[InputError], tabs: bool = False
+) -> list[yaml.Node]:
+    """Return the documents of the text, those without content left out. Raises ``error``.
+
+    ``tabs``: between words too, which PyYAML does not take and other readers do.
+    """
     nodes: list[yaml.Node] = []
     with _explained(text, source=source, error=error):
-        loader = BoundedLoader(text, plain=False)
+        loader = BoundedLoader(text, plain=False, tabs=tabs)
         while loader.check_node() and (node := loader.get_node()):
             nodes += [node] if node.tag != "tag:yaml.org,2002:null" else []
     return nodes

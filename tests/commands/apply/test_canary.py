@@ -67,7 +67,7 @@ def test_a_share_that_comes_from_elsewhere_is_left_alone(apply: Tuner) -> None:
 def test_what_has_no_share_is_refused(apply: Tuner, tuner: Tuner) -> None:  # noqa: F811
     text = (
         "apiVersion: serving.kserve.io/v1alpha1\nkind: LLMInferenceService\nmetadata: {name: t}\n"
-        "spec:\n  template:\n    containers:\n    - name: main\n"
+        "spec:\n  template:\n    containers:\n    - name: main\n  model: {uri: hf://m}\n"
     )
     Path("isvc.yaml").write_text(text)
     assert "canaryTrafficPercent is of an InferenceService" in refused(apply("--canary", "10"), 3)

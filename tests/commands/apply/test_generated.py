@@ -70,7 +70,7 @@ def test_a_selector_says_which_servers(run: Tuner) -> None:
     [
         (["--to", "prometheus-rules", "own.yaml"], 3,
          "own.yaml: is there already, and not one that tuner wrote"),
-        (["own.yaml"], 3, "own.yaml: is of no known kind"),
+        (["own.yaml"], 3, "own.yaml:1: is no config of vLLM's: groups holds keys"),
         (["--to", "grafana-dashboard", "d.yaml"], 3,
          "d.yaml: a file for grafana-dashboard must end in .json"),
         (["--to", "grafana-dashboard", "no/d.json"], 3, "no/d.json: there is no folder"),

@@ -96,8 +96,17 @@ def test_behind_a_linked_folder_the_real_file_changes(run: Tuner) -> None:
         ("pipe.yaml", "pipe.yaml: is not a regular file"),
         ("nul.yaml", "nul.yaml:2: not UTF-8 text (byte 9)"),
         ("large.yaml", "large.yaml: larger than 1 MiB"),
-        ("configmap.yaml", "configmap.yaml: is of no known kind"),
-        ("rules.yaml", "rules.yaml: is of no known kind"),
+        (
+            "configmap.yaml",
+            "configmap.yaml:1: is a ConfigMap of v1, which starts no vLLM that is known",
+        ),
+        (
+            "rules.yaml",
+            (
+                "rules.yaml:1: is no config of vLLM's: groups holds keys of its own, and vLLM has "
+                "no such argument"
+            ),
+        ),
     ],
 )
 def test_what_is_no_file_to_edit_is_said_in_one_line(run: Tuner, name: str, message: str) -> None:
@@ -130,6 +139,7 @@ def written(example: Example, ends: str) -> bytes:
 def test_applying_twice_is_applying_once_and_rolling_back_is_the_identity(
     run: Tuner, example: Example, ends: str
 ) -> None:
+    save(deployed(example), Path("profile.yaml"))
     file = Path(example.file)
     file.parent.mkdir(exist_ok=True)
     original = written(example, ends)

@@ -229,7 +229,9 @@ def test_the_address_of_the_server_is_asked_too(tuner: Tuner, server: Server) ->
         done = tuner("cap-16.yaml", "--socket", server.path, "--url", url)
         http.shutdown()
         thread.join()
-    assert refused(done, 6).endswith(f"kv_cache_dtype auto, {url} has fp8")
+    assert refused(done, 6).endswith(
+        f"kv_cache_dtype auto, {url} has fp8; vLLM 0.32.0, {url} has 0.31.0"
+    )
     gone = tuner("cap-16.yaml", "--socket", server.path, "--url", url)
     assert "no answer" in refused(gone, 3)
     assert server.cap == 32

@@ -12,6 +12,7 @@ import yaml
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
+from tests.support.targets import write
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import SWITCHES
 from tuner.errors import TargetError
@@ -25,7 +26,7 @@ from tuner.rollout.targets.kinds import (
     kustomize,
     systemd,
 )
-from tuner.rollout.targets.seam import Target
+from tuner.rollout.targets.server import Target
 
 # How a server's flags may be spelt before the profile is applied.
 
@@ -227,7 +228,7 @@ def _llm_d(draw: st.DrawFn, found: list[str]) -> str:
 
 def _llm_d_words(text: str) -> list[str]:
     found = yaml.safe_load(text)["decode"]["containers"][0]["args"]
-    return [word.replace("$$(", "$(") for word in found]
+    return _unescaped(found)
 
 
 def _patch(draw: st.DrawFn, found: list[str]) -> str:
@@ -272,7 +273,7 @@ def _unit_words(text: str) -> list[str]:
 
 
 def _unescaped(words_: list[str]) -> list[str]:
-    return [word.replace("$$(", "$(") for word in words_]
+    return [word.replace("$$", "$") for word in words_]
 
 
 KINDS = {
@@ -285,7 +286,7 @@ KINDS = {
     "kubernetes-script": Kind(
         kubernetes,
         _kubernetes_script,
-        lambda text: _in_shell(_pod(text)["args"][0]),
+        lambda text: _in_shell(_pod(text)["args"][0].replace("$$", "$")),
         ("args:", "        ports:"),
     ),
     "compose-text": Kind(
@@ -318,7 +319,7 @@ KINDS = {
 def edit(kind: Kind, text: str, arguments: Mapping[str, ArgumentValue]) -> str:
     """Edit, or forget the example where a plain YAML text cannot hold a value: that is refused."""
     try:
-        return kind.target.write(text, arguments, source="f", container=kind.container)
+        return write(kind.target, text, arguments, container=kind.container, trusted=True)
     except TargetError as problem:
         assume("cannot be edited safely (f:" not in str(problem))
         raise
@@ -405,12 +406,12 @@ def test_a_variable_is_as_asked_for_and_nothing_else_changes(  # noqa: PLR0913, 
 ) -> None:
     head, tail = f"# why{ends}A='x y'{ends}{export}VLLM_ARGS=", f"{ends}B=${{A}}{ends}#"
     text = f"{head}{quotes}{between.join(before)}{quotes}{tail}"
-    result = env.write(text, after, source="f")
+    result = write(env, text, after, container="VLLM_ARGS", trusted=True)
     assert result.startswith(head)
     assert result.endswith(tail)
     found = meaning(result[len(head) : -len(tail)].strip("'\"").split())
     assert {key: _loaded(key, value) for key, value in found.items()} == wanted(before, after)
-    assert env.write(result, after, source="f") == result
+    assert write(env, result, after, container="VLLM_ARGS", trusted=True) == result
 
 
 _OF_THE_CHART: dict[str, st.SearchStrategy[ArgumentValue]] = {
@@ -450,7 +451,7 @@ def test_values_of_the_chart_are_as_asked_for_and_nothing_else_changes(data: st.
     text = head + "".join(lines) + extra + tail
     after = {name: data.draw(one) for name, one in _OF_THE_CHART.items()}
     try:
-        result = helm_production_stack.write(text, after, source="f")
+        result = write(helm_production_stack, text, after, source="f")
     except TargetError as problem:
         assume("cannot be edited safely (f:" not in str(problem))
         raise
@@ -458,13 +459,13 @@ def test_values_of_the_chart_are_as_asked_for_and_nothing_else_changes(data: st.
     assert result.endswith(tail)
     expected = {**by_the_chart(text), **{name: str(value) for name, value in after.items()}}
     assert by_the_chart(result) == expected
-    assert helm_production_stack.write(result, after, source="f") == result
+    assert write(helm_production_stack, result, after, source="f") == result
 
 
 def test_a_variable_carries_only_what_needs_no_quotes() -> None:
     text = 'A=1\nVLLM_ARGS="acme/m --port 8"\n'
-    assert env.write(text, {"max_num_seqs": 16}, source="f") == (
+    assert write(env, text, {"max_num_seqs": 16}, container="VLLM_ARGS", trusted=True) == (
         'A=1\nVLLM_ARGS="acme/m --port 8 --max-num-seqs 16"\n'
     )
     with pytest.raises(TargetError, match="a variable cannot carry"):
-        env.write(text, {"hf_overrides": {"a": 1}}, source="f")
+        write(env, text, {"hf_overrides": {"a": 1}}, container="VLLM_ARGS", trusted=True)

@@ -4,6 +4,7 @@ import re
 
 import pytest
 
+from tests.support.targets import read, write
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.rollout.targets.kinds import kubernetes
@@ -13,14 +14,14 @@ POD = "kind: Pod\nspec:\n  containers:\n  - image: vllm/vllm-openai\n    args: [
 
 def edited(args: str, **arguments: ArgumentValue) -> str:
     """Return the arguments of a container after an edit."""
-    text = kubernetes.write(POD % args, arguments, source="pod.yaml")
-    assert kubernetes.write(text, arguments, source="pod.yaml") == text
+    text = write(kubernetes, POD % args, arguments, source="pod.yaml")
+    assert write(kubernetes, text, arguments, source="pod.yaml") == text
     return text.partition("[")[2].partition("]\n")[0]
 
 
 def refused(args: str, **arguments: ArgumentValue) -> str:
     with pytest.raises(TargetError) as problem:
-        kubernetes.write(POD % args, arguments, source="pod.yaml")
+        write(kubernetes, POD % args, arguments, source="pod.yaml")
     assert "\n" not in str(problem.value) + problem.value.hint
     return str(problem.value)
 
@@ -89,9 +90,9 @@ def test_the_opposite_of_a_switch_is_that_switch(
     ],
 )
 def test_a_model_is_the_first_word_that_is_of_no_flag(words: str) -> None:
-    found = kubernetes.read(POD % words, source="pod.yaml")
+    found = read(kubernetes, POD % words, source="pod.yaml")
     assert found["model"].value == "m"
-    assert edited(words, model="other") == re.sub(r"\bm\b", "other", words)
+    assert edited(words, model="other") == words
 
 
 def test_a_switch_without_a_negative_is_turned_off_by_leaving_it_out() -> None:
@@ -131,6 +132,14 @@ def test_a_value_that_looks_like_a_flag_is_one_behind_an_equals_sign() -> None:
 
 def test_a_negative_number_is_a_value() -> None:
     assert edited("--seed, '-1', --port=1", seed=-2) == "--seed=-2, --port=1"
+
+
+@pytest.mark.parametrize("data", ["$(HF_TOKEN)", "$$(HF_TOKEN)", "$$$(HF_TOKEN)", "a$$", "$a"])
+def test_what_kubernetes_puts_in_is_not_made_of_data(data: str) -> None:
+    """Its rule: $$ is one $, and $(NAME) is the variable."""
+    written = edited("--tokenizer=a", tokenizer=data).removeprefix("--tokenizer=")
+    put_in = re.sub(r"\$\$|\$\(\w+\)", lambda one: "$" if one[0] == "$$" else "SECRET", written)
+    assert put_in == data
 
 
 def test_references_are_not_made_of_data() -> None:
@@ -181,10 +190,11 @@ def test_reading_gives_vllms_names_and_the_last_of_two() -> None:
         "--max-num-seqs=8, --no_enforce_eager, -tp, '2', --max-num-seqs=9, --x=$(Y), "
         "--enable-prefix-caching, --disable-prefix-caching"
     )
-    found = kubernetes.read(text, source="pod.yaml")
+    found = read(kubernetes, text, source="pod.yaml")
     assert {name: one.value for name, one in found.items()} == {
         "enable_prefix_caching": False,
         "max_num_seqs": 9,
+        "x": "$(Y)",
         "enforce_eager": False,
         "tensor_parallel_size": 2,
     }

@@ -1,14 +1,12 @@
 """What nobody can edit safely in a deployment's file, and what looks like it and can be."""
 
 from collections.abc import Callable
-from pathlib import PurePath
 
 import pytest
 
+from tests.support.targets import kind_of, platform, read, write
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import TargetError, TunerError, UsageError
-from tuner.rollout.targets.kinds.detect import detect
-from tuner.rollout.targets.kinds.registry import named
+from tuner.errors import NotVllmError, TargetError, TunerError, UsageError
 
 SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
 
@@ -52,12 +50,12 @@ REFUSED: list[tuple[str, str, str]] = [
     (
         "kubernetes",
         shell("vllm serve 'm"),
-        "f:6: the script cannot be understood: a ' is not closed: \"'m\\n\"",
+        "f:8: the script cannot be understood: a ' is not closed: \"'m\\n\"",
     ),
     (
         "kubernetes",
         shell("vllm serve m <<X\nX"),
-        "f:6: the script cannot be understood: it has a here-document",
+        "f:8: the script cannot be understood: it has a here-document",
     ),
     (
         "kubernetes",
@@ -77,8 +75,8 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     (
         "kubernetes",
-        pod("  - name: v\n    image: a/vllm\n    command: [/run.sh]\n    args: [x]\n"),
-        "f:5: p/v starts vLLM not in a way that is known",
+        pod("  - name: v\n    image: a/vllm-openai\n    command: [/run.sh]\n    args: [x]\n"),
+        "f:5: p/v is not seen to run vLLM: it starts /run.sh x",
     ),
     (
         "kubernetes",
@@ -93,7 +91,7 @@ REFUSED: list[tuple[str, str, str]] = [
     (
         "kubernetes",
         pod("  - name: v\n    image: nginx\n"),
-        "f: no container in it is seen to run vLLM",
+        "f:5: p/v is not seen to run vLLM: it starts what the image nginx starts",
     ),
     ("kubernetes", "kind: Service\n", "f: there is no container in it"),
     (
@@ -109,13 +107,16 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     (
         "compose",
-        compose("    command: vllm serve m --max-num-seqs ${N:-8}\n"),
-        "f:3: max_num_seqs is decided elsewhere: ${N:-8}",
+        compose("    command: vllm serve m --max-num-seqs ${N}\n"),
+        "f:3: max_num_seqs is decided elsewhere: ${N}",
     ),
     ("compose", compose("    command: vllm serve m $MORE\n"), "f:3: $MORE may hold more flags"),
     (
         "compose",
-        "x: &x {command: [vllm, serve, m]}\nservices:\n  v:\n    <<: *x\n    image: a/vllm\n",
+        (
+            "x: &x {command: [vllm, serve, m]}\nservices:\n  v:\n    <<: *x\n"
+            "    image: a/vllm-openai\n"
+        ),
         "f:4: v takes its command from an anchor",
     ),
     (
@@ -127,7 +128,10 @@ REFUSED: list[tuple[str, str, str]] = [
     (
         "kustomize",
         pod("  - name: vllm\n    resources: {}\n").replace("name: p", "name: vllm"),
-        "f: no container in it is seen to run vLLM",
+        (
+            "f:5: vllm/vllm has no args here, and a list written here replaces the whole one of "
+            "the base"
+        ),
     ),
     (
         "kustomize",
@@ -165,7 +169,7 @@ REFUSED: list[tuple[str, str, str]] = [
         unit("/bin/vllm serve m --max-num-seqs %i"),
         "f:2: max_num_seqs is decided elsewhere: %i",
     ),
-    ("systemd", unit("/bin/true"), "f:2: ExecStart does not start vLLM in a way that is known"),
+    ("systemd", unit("/bin/true"), "f:2: ExecStart is not seen to start vLLM: /bin/true"),
     (
         "systemd",
         unit('/bin/vllm serve "m'),
@@ -178,19 +182,26 @@ REFUSED: list[tuple[str, str, str]] = [
     ),
     ("systemd", "[Service]\nUser=a\n", "f: has no ExecStart to edit"),
     # In a file of variables
-    ("env", "VLLM_ARGS='a\"\n", "f:1: the value of VLLM_ARGS cannot be understood"),
-    ("env", "VLLM_ARGS=a\nVLLM_ARGS=b\n", "f:2: VLLM_ARGS is set a second time"),
     (
         "env",
-        "VLLM_ARGS=--port=1 # mine\n",
-        "f:1: a shell takes what follows # in VLLM_ARGS for a comment, systemd does not",
+        "VLLM_ARGS='--max-num-seqs=1\"\n",
+        "f:1: the value of VLLM_ARGS cannot be understood: its quotes do not match",
+    ),
+    ("env", "VLLM_ARGS=--max-num-seqs=1\nVLLM_ARGS=b\n", "f:2: VLLM_ARGS is set a second time"),
+    (
+        "env",
+        "VLLM_ARGS=--max-num-seqs=1 # mine\n",
+        (
+            "f:1: the value of VLLM_ARGS cannot be understood: a shell takes what follows # for a "
+            "comment, systemd does not"
+        ),
     ),
     (
         "env",
         "MAX_NUM_SEQS=8\n",
-        "f:1: MAX_NUM_SEQS looks like max_num_seqs, in a way that tuner does not know",
+        "f:1: MAX_NUM_SEQS looks like max_num_seqs, and nothing here says who reads it",
     ),
-    ("env", 'VLLM_ARGS="m $MORE"\n', "f:1: $MORE may hold more flags"),
+    ("env", 'VLLM_ARGS="m --max-num-seqs=1 $MORE"\n', "f:1: $MORE may hold more flags"),
     ("env", "export A=1 VLLM_ARGS=m\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
     ("env", "VLLM_ARGS+=' -x'\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
     ("env", "\ufeffVLLM_ARGS=m\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
@@ -200,7 +211,7 @@ REFUSED: list[tuple[str, str, str]] = [
         'VLLM_ARGS="m --max-num-seqs {{ seqs }}"\n',
         "f:1: max_num_seqs is decided elsewhere: {{ seqs }}",
     ),
-    ("env", 'VLLM_ARGS="m {{ more }}"\n', "f:1: {{ more }} may hold more flags"),
+    ("env", 'VLLM_ARGS="m --max-num-seqs=1 {{ more }}"\n', "f:1: {{ more }} may hold more flags"),
     (
         "compose",
         compose('    command: "m --max-num-seqs {{ seqs }}"\n    image: vllm/vllm-openai\n'),
@@ -244,7 +255,7 @@ REFUSED: list[tuple[str, str, str]] = [
 @pytest.mark.parametrize(("kind", "text", "message"), REFUSED)
 def test_what_cannot_be_edited_safely_is_named(kind: str, text: str, message: str) -> None:
     with pytest.raises(TargetError) as problem:
-        named(kind).write(text, SEQS, source="f")
+        write(kind, text, SEQS)
     assert "\n" not in str(problem.value) + problem.value.hint
     assert str(problem.value) == message
 
@@ -278,7 +289,8 @@ ALLOWED: list[tuple[str, str, Callable[[str], str]]] = [
     (
         "kubernetes",
         pod(
-            "  - name: v\n    image: a\n    args: [--max-num-seqs=8]\n  initContainers:\n"
+            "  - name: v\n    image: a/vllm-openai\n    args: [--max-num-seqs=8]\n"
+            "  initContainers:\n"
             "  - {name: w, image: vllm/vllm-openai, args: [--max-num-seqs=8]}\n"
         ),
         lambda text: text.replace("=8", "=16", 1),
@@ -293,8 +305,8 @@ ALLOWED: list[tuple[str, str, Callable[[str], str]]] = [
     ),
     (
         "compose",
-        compose("    image: vllm/vllm-openai\n    command: m $$X\n"),
-        lambda text: text.replace("m $$X", "m $$X --max-num-seqs=16"),
+        compose("    image: vllm/vllm-openai\n    command: --api-key $$X m\n"),
+        lambda text: text.replace("$$X m", "$$X m --max-num-seqs 16"),
     ),
     (
         "compose",
@@ -341,7 +353,6 @@ ALLOWED: list[tuple[str, str, Callable[[str], str]]] = [
         lambda text: text.replace("seqs 8", "seqs 16"),
     ),
     ("env", "export VLLM_EXTRA_ARGS='--max-num-seqs 8'\n", lambda text: text.replace("8", "16")),
-    ("env", "A=1", lambda text: text + '\nVLLM_ARGS="--max-num-seqs=16"\n'),
 ]
 
 
@@ -409,14 +420,14 @@ ADDED = [
 def test_what_is_not_there_yet_is_added_where_it_is_looked_for(
     kind: str, text: str, end: str | None
 ) -> None:
-    result = named(kind).write(text, SEQS, source="f")
+    result = write(kind, text, SEQS)
     if end is None:
         assert result.count("\n") == text.count("\n")
         assert "--max-num-seqs" in result
     else:
         assert result == text + end
-    assert named(kind).write(result, SEQS, source="f") == result
-    assert named(kind).read(result, source="f")["max_num_seqs"].value == 16
+    assert write(kind, result, SEQS) == result
+    assert read(kind, result)["max_num_seqs"].value == 16
 
 
 @pytest.mark.parametrize(
@@ -427,6 +438,7 @@ def test_what_is_not_there_yet_is_added_where_it_is_looked_for(
             "kserve",
             (
                 "kind: InferenceService\nspec:\n  predictor:\n    model:\n      runtime: my-vllm\n"
+                "      modelFormat: {name: vLLM}\n"
                 "      storageUri: pvc://m\n"
             ),
             {"model": "pvc://m"},
@@ -455,7 +467,7 @@ def test_what_is_not_there_yet_is_added_where_it_is_looked_for(
 def test_what_stands_outside_the_command_line_is_read(
     kind: str, text: str, stated: dict[str, ArgumentValue]
 ) -> None:
-    found = named(kind).read(text, source="f")
+    found = read(kind, text)
     assert {name: one.value for name, one in found.items()} == stated
 
 
@@ -477,7 +489,12 @@ def test_what_stands_outside_the_command_line_is_read(
             None,
             None,
         ),
-        ("kubernetes", pod("  - image: my.io/a/vllm:0.9.1-rc2\n    args: [m]\n"), "0.9.1rc2", None),
+        (
+            "kubernetes",
+            pod("  - image: my.io/a/vllm-openai:0.9.1-rc2\n    args: [m]\n"),
+            "0.9.1rc2",
+            None,
+        ),
         (
             "helm-production-stack",
             STACK % "    repository: vllm/vllm-openai\n    tag: v0.9.1\n",
@@ -485,13 +502,13 @@ def test_what_stands_outside_the_command_line_is_read(
             None,
         ),
         ("systemd", unit("/bin/vllm serve m"), None, None),
-        ("env", "VLLM_ARGS=m\n", None, None),
+        ("env", "VLLM_ARGS=--max-num-seqs=8\n", None, None),
     ],
 )
 def test_where_the_server_runs_is_read_from_image_and_node(
     kind: str, text: str, vllm: str | None, gpu: str | None
 ) -> None:
-    found = named(kind).platform(text, source="f")
+    found = platform(kind, text)
     assert (found.vllm and found.vllm.value, found.gpu and found.gpu.value) == (vllm, gpu)
 
 
@@ -520,20 +537,20 @@ def test_where_the_server_runs_is_read_from_image_and_node(
     ],
 )
 def test_the_kind_is_told_by_name_and_content(name: str, text: str, kind: str) -> None:
-    assert kind == detect(PurePath(name), text, source=name).NAME
+    assert kind == kind_of(name, text).NAME
 
 
 def test_documents_of_no_known_kind_are_not_taken_for_a_config() -> None:
     with pytest.raises(TargetError, match="holds 2 documents of no known kind"):
-        detect(PurePath("a.yaml"), "a: 1\n---\nb: 2\n", source="a.yaml")
+        kind_of("a.yaml", "a: 1\n---\nb: 2\n")
 
 
 @pytest.mark.parametrize(("kind", "text", "edit"), ALLOWED)
 def test_only_the_value_changes(kind: str, text: str, edit: Callable[[str], str]) -> None:
-    result = named(kind).write(text, SEQS, source="f")
+    result = write(kind, text, SEQS)
     assert result == edit(text)
     assert result != text
-    assert named(kind).write(result, SEQS, source="f") == result
+    assert write(kind, result, SEQS) == result
 
 
 @pytest.mark.parametrize(
@@ -541,12 +558,12 @@ def test_only_the_value_changes(kind: str, text: str, edit: Callable[[str], str]
     [
         (
             "kubernetes",
-            pod("  - {name: a, image: vllm/vllm-openai}\n  - {name: b, image: x/vllm}\n"),
+            pod("  - {name: a, image: vllm/vllm-openai}\n  - {name: b, image: x/vllm-openai}\n"),
             "--container NAME, of p/a, p/b.",
         ),
         (
             "env",
-            "VLLM_ARGS=a\nVLLM_EXTRA_ARGS=b\n",
+            "VLLM_ARGS=--max-num-seqs=1\nVLLM_EXTRA_ARGS=--max-num-seqs=1\n",
             "--container NAME, of VLLM_ARGS, VLLM_EXTRA_ARGS.",
         ),
         (
@@ -558,7 +575,7 @@ def test_only_the_value_changes(kind: str, text: str, edit: Callable[[str], str]
 )
 def test_which_one_is_asked(kind: str, text: str, hint: str) -> None:
     with pytest.raises(UsageError) as problem:
-        named(kind).read(text, source="f")
+        read(kind, text)
     assert problem.value.hint == hint
 
 
@@ -567,33 +584,31 @@ def test_a_name_that_two_containers_share_is_told_apart_by_the_workload() -> Non
     server = "{name: v, image: vllm/vllm-openai, args: [--max-num-seqs=8]}"
     text = f"{one % ('a', server)}---\n{one % ('b', server)}"
     with pytest.raises(UsageError, match="2 containers are called 'v'"):
-        named("kubernetes").write(text, SEQS, source="f", container="v")
-    result = named("kubernetes").write(text, SEQS, source="f", container="b/v")
+        write("kubernetes", text, SEQS, container="v")
+    result = write("kubernetes", text, SEQS, container="b/v")
     assert result == "=16".join(text.rsplit("=8", 1))
 
 
-def test_of_a_program_that_is_not_known_only_the_flags_are_vllms_and_only_when_it_is_named() -> (
-    None
-):
+def test_of_a_program_that_is_not_known_only_the_flags_are_vllms_and_only_on_record() -> None:
     text = pod("  - name: v\n    image: x\n    command: [/run, a, --port=1]\n")
-    with pytest.raises(TargetError, match="no container in it is seen to run vLLM"):
-        named("kubernetes").write(text, SEQS, source="f")
-    result = named("kubernetes").write(text, {"model": "m", **SEQS}, source="f", container="v")
+    with pytest.raises(TargetError, match="p/v is not seen to run vLLM: it starts /run a --port=1"):
+        write("kubernetes", text, SEQS)
+    result = write("kubernetes", text, {"model": "m", **SEQS}, container="v", trusted=True)
     assert result == text.replace("--port=1", "--port=1, --max-num-seqs=16")
 
 
 @pytest.mark.parametrize("kind", ["compose", "kubernetes", "kserve", "helm-llm-d", "systemd"])
 def test_there_must_be_a_file(kind: str) -> None:
     with pytest.raises(TunerError, match="only an existing one can be edited"):
-        named(kind).write("", SEQS, source="f")
+        write(kind, "", SEQS)
 
 
 def test_a_chart_is_not_told_to_leave_prefix_caching_to_vllm() -> None:
     text = "servingEngineSpec:\n  modelSpec:\n  - name: a\n    vllmConfig:\n      maxNumSeqs: 8\n"
-    target = named("helm-production-stack")
+    target = "helm-production-stack"
     with pytest.raises(TargetError, match="the chart turns prefix caching on or off"):
-        target.write(text, {"enable_prefix_caching": None}, source="f")
-    assert target.write(text, {"max_num_seqs": None, "max_model_len": 2**20}, source="f") == (
+        write(target, text, {"enable_prefix_caching": None})
+    assert write(target, text, {"max_num_seqs": None, "max_model_len": 2**20}) == (
         text.replace("maxNumSeqs: 8", "extraArgs:\n      - --max-model-len=1048576")
     )
 
@@ -626,7 +641,7 @@ def test_a_chart_is_not_told_to_leave_prefix_caching_to_vllm() -> None:
 )
 def test_the_version_is_told_by_the_tag_or_not_at_all(image: str, version: str | None) -> None:
     text = compose(f"    image: '{image}'\n    command: vllm serve m\n")
-    found = named("compose").platform(text, source="f")
+    found = platform("compose", text)
     assert (found.vllm and found.vllm.value) == version
     assert (found.image is None) == (version is not None)
 
@@ -634,37 +649,36 @@ def test_the_version_is_told_by_the_tag_or_not_at_all(image: str, version: str |
 @pytest.mark.parametrize(
     ("before", "after"),
     [
-        ("{name: v, image: a/vllm}", "{name: v, image: a/vllm, args: [--max-num-seqs=16]}"),
         (
-            "{name: v, image: a/vllm,  # c\n    }",
-            "{name: v, image: a/vllm, args: [--max-num-seqs=16],  # c\n    }",
+            "{name: v, image: a/vllm-openai}",
+            "{name: v, image: a/vllm-openai, args: [--max-num-seqs=16]}",
         ),
         (
-            '{"name": "v", "image": "a/vllm"}',
-            '{"name": "v", "image": "a/vllm", "args": ["--max-num-seqs=16"]}',
+            "{name: v, image: a/vllm-openai,  # c\n    }",
+            "{name: v, image: a/vllm-openai, args: [--max-num-seqs=16],  # c\n    }",
+        ),
+        (
+            '{"name": "v", "image": "a/vllm-openai"}',
+            '{"name": "v", "image": "a/vllm-openai", "args": ["--max-num-seqs=16"]}',
         ),
     ],
 )
 def test_keys_are_added_in_braces_in_the_style_of_the_others(before: str, after: str) -> None:
-    text = named("kubernetes").write(pod(f"  - {before}\n"), SEQS, source="f")
+    text = write("kubernetes", pod(f"  - {before}\n"), SEQS)
     assert text == pod(f"  - {after}\n")
 
 
 def test_keys_are_added_in_empty_braces() -> None:
     arguments: dict[str, ArgumentValue] = {**SEQS, "enable_prefix_caching": True}
-    text = named("helm-production-stack").write(
-        STACK % "    vllmConfig: {}\n", arguments, source="f"
-    )
+    text = write("helm-production-stack", STACK % "    vllmConfig: {}\n", arguments, source="f")
     assert text == STACK % "    vllmConfig: {maxNumSeqs: 16, enablePrefixCaching: true}\n"
 
 
 def test_a_variable_that_nobody_reads_is_not_added_beside_the_one_with_the_flags() -> None:
     text = 'SERVE_FLAGS="--max-num-seqs 1"\n'
-    with pytest.raises(UsageError, match="which variable") as asked:
-        named("env").write(text, SEQS, source="f")
-    assert asked.value.hint == "--container NAME, of SERVE_FLAGS; or VLLM_ARGS for a new one."
-    edited = named("env").write(text, SEQS, source="f", container="SERVE_FLAGS")
-    assert edited == 'SERVE_FLAGS="--max-num-seqs 16"\n'
+    assert write("env", text, SEQS) == 'SERVE_FLAGS="--max-num-seqs 16"\n'
+    with pytest.raises(NotVllmError, match="no variable in it is seen to hold vLLM's flags"):
+        write("env", "A=1\n", SEQS)
 
 
 @pytest.mark.parametrize(
@@ -676,13 +690,13 @@ def test_a_variable_that_nobody_reads_is_not_added_beside_the_one_with_the_flags
     ],
 )
 def test_workloads_of_controllers_have_their_pods_elsewhere(kind: str, path: str) -> None:
-    container = "{containers: [{name: v, image: a/vllm, args: [m, --max-num-seqs=%d]}]}"
+    container = "{containers: [{name: v, image: a/vllm-openai, args: [m, --max-num-seqs=%d]}]}"
     for name in reversed(path.split(".")):
         container = f"{{{name}: {container}}}"
     text = f"kind: {kind}\nmetadata: {{name: w}}\nspec: {container}\n"
-    target = detect(PurePath("f.yaml"), text % 1, source="f")
+    target = kind_of("f.yaml", text % 1)
     assert target.NAME == "kubernetes"
-    assert target.write(text % 1, SEQS, source="f") == text % 16
+    assert write(target, text % 1, SEQS) == text % 16
 
 
 def test_a_patch_of_such_a_workload_is_a_patch() -> None:
@@ -691,8 +705,8 @@ def test_a_patch_of_such_a_workload_is_a_patch() -> None:
         "kind: CronJob\nmetadata: {name: w}\n"
         "spec: {jobTemplate: {spec: {template: {spec: {containers: [{name: v}]}}}}}\n"
     )
-    assert detect(PurePath("f.yaml"), text, source="f").NAME == "kustomize"
+    assert kind_of("f.yaml", text).NAME == "kustomize"
 
 
 def test_a_document_without_content_is_a_new_config() -> None:
-    assert named("vllm-config").write("---\n", SEQS, source="f") == "---\nmax-num-seqs: 16\n"
+    assert write("vllm-config", "---\n", SEQS) == "---\nmax-num-seqs: 16\n"

@@ -2,13 +2,12 @@
 
 import time
 from collections.abc import Callable
-from pathlib import PurePath
 
 import pytest
 
+from tests.support.targets import kind_of, write
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError, UsageError
-from tuner.rollout.targets.kinds.detect import detect
 
 SEQS: dict[str, ArgumentValue] = {"max_num_seqs": 16}
 POD = "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n"
@@ -31,7 +30,7 @@ SIZED: dict[str, tuple[str, Callable[[int], str]]] = {
     ),
     "kubernetes words": (
         "f.yaml",
-        lambda n: f"{POD}  - name: v\n    args:\n    - --max-num-seqs=1\n" + "    - x\n" * n,
+        lambda n: f"{POD}  - name: v\n    args:\n    - --max-num-seqs=1\n" + "    - --x\n" * n,
     ),
     "compose": (
         "f.yaml",
@@ -50,8 +49,7 @@ SIZED: dict[str, tuple[str, Callable[[int], str]]] = {
 
 
 def edited(name: str, text: str) -> str:
-    target = detect(PurePath(name), text, source=name)
-    return target.write(text, SEQS, source=name)
+    return write(kind_of(name, text), text, SEQS, source=name)
 
 
 @pytest.mark.parametrize("kind", SIZED)

@@ -13,6 +13,8 @@ import yaml
 
 from tests.support.deployments import EXAMPLES, FOLDER, Example, applied
 from tests.support.places import ROOT
+from tests.support.targets import write
+from tuner.rollout.targets.seam import Asked
 
 BY_FILE = {example.file: example for example in EXAMPLES}
 COMPOSES = ("docker-compose", "docker-compose-2")
@@ -65,7 +67,7 @@ def test_docker_compose_undoubles_what_was_doubled(tmp_path: Path, program: str)
     from tuner.rollout.targets.kinds import compose as target  # noqa: PLC0415 - the name is taken above
 
     odd = "a$B ${C} $$ 'd' \"e\" %f"
-    (tmp_path / "compose.yaml").write_text(target.write(text, {"tokenizer": odd}, source="f"))
+    (tmp_path / "compose.yaml").write_text(write(target, text, {"tokenizer": odd}, source="f"))
     out = run(compose, "-f", "compose.yaml", "config", cwd=tmp_path)
     command = yaml.safe_load(out)["services"]["vllm"]["command"]
     assert [word.replace("$$", "$") for word in command] == ["acme/m", f"--tokenizer={odd}"]
@@ -105,8 +107,8 @@ def test_systemd_takes_the_unit_with_a_drop_in(tmp_path: Path) -> None:
     from tuner.rollout.targets.kinds import systemd  # noqa: PLC0415 - only here
 
     unit = runnable(BY_FILE["vllm.service"].text, tmp_path)
-    begin = systemd.drop_in(unit, source="vllm.service")
-    text = systemd.write(begin, {"max_num_seqs": 16, "tokenizer": "a 'b' \"c\" $d %e"}, source="f")
+    begin = systemd.drop_in(unit, Asked("vllm.service"))
+    text = write(systemd, begin, {"max_num_seqs": 16, "tokenizer": "a 'b' \"c\" $d %e"}, source="f")
     (tmp_path / "vllm.service.d").mkdir()
     verified(tmp_path, {"vllm.service": unit, "vllm.service.d/tuner.conf": text})
 

@@ -22,13 +22,13 @@ from tests.support.deployments import ENGINE as ENGINE_OF_EXAMPLES
 from tests.support.deployments import EXAMPLES, MODEL, WORDS, Example, applied
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
+from tests.support.targets import read, write
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.live import prometheus
 from tuner.rollout import rollout
 from tuner.rollout.monitoring import prometheus_rules
 from tuner.rollout.targets.kinds import vllm_config
-from tuner.rollout.targets.kinds.registry import named
 
 pytestmark = pytest.mark.vllm
 BY_FILE = {example.file: example for example in EXAMPLES}
@@ -73,7 +73,7 @@ def serve() -> Serve:
 
 def written(folder: Path, text: str, arguments: dict[str, ArgumentValue]) -> Path:
     path = folder / "serve.yaml"
-    path.write_text(vllm_config.write(text, arguments, source="serve.yaml"), encoding="utf-8")
+    path.write_text(write(vllm_config, text, arguments, source="serve.yaml"), encoding="utf-8")
     return path
 
 
@@ -159,7 +159,7 @@ def test_the_arguments_that_tuner_reasons_about_exist() -> None:
 def test_the_example_is_a_file_that_vllm_takes(serve: Serve) -> None:
     example = ROOT / "examples" / "serve.yaml"
     parsed = serve.parse(example)
-    stated = vllm_config.read(example.read_text(encoding="utf-8"), source="serve.yaml")
+    stated = read(vllm_config, example.read_text(encoding="utf-8"), source="serve.yaml")
     assert parsed.max_num_seqs == stated["max_num_seqs"].value
     assert parsed.enable_prefix_caching is False
     assert set(yaml.safe_load(example.read_text(encoding="utf-8"))) >= {"model", "middleware"}
@@ -198,7 +198,7 @@ def test_a_switch_still_takes_no_value(serve: Serve, capsys: pytest.CaptureFixtu
 def test_a_model_is_found_where_vllm_finds_it(serve: Serve, words: list[str]) -> None:
     parsed = serve.parse_words(words)
     unit = f"[Service]\nExecStart=/usr/bin/vllm serve {shlex.join(words)}\n"
-    stated = named("systemd").read(unit, source="vllm.service")
+    stated = read("systemd", unit, source="vllm.service")
     assert stated["model"].value == "m" == (parsed.model_tag or parsed.model)
 
 
@@ -229,7 +229,7 @@ def applied_to_tiny(example: Example) -> str:
     arguments = rollout.settings(profile(engine=TINY), live_knob=False)
     text = example.text.replace("/models", "models").replace(MODEL, str(arguments["model"]))
     text = re.sub(r"--port([ =])8000", r"--port\g<1>0", text)
-    return named(example.kind).write(text, arguments, source=example.file)
+    return write(example.kind, text, arguments, source=example.file)
 
 
 @pytest.mark.parametrize("kind", STARTED)

@@ -10,19 +10,31 @@ from hypothesis import strategies as st
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
 from tuner.rollout.targets.kinds import vllm_config
+from tuner.rollout.targets.seam import Asked
+from tuner.rollout.targets.server import Server
+from tuner.rollout.targets.yaml.file import parse
 
 LIMITS: dict[str, ArgumentValue] = {"max_num_seqs": 16, "max_num_batched_tokens": 8192}
 
 
+def server(text: str) -> Server:
+    """Return the server of a file that is vLLM's, whatever is in it."""
+    file = parse(text, source="serve.yaml")
+    root = vllm_config.root_of(file)
+    if root is None:
+        return vllm_config.opened(text, Asked("serve.yaml"))
+    return vllm_config.ConfigServer(Asked("serve.yaml"), text, file, root, "a test")
+
+
 def write(text: str, **arguments: ArgumentValue) -> str:
-    result = vllm_config.write(text, arguments, source="serve.yaml")
-    assert vllm_config.write(result, arguments, source="serve.yaml") == result
+    result = server(text).written(arguments)
+    assert server(result).written(arguments) == result
     return result
 
 
 def refused(text: str, **arguments: ArgumentValue) -> TargetError:
     with pytest.raises(TargetError) as caught:
-        vllm_config.write(text, arguments, source="serve.yaml")
+        server(text).written(arguments)
     assert "\n" not in str(caught.value)
     assert "\n" not in caught.value.hint
     return caught.value
@@ -136,8 +148,8 @@ def test_a_mapping_is_replaced_whole(before: str, after: str) -> None:
 
 
 def test_the_quotes_around_a_text_are_kept() -> None:
-    assert write("model: 'a'\n", model="b") == "model: 'b'\n"
-    assert write('model: "a"\n', model="b") == 'model: "b"\n'
+    assert write("tokenizer: 'a'\n", tokenizer="b") == "tokenizer: 'b'\n"
+    assert write('tokenizer: "a"\n', tokenizer="b") == 'tokenizer: "b"\n'
 
 
 def test_a_text_that_yaml_would_take_for_something_else_is_quoted() -> None:
@@ -239,7 +251,7 @@ def test_a_serving_profile_is_not_taken_for_a_config() -> None:
 
 def test_reading_gives_vllms_names_and_drops_what_vllm_drops() -> None:
     text = "max-num-seqs: 8\nno-enforce-eager: true\nasync-scheduling: false\nseed: null\nx: []\n"
-    stated = vllm_config.read(text, source="serve.yaml")
+    stated = server(text).stated
     assert {name: (one.value, one.line) for name, one in stated.items()} == {
         "max_num_seqs": (8, 1),
         "enforce_eager": (False, 2),
@@ -303,9 +315,9 @@ ARGUMENTS: dict[str, ArgumentValue] = {
 def test_any_file_keeps_what_the_profile_does_not_touch(text: str) -> None:
     assume("!" not in text)  # PyYAML's dumper tags numbers in quotes
     parsed = yaml.safe_load(text) or {}
-    result = vllm_config.write(text, ARGUMENTS, source="serve.yaml")
-    assert vllm_config.write(result, ARGUMENTS, source="serve.yaml") == result
-    found = vllm_config.read(result, source="serve.yaml")
+    result = server(text).written(ARGUMENTS)
+    assert server(result).written(ARGUMENTS) == result
+    found = server(result).stated
     assert {name: found[name].value for name in ARGUMENTS} == ARGUMENTS
     if text:
         assert untouched(result) == untouched(text if text.endswith("\n") else text + "\n")
@@ -319,9 +331,9 @@ def test_any_file_keeps_what_the_profile_does_not_touch(text: str) -> None:
 @given(st.text(alphabet="abm-: \n\r\t#'\"[]{},&*!|>?%@`_0123456789.", max_size=60))
 def test_any_text_is_edited_or_refused(text: str) -> None:
     try:
-        result = vllm_config.write(text, LIMITS, source="serve.yaml")
+        result = server(text).written(LIMITS)
     except TargetError:
         return
-    assert {
-        name: one.value for name, one in vllm_config.read(result, source="x").items()
-    }.items() >= (LIMITS.items())
+    assert {name: one.value for name, one in server(result).stated.items()}.items() >= (
+        LIMITS.items()
+    )

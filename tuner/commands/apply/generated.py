@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from tuner.commands.apply.command_line import ApplyOptions, read_text
+from tuner.commands.apply.options import ApplyOptions
+from tuner.commands.apply.reading import read_text
 from tuner.commands.apply.view import Edit
 from tuner.errors import TargetError, UsageError
 from tuner.profile.schema import ServingProfile
@@ -46,13 +47,16 @@ def plan(
         reasons=(),
         kind=kind.NAME,
         next=f"next: {kind.NEXT}",
+        undo="",
         override=override,
     )
 
 
 def _check_usage(kind: Generated, options: ApplyOptions) -> None:
     of_servers = {
+        "--at": options.at,
         "--container": options.container,
+        "--model-is": options.model_is,
         "--canary": options.canary is not None,
         "--exec": options.exec,
         "--live-knob": options.live_knob,

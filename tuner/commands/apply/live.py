@@ -1,18 +1,17 @@
 """``tuner apply --live``: change the limits of a server that is running."""
 
-from collections.abc import Mapping
-
 from tuner.commands.apply import live_view as view
-from tuner.commands.apply.live_plan import LONGEST_REASON, LiveOptions, Server, plan
+from tuner.commands.apply.live_plan import LONGEST_REASON, Server, plan
+from tuner.commands.apply.options import ApplyOptions
 from tuner.engines.server import control_client
 from tuner.errors import UsageError
 
 
-def run(options: LiveOptions) -> None:
+def run(options: ApplyOptions) -> None:
     """Raise UsageError, InputError, ProfileError, UndecidedError, GateError or EngineError; no
     server is then changed."""
     _check_usage(options)
-    named = [*options.sockets] if options.rollback is None else [options.rollback, *options.sockets]
+    named = [*options.socket] if options.rollback is None else [options.rollback, *options.socket]
     sockets = list(dict.fromkeys(rank for one in named for rank in control_client.ranks(one)))
     servers = [Server(socket, control_client.state(socket)) for socket in sockets]
     changes, warnings = plan(servers, options)
@@ -42,16 +41,7 @@ def run(options: LiveOptions) -> None:
         view.show_undo(done)
 
 
-def refuse(*, live: Mapping[str, object], file: Mapping[str, object], is_live: bool) -> None:
-    """Refuse options that are for the other of the two, a file or a live server."""
-    others = [name for name, value in (file if is_live else live).items() if value]
-    if others and is_live:
-        raise UsageError(f"{others[0]} is for a file, not for --live", hint="Leave it out.")
-    if others:
-        raise UsageError(f"{others[0]} is for a live server", hint="Add --live.")
-
-
-def _check_usage(options: LiveOptions) -> None:
+def _check_usage(options: ApplyOptions) -> None:
     asked = {
         "PROFILE": options.profile,
         "--at": options.at,
@@ -61,7 +51,7 @@ def _check_usage(options: LiveOptions) -> None:
     given = [name for name, value in asked.items() if value]
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)} exclude each other", hint="Use one at a time.")
-    if not options.sockets and options.rollback is None:
+    if not options.socket and options.rollback is None:
         raise UsageError(
             "which server? --live changes one through its control socket",
             hint="Give the path that the server has in TUNER_LIVE_SOCKET: --socket PATH",

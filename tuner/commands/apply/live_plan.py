@@ -6,6 +6,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
+from tuner.commands.apply.options import ApplyOptions
 from tuner.engines.server.cap_schedule import CapAt, CapSchedule
 from tuner.engines.server.protocol import (
     VERSION,
@@ -28,26 +29,6 @@ MOST_OVERRIDES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class LiveOptions:
-    """The command line."""
-
-    profile: Path | None
-    sockets: Sequence[Path]
-    url: str | None
-    at: Sequence[str]
-    """``HH:MM=PROFILE``."""
-
-    zone: str | None
-    clear_schedule: bool
-    token_budget: bool
-    reason: str
-    rollback: Path | None
-    dry_run: bool
-    force: bool
-    json: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Server:
     socket: Path
     state: State
@@ -62,7 +43,7 @@ class _Checked:
     override: tuple[str, ...]
 
 
-def plan(servers: Sequence[Server], options: LiveOptions) -> tuple[list[Change], tuple[str, ...]]:
+def plan(servers: Sequence[Server], options: ApplyOptions) -> tuple[list[Change], tuple[str, ...]]:
     """Return a change for every server, and warnings; no changes where only the state is asked for.
 
     Raises ProfileError, UsageError, InputError, UndecidedError and GateError.
@@ -82,7 +63,7 @@ def plan(servers: Sequence[Server], options: LiveOptions) -> tuple[list[Change],
 # -- what is asked for
 
 
-def _set(server: Server, checked: _Checked, options: LiveOptions) -> SetLimits:
+def _set(server: Server, checked: _Checked, options: ApplyOptions) -> SetLimits:
     return SetLimits(
         version=VERSION,
         do="set",
@@ -96,7 +77,7 @@ def _set(server: Server, checked: _Checked, options: LiveOptions) -> SetLimits:
 
 
 def _schedule(
-    servers: Sequence[Server], options: LiveOptions
+    servers: Sequence[Server], options: ApplyOptions
 ) -> tuple[list[Change], tuple[str, ...]]:
     caps: list[CapAt] = []
     warnings: list[str] = []
@@ -131,7 +112,7 @@ def _schedule(
     return changes, tuple(dict.fromkeys(warnings))
 
 
-def _cap(at: str, chosen: ServingProfile, options: LiveOptions) -> CapAt:
+def _cap(at: str, chosen: ServingProfile, options: ApplyOptions) -> CapAt:
     try:
         return CapAt(
             at=at,
@@ -143,17 +124,17 @@ def _cap(at: str, chosen: ServingProfile, options: LiveOptions) -> CapAt:
         raise UsageError(f"--at {at}: no time of day", hint="From 00:00 to 23:59.") from None
 
 
-def _clear(server: Server, options: LiveOptions) -> ClearSchedule:
+def _clear(server: Server, options: ApplyOptions) -> ClearSchedule:
     revision, reason = server.state.revision, options.reason
     return ClearSchedule(version=VERSION, do="clear_schedule", revision=revision, reason=reason)
 
 
-def _roll_back(server: Server, options: LiveOptions) -> RollBack:
+def _roll_back(server: Server, options: ApplyOptions) -> RollBack:
     revision, reason = server.state.revision, options.reason
     return RollBack(version=VERSION, do="rollback", revision=revision, reason=reason)
 
 
-def _tokens(chosen: ServingProfile, options: LiveOptions) -> int | None:
+def _tokens(chosen: ServingProfile, options: ApplyOptions) -> int | None:
     tokens = chosen.engine.get("max_num_batched_tokens")
     return tokens if options.token_budget and isinstance(tokens, int) else None
 
@@ -161,7 +142,7 @@ def _tokens(chosen: ServingProfile, options: LiveOptions) -> int | None:
 # -- whether it may be
 
 
-def _check(path: Path, servers: Sequence[Server], options: LiveOptions) -> _Checked:
+def _check(path: Path, servers: Sequence[Server], options: ApplyOptions) -> _Checked:
     """Hold a profile against every server. Raises what speaks against it."""
     chosen = profile.load(path)
     if chosen.decision.verdict == "inconclusive" and not options.force:
@@ -170,21 +151,22 @@ def _check(path: Path, servers: Sequence[Server], options: LiveOptions) -> _Chec
             hint="Sweep with a larger --budget; --force applies max_num_seqs "
             f"{chosen.decision.max_num_seqs}, which is safe but not shown to be best.",
         )
-    differing: dict[str, rollout.Difference] = {}
+    mismatching: dict[str, rollout.Mismatch] = {}
     notes: list[str] = []
     for server in servers:
         _check_fits(chosen, path, server, options)
-        differing |= {one.words: one for one in rollout.differences(chosen, _here(chosen, server))}
+        mismatching |= {one.words: one for one in rollout.mismatches(chosen, _here(chosen, server))}
         notes += _other_settings(chosen, server, options)
     if options.url is not None:
         there = live_server.ask(options.url)
         stated = {name: Stated(value, 0) for name, value in there.arguments.items()}
         version = Platform(vllm=Stated(there.version, 0) if there.version else None)
         here = rollout.Deployment(stated, options.url, version, is_new=True)
-        differing |= {one.words: one for one in rollout.differences(chosen, here)}
-    found = list(differing.values())
-    if not options.force:
-        rollout.refuse_differences(chosen, found)
+        mismatching |= {one.words: one for one in rollout.mismatches(chosen, here)}
+    found = list(mismatching.values())
+    refusal = rollout.refusal(chosen, found)
+    if refusal is not None and not options.force:
+        raise refusal
     override = [one.words for one in found]
     if chosen.decision.verdict == "inconclusive":
         override.append(rollout.verdict(chosen))
@@ -192,7 +174,7 @@ def _check(path: Path, servers: Sequence[Server], options: LiveOptions) -> _Chec
     return _Checked(chosen, warnings, tuple(text[:LONGEST_REASON] for text in override))
 
 
-def _check_fits(chosen: ServingProfile, path: Path, server: Server, options: LiveOptions) -> None:
+def _check_fits(chosen: ServingProfile, path: Path, server: Server, options: ApplyOptions) -> None:
     built = server.state.built
     for name, wanted, most in (
         ("max_num_seqs", chosen.decision.max_num_seqs, built.max_num_seqs),
@@ -229,7 +211,7 @@ def _here(chosen: ServingProfile, server: Server) -> rollout.Deployment:
     return rollout.Deployment(stated, str(server.socket), platform, machine, is_new=True)
 
 
-def _other_settings(chosen: ServingProfile, server: Server, options: LiveOptions) -> list[str]:
+def _other_settings(chosen: ServingProfile, server: Server, options: ApplyOptions) -> list[str]:
     """Say which of the profile's other arguments the server does not have."""
     state = server.state
     present = state.about.arguments | state.limits.model_dump()

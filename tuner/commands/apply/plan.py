@@ -1,27 +1,40 @@
-"""The plan of ``tuner apply``: the kind of file, what it states, what speaks against an edit."""
+"""The edit that ``tuner apply`` would make: which kind of file, what it states, what speaks against
+it."""
 
+import contextlib
 import getpass
 import platform
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tuner.commands.apply import generated as apply_generated
-from tuner.commands.apply.command_line import ApplyOptions, read_text
+from tuner.commands.apply.options import ApplyOptions
+from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import Edit
 from tuner.engines import devices, provenance
-from tuner.errors import GateError, ProfileError, TargetError, UndecidedError, UsageError
+from tuner.errors import (
+    ByHandError,
+    GateError,
+    ProfileError,
+    TargetError,
+    TunerError,
+    UndecidedError,
+    UsageError,
+)
 from tuner.profile import profile
 from tuner.profile.numbers import Admission
 from tuner.profile.schema import ServingProfile
 from tuner.rollout import rollout
 from tuner.rollout.backup import Override
 from tuner.rollout.monitoring import registry as monitoring
-from tuner.rollout.targets.kinds import kserve, systemd
+from tuner.rollout.targets.command_line import flags
+from tuner.rollout.targets.kinds import helm_values, kserve, systemd
 from tuner.rollout.targets.kinds import registry as targets
 from tuner.rollout.targets.kinds.detect import detect
-from tuner.rollout.targets.seam import Target
+from tuner.rollout.targets.seam import Asked, Overruled
+from tuner.rollout.targets.server import Server, Target
 from tuner.system import files
 
 
@@ -35,42 +48,34 @@ class _Places:
 
 
 def plan(options: ApplyOptions) -> Edit:
-    """Return the edit. Raises ProfileError, TargetError, GateError, UndecidedError, UsageError."""
+    """Return the edit, with what speaks against it. Raises ProfileError, TargetError, UsageError,
+    and of a plan that is no dry run also GateError and UndecidedError."""
     assert options.profile is not None
     chosen = profile.load(options.profile)
+    rollout.check_visible(chosen)
+    if options.model_is is not None and not rollout.is_model_of(chosen, options.model_is):
+        raise GateError(
+            f"--model-is {options.model_is}: the profile was measured with {chosen.model}",
+            hint="Sweep with the model that is deployed.",
+        )
     undecided = _undecided(chosen, options)
     if undecided is not None and not options.dry_run:
         raise undecided
     text = (read_text(options.file) if options.file is not None else None) or ""
     kind = monitoring.kind_of(options.to, text)
     if kind is not None:
+        if undecided is not None:
+            raise undecided
         return apply_generated.plan(
             chosen,
             kind,
             options,
             warnings=rollout.cautions(chosen, []),
-            override=_override(chosen, [], options),
+            override=_override(chosen, _despite(chosen, []), options),
         )
-    watching = [one.NAME for one in monitoring.KINDS]
-    if options.selector is not None:
-        raise UsageError(
-            "--selector is of what watches servers",
-            hint=f"Use it with --to {' or '.join(watching)}.",
-        )
-    target = target_of(options.to, options.file or options.output, text, also=watching)
-    if options.exec and target is not targets.TARGETS[0]:
-        raise UsageError(
-            f"--exec and {target.NAME} exclude each other",
-            hint=f"vLLM is started with a {targets.TARGETS[0].NAME} file.",
-        )
-    if options.canary is not None and target is not kserve:
-        raise UsageError(
-            f"--canary and {target.NAME} exclude each other",
-            hint=f"{kserve.NAME} splits the traffic of a service; leave it out.",
-        )
-    places = _places(target, options)
-    edit = _edit(chosen, target, places, options)
-    return edit if undecided is None else replace(edit, refused=undecided)
+    target = _target(options, text)
+    with pasted(chosen, options.profile):
+        return _edit(chosen, target, _places(target, options), options, undecided)
 
 
 def _undecided(chosen: ServingProfile, options: ApplyOptions) -> UndecidedError | None:
@@ -83,29 +88,88 @@ def _undecided(chosen: ServingProfile, options: ApplyOptions) -> UndecidedError 
     )
 
 
-def target_of(to: str | None, file: Path | None, text: str, *, also: Sequence[str] = ()) -> Target:
+def _target(options: ApplyOptions, text: str) -> Target:
+    """Return the kind of file, with which the options agree. Raises UsageError, TargetError."""
+    watching = [one.NAME for one in monitoring.KINDS]
+    if options.selector is not None:
+        raise UsageError(
+            "--selector is of what watches servers",
+            hint=f"Use it with --to {' or '.join(watching)}.",
+        )
+    file = options.file or options.output
+    asked = _asked(file or Path(targets.TARGETS[0].DEFAULT_FILE), options)
+    assert options.profile is not None
+    with pasted(profile.load(options.profile), options.profile):
+        target = target_of(options.to, file, text, asked, also=watching)
+    if options.exec and target is not targets.TARGETS[0]:
+        raise UsageError(
+            f"--exec and {target.NAME} exclude each other",
+            hint=f"vLLM is started with a {targets.TARGETS[0].NAME} file.",
+        )
+    if options.canary is not None and target is not kserve:
+        raise UsageError(
+            f"--canary and {target.NAME} exclude each other",
+            hint=f"{kserve.NAME} splits the traffic of a service; leave it out.",
+        )
+    if options.at and target is not helm_values:
+        raise UsageError(
+            f"--at and {target.NAME} exclude each other",
+            hint=f"It says where vLLM's arguments are in {helm_values.NAME}; leave it out.",
+        )
+    return target
+
+
+def _asked(source: Path, options: ApplyOptions) -> Asked:
+    if len(options.at) > 1:
+        raise UsageError("--at twice", hint="Apply the profile to one server at a time.")
+    at = options.at[0] if options.at else None
+    return asked_of(source, container=options.container, at=at, trusted=options.force)
+
+
+def target_of(
+    to: str | None, file: Path | None, text: str, asked: Asked, *, also: Sequence[str] = ()
+) -> Target:
     """Return the target that is named, or else that a file is of; ``also`` are other names."""
     if to is not None:
         return targets.named(to, also=also)
-    return targets.TARGETS[0] if file is None else detect(file, text, source=str(file))
+    return targets.TARGETS[0] if file is None else detect(file, text, asked)
 
 
-def _edit(chosen: ServingProfile, target: Target, places: _Places, options: ApplyOptions) -> Edit:
+@contextlib.contextmanager
+def pasted(chosen: ServingProfile, path: Path) -> Iterator[None]:
+    """Give a refusal to edit a file the profile's flags, to be pasted. Raises ByHandError."""
+    try:
+        yield
+    except ByHandError as problem:
+        groups = flags.added((), rollout.without_model(chosen), source=str(path))
+        words = [word for group in groups for word in group]
+        raise ByHandError(
+            str(problem), hint=f"{problem.hint} {problem.paste(words)}", paste=problem.paste
+        ) from None
+
+
+def _edit(
+    chosen: ServingProfile,
+    target: Target,
+    places: _Places,
+    options: ApplyOptions,
+    refusal: TunerError | None,
+) -> Edit:
     path, read_from = places.path, places.read_from
-    source, container = str(path if read_from is None else read_from), options.container
-    base = old = "" if read_from is None else read_text(read_from) or ""
-    if target is systemd and path.suffix == ".conf" and source.endswith(".service"):
-        base, old, read_from = systemd.drop_in(base, source=source), "", None
-    here = deployment(target, base, source=source, container=container)
-    differing = rollout.differences(chosen, here)
-    refused: GateError | None = None
+    source = path if read_from is None else read_from
+    asked = _asked(source, options)
+    old = base = "" if read_from is None else read_text(read_from) or ""
+    server = edited = target.opened(base, asked)
+    if target is systemd and path.suffix == ".conf" and source.suffix == ".service":
+        base, old, read_from = systemd.drop_in(base, asked), "", None
+        edited = target.opened(base, _asked(path, options))
+    here = deployment(target, server, model_is=options.model_is)
+    found = rollout.mismatches(chosen, here)
+    overruled = [one for one in server.overruled if _decides(one, path, source)]
     if not options.force:
-        try:
-            rollout.refuse_differences(chosen, differing)
-        except GateError as problem:
-            if not options.dry_run:
-                raise
-            refused = problem
+        refusal = refusal or rollout.refusal(chosen, found) or _refuse_overruled(source, overruled)
+    if refusal is not None and not options.dry_run:
+        raise refusal
     arguments = rollout.settings(chosen, live_knob=options.live_knob)
     reasons: tuple[str, ...] = ()
     if options.admission_limits:
@@ -113,20 +177,24 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         arguments["max_num_queued_reqs"] = admitted.max_num_queued_reqs
         arguments["max_num_queued_tokens"] = admitted.max_num_queued_tokens
         reasons = tuple(admitted.reasons)
-    for name in rollout.of_the_file(differing) & arguments.keys():
+    for name in rollout.of_the_file(found) & arguments.keys():
         del arguments[name]
-    rollout.check_together(here.stated, arguments, source=source)
+    rollout.check_together(here.stated, arguments, source=str(source))
+    warnings = [*rollout.cautions(chosen, [] if refusal else found, here), *server.notes]
     if options.canary is not None:
-        base = kserve.with_canary(base, options.canary, source=source, container=container)
+        base, beware = kserve.with_canary(base, options.canary, asked)
+        edited = target.opened(base, asked)
+        warnings += beware
         reasons += (f"--canary: its next revision gets {options.canary} % of the traffic",)
-    new = target.write(base, arguments, source=source, container=container)
+    new = edited.written(arguments)
     present = old if path == read_from else read_text(path)
     if path != read_from and present not in (None, new) and not options.force:
         raise TargetError(
             f"{path}: already there",
             hint=f"Edit it in place: tuner apply PROFILE {path}; or overwrite it with --force.",
         )
-    after = target.read(new, source=source, container=container)
+    despite = _despite(chosen, found, server, here, overruled)
+    warnings += [f"{one.place} decides after {source}: it {one.what}" for one in server.overruled]
     return Edit(
         path=path,
         read_from=read_from,
@@ -135,14 +203,31 @@ def _edit(chosen: ServingProfile, target: Target, places: _Places, options: Appl
         was=None if present is None else present.encode(),
         profile=chosen.digest,
         max_num_seqs=chosen.decision.max_num_seqs,
-        before={name: one.value for name, one in here.stated.items()},
-        after={name: one.value for name, one in after.items()},
-        warnings=rollout.cautions(chosen, [] if refused else differing, here),
+        before={name: one.value for name, one in server.stated.items()},
+        after={name: one.value for name, one in edited.reopened(new).stated.items()},
+        warnings=tuple(warnings),
         reasons=reasons,
         kind=target.NAME,
-        next=f"start: {target.START}",
-        override=_override(chosen, differing, options),
-        refused=refused,
+        next=f"start: {server.rollout.start}",
+        undo=server.rollout.undo,
+        override=_override(chosen, despite, options),
+        refused=refusal,
+    )
+
+
+def _decides(one: Overruled, path: Path, source: Path) -> bool:
+    """Whether another file decides wherever this one is used; of a unit's drop-ins, the last."""
+    return one.always and (path == source or one.path > str(path))
+
+
+def _refuse_overruled(source: Path, overruled: Sequence[Overruled]) -> TargetError | None:
+    if not overruled:
+        return None
+    first = overruled[0]
+    return TargetError(
+        f"{source}: the arguments are decided elsewhere: {first.place} {first.what}",
+        hint=f"Apply the profile there: tuner apply PROFILE {first.path}; --force writes it here, "
+        "too, on record.",
     )
 
 
@@ -158,17 +243,17 @@ def _admission(chosen: ServingProfile) -> Admission:
 
 
 def deployment(
-    target: Target, text: str, *, source: str, container: str | None
+    target: Target, server: Server, *, model_is: str | None = None
 ) -> rollout.Deployment:
+    """Return what a server's file says, and what is known of the machine that it runs on."""
     machine = _machine() if target.ON_THIS_MACHINE else None
-    if not text and not _must_exist(target):
-        return rollout.Deployment({}, source, machine=machine, is_new=True)
     return rollout.Deployment(
-        target.read(text, source=source, container=container),
-        source,
-        target.platform(text, source=source, container=container),
+        server.stated,
+        server.asked.source,
+        server.platform,
         machine,
-        is_new=not text,
+        is_new=server.is_new,
+        model_is=model_is,
     )
 
 
@@ -201,13 +286,28 @@ def _places(target: Target, options: ApplyOptions) -> _Places:
     return _Places(read_from, read_from if same else path)
 
 
-def _override(
-    chosen: ServingProfile, differing: list[rollout.Difference], options: ApplyOptions
-) -> Override | None:
-    """Return what goes on record when ``--force`` made the difference."""
-    despite = [one.words for one in differing]
+def _despite(
+    chosen: ServingProfile,
+    found: Sequence[rollout.Mismatch],
+    server: Server | None = None,
+    here: rollout.Deployment | None = None,
+    overruled: Sequence[Overruled] = (),
+) -> list[str]:
+    """Return what speaks against the edit, in words for the record."""
+    despite = [one.words for one in found]
+    if server is not None and not server.is_new and not server.evidence:
+        despite.append(f"nothing in {server.asked.source} shows that it starts vLLM")
+    if here is not None and here.model_is is not None:
+        words = rollout.model_mismatch(chosen, here)
+        despite += [] if words is None else [f"{words}: --model-is {here.model_is}"]
+    despite += [f"{one.place} {one.what}" for one in overruled]
     if chosen.decision.verdict == "inconclusive":
         despite.append(rollout.verdict(chosen))
+    return despite
+
+
+def _override(chosen: ServingProfile, despite: list[str], options: ApplyOptions) -> Override | None:
+    """Return what goes on record when something spoke against the edit."""
     if not despite:
         return None
     try:

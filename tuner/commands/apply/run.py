@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
 
+from tuner.commands.apply import live
 from tuner.commands.apply import view as apply_view
-from tuner.commands.apply.command_line import ApplyOptions
+from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.apply.plan import plan
 from tuner.commands.apply.view import Edit
 from tuner.errors import EngineError, TunerError, UsageError
@@ -21,6 +22,10 @@ from tuner.system import files
 def run(options: ApplyOptions) -> None:
     """Raise ProfileError, TargetError, GateError, UndecidedError or EngineError; nothing is then
     half-written."""
+    _refuse_others(options)
+    if options.live:
+        live.run(options)
+        return
     _check_usage(options)
     if options.rollback is not None:
         outcome = backup.roll_back(options.rollback, force=options.force)
@@ -52,6 +57,35 @@ def run(options: ApplyOptions) -> None:
         _become(server, edit.path)
 
 
+def _refuse_others(options: ApplyOptions) -> None:
+    """Refuse options that are for the other of the two, a file or a live server."""
+    of_live = {
+        "--socket": options.socket,
+        "--url": options.url,
+        "--zone": options.zone,
+        "--clear-schedule": options.clear_schedule,
+        "--token-budget": options.token_budget,
+        "--reason": options.reason,
+    }
+    of_file = {
+        "FILE": options.file,
+        "--to": options.to,
+        "--container": options.container,
+        "--model-is": options.model_is,
+        "--canary": options.canary is not None,
+        "--selector": options.selector,
+        "--output": options.output,
+        "--exec": options.exec,
+        "--live-knob": options.live_knob,
+        "--admission-limits": options.admission_limits,
+    }
+    others = [name for name, value in (of_file if options.live else of_live).items() if value]
+    if others and options.live:
+        raise UsageError(f"{others[0]} is for a file, not for --live", hint="Leave it out.")
+    if others:
+        raise UsageError(f"{others[0]} is for a live server", hint="Add --live.")
+
+
 def _check_usage(options: ApplyOptions) -> None:
     alone = {"--rollback": options.rollback, "--exec": options.exec, "--dry-run": options.dry_run}
     given = [name for name, value in alone.items() if value]
@@ -70,6 +104,8 @@ def _check_usage(options: ApplyOptions) -> None:
             options.canary,
             options.container,
             options.selector,
+            options.model_is,
+            options.at or None,
         )
         if (
             any(other is not None for other in others)

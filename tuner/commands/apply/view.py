@@ -51,6 +51,10 @@ class Edit:
     next: str
     """What to do with the file, with ``{file}`` for its name."""
 
+    undo: str
+    """What takes the change back where the server runs, once the file is as it was; empty: the
+    same as ``next``."""
+
     override: Override | None
     """What speaks against it, and who wrote it all the same."""
 
@@ -92,8 +96,13 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         beside = files.resolve(edit.path) if edit.path.is_symlink() else edit.path
         say(f"override: on record in {visible(backup.record_of(beside))}\n")
     if not to_stderr:
-        then = edit.next.format(file=name, path=_path(edit.path))
-        say(f"{then}\nundo: tuner apply --rollback {name}\n")
+        there = f" && {_command(edit.undo, edit.path)}" if edit.undo else ""
+        say(f"{_command(edit.next, edit.path)}\nundo: tuner apply --rollback {name}{there}\n")
+
+
+def _command(text: str, path: Path) -> str:
+    named = text.replace("{file}", _for_shell(str(path))).replace("{path}", _path(path))
+    return _HIDDEN.sub(_escaped, named)
 
 
 def _path(path: Path) -> str:
@@ -123,7 +132,7 @@ def show_dry_run(edit: Edit, *, as_json: bool) -> None:
         _print_json(edit, dry_run=True, copy=None)
         return
     _warn(edit)
-    _print(diff(edit))
+    _print(shown_diff(diff(edit)) if sys.stdout.isatty() else diff(edit))
     if not edit.is_needed:
         sys.stderr.write(f"{visible(edit.path)}: nothing to change\n")
 
@@ -149,6 +158,11 @@ def diff(edit: Edit) -> str:
     return "".join(
         line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in lines
     )
+
+
+def shown_diff(text: str) -> str:
+    """Return a diff for a terminal: nothing in the file moves the cursor or hides."""
+    return "\n".join(_HIDDEN.sub(_escaped, line) for line in text.split("\n"))
 
 
 def _lines(text: str) -> list[str]:

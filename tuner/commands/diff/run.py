@@ -3,12 +3,13 @@
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
 
-from tuner.commands.apply.command_line import read_text
-from tuner.commands.apply.plan import deployment, target_of
+from tuner.commands.apply.plan import deployment, pasted, target_of
+from tuner.commands.apply.reading import asked_of, read_text
+from tuner.commands.diff.options import DiffOptions
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, TargetError, UsageError
 from tuner.live import server as live_server
@@ -20,19 +21,6 @@ from tuner.rollout.targets.yaml import nodes as yaml_nodes
 from tuner.rollout.targets.yaml.file import parse
 
 _LONGEST = 60
-
-
-@dataclass(frozen=True, slots=True)
-class DiffOptions:
-    """The command line."""
-
-    profile: Path
-    other: Path | None
-    url: str | None
-    to: str | None
-    container: str | None
-    check: bool
-    json: bool
 
 
 def run(options: DiffOptions) -> None:
@@ -80,9 +68,11 @@ def _differences(one: ServingProfile, other: Path, options: DiffOptions) -> list
         raise TargetError(f"{other}: no such file", hint="Check the path.")
     if options.to is None and _is_profile(other, text):
         return difference.of_profiles(one, profile.parse(text, source=source))
-    target = target_of(options.to, other, text)
-    here = deployment(target, text, source=source, container=options.container)
-    return difference.of_deployment(one, here)
+    asked = asked_of(other, container=options.container, at=options.at)
+    with pasted(one, options.profile):
+        target = target_of(options.to, other, text, asked)
+        server = target.opened(text, asked)
+    return difference.of_deployment(one, deployment(target, server), server.overruled)
 
 
 def _is_profile(path: Path, text: str) -> bool:

@@ -1,4 +1,4 @@
-"""The version of vLLM in an image, as far as its name tells. Pure."""
+"""What an image's name tells: which vLLM it has, and whether vLLM is what it starts. Pure."""
 
 import re
 
@@ -13,6 +13,18 @@ _OWN_NUMBERS = re.compile(r"(?:^|/)lmcache/")
 """Builds with vLLM in them that count their own releases."""
 
 _LETTERS = {"alpha": "a", "beta": "b", "post": ".post", "dev": ".dev"}
+
+_STARTS_VLLM = re.compile(
+    r"(?:^|/)(?:"
+    r"vllm-openai(?:-(?:cpu|rocm|xpu))?"
+    r"|vllm-(?:arm64-)?cpu-release-repo|vllm-release-repo"
+    r"|opea/vllm(?:-cpu|-gaudi)?|openeuler/vllm-cpu"
+    r")"
+)
+"""Repositories, wherever they are mirrored, whose ENTRYPOINT is ``vllm serve``, or was
+``python3 -m vllm.entrypoints.openai.api_server`` in older versions: vLLM's own (docker/Dockerfile,
+Dockerfile.cpu, Dockerfile.rocm, Dockerfile.xpu), and those that OPEA and openEuler build from its
+Dockerfile.cpu and Dockerfile.hpu (docker_image_build/build.yaml of OPEA's examples)."""
 
 
 def vllm_version(image: str) -> str | None:
@@ -34,3 +46,27 @@ def spelt(version: str) -> str:
         lambda part: f"{_LETTERS.get(part[1], part[1])}{int(part[2])}",
         version,
     )
+
+
+def repository(image: str) -> str:
+    """Return an image's name without tag and digest.
+
+    >>> repository("host:5000/vllm/vllm-openai:v0.32.0@sha256:01")
+    'host:5000/vllm/vllm-openai'
+    """
+    name = image.partition("@")[0]
+    folder, slash, last = name.rpartition("/")
+    return folder + slash + last.partition(":")[0]
+
+
+def entrypoint(image: str) -> str | None:
+    """Return why an image starts vLLM by itself; None where its entrypoint is not known to.
+
+    >>> entrypoint("mirror.io/vllm/vllm-openai:v0.32.0"), entrypoint("acme/chat-vllm-openai")
+    ('the image vllm-openai', None)
+    """
+    name = repository(image)
+    found = _STARTS_VLLM.search(name)
+    if found is None or found.end() != len(name):
+        return None
+    return f"the image {found[0].lstrip('/')}"

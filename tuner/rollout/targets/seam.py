@@ -1,7 +1,7 @@
 """The seam of rollout targets: kinds of file that arguments are written into. Types only."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from tuner.engines.seam import ArgumentValue
@@ -12,7 +12,11 @@ class Stated:
     """An engine argument as a file states it."""
 
     value: ArgumentValue
+    """As it is spelt, where it is not known here."""
+
     line: int
+    unknown: str = ""
+    """Why it is not known here, as in ``comes from the ConfigMap models``; empty where it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,51 +33,79 @@ class Platform:
     """Product name, as in a node selector."""
 
 
-class Target(Protocol):
-    """One kind of deployment file. Pure: text in, text out.
+class Beside(Protocol):
+    """The files in the folder of the one that is edited, and in the folders near it."""
 
-    ``container`` says which of several servers in the file is meant. The arguments of ``write`` are
-    by vLLM's names; None means: leave it to vLLM, so nothing may state it.
-    """
-
-    NAME: str
-    """As in ``--to``."""
-
-    DEFAULT_FILE: str
-    """Written when no file is named; empty where there must be one to edit."""
-
-    SUFFIXES: tuple[str, ...]
-    """What the file's name must end in; empty for anything."""
-
-    START: str
-    """The command that starts the server: ``{file}`` is the file's name, ``{path}`` one with a
-    folder."""
-
-    ON_THIS_MACHINE: bool
-    """The server runs where the file is, not in an image or elsewhere."""
-
-    def read(self, text: str, *, source: str, container: str | None = None) -> Mapping[str, Stated]:
-        """Return the arguments that the text states.
-
-        Raises TargetError, and UsageError when there are several servers and none is chosen.
-        """
+    def text(self, name: str) -> str | None:
+        """Return what is in a file, by its path from there; None where there is none."""
         ...
 
-    def platform(self, text: str, *, source: str, container: str | None = None) -> Platform:
-        """Return where the server will run. Raises like ``read``."""
+    def names(self, pattern: str) -> Sequence[str]:
+        """Return the paths from there that a pattern such as ``../*/kustomization.yaml`` fits."""
         ...
 
-    def write(
-        self,
-        text: str,
-        arguments: Mapping[str, ArgumentValue],
-        *,
-        source: str,
-        container: str | None = None,
-    ) -> str:
-        """Return the text with these arguments set and everything else as it was, byte for byte.
 
-        A new file begins as an empty text. Raises like ``read``, and TargetError for a text that
-        cannot be edited safely, and for a value that the file cannot carry.
-        """
-        ...
+@dataclass(frozen=True, slots=True)
+class Files:
+    """Files that are known already, by their paths."""
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+
+    def text(self, name: str) -> str | None:
+        return self.texts.get(name)
+
+    def names(self, pattern: str) -> Sequence[str]:
+        from fnmatch import fnmatchcase  # noqa: PLC0415
+
+        return [name for name in self.texts if fnmatchcase(name, pattern)]
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Which server of a file is meant, and what is known of it beside the text."""
+
+    source: str
+    """The file's path, for messages."""
+
+    container: str | None = None
+    """``--container``: chooses among several servers."""
+
+    at: str | None = None
+    """``--at``: where in the values of a chart the arguments are."""
+
+    trusted: bool = False
+    """Whoever asks says that it is vLLM, on record: ``--force``."""
+
+    beside: Beside = field(default_factory=Files)
+    home: str = ""
+    """The home folder of whoever asks, for services of a user's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """The commands that roll the file out, and back: ``{file}`` is the file's name, ``{path}`` one
+    with a folder."""
+
+    start: str
+    undo: str = ""
+    """What takes it back where it runs, once the file is as it was; empty: ``start`` again."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overruled:
+    """Another file that decides after this one."""
+
+    path: str
+    line: int
+    what: str
+    """What it does, as in ``replaces args``."""
+
+    stated: Mapping[str, Stated] = field(default_factory=dict)
+    """What it states in place of this one."""
+
+    always: bool = True
+    """Wherever this file is used, and not only where the other one is used too."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.path}:{self.line}"

@@ -43,6 +43,11 @@ class View:
         at, _ = self.place(start, start)
         return replace(self, text=self.text[start:], spans=self.spans[start:], origin=at)
 
+    def part(self, start: int, end: int) -> "View":
+        """Return a part of the text."""
+        at, _ = self.place(start, start)
+        return replace(self, text=self.text[start:end], spans=self.spans[start:end], origin=at)
+
     def with_layer(
         self, text: str, taken: Sequence[Span], encode: Callable[[str], str], inside: str = ""
     ) -> "View":

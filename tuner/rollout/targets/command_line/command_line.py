@@ -4,9 +4,8 @@ A command line may come in parts: a container's command, its arguments, a script
 variable that the script uses. Each part knows how to change its own words in the file.
 """
 
-import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,13 +19,18 @@ from tuner.rollout.targets.command_line.dialects import (
     is_plain,
     shell_quote_within,
 )
-from tuner.rollout.targets.command_line.flags import Append, Remove, Replace, Token, is_template
-from tuner.rollout.targets.command_line.words import Word
+from tuner.rollout.targets.command_line.flags import (
+    Append,
+    Change,
+    Remove,
+    Replace,
+    Token,
+    token_of,
+)
+from tuner.rollout.targets.command_line.variables import Scope, Variable, nothing, setting_of
+from tuner.rollout.targets.command_line.words import Piece, Word
 from tuner.rollout.targets.seam import Stated
 from tuner.rollout.targets.view import Edits, View
-
-_SERVERS = {"vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server"}
-VLLM_IMAGE = re.compile(r"(?:^|/)[^/:@]*vllm[^/:@]*(?:[:@].*)?$")
 
 
 class Part(Protocol):
@@ -52,19 +56,31 @@ class TextPart:
     words: Sequence[Word]
     dialect: Dialect
     edits: Edits
+    scope: Scope = nothing
+    outer: Scope | None = None
+    """Where ``$$`` in the file is ``$`` in the text: what is put in for a single one."""
 
     @property
     def tokens(self) -> list[Token]:
-        return [
-            Token(
-                word.text,
-                self._place(word),
-                self._line(word),
-                known=word.known and not is_template(word.text),
-                splits=word.splits,
-            )
-            for word in self.words
-        ]
+        return [self._token(word) for word in self.words]
+
+    def _token(self, word: Word) -> Token:
+        line = self.edits.line(self.view.place(word.start, word.end)[0])
+        place = f"{self.edits.source}:{line}"
+        return token_of(word.pieces, place, line, self._setting, splits=word.splits)
+
+    def _setting(self, piece: Piece) -> Variable | None:
+        at, _ = self.view.place(piece.start, piece.start + 1)
+        is_outer = self.outer is not None and not self.edits.text.startswith("$$", at)
+        scope = self.outer if is_outer and self.outer is not None else self.scope
+        return setting_of(piece, scope, self._change_at)
+
+    def _change_at(self, start: int, end: int) -> Callable[[str], None]:
+        return lambda new: self._change(start, end, new)
+
+    def _change(self, start: int, end: int, new: str) -> None:
+        check_plain(new, source=self.edits.source)
+        self.edits.replace(*self.view.place(start, end), self.view.encode(new))
 
     def replace(self, index: int, text: str) -> None:
         word = self.words[index]
@@ -109,11 +125,15 @@ class TextPart:
             return self.view.encode(shell_quote_within(text, self.view.inside))
         return self.view.encode(self.dialect.write(text))
 
-    def _line(self, word: Word) -> int:
-        return self.edits.line(self.view.place(word.start, word.end)[0])
 
-    def _place(self, word: Word) -> str:
-        return f"{self.edits.source}:{self._line(word)}"
+def _more_flags(token: Token) -> TargetError:
+    cure = "" if token.variable is None else token.variable.cure
+    return TargetError(
+        f"{token.place}: {token.text} may hold more flags",
+        hint=cure
+        or 'Put it in quotes if it is one word, as in "$MODEL"; or apply the profile to the file '
+        "that sets it.",
+    )
 
 
 def check_plain(text: str, *, source: str) -> None:
@@ -124,19 +144,6 @@ def check_plain(text: str, *, source: str) -> None:
             "for text",
             hint="Write it as a list of arguments, or in a --config file.",
         )
-
-
-def vllm_begins(texts: Sequence[str]) -> list[int]:
-    """Return where vLLM's own words begin: behind ``vllm serve`` and its like."""
-    found = []
-    for index, (one, other) in enumerate(itertools.pairwise(texts)):
-        is_command = one.rpartition("/")[2] == "vllm" and other == "serve"
-        if is_command or (one == "-m" and other in _SERVERS):
-            found.append(index + 2)
-    if not found and texts and texts[0].rpartition("/")[2] in {"docker", "podman"}:
-        images = [n for n, text in enumerate(texts) if VLLM_IMAGE.search(text) and n > 1]
-        found = [index + 1 for index in images[:1]]
-    return found
 
 
 @dataclass(slots=True)
@@ -154,32 +161,34 @@ class CommandLine:
     """Where those go that home, a variable, cannot carry."""
 
     edits: Edits
+    evidence: str = ""
+    """Why it is vLLM that is started."""
+
     spliced: frozenset[str] = frozenset()
     """Variables that are parts themselves."""
 
+    @property
+    def words(self) -> list[Token]:
+        """vLLM's own words."""
+        return [token for part in self.parts for token in part.tokens][self.begin :]
+
     def stated(self) -> dict[str, Stated]:
-        tokens = self._tokens()
+        """Return what the words state. Raises TargetError for words that are not vLLM's."""
+        tokens = self.words
         found = flags.stated(tokens)
-        model = self._positional_model(tokens)
-        if model is not None and tokens[model].known:
-            found["model"] = Stated(tokens[model].text, tokens[model].line)
+        at = self._model(tokens)
+        if at is not None:
+            token = tokens[at]
+            why = "" if token.got is not None else flags.why_unknown(token)
+            found["model"] = Stated(token.text if why else token.got, token.line, why)
         return found
 
     def write(self, arguments: Mapping[str, ArgumentValue]) -> None:
         """Ask for the edits. Raises TargetError for words that cannot be understood."""
-        tokens = self._tokens()
+        tokens = self.words
         self._refuse_unclear(tokens)
-        rest = dict(arguments)
-        model = self._positional_model(tokens)
-        if model is not None:
-            wanted = rest.pop("model", None)
-            stated = tokens[model]
-            if wanted is not None and stated.known and str(wanted) != stated.text:
-                self._apply(Replace(model, str(wanted)))
-        elif "model" not in flags.stated(tokens):
-            rest.pop("model", None)  # the image, the runtime or a volume decides
         added = list[tuple[str, ...]]()
-        for change in flags.changes(tokens, rest, source=self.edits.source):
+        for change in flags.changes(tokens, arguments, source=self.edits.source):
             if isinstance(change, Append):
                 added.append(change.texts)
             else:
@@ -190,40 +199,28 @@ class CommandLine:
         if self.spare is not None and len(plain) < len(added):
             self.spare.append([words for words in added if words not in plain])
 
-    def _tokens(self) -> list[Token]:
-        return [token for part in self.parts for token in part.tokens][self.begin :]
-
-    def _positional_model(self, tokens: Sequence[Token]) -> int | None:
-        """Return which word is the model without a flag: the first that is of no flag."""
-        of_flags = {index for flag in flags.find(tokens) for index in (flag.index, *flag.values)}
-        free = (
-            index
-            for index, token in enumerate(tokens)
-            if index not in of_flags
-            and not token.text.startswith("-")
-            and not self._is_spliced(token)
+    def _model(self, tokens: Sequence[Token]) -> int | None:
+        """Return which word is the model. Raises TargetError for what cannot be one."""
+        spliced = [n for n, token in enumerate(tokens) if self._is_spliced(token)]
+        at = flags.model(tokens, but=spliced)
+        if at is None or not re.search(r"\s|^-", tokens[at].got or ""):
+            return at
+        if tokens[at].splits:
+            raise _more_flags(tokens[at])
+        raise TargetError(
+            f"{tokens[at].place}: {tokens[at].text[:40]!r} is one word, and no model",
+            hint="Write each argument as a word of its own, or run a shell: sh -c.",
         )
-        model = next(free, None)
-        if model is not None and re.search(r"\s", tokens[model].text):
-            raise TargetError(
-                f"{tokens[model].place}: {tokens[model].text[:40]!r} is one word, and no model",
-                hint="Write each argument as a word of its own, or run a shell: sh -c.",
-            )
-        return model
 
     def _is_spliced(self, token: Token) -> bool:
         return re.sub(r"[${}()]", "", token.text) in self.spliced and not token.known
 
     def _refuse_unclear(self, tokens: Sequence[Token]) -> None:
         found = flags.find(tokens)
-        taken = {index for flag in found for index in flag.values} | {0}
+        taken = {index for flag in found for index in flag.values} | {self._model(tokens)}
         for index, token in enumerate(tokens):
             if token.splits and index not in taken and not self._is_spliced(token):
-                raise TargetError(
-                    f"{token.place}: {token.text} may hold more flags",
-                    hint='Put it in quotes if it is one word, as in "$MODEL"; '
-                    "or apply the profile to the file that sets it.",
-                )
+                raise _more_flags(token)
             if token.text == "--":
                 raise TargetError(
                     f"{token.place}: a -- ends vLLM's flags", hint="Remove it, or edit by hand."
@@ -235,12 +232,17 @@ class CommandLine:
                     hint="Apply the profile to that file: tuner apply PROFILE CONFIG.yaml",
                 )
 
-    def _apply(self, change: Replace | Remove) -> None:
+    def _apply(self, change: Replace | Remove | Change) -> None:
         part, local = self._owner(change.index)
         if isinstance(change, Replace):
             part.replace(local, change.text)
-        else:
+        elif isinstance(change, Remove):
             part.remove(local)
+        else:
+            variable = part.tokens[local].variable
+            assert variable is not None
+            assert variable.change is not None
+            variable.change(change.text)
 
     def _owner(self, index: int) -> tuple[Part, int]:
         local = self.begin + index

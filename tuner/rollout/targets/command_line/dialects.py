@@ -39,10 +39,13 @@ class Dialect:
     """A part of a text that stands in quotes, and which quotes → its spelling."""
 
 
+BRACES = r"\$\{(?:[^{}]|\{[^{}]*\})*\}"
+"""``${NAME}``, and ``${NAME:-${OTHER}}``."""
+
 _SHELL_EXPANSION = re.compile(
-    r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*|\$[0-9@*#?$!-]|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
+    BRACES + r"|\$[A-Za-z_][A-Za-z0-9_]*|\$[0-9@*#?$!-]|\$\((?:[^()]|\([^()]*\))*\)|`[^`]*`"
 )
-_COMPOSE_EXPANSION = re.compile(r"\$\{[^}]*\}|\$[A-Za-z_][A-Za-z0-9_]*")
+_COMPOSE_EXPANSION = re.compile(BRACES + r"|\$[A-Za-z_][A-Za-z0-9_]*")
 _NEXT_LINE = re.compile(r"\\\n")
 _SYSTEMD_NEXT_LINE = re.compile(r"\\(?:\r\n|\n)(?:[ \t]*[#;][^\n]*\n)*")
 """Comments may stand between the lines."""

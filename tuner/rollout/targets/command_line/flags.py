@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -12,12 +12,17 @@ from tuner.engines.vllm.flags import (
     LISTS,
     SHORT,
     SWITCHES,
-    WHOLE_NAMES,
     WITHOUT_NEGATIVE,
     canonical,
 )
 from tuner.errors import TargetError
+from tuner.rollout.targets.command_line.names import KNOWN, OLDER_SWITCHES
+from tuner.rollout.targets.command_line.variables import Variable, value_of
+from tuner.rollout.targets.command_line.words import Piece
 from tuner.rollout.targets.seam import Stated
+
+_BOOLEANS = {"false": False, "true": True}
+"""What older versions took behind a switch; newer ones refuse it."""
 
 _NUMBER = re.compile(r"-\d+|-\d*\.\d+")
 """What argparse takes for a value although it begins with a hyphen."""
@@ -28,12 +33,53 @@ class Token:
     """A word that vLLM gets."""
 
     text: str
+    """As it is spelt, where something is put in for a part of it."""
+
     place: str
     """``file:line``, for messages."""
 
     line: int
     known: bool = True
+    """Nothing is put in for a part of it."""
+
     splits: bool = False
+    """What is put in may be several words, or none."""
+
+    value: str | None = None
+    """What vLLM gets, where it is not known from the text and yet known."""
+
+    variable: Variable | None = None
+    """How the one variable is set that the word is, or what stands behind its ``=``."""
+
+    @property
+    def got(self) -> str | None:
+        """What vLLM gets; None where that is not known here."""
+        return self.text if self.known else self.value
+
+
+def token_of(
+    pieces: Sequence[Piece],
+    place: str,
+    line: int,
+    setting: Callable[[Piece], Variable | None],
+    *,
+    splits: bool = False,
+) -> Token:
+    """Return the word that the pieces make; ``setting`` says how what is put in for one is set."""
+    text = "".join(one.text for one in pieces)
+    if all(one.is_literal for one in pieces):
+        return Token(text, place, line, splits=splits)
+    head, last = "".join(one.text for one in pieces[:-1]), pieces[-1]
+    alone = not last.is_literal and (not head or re.fullmatch(r"--[\w.-]+=", head))
+    return Token(
+        text,
+        place,
+        line,
+        known=False,
+        splits=splits,
+        value=value_of(pieces, setting),
+        variable=setting(last) if alone else None,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +119,15 @@ class Append:
     """Words of one flag."""
 
 
-Change = Replace | Remove | Append
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Another value of the variable that is put in for a word."""
+
+    index: int
+    text: str
 
 
-def is_template(text: str) -> bool:
-    """Whether something is put in before anybody reads it, as in ``{{ .Values.seqs }}``."""
-    return "}}" in text.partition("{{")[2]
+Edit = Replace | Remove | Append | Change
 
 
 def find(tokens: Sequence[Token]) -> list[Flag]:
@@ -106,7 +155,10 @@ def _flag(tokens: Sequence[Token], at: int) -> Flag | None:
     else:
         return None
     values: tuple[int, ...] = ()
-    if not equals and argument not in SWITCHES:
+    if not equals and argument in SWITCHES | OLDER_SWITCHES:
+        is_said = at + 1 < len(tokens) and (tokens[at + 1].got or "").lower() in _BOOLEANS
+        values = (at + 1,) if is_said else ()
+    elif not equals:
         following = range(at + 1, len(tokens) if argument in LISTS else min(at + 2, len(tokens)))
         values = tuple(takewhile(lambda index: _is_value(tokens[index]), following))
     return Flag(argument, negated, part, spelt, inline if equals else None, at, values)
@@ -117,26 +169,57 @@ def _is_value(token: Token) -> bool:
 
 
 def stated(tokens: Sequence[Token]) -> dict[str, Stated]:
-    """Return the arguments that the words state; the last one counts, as in argparse.
-
-    A value that is not known here, such as a variable's, states nothing.
-    """
+    """Return the arguments that the words state; the last one counts, as in argparse."""
     found: dict[str, Stated] = {}
     for flag in find(tokens):
-        words = [tokens[index] for index in (flag.index, *flag.values)]
-        if flag.part or not all(word.known for word in words):
-            continue
-        found[flag.argument] = Stated(_value(flag, tokens), tokens[flag.index].line)
+        if not flag.part:
+            line = tokens[flag.index].line
+            found[flag.argument] = Stated(_value(flag, tokens), line, _why_unknown(flag, tokens))
     return found
 
 
+def model(tokens: Sequence[Token], *, but: Collection[int] = ()) -> int | None:
+    """Return which word is the model, given without a flag. Raises TargetError for two of them.
+
+    ``but``: words that are none, such as variables of flags.
+    """
+    taken = {index for flag in find(tokens) for index in (flag.index, *flag.values)} | {*but}
+    last = next((n for n, one in enumerate(tokens) if one.text == "--"), len(tokens))
+    free = [n for n, one in enumerate(tokens[:last]) if n not in taken and one.text[:1] != "-"]
+    free = [n for n in free if n == free[0] or not tokens[n].splits]
+    if len(free) > 1:
+        raise TargetError(
+            f"{tokens[free[1]].place}: {tokens[free[1]].text[:80]!r} is neither a flag nor a value",
+            hint="Remove it, or write its flag's whole name in front of it.",
+        )
+    return free[0] if free else None
+
+
+def _why_unknown(flag: Flag, tokens: Sequence[Token]) -> str:
+    """Return where the value comes from that is not known here; empty where it is known."""
+    words = [tokens[index] for index in (flag.index, *flag.values)]
+    unknown = next((word for word in words if word.got is None), None)
+    return "" if unknown is None else why_unknown(unknown)
+
+
+def why_unknown(token: Token) -> str:
+    why = "" if token.variable is None else token.variable.why
+    return why or "is not set in this file"
+
+
 def _value(flag: Flag, tokens: Sequence[Token]) -> ArgumentValue:
-    if flag.argument in SWITCHES:
-        return not flag.negated
-    texts = [flag.inline] if flag.inline is not None else [tokens[n].text for n in flag.values]
+    words = [tokens[index] for index in flag.values] or [tokens[flag.index]]
+    texts = [word.text if word.got is None else word.got for word in words]
+    if flag.inline is not None:
+        texts = [flag.inline if words[0].known else texts[0].partition("=")[2]]
+    if flag.argument in SWITCHES | OLDER_SWITCHES:
+        said = flag.inline is not None or flag.values
+        return (_BOOLEANS.get(texts[0].lower(), True) if said else True) is not flag.negated
+    if not flag.values and flag.inline is None:
+        return None
     if flag.argument in LISTS:
         return [typed(text) for text in texts]
-    return typed(texts[0]) if texts else None
+    return typed(texts[0])
 
 
 def typed(text: str) -> ArgumentValue:
@@ -156,7 +239,7 @@ def typed(text: str) -> ArgumentValue:
 
 def changes(
     tokens: Sequence[Token], arguments: Mapping[str, ArgumentValue], *, source: str
-) -> Iterator[Change]:
+) -> Iterator[Edit]:
     """Yield what must change for vLLM to get these arguments; None: the flag must not be there.
 
     Raises TargetError for words that vLLM would read in a way that cannot be told here.
@@ -172,7 +255,10 @@ def changes(
         _refuse_value(argument, value, source=source)
         found = present.get(argument)
         if found is not None:
-            yield from _edit(found, value, tokens)
+            edits = list(_edit(found, value, tokens))
+            if edits:
+                _refuse_elsewhere(found, tokens)
+            yield from edits
         elif (words := _written(argument, value)) is not None:
             inline = style_is_inline and len(words) == 2 and argument not in LISTS
             yield Append(("=".join(words),) if inline or _is_risky(words) else tuple(words))
@@ -197,21 +283,26 @@ def _prefers_equals(tokens: Sequence[Token]) -> bool:
     return 2 * inline >= len(flags)
 
 
-def _edit(flag: Flag, value: ArgumentValue, tokens: Sequence[Token]) -> Iterator[Change]:
+def _edit(flag: Flag, value: ArgumentValue, tokens: Sequence[Token]) -> Iterator[Edit]:
     words = _written(flag.argument, value)
+    found = _value(flag, tokens)
     if words is None:
         yield from (Remove(index) for index in (flag.index, *flag.values))
     elif isinstance(value, bool):
-        right = flag.negated is not value and flag.inline is None
+        right = flag.negated is not value and flag.inline is None and not flag.values
         if not right:
             yield Replace(flag.index, _like(flag.spelt, words[0]))
+            yield from (Remove(index) for index in flag.values)
     elif isinstance(value, list):
-        if not vllm_values.same(_value(flag, tokens), value):
+        if not vllm_values.same(found, value):
             yield from (Remove(index) for index in (flag.index, *flag.values))
             yield Append(tuple(words))
-    elif not vllm_values.same(comparable(_value(flag, tokens), value), value):
-        if flag.values and not words[1].startswith("-"):
-            yield Replace(flag.values[0], words[1])
+    elif not vllm_values.same(comparable(found, value), value):
+        word = flag.values[0] if flag.values else flag.index
+        if not tokens[word].known:
+            yield Change(word, words[1])
+        elif flag.values and not words[1].startswith("-"):
+            yield Replace(word, words[1])
         else:
             yield Replace(flag.index, f"{flag.spelt}={words[1]}")
             yield from (Remove(index) for index in flag.values)
@@ -268,7 +359,7 @@ def _refuse_value(argument: str, value: ArgumentValue, *, source: str) -> None:
 def _refuse_shortened(
     flag: Flag, tokens: Sequence[Token], arguments: Mapping[str, ArgumentValue]
 ) -> None:
-    if flag.argument in WHOLE_NAMES or flag.argument in arguments or flag.spelt in SHORT:
+    if flag.argument in KNOWN or flag.argument in arguments or flag.spelt in SHORT:
         return
     for argument in arguments:
         if argument.startswith(flag.argument) and not flag.argument.endswith("_"):
@@ -291,11 +382,25 @@ def _refuse_unclear(flag: Flag, first: Flag | None, tokens: Sequence[Token]) -> 
             f"{place}: {flag.spelt} states a part of {flag.argument}",
             hint=f"Write {flag.argument} as one JSON value, or remove its parts.",
         )
-    words = [tokens[index] for index in (flag.index, *flag.values)]
-    if not all(word.known for word in words):
-        raise TargetError(
-            f"{place}: {flag.argument} is decided elsewhere: {words[-1].text}",
-            hint="Write the value there, or apply the profile to where it comes from.",
-        )
     if flag.argument not in SWITCHES and flag.inline is None and not flag.values:
         raise TargetError(f"{place}: {flag.spelt} has no value", hint="Give it one, or remove it.")
+
+
+def _refuse_elsewhere(flag: Flag, tokens: Sequence[Token]) -> None:
+    """Refuse to change what is put in, unless it is one variable that this file sets."""
+    words = [tokens[index] for index in (flag.index, *flag.values)]
+    unknown = [word for word in words if not word.known]
+    if not unknown or (len(unknown) == 1 and _can_change(unknown[0])):
+        return
+    variable = unknown[-1].variable
+    why = variable.why if variable is not None else ""
+    cure = variable.cure if variable is not None else ""
+    raise TargetError(
+        f"{unknown[-1].place}: {flag.argument} is decided elsewhere: {unknown[-1].text}"
+        + (f", which {why}" if why else ""),
+        hint=cure or "Write the value there, or apply the profile to where it comes from.",
+    )
+
+
+def _can_change(word: Token) -> bool:
+    return word.variable is not None and word.variable.change is not None

@@ -1,7 +1,9 @@
 """A command line, split into words as the one who runs it splits it. Pure."""
 
 import re
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 from tuner.rollout.targets.command_line.dialects import Dialect
 from tuner.rollout.targets.view import Span, View
@@ -24,6 +26,19 @@ class UnreadableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Piece:
+    """A part of a word: text that the program gets as it is, or what is put in for it."""
+
+    text: str
+    """As it is spelt, where something is put in for it."""
+
+    start: int
+    """Where it begins in the view."""
+
+    is_literal: bool = True
+
+
+@dataclass(frozen=True, slots=True)
 class Word:
     """A word of a command line."""
 
@@ -32,9 +47,7 @@ class Word:
     """Where it stands in the view, with its quotes."""
 
     end: int
-    known: bool = True
-    """Nothing in it is replaced before the program sees it."""
-
+    pieces: tuple[Piece, ...] = ()
     splits: bool = False
     """What is replaced may become several words, or none."""
 
@@ -50,7 +63,7 @@ def split(view: View, dialect: Dialect) -> list[list[Word]]:
 
 
 @dataclass(slots=True)
-class _Piece:
+class _Read:
     """A part of a word: its characters, and what each is made of."""
 
     texts: list[tuple[str, Span]] = field(default_factory=list)
@@ -112,18 +125,20 @@ class _Scanner:
             self._word()
 
     def _word(self) -> Word:
-        start, pieces, quoted = self.at, list[_Piece](), list[str]()
+        start, read, quoted, parts = self.at, list[_Read](), list[str](), 0
         while self.at < len(self.text) and not self._ends_word():
             here = self.text[self.at]
             if here in "'\"":
                 quoted.append(here)
-                pieces.append(self._quoted(here))
+                read += self._quoted(here)
+                parts += 1
             else:
-                pieces.append(self._one(None))
-        texts = [one for piece in pieces for one in piece.texts]
+                read.append(self._one(None))
+                parts += 1
+        texts = [one for part in read for one in part.texts]
         text = "".join(piece for piece, _ in texts)
         inner = None
-        if len(pieces) == len(quoted) == 1:
+        if parts == len(quoted) == 1:
             within, quotes = self.dialect.within, quoted[0]
             spans = [span for piece, span in texts for _ in piece]
             inner = self.view.with_layer(text, spans, lambda part: within(part, quotes), quotes)
@@ -131,8 +146,8 @@ class _Scanner:
             text,
             start,
             self.at,
-            known=all(piece.known for piece in pieces),
-            splits=any(piece.splits for piece in pieces),
+            pieces=tuple(_pieces(read)),
+            splits=any(part.splits for part in read),
             inner=inner,
         )
 
@@ -148,34 +163,31 @@ class _Scanner:
         pattern = self.dialect.continued
         return None if pattern is None else pattern.match(self.text, self.at)
 
-    def _quoted(self, quotes: str) -> _Piece:
-        opened, piece = self.at, _Piece()
+    def _quoted(self, quotes: str) -> list[_Read]:
+        opened, found = self.at, list[_Read]()
         self.at += 1
         while self.at < len(self.text) and self.text[self.at] != quotes:
-            one = self._one(quotes)
-            piece.texts += one.texts
-            piece.known &= one.known
-            piece.splits |= one.splits
+            found.append(self._one(quotes))
         if self.at >= len(self.text):
             raise UnreadableError(f"a {quotes} is not closed: {self.text[opened:][:20]!r}")
         self.at += 1
-        return piece
+        return found
 
-    def _one(self, quotes: str | None) -> _Piece:
+    def _one(self, quotes: str | None) -> _Read:
         """Read one character, or what stands for some."""
         dialect, start = self.dialect, self.at
         template = _TEMPLATE.match(self.text, start) if start < self.filled_in else None
         if template is not None:
             self.at = template.end()
             texts = [(c, (start + n, start + n + 1)) for n, c in enumerate(template[0])]
-            return _Piece(texts, known=False, splits=quotes is None)
+            return _Read(texts, known=False, splits=quotes is None)
         raw = quotes == "'" and not dialect.c_escapes
         if self.text[start] == "\\" and not raw:
             return self._escaped(quotes)
         for twice, once in dialect.literal.items():
             if self.text.startswith(twice, start):
                 self.at += len(twice)
-                return _Piece([(once, (start, self.at))])
+                return _Read([(once, (start, self.at))])
         expands_here = not raw or dialect.literal  # Compose replaces before it splits
         expansion = dialect.expansion.match(self.text, start) if expands_here else None
         if expansion is not None:
@@ -183,9 +195,9 @@ class _Scanner:
             texts = [(c, (start + n, start + n + 1)) for n, c in enumerate(expansion[0])]
             many = quotes is None and not self._is_systemd_word(expansion)
             splits = many or (quotes == '"' and _MANY.match(expansion[0]) is not None)
-            return _Piece(texts, known=False, splits=splits)
+            return _Read(texts, known=False, splits=splits)
         self.at += 1
-        return _Piece([(self.text[start], (start, self.at))])
+        return _Read([(self.text[start], (start, self.at))])
 
     def _is_systemd_word(self, expansion: re.Match[str]) -> bool:
         """systemd splits only ``$NAME``, and only as a word of its own."""
@@ -193,7 +205,7 @@ class _Scanner:
             return False
         return expansion[0].startswith(("${", "%"))
 
-    def _escaped(self, quotes: str | None) -> _Piece:
+    def _escaped(self, quotes: str | None) -> _Read:
         start = self.at
         after = self.text[start + 1 : start + 2]
         if not after:
@@ -207,13 +219,21 @@ class _Scanner:
             else:
                 after = _C_LETTERS.get(after, after)
         elif quotes and after not in self.dialect.double_escapes:
-            return _Piece([("\\", (start, start + 1)), (after, (start + 1, start + 2))])
+            return _Read([("\\", (start, start + 1)), (after, (start + 1, start + 2))])
         elif after == "\n":
             if self.dialect.continued is None:
                 raise UnreadableError(f"{self.dialect.name} does not join lines at a backslash")
-            return _Piece()
-        return _Piece([(after, (start, self.at))])
+            return _Read()
+        return _Read([(after, (start, self.at))])
 
     def _find(self, what: str, start: int) -> int:
         at = self.text.find(what, start)
         return len(self.text) if at < 0 else at
+
+
+def _pieces(read: Sequence[_Read]) -> Iterator[Piece]:
+    """Yield what was read, with the characters between two replacements in one piece."""
+    for number, run in groupby(enumerate(read), key=lambda one: -1 if one[1].known else one[0]):
+        texts = [one for _, part in run for one in part.texts]
+        if texts:
+            yield Piece("".join(text for text, _ in texts), texts[0][1][0], number < 0)

@@ -1,29 +1,29 @@
 """The command line of a container: its command, its arguments, a script, a variable. Pure."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import yaml
 
-from tuner.errors import TargetError
+from tuner.errors import NotVllmError, TargetError
+from tuner.rollout.targets import images
+from tuner.rollout.targets.command_line import script
 from tuner.rollout.targets.command_line.command_line import (
     CommandLine,
     Part,
     TextPart,
     check_plain,
-    vllm_begins,
 )
-from tuner.rollout.targets.command_line.dialects import SHELL, VARIABLE
+from tuner.rollout.targets.command_line.dialects import VARIABLE
 from tuner.rollout.targets.command_line.flags import Token
+from tuner.rollout.targets.command_line.process import server
+from tuner.rollout.targets.command_line.variables import Scope, reference
 from tuner.rollout.targets.command_line.words import UnreadableError, split
-from tuner.rollout.targets.kinds.containers import COMPOSE_FILE, Container, lists
+from tuner.rollout.targets.kinds.containers import Container, environment, lists, variables
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml.file import Escape, ListPart, YamlFile
-from tuner.rollout.targets.yaml.nodes import entries, get, items, text_at
-
-_SHELLS = {"sh", "bash", "dash", "ash", "zsh"}
-_ARGS_VARIABLE = re.compile(r"VLLM_([A-Z]+_)*ARGS")
+from tuner.rollout.targets.yaml.nodes import entries, get, items
 
 
 @dataclass(slots=True)
@@ -73,47 +73,68 @@ class _NewVariable(_NewList):
             raise self.file.refuse(listed, "env is no list", hint="Write it as a list.")
 
 
-def command_line(file: YamlFile, one: Container, *, is_chosen: bool) -> CommandLine:
-    """Return the words that vLLM is started with. Raises TargetError."""
+def command_line(file: YamlFile, one: Container, *, is_trusted: bool = False) -> CommandLine:
+    """Return the words that vLLM is started with.
+
+    ``is_trusted``: somebody says that it is vLLM. Raises NotVllmError where nothing else does, and
+    TargetError for words that cannot be understood.
+    """
     _refuse_merged(file, one)
-    parts = lists(file, one)
+    inner = environment(file, one)
+    parts = lists(file, one, inner if one.spelling.puts_in_environment else one.outer)
     tokens = [token for part in parts for token in part.tokens]
-    if (script := script_in(parts, tokens, file)) is not None:
-        parts, tokens = [script], script.tokens
-    begins = vllm_begins([token.text for token in tokens])
-    own_command = get(one.node, one.spelling.command) is not None or script is not None
-    if len(begins) == 1:
-        begin = begins[0]
-    elif not begins and not own_command:  # the image knows
-        begin = int(tokens[:1] != [] and tokens[0].text == "serve")
-    elif not begins and (is_chosen or one.is_vllm):  # a program that passes its flags on
-        flagged = [n for n, token in enumerate(tokens) if n and token.text.startswith("-")]
-        begin = len(parts[0].tokens) if len(parts) > 1 else min([*flagged, len(tokens)])
+    own_command = get(one.node, one.spelling.command) is not None
+    found = script_in(parts, tokens, _Scripts(file, one, inner))
+    if found is not None:
+        parts, tokens, own_command = [found], found.tokens, True
+    started = server([token.text for token in tokens])
+    known = None if own_command else images.entrypoint(one.image)
+    if started is not None:
+        begin, evidence = started.begin, started.evidence
+    elif one.evidence or known or is_trusted:
+        begin, evidence = _flags_begin(parts, own_command), one.evidence or known or ""
     else:
-        raise TargetError(
-            f"{file.place(one.node)}: {one.full_name} starts vLLM "
-            f"{len(begins) or 'not'} {'times' if begins else 'in a way that is known'}",
-            hint="Known: vllm serve, python -m vllm.entrypoints.openai.api_server, a vLLM image.",
+        raise NotVllmError(
+            f"{file.place(one.node)}: {one.full_name} is not seen to run vLLM: "
+            f"it starts {_started(one, tokens, own_command)}",
+            hint="vllm serve, python -m vllm.entrypoints.openai.api_server and images that start "
+            f"them are known. If it is vLLM: --container {one.full_name} --force, on record.",
         )
-    return _with_variables(file, one, parts, begin)
+    return _with_variables(file, one, parts, begin, evidence)
+
+
+def _flags_begin(parts: Sequence[Part], own_command: bool) -> int:
+    """Return where the flags of an image's entrypoint begin, or of one that hands them on."""
+    tokens = [token for part in parts for token in part.tokens]
+    if not own_command:
+        return int(tokens[:1] != [] and tokens[0].text == "serve")
+    if len(parts) > 1:
+        return len(parts[0].tokens)
+    flagged = [n for n, token in enumerate(tokens) if n and token.text.startswith("-")]
+    return min([*flagged, len(tokens)])
+
+
+def _started(one: Container, tokens: Sequence[Token], own_command: bool) -> str:
+    if own_command:
+        return " ".join(token.text for token in tokens[:3])[:80]
+    return f"what the image {one.image[:80] or '(none)'} starts"
 
 
 def _with_variables(
-    file: YamlFile, one: Container, parts: Sequence[Part], begin: int
+    file: YamlFile, one: Container, parts: Sequence[Part], begin: int, evidence: str
 ) -> CommandLine:
     """Add the variables of flags that the command line uses."""
-    tokens = [token for part in parts for token in part.tokens]
-    used = set(re.findall(r"\w+", " ".join(t.text for t in tokens if not t.known)))
-    free = not tokens
+    tokens = [token for part in parts for token in part.tokens][begin:]
+    used = {asked.name for token in tokens if token.splits and (asked := reference(token.text))}
     names = {
-        name: (node, begins)
-        for name, node, begins in _environment(one)
-        if name == one.variable or (_ARGS_VARIABLE.fullmatch(name) and (free or name in used))
+        name: (node, at)
+        for name, node, at in variables(one)
+        if name == one.variable or (name in used and _holds_flags(node.value[at:]))
     }
-    variables: list[Part] = [_variable(file, *where) for where in names.values()]
+    spliced: list[Part] = [_variable(file, *where) for where in names.values()]
     home: Part
-    if variables:
-        home = variables[-1]
+    if spliced:
+        home = spliced[-1]
     elif one.variable and not parts:
         home = _NewVariable(file, one.node, one.variable, one.spelling.escape)
     elif parts:
@@ -127,49 +148,62 @@ def _with_variables(
         )
     else:
         home = _NewList(file, one.node, one.spelling.args, one.spelling.escape)
-    spare = parts[-1] if variables and parts else None
-    return CommandLine([*parts, *variables], begin, home, spare, file.edits, frozenset(names))
+    spare = parts[-1] if spliced and parts else None
+    return CommandLine(
+        [*parts, *spliced], begin, home, spare, file.edits, evidence, frozenset(names)
+    )
+
+
+def _holds_flags(value: str) -> bool:
+    """Whether a variable that is split into words is one of flags, and not of a model's name."""
+    return not value.strip() or re.search(r"(^|\s)-", value) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Scripts:
+    """What a script in a container may need."""
+
+    file: YamlFile
+    one: Container
+    inner: Scope
 
 
 def script_in(
-    parts: Sequence[Part], tokens: Sequence[Token], file: YamlFile | None
+    parts: Sequence[Part], tokens: Sequence[Token], around: _Scripts | None
 ) -> TextPart | None:
     """Return the command of a shell's script that starts vLLM; None where no shell runs.
 
-    ``file``: what the lists among the parts stand in. Raises TargetError.
+    ``around``: what the lists among the parts stand in. Raises TargetError.
     """
-    if not tokens or tokens[0].text.rpartition("/")[2] not in _SHELLS:
+    if not tokens or tokens[0].text.rpartition("/")[2] not in script.SHELLS:
         return None
     option = next((n for n, t in enumerate(tokens) if re.fullmatch(r"-[a-z]*c", t.text)), None)
-    if option is None or option + 1 >= len(tokens):
-        raise TargetError(
+    at = None if option is None else option + 1
+    if at is not None and at < len(tokens) and tokens[at].text == "--":
+        at += 1
+    if at is None or at >= len(tokens):
+        raise NotVllmError(
             f"{tokens[0].place}: a shell without -c and a script", hint="Name vllm serve there."
         )
-    view, edits = _script_view(file, parts, option + 1)
-    try:
-        commands = [words for words in split(view, SHELL) if vllm_begins([w.text for w in words])]
-    except UnreadableError as problem:
-        raise TargetError(
-            f"{tokens[option].place}: the script cannot be understood: {problem}",
-            hint="Simplify it, or edit it by hand.",
-        ) from None
-    if len(commands) != 1:
-        raise TargetError(
-            f"{tokens[option + 1].place}: the script has {len(commands) or 'no'} vllm serve",
-            hint="Write vllm serve and its flags once, as a command of its own.",
-        )
-    return TextPart(view, commands[0], SHELL, edits)
+    view, edits = _script_view(around, parts, at)
+    if around is None:
+        return script.command_of(view, edits, tokens[at].place)
+    if around.one.spelling.puts_in_environment:
+        return script.command_of(view, edits, tokens[at].place, outer=around.inner)
+    return script.command_of(
+        view, edits, tokens[at].place, outer=around.one.outer, doubled=around.inner
+    )
 
 
-def _script_view(file: YamlFile | None, parts: Sequence[Part], index: int) -> tuple[View, Edits]:
+def _script_view(around: _Scripts | None, parts: Sequence[Part], index: int) -> tuple[View, Edits]:
     for part in parts:
         if index < len(part.tokens):
             break
         index -= len(part.tokens)
     if isinstance(part, ListPart):
-        assert file is not None
-        view = file.view(part.node.value[index])
-        return (_undoubled(view) if part.escape is COMPOSE_FILE.escape else view), file.edits
+        assert around is not None
+        view = around.file.view(part.node.value[index])
+        return _undoubled(view, part.escape.write), around.file.edits
     assert isinstance(part, TextPart)
     inner = part.words[index].inner
     if inner is None:
@@ -180,26 +214,11 @@ def _script_view(file: YamlFile | None, parts: Sequence[Part], index: int) -> tu
     return inner, part.edits
 
 
-def _undoubled(view: View) -> View:
-    """Return what Compose makes of a text: ``$$`` is one ``$``."""
+def _undoubled(view: View, write: Callable[[str], str]) -> View:
+    """Return what Compose or Kubernetes makes of a text: ``$$`` is one ``$``."""
     pieces = [match.span() for match in re.finditer(r"\$\$|.", view.text, flags=re.DOTALL)]
     text = "".join(view.text[end - 1 : end] for _, end in pieces)
-    return view.with_layer(text, pieces, lambda part: part.replace("$", "$$"))
-
-
-def _environment(one: Container) -> Iterator[tuple[str, yaml.ScalarNode, int]]:
-    """Yield name, the scalar that has the value, and where in its text that begins."""
-    node = get(one.node, one.spelling.environment)
-    for name, value in entries(node).items():
-        if isinstance(value, yaml.ScalarNode):
-            yield name, value, 0
-    for item in items(node):
-        listed = get(item, "value")
-        if isinstance(listed, yaml.ScalarNode):
-            yield text_at(item, "name") or "", listed, 0
-        if isinstance(item, yaml.ScalarNode):
-            name, equals, _ = item.value.partition("=")
-            yield name, item, len(name + equals)
+    return view.with_layer(text, pieces, write)
 
 
 def _variable(file: YamlFile, node: yaml.ScalarNode, begin: int) -> TextPart:

@@ -1,128 +1,178 @@
 """The common part of the kinds of file with containers in them. Pure."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import yaml
 
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm import values as vllm_values
-from tuner.errors import TargetError
-from tuner.rollout.targets import images
-from tuner.rollout.targets.command_line import flags
+from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.kinds.container_command import command_line
-from tuner.rollout.targets.kinds.containers import Container, FindContainers, choose
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout.targets.kinds.containers import Container, FindContainers
+from tuner.rollout.targets.seam import Asked, Overruled, Platform, Rollout, Stated
+from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nodes import get, text_at
 
 _GPU_LABEL = "nvidia.com/gpu.product"
+_MOST_NAMES = 20
+"""In a message."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContainerServer(Server):
+    """What ``seam.Server`` asks for, of a container."""
+
+    kind: "ContainerFile"
+    text: str
+    asked: Asked
+    file: YamlFile
+    one: Container
+    line: CommandLine
+
+    @property
+    def evidence(self) -> str:
+        return self.line.evidence
+
+    @property
+    def stated(self) -> dict[str, Stated]:
+        return self.line.stated() | dict(self.one.elsewhere)
+
+    @property
+    def platform(self) -> Platform:
+        """What image and node selector say."""
+        image, selected = get(self.one.node, "image"), get(self.one.pod, "nodeSelector", _GPU_LABEL)
+        gpu = Stated(text_at(selected) or "", line_of(selected)) if selected else None
+        return platform_of(self.one.image, line_of(image), gpu)
+
+    @property
+    def rollout(self) -> Rollout:
+        return self.kind.rollout(self)
+
+    @property
+    def overruled(self) -> Sequence[Overruled]:
+        return self.kind.overruled(self)
+
+    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+        """Return the text with these arguments in the container's command line."""
+        own = {name: v for name, v in arguments.items() if name not in self.one.elsewhere}
+        self.line.write(own)
+        result = self.file.edits.result()
+        self.file.edits.changes.clear()
+        return result
+
+    def reopened(self, text: str) -> "ContainerServer":
+        container = self.asked.container or self.one.full_name
+        return self.kind.opened(text, replace(self.asked, container=container))
+
+    def rest(self) -> list[object]:
+        spelling = self.one.spelling
+        keys = {spelling.command, spelling.args, spelling.environment}
+        return outline(self.file, {id(self.one.node): keys})
+
+    def faults(
+        self,
+        before: Mapping[str, Stated],
+        after: Mapping[str, Stated],
+        arguments: Mapping[str, ArgumentValue],
+    ) -> list[str]:
+        own = {name: v for name, v in arguments.items() if name not in self.one.elsewhere}
+        return Server.faults(self, before, after, own)
 
 
 @dataclass(frozen=True, slots=True)
 class ContainerFile:
-    """``seam.Target`` for a kind of file whose containers ``find`` yields."""
+    """A kind of file whose containers ``find`` yields."""
 
     find: FindContainers
+    rollout: Callable[[ContainerServer], Rollout]
+    """The commands that roll the server out."""
 
-    def read(self, text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-        _, one, line = _open(text, self.find, source=source, container=container)
-        return line.stated() | dict(one.elsewhere)
+    overruled: Callable[[ContainerServer], Sequence[Overruled]] = lambda _: ()
+    """The files beside it that decide after it."""
 
-    def platform(self, text: str, *, source: str, container: str | None = None) -> Platform:
-        """Return what image and node selector say."""
-        _, one, _ = _open(text, self.find, source=source, container=container)
-        image, selected = get(one.node, "image"), get(one.pod, "nodeSelector", _GPU_LABEL)
-        gpu = Stated(text_at(selected) or "", _line(selected)) if selected else None
-        return platform_of(text_at(image) or "", _line(image), gpu)
+    server: type[ContainerServer] = ContainerServer
 
-    def write(
-        self,
-        text: str,
-        arguments: Mapping[str, ArgumentValue],
-        *,
-        source: str,
-        container: str | None = None,
-    ) -> str:
-        """Return the text with these arguments in the container's command line."""
-        file, one, line = _open(text, self.find, source=source, container=container)
-        arguments = {name: value for name, value in arguments.items() if name not in one.elsewhere}
-        before = line.stated()
-        line.write(arguments)
-        result = file.edits.result()
-        if result != text:
-            try:
-                after_file, after, after_line = _open(
-                    result, self.find, source=source, container=container or one.full_name
-                )
-                after_stated = after_line.stated()
-            except TargetError as problem:
-                raise unsafe(source, str(problem)) from None
-            faults = differences(before, after_stated, arguments)
-            if faults or outline(file, _touched(one)) != outline(after_file, _touched(after)):
-                raise unsafe(source, ", ".join(faults) or "something else would change")
-        return result
+    def opened(self, text: str, asked: Asked) -> ContainerServer:
+        """Return the server that is meant. Raises TargetError and UsageError."""
+        check_there(text, source=asked.source)
+        file = parse(text, source=asked.source, tabs=True)
+        one, line = choose(file, list(self.find(file, asked)), asked)
+        return self.server(self, text, asked, file, one, line)
 
 
-def platform_of(image: str, line: int, gpu: Stated | None = None) -> Platform:
-    version = images.vllm_version(image)
-    if version is None:
-        return Platform(gpu=gpu, image=Stated(image, line))
-    return Platform(vllm=Stated(version, line), gpu=gpu)
+def choose(
+    file: YamlFile, found: Sequence[Container], asked: Asked
+) -> tuple[Container, CommandLine]:
+    """Return the server that is meant, and its words.
 
-
-def differences(
-    before: Mapping[str, Stated],
-    after: Mapping[str, Stated],
-    arguments: Mapping[str, ArgumentValue],
-) -> list[str]:
-    """Return the arguments that, read back, are not what was asked for."""
-    wanted = {name: one.value for name, one in before.items() if name not in arguments}
-    wanted |= {
-        name: value
-        for name, value in arguments.items()
-        if flags.is_written(name, value) and (name != "model" or "model" in before)
-    }
-    found = {name: one.value for name, one in after.items()}
-    return sorted(
-        name
-        for name in wanted.keys() | found.keys()
-        if name not in wanted
-        or name not in found
-        or not vllm_values.same(flags.comparable(found[name], wanted[name]), wanted[name])
-    )
-
-
-def _open(
-    text: str, find: FindContainers, *, source: str, container: str | None
-) -> tuple[YamlFile, Container, CommandLine]:
-    check_there(text, source=source)
-    file = parse(text, source=source)
-    one = choose(file, find, container)
-    return file, one, command_line(file, one, is_chosen=container is not None)
-
-
-def check_there(text: str, *, source: str) -> None:
-    """Refuse a file that would be new."""
-    if not text:
-        raise TargetError(
-            f"{source}: no such file, and only an existing one can be edited",
-            hint="Name the file that the server is deployed with.",
+    Raises NotVllmError where none is seen to be vLLM's, UsageError where there are several, and
+    TargetError for one whose words cannot be understood.
+    """
+    if not found:
+        raise NotVllmError(
+            f"{file.source}: there is no container in it",
+            hint="Name the file with the server's command, or another kind with --to.",
         )
-
-
-def _touched(one: Container) -> dict[int, set[str]]:
-    spelling = one.spelling
-    return {id(one.node): {spelling.command, spelling.args, spelling.environment}}
-
-
-def _line(node: yaml.Node | None) -> int:
-    return 0 if node is None else node.start_mark.line + 1
-
-
-def unsafe(source: str, why: str) -> TargetError:
-    return TargetError(
-        f"{source}: cannot be edited safely ({why})",
-        hint="Write one argument a line, without anchors, or edit it by hand.",
+    if asked.container is not None:
+        return _called(file, found, asked.container, is_trusted=asked.trusted)
+    seen, problems = list[tuple[Container, CommandLine]](), list[tuple[Container, TargetError]]()
+    for one in found:
+        try:
+            seen.append((one, command_line(file, one)))
+        except TargetError as problem:
+            problems.append((one, problem))
+    understood = [(one, problem) for one, problem in problems if not _is_nothing(problem)]
+    if len(seen) == 1 and not understood:
+        return seen[0]
+    if len(seen) > 1 or (seen and understood):
+        names = _names([one for one, _ in [*seen, *understood]])
+        raise UsageError(f"{file.source}: which container?", hint=f"--container NAME, of {names}.")
+    if understood:
+        raise understood[0][1]
+    if len(problems) == 1:
+        raise problems[0][1]
+    raise NotVllmError(
+        f"{file.source}: no container in it is seen to run vLLM",
+        hint=f"If one does: --container NAME --force, of {_names(found)}; that is recorded.",
     )
+
+
+def _is_nothing(problem: TargetError) -> bool:
+    """Whether the container is only not seen to be vLLM's, and not one that cannot be read."""
+    return isinstance(problem, NotVllmError)
+
+
+def _called(
+    file: YamlFile, found: Sequence[Container], name: str, *, is_trusted: bool
+) -> tuple[Container, CommandLine]:
+    chosen = [one for one in found if one.is_called(name)]
+    if len(chosen) > 1:
+        running = [one for one in chosen if _is_vllm(file, one)]
+        chosen = running if len(running) == 1 else chosen
+    if len(chosen) != 1:
+        raise UsageError(
+            f"{file.source}: {len(chosen) or 'no'} containers are called {name!r}",
+            hint=f"--container NAME, of {_names(found)}.",
+        )
+    return chosen[0], command_line(file, chosen[0], is_trusted=is_trusted)
+
+
+def _is_vllm(file: YamlFile, one: Container) -> bool:
+    try:
+        command_line(file, one)
+    except TargetError:
+        return False
+    return True
+
+
+def _names(found: Sequence[Container]) -> str:
+    names = sorted({one.full_name for one in found})
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def line_of(node: yaml.Node | None) -> int:
+    """Return the line, counted from 1; 0 where nothing stands."""
+    return 0 if node is None else node.start_mark.line + 1

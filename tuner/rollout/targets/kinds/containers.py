@@ -1,36 +1,27 @@
 """Containers in YAML, whose command lines vLLM's arguments are part of. Pure."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 import yaml
 
-from tuner.errors import TargetError, UsageError
-from tuner.rollout.targets.command_line.command_line import VLLM_IMAGE, Part, TextPart
-from tuner.rollout.targets.command_line.dialects import COMPOSE
-from tuner.rollout.targets.command_line.flags import Token, find, is_template
-from tuner.rollout.targets.command_line.words import UnreadableError, Word, split
-from tuner.rollout.targets.seam import Stated
+from tuner.rollout.targets.command_line.command_line import Part, TextPart
+from tuner.rollout.targets.command_line.dialects import BRACES, COMPOSE
+from tuner.rollout.targets.command_line.variables import (
+    Scope,
+    Variable,
+    first_of,
+    setting_of,
+    value_of,
+)
+from tuner.rollout.targets.command_line.words import Piece, UnreadableError, Word, split
+from tuner.rollout.targets.seam import Asked, Stated
 from tuner.rollout.targets.view import View
 from tuner.rollout.targets.yaml.file import Escape, ListPart, YamlFile
-from tuner.rollout.targets.yaml.nodes import get, text_at
+from tuner.rollout.targets.yaml.nodes import entries, get, is_null, items, text_at
 
-_SIGNS = {"gpu_memory_utilization", "max_model_len", "max_num_batched_tokens", "max_num_seqs"}
-"""Flags that are hardly anybody else's."""
-
-_MOST_NAMES = 20
-"""In a message."""
-
-
-def _kubernetes_reads(word: str) -> tuple[str, bool]:
-    plain = re.sub(r"\$\$\(", "", word)
-    known = not re.search(r"\$\([A-Za-z_.-][\w.-]*\)", plain) and not is_template(word)
-    return word.replace("$$(", "$("), known
-
-
-def _compose_reads(word: str) -> tuple[str, bool]:
-    return word.replace("$$", "$"), "$" not in word.replace("$$", "")
+_TEMPLATE = r"\{\{(?:(?!\{\{).)*?\}\}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +35,9 @@ class Spelling:
     splits_text: bool
     """A command may be one text, and is then split."""
 
+    puts_in_environment: bool
+    """Variables in the words are the container's own."""
+
     def with_keys(self, *, command: str, args: str, environment: str) -> "Spelling":
         """Return the same in another place; an empty key is not there."""
         return replace(self, command=command, args=args, environment=environment)
@@ -51,25 +45,36 @@ class Spelling:
 
 KUBERNETES = Spelling(
     "command", "args", "env",
-    Escape(_kubernetes_reads, lambda word: word.replace("$(", "$$(")),
+    Escape(
+        re.compile(rf"\$\$|\$\([A-Za-z_.-][\w.-]*\)|{_TEMPLATE}", re.DOTALL),
+        lambda word: re.sub(r"\$(?=[$(])", "$$", word),
+    ),
     splits_text=False,
+    puts_in_environment=True,
 )  # fmt: skip
 COMPOSE_FILE = Spelling(
     "entrypoint", "command", "environment",
-    Escape(_compose_reads, lambda word: word.replace("$", "$$")),
+    Escape(
+        re.compile(rf"\$\$|{BRACES}|\$[A-Za-z_]\w*|{_TEMPLATE}", re.DOTALL),
+        lambda word: word.replace("$", "$$"),
+    ),
     splits_text=True,
+    puts_in_environment=False,
 )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """One server that a file describes."""
+    """One server that a file may describe."""
 
     workload: str
     name: str
     node: yaml.MappingNode
     pod: yaml.Node | None = None
     """What the node selector stands in."""
+
+    document: yaml.Node | None = None
+    """The workload, with its kind and name."""
 
     spelling: Spelling = KUBERNETES
     variable: str = ""
@@ -78,8 +83,11 @@ class Container:
     elsewhere: Mapping[str, Stated] = field(default_factory=dict)
     """Arguments that the file states outside the command line; they stay as they are."""
 
-    is_vllm: bool = False
-    """Known from the kind of document."""
+    evidence: str = ""
+    """Why it is vLLM by the kind of document, whatever its image is."""
+
+    outer: Scope = lambda _: None
+    """What is put in before anybody reads the container: Compose's variables."""
 
     replaces: bool = False
     """What is not stated here is stated in another file, and a list here would replace that."""
@@ -91,67 +99,30 @@ class Container:
     def is_called(self, name: str) -> bool:
         return name in {self.full_name, self.name, self.workload}
 
+    @property
+    def image(self) -> str:
+        """The image, with what is put in for its variables as far as that is known."""
+        pieces = self.spelling.escape.pieces(text_at(self.node, "image") or "")
+        return "".join(one.text if one.is_literal else self._put_in(one) for one in pieces)
 
-FindContainers = Callable[[YamlFile], Iterator[Container]]
-
-
-def choose(file: YamlFile, found: FindContainers, wanted: str | None) -> Container:
-    """Return the server that is meant. Raises TargetError, or UsageError: which one?"""
-    all_of_them = list(found(file))
-    names = _names(all_of_them)
-    if not all_of_them:
-        raise TargetError(
-            f"{file.source}: there is no container in it",
-            hint="Name the file with the server's command, or another kind with --to.",
-        )
-    if wanted is not None:
-        chosen = [one for one in all_of_them if one.is_called(wanted)]
-        problem = f"{len(chosen) or 'no'} containers are called {wanted!r}"
-    else:
-        chosen = [one for one in all_of_them if is_named_vllm(file, one)]
-        chosen = chosen or [one for one in all_of_them if _has_signs(file, one)]
-        names = _names(chosen) or names
-        problem = "which container?"
-    if len(chosen) == 1:
-        return chosen[0]
-    if not chosen and wanted is None:
-        raise TargetError(
-            f"{file.source}: no container in it is seen to run vLLM",
-            hint=f"If one does: --container NAME, of {names}.",
-        )
-    raise UsageError(f"{file.source}: {problem}", hint=f"--container NAME, of {names}.")
+    def _put_in(self, piece: Piece) -> str:
+        found = setting_of(piece, self.outer, lambda _begin, _end: lambda _new: None)
+        return "?" if found is None or found.value is None else found.value
 
 
-def _names(found: Sequence[Container]) -> str:
-    names = sorted({one.full_name for one in found})
-    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
-    return ", ".join(names[:_MOST_NAMES]) + more
+FindContainers = Callable[[YamlFile, Asked], Iterator[Container]]
 
 
-def is_named_vllm(file: YamlFile, one: Container) -> bool:
-    """Whether image or command say so."""
-    if one.is_vllm or VLLM_IMAGE.search(text_at(one.node, "image") or ""):
-        return True
-    return any(re.search(r"\bvllm\b", token.text) for token in _tokens(file, one))
-
-
-def _has_signs(file: YamlFile, one: Container) -> bool:
-    return any(flag.argument in _SIGNS for flag in find(_tokens(file, one)))
-
-
-def _tokens(file: YamlFile, one: Container) -> list[Token]:
-    return [token for part in lists(file, one) for token in part.tokens]
-
-
-def lists(file: YamlFile, one: Container) -> list[Part]:
+def lists(file: YamlFile, one: Container, scope: Scope) -> list[Part]:
+    """Return the words of command and arguments. Raises TargetError where they are no words."""
     found: list[Part] = []
     for key in (one.spelling.command, one.spelling.args):
         node = get(one.node, key)
         if isinstance(node, yaml.SequenceNode):
-            found.append(ListPart(file, node, one.spelling.escape))
+            found.append(ListPart(file, node, one.spelling.escape, scope))
         elif isinstance(node, yaml.ScalarNode) and one.spelling.splits_text:
             view = file.view(node)
-            found.append(TextPart(view, _only(view, file, node), COMPOSE, file.edits))
+            found.append(TextPart(view, _only(view, file, node), COMPOSE, file.edits, scope))
         elif node is not None:
             raise file.refuse(node, f"{key} is no list", hint="Write it as a list of texts.")
     return found
@@ -165,3 +136,67 @@ def _only(view: View, file: YamlFile, node: yaml.Node) -> list[Word]:
             node, f"cannot be understood: {problem}", hint="Write it as a list of texts."
         ) from None
     return commands[0] if commands else []
+
+
+def environment(file: YamlFile, one: Container) -> Scope:
+    """Return how the container's variables are set.
+
+    A value that comes from a ConfigMap, a Secret or the machine is not known here.
+    """
+    found: dict[str, Variable] = {}
+    scope = first_of(found.get, one.outer)
+    node = get(one.node, one.spelling.environment)
+    for name, value, begin in variables(one):
+        found[name] = _variable(file, one, value, begin, scope)
+    for item in items(node):
+        source, called = get(item, "valueFrom"), text_at(item, "name")
+        if source is not None and called:
+            found[called] = Variable(None, _comes_from(source))
+    if one.spelling.puts_in_environment and items(get(one.node, "envFrom")):
+        names = [_comes_from(item) for item in items(get(one.node, "envFrom"))]
+        return first_of(found.get, lambda _: Variable(None, " or ".join(names)))
+    return found.get
+
+
+def _comes_from(source: yaml.Node) -> str:
+    for key, kind in (("configMap", "ConfigMap"), ("secret", "Secret")):
+        for suffix in ("KeyRef", "Ref"):
+            if (name := text_at(source, f"{key}{suffix}", "name")) is not None:
+                return f"comes from the {kind} {name}"
+    return "comes from the pod itself"
+
+
+def variables(one: Container) -> Iterator[tuple[str, yaml.ScalarNode, int]]:
+    """Yield name, the scalar that has the value, and where in its text that begins."""
+    node = get(one.node, one.spelling.environment)
+    for name, value in entries(node).items():
+        if isinstance(value, yaml.ScalarNode) and not is_null(value):
+            yield name, value, 0
+    for item in items(node):
+        listed = get(item, "value")
+        if isinstance(listed, yaml.ScalarNode):
+            yield text_at(item, "name") or "", listed, 0
+        if isinstance(item, yaml.ScalarNode) and "=" in item.value:
+            name, equals, _ = item.value.partition("=")
+            yield name, item, len(name + equals)
+
+
+def _variable(
+    file: YamlFile, one: Container, node: yaml.ScalarNode, begin: int, scope: Scope
+) -> Variable:
+    escape = one.spelling.escape
+    pieces = escape.pieces(node.value[begin:])
+    value = value_of(pieces, lambda piece: setting_of(piece, scope, lambda _a, _b: lambda _c: None))
+    if value is None:
+        return Variable(None, f"is {node.value[begin:][:80]}")
+
+    def change(new: str) -> None:
+        if begin:
+            view = file.view(node)
+            place = view.place(begin, len(view.text))
+            file.edits.replace(*place, view.encode(escape.write(new)))
+        else:
+            file.set(node, escape.write(new))
+
+    is_plain = all(piece.is_literal for piece in pieces)
+    return Variable(value, change=change if is_plain else None)

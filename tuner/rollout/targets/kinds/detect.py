@@ -1,70 +1,107 @@
 """The kind of a file, as far as name and content tell. Pure."""
 
+from collections.abc import Callable
 from pathlib import PurePath
 
 import yaml
 
-from tuner.errors import TargetError, UsageError
+from tuner.errors import NotVllmError, UsageError
 from tuner.rollout.targets.kinds import (
+    by_hand,
     compose,
+    configmap,
     env,
     helm_llm_d,
     helm_production_stack,
+    helm_values,
     kserve,
     kubernetes,
     kustomize,
+    quadlet,
+    ray_serve,
     systemd,
     vllm_config,
+    workloads,
 )
-from tuner.rollout.targets.seam import Target
-from tuner.rollout.targets.yaml.file import parse
+from tuner.rollout.targets.seam import Asked
+from tuner.rollout.targets.server import Server, Target
+from tuner.rollout.targets.yaml.file import YamlFile, parse
 from tuner.rollout.targets.yaml.nodes import entries, get, items, text_at
 
+_YAML = (".yaml", ".yml", ".json")
 
-def detect(name: PurePath, text: str, *, source: str) -> Target:
+
+def detect(name: PurePath, text: str, asked: Asked) -> Target:
     """Return the target for a file; a new YAML file is a config of vLLM's.
 
-    Raises UsageError where it may be several, TargetError for a YAML file that cannot be read.
+    Raises UsageError where it may be several, ByHandError for what starts vLLM and is not edited,
+    TargetError for a YAML file that cannot be read.
     """
+    if (found := _by_name(name)) is not None:
+        return found
+    if by_hand.is_script(name, text):
+        by_hand.refuse_script(text, source=asked.source)
+    if asked.at is not None:
+        return helm_values
+    if name.suffix not in _YAML:
+        if not text:
+            return vllm_config
+        raise by_hand.refuse_name(name, source=asked.source)
+    if not text:
+        return vllm_config
+    return _of_yaml(parse(text, source=asked.source, tabs=True), asked)
+
+
+def _by_name(name: PurePath) -> Target | None:
     if name.suffix == ".service" or (name.suffix == ".conf" and name.parent.suffix == ".d"):
         return systemd
+    if name.suffix == ".container":
+        return quadlet
     if name.suffix == ".env" or name.name == ".env" or name.name.startswith(".env."):
         return env
-    if not text or name.suffix not in vllm_config.SUFFIXES:
-        return vllm_config
-    documents = parse(text, source=source).roots
-    found = [_of(document) for document in documents]
+    return None
+
+
+def _of_yaml(file: YamlFile, asked: Asked) -> Target:
+    found = [_of(document, file) for document in file.roots]
     kinds = {target.NAME: target for target in found if target is not None}
-    if len(kinds) > 1 and kserve.NAME in kinds and kubernetes.NAME in kinds:
-        del kinds[kubernetes.NAME]
+    if kserve.NAME in kinds:
+        kinds.pop(kubernetes.NAME, None)
+    if configmap.NAME in kinds and kubernetes.NAME in kinds:
+        del kinds[configmap.NAME if _has_own_flags(file, asked) else kubernetes.NAME]
     if len(kinds) > 1:
         raise UsageError(
-            f"{source}: is of several kinds: {', '.join(sorted(kinds))}",
+            f"{file.source}: is of several kinds: {', '.join(sorted(kinds))}",
             hint="Say which one with --to.",
         )
-    if not kinds and (len(found) > 1 or any(map(_is_not_vllms, documents))):
-        several = f"holds {len(found)} documents" if len(found) > 1 else "is"
-        raise TargetError(
-            f"{source}: {several} of no known kind",
-            hint="Say what it is with --to, or name another file.",
-        )
-    return next(iter(kinds.values()), vllm_config)
+    if kinds:
+        return next(iter(kinds.values()))
+    for document in file.roots:
+        by_hand.refuse_product(document, place=file.place(document))
+    _refuse_other(file)
+    return vllm_config
 
 
-def _of(document: yaml.Node) -> Target | None:
+def _of(document: yaml.Node, file: YamlFile) -> Target | None:  # noqa: PLR0911 - one a kind
     kind, version = text_at(document, "kind"), text_at(document, "apiVersion") or ""
-    if isinstance(document, yaml.SequenceNode) or kustomize.is_kustomization(document):
+    if _is_operations(document) or kustomize.is_kustomization(document):
         return kustomize
     if version.startswith("serving.kserve.io/"):
         return kserve if kind in kserve.KINDS else None
-    if kind in kubernetes.KINDS or kind == "List":
-        return kubernetes if _has_images(document) else kustomize
-    return compose if get(document, "services") is not None else _of_values(document)
+    if ray_serve.is_one(document):
+        return ray_serve
+    if kind == "ConfigMap" and configmap.holds_config(YamlFile(file.edits, [document])):
+        return configmap
+    if workloads.is_workload(document) or (kind == "List" and items(get(document, "items"))):
+        return kustomize if workloads.is_patch(document) else kubernetes
+    if isinstance(get(document, "services"), yaml.MappingNode) and not version:
+        return compose
+    return None if version else _of_values(document)
 
 
-def _is_not_vllms(document: yaml.Node) -> bool:
-    """Whether it says that it is something else: a manifest, or a file of Prometheus."""
-    return any(get(document, key) is not None for key in ("apiVersion", "kind", "groups"))
+def _is_operations(document: yaml.Node) -> bool:
+    listed = document.value if isinstance(document, yaml.SequenceNode) else []
+    return bool(listed) and all(get(one, "op") is not None for one in listed)
 
 
 def _of_values(document: yaml.Node) -> Target | None:
@@ -73,11 +110,43 @@ def _of_values(document: yaml.Node) -> Target | None:
             return helm_production_stack
         if any(items(get(values, role, "containers")) for role in helm_llm_d.ROLES):
             return helm_llm_d
-    return None
+    return helm_values if helm_values.is_of_vllms_chart(document) else None
 
 
-def _has_images(document: yaml.Node) -> bool:
-    """Whether it is a whole workload: a patch for one says nothing of the image."""
-    containers = list(kubernetes.of_document(document))
-    whole = [one for one in containers if get(one.node, "image") is not None]
-    return bool(whole) or not containers
+def _has_own_flags(file: YamlFile, asked: Asked) -> bool:
+    """Whether a workload beside a ConfigMap has the flags itself, and no ``--config``."""
+    server = _opened(lambda: kubernetes.opened(file.edits.text, asked))
+    return server is not None and "config" not in server.stated
+
+
+def _opened(open_: Callable[[], Server]) -> Server | None:
+    try:
+        return open_()
+    except (NotVllmError, UsageError):
+        return None
+
+
+def _refuse_other(file: YamlFile) -> None:
+    """Refuse what says of itself that it is something else. Raises NotVllmError."""
+    for document in file.roots:
+        kind, version = text_at(document, "kind"), text_at(document, "apiVersion")
+        if version is not None or kind is not None:
+            what = f"a {kind or 'document'} of {version or 'nothing known'}"
+            raise NotVllmError(
+                f"{file.place(document)}: is {what[:120]}, which starts no vLLM that is known",
+                hint="Name the file with the server's command, or what it is with --to.",
+            )
+        if isinstance(document, yaml.MappingNode):
+            paths = helm_values.paths_with_arguments(document)
+            own = entries(document)
+            if paths and not any(path in own for path in paths):
+                raise NotVllmError(
+                    f"{file.source}: is of no known kind, and holds vLLM's arguments at {paths[0]}",
+                    hint="If these are the values of a chart, say where: --at "
+                    + " or --at ".join(paths[:5]),
+                )
+    if len(file.roots) > 1:
+        raise NotVllmError(
+            f"{file.source}: holds {len(file.roots)} documents of no known kind",
+            hint="Say what it is with --to, or name another file.",
+        )

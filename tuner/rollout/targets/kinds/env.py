@@ -1,100 +1,254 @@
-"""A file of environment variables, one of which holds vLLM's flags: ``VLLM_ARGS="--flag value"``.
+"""A file of environment variables that hold vLLM's flags: ``VLLM_ARGS="--flag value"``. Pure.
 
-For ``vllm serve $VLLM_ARGS`` in a unit with EnvironmentFile=, a Compose service with env_file, or a
-script that reads the file. Whoever splits the value at blanks may or may not honour quotes in it:
-what would need them is not written. Pure.
+One variable has all flags, for ``vllm serve $VLLM_ARGS`` in a unit with EnvironmentFile=, a Compose
+service or a script that reads the file. Whoever splits the value at blanks may or may not honour
+quotes in it: what would need them is not written. Or, in the ``.env`` beside a Compose file, each
+variable is the value of one flag: ``command: vllm serve m --max-num-seqs ${SLOTS}``.
 """
 
+import posixpath
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+import shlex
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from tuner.engines.seam import ArgumentValue
-from tuner.errors import TargetError, UsageError
+from tuner.engines.vllm.flags import canonical
+from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.command_line.command_line import CommandLine, TextPart, check_plain
 from tuner.rollout.targets.command_line.dialects import VARIABLE
+from tuner.rollout.targets.command_line.names import proof
+from tuner.rollout.targets.command_line.process import server
+from tuner.rollout.targets.command_line.variables import reference
 from tuner.rollout.targets.command_line.words import UnreadableError, split
-from tuner.rollout.targets.kinds import container_target
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout.targets.env_lines import EnvLine, env_lines
+from tuner.rollout.targets.kinds import compose
+from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.view import Edits, View
 
 NAME = "env"
 DEFAULT_FILE = "vllm.env"
 SUFFIXES: tuple[str, ...] = ()
-START = "set -a; . {path}; vllm serve $VLLM_ARGS"
 ON_THIS_MACHINE = True
 
 VARIABLE_NAME = "VLLM_ARGS"
+_START = "set -a; . {path}; vllm serve $VLLM_ARGS"
 _HEAD = "# Flags for `vllm serve $VLLM_ARGS`, set by `tuner apply`.\n"
-_LINE = re.compile(
-    r"^[ \t]*(?:export[ \t]+)?([A-Za-z_][A-Za-z0-9_]*)[ \t]*=[ \t]*(.*?)[ \t\r]*$", re.MULTILINE
-)
-_SET = re.compile(r"^[^#\n]*?\b(VLLM_(?:[A-Z]+_)*ARGS)[ \t]*\+?=", re.MULTILINE)
+_SET_ODDLY = re.compile(r"^[^#\n]*?\b(VLLM_(?:[A-Z]+_)*ARGS)[ \t]*\+?=", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_OURS = re.compile(r"VLLM_([A-Z]+_)*ARGS")
-
-_FLAG = re.compile(
-    r"(?:^|[\s\"'])--(?:max[-_]num[-_]seqs|max[-_]num[-_]batched[-_]tokens|max[-_]model[-_]len"
-    r"|gpu[-_]memory[-_]utilization)\b"
-)
-"""Flags that are hardly anybody else's."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Entry:
-    name: str
-    start: int
-    end: int
-    """Of the value, without its quotes."""
+class FlagsServer(Server):
+    """What ``seam.Server`` asks for, of a variable that holds flags."""
 
-    quotes: str
+    text: str
+    asked: Asked
+    entry: EnvLine | None
+    """None: there is no such variable yet."""
+
+    evidence: str = field()  # not the property of Server
 
     @property
-    def outside(self) -> tuple[int, int]:
-        """Return where it begins and ends, with its quotes."""
-        return self.start - len(self.quotes), self.end + len(self.quotes)
+    def _name(self) -> str:
+        if self.entry is not None:
+            return self.entry.name
+        return self.asked.container or VARIABLE_NAME
+
+    @property
+    def stated(self) -> dict[str, Stated]:
+        if self.entry is None:
+            return {}
+        return _line(Edits(self.text, self.asked.source), self.entry).stated()
+
+    @property
+    def is_new(self) -> bool:
+        return not self.text
+
+    @property
+    def rollout(self) -> Rollout:
+        return Rollout(_START.replace(VARIABLE_NAME, self._name))
+
+    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+        """Return the text with the variable set; a new file also names the model."""
+        if self.entry is None:
+            return _with_new(self.text, arguments, self._name, source=self.asked.source)
+        edits = Edits(self.text, self.asked.source)
+        _line(edits, self.entry).write(arguments)
+        return _quoted(self.text, edits.result(), self.entry)
+
+    def reopened(self, text: str) -> "FlagsServer":
+        found = opened(text, replace(self.asked, container=self._name, trusted=True))
+        assert isinstance(found, FlagsServer)
+        return found
+
+    def rest(self) -> list[str]:
+        return _lines_but(self.text, {self._name})
 
 
-def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    entry = _chosen(text, source=source, container=container)
-    return {} if entry is None else _line(Edits(text, source), entry).stated()
+@dataclass(frozen=True, slots=True)
+class ValuesServer(Server):
+    """The variables that a Compose file beside takes values of flags from."""
+
+    text: str
+    asked: Asked
+    compose_file: str
+    whole: Mapping[str, Stated]
+    """What the Compose file states, with these variables put in."""
+
+    found: Mapping[str, EnvLine]
+    """Argument → the line that sets its value."""
+
+    @property
+    def evidence(self) -> str:
+        return f"{self.compose_file}, which takes values of vLLM's flags from it"
+
+    @property
+    def stated(self) -> dict[str, Stated]:
+        stated = {
+            argument: Stated(flags.typed(one.value), one.line)
+            for argument, one in self.found.items()
+        }
+        return {"model": self.whole["model"], **stated} if "model" in self.whole else stated
+
+    @property
+    def rollout(self) -> Rollout:
+        path = posixpath.join(posixpath.dirname(self.asked.source), self.compose_file)
+        return Rollout(f"docker compose -f {shlex.quote(path)} up -d")
+
+    @property
+    def notes(self) -> Sequence[str]:
+        path = posixpath.join(posixpath.dirname(self.asked.source), self.compose_file)
+        return (f"the flags that it does not set are in {path}: apply the profile there, too",)
+
+    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+        """Return the text with the values of those arguments that the file decides."""
+        edits = Edits(self.text, self.asked.source)
+        for argument, value in arguments.items():
+            one = self.found.get(argument)
+            if one is None or one.value == str(value):
+                continue
+            if value is None or isinstance(value, bool | list | dict):
+                raise TargetError(
+                    f"{self.asked.source}:{one.line}: {argument}: a variable cannot carry "
+                    f"{value!r}",
+                    hint=f"Write {argument} in {self.compose_file}.",
+                )
+            check_plain(str(value), source=self.asked.source)
+            edits.replace(one.start, one.end, str(value))
+        return edits.result()
+
+    def reopened(self, text: str) -> "ValuesServer":
+        found = opened(text, self.asked)
+        assert isinstance(found, ValuesServer)
+        return found
+
+    def rest(self) -> list[str]:
+        return _lines_but(self.text, {one.name for one in self.found.values()})
+
+    def faults(
+        self,
+        before: Mapping[str, Stated],
+        after: Mapping[str, Stated],
+        arguments: Mapping[str, ArgumentValue],
+    ) -> list[str]:
+        own = {name: value for name, value in arguments.items() if name in self.found}
+        return Server.faults(self, before, after, own)
 
 
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    """Return nothing: a file of variables does not say who reads it."""
-    del text, source, container
-    return Platform()
+def _lines_but(text: str, names: set[str]) -> list[str]:
+    """Return the lines that set none of these variables, and are not tuner's own."""
+    own = {one.line for one in env_lines(text) if one.name in names}
+    lines = enumerate(text.removeprefix(_HEAD).split("\n"), start=1 + text.startswith(_HEAD))
+    return [line for number, line in lines if number not in own and line]
 
 
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    """Return the text with the variable set; a new one also names the model."""
-    entry = _chosen(text, source=source, container=container)
-    if entry is None:
-        return _with_new(text, arguments, container or VARIABLE_NAME, source=source)
-    edits = Edits(text, source)
-    line = _line(edits, entry)
-    before = line.stated()
-    line.write(arguments)
-    result = _quoted(text, edits.result(), entry)
-    after = _chosen(result, source=source, container=entry.name)
-    if after is None:
-        raise container_target.unsafe(source, f"{entry.name} would be gone")
-    found = _line(Edits(result, source), after).stated()
-    faults = container_target.differences(before, found, arguments)
-    kept = result[: after.outside[0]], result[after.outside[1] :]
-    if faults or kept != (text[: entry.outside[0]], text[entry.outside[1] :]):
-        raise container_target.unsafe(source, ", ".join(faults) or "something else would change")
-    return result
+def opened(text: str, asked: Asked) -> FlagsServer | ValuesServer:
+    """Return the variable of flags, or those of a Compose file beside.
+
+    Raises TargetError for a variable that cannot be understood, NotVllmError where none is seen to
+    hold vLLM's flags, UsageError where several do.
+    """
+    name = asked.container
+    if name is not None and not _NAME.fullmatch(name):
+        raise UsageError(
+            f"--container {name!r}: not the name of a variable",
+            hint=f"Name the one that holds the flags, such as {VARIABLE_NAME}.",
+        )
+    if not text:
+        return FlagsServer(text, asked, None, "")
+    _refuse_odd(text, source=asked.source)
+    lines = list(env_lines(text))
+    holding = {one.name: why for one in lines if (why := _evidence(one))}
+    chosen = [one for one in lines if (one.name == name if name else one.name in holding)]
+    if not chosen and (values := _of_compose(text, asked, lines)) is not None:
+        return values
+    if len({one.name for one in chosen}) > 1:
+        raise UsageError(
+            f"{asked.source}: which variable?", hint=f"--container NAME, of {', '.join(holding)}."
+        )
+    if not chosen and not (name and asked.trusted):
+        raise _none_of(lines, asked)
+    if chosen and not (evidence := holding.get(chosen[0].name, "")) and not asked.trusted:
+        raise NotVllmError(
+            f"{asked.source}:{chosen[0].line}: {chosen[0].name} is not seen to hold vLLM's flags",
+            hint="One that is vLLM's alone proves it, such as --max-num-seqs. If they are vLLM's: "
+            f"--container {chosen[0].name} --force, on record.",
+        )
+    if not chosen:
+        return FlagsServer(text, asked, None, "")
+    for other in chosen[1:]:
+        raise TargetError(
+            f"{asked.source}:{other.line}: {other.name} is set a second time", hint="Remove one."
+        )
+    if chosen[0].problem:
+        raise TargetError(
+            f"{asked.source}:{chosen[0].line}: the value of {chosen[0].name} cannot be understood: "
+            f"{chosen[0].problem}",
+            hint="Write it on one line, in one pair of quotes, and a comment on a line of its own.",
+        )
+    return FlagsServer(text, asked, chosen[0], evidence)
 
 
-def _quoted(text: str, result: str, entry: _Entry) -> str:
+def _none_of(lines: Sequence[EnvLine], asked: Asked) -> TargetError:
+    for one in lines:
+        plain = one.name.lower().removeprefix("vllm_")
+        if plain in ("max_num_seqs", "max_num_batched_tokens", "gpu_memory_utilization"):
+            return NotVllmError(
+                f"{asked.source}:{one.line}: {one.name} looks like {plain}, and nothing here says "
+                "who reads it",
+                hint="Apply the profile to the file that starts vLLM with it.",
+            )
+    return NotVllmError(
+        f"{asked.source}: no variable in it is seen to hold vLLM's flags",
+        hint=f'Write {VARIABLE_NAME}="--max-num-seqs=…" for vllm serve ${VARIABLE_NAME}, or apply '
+        "the profile to the file that starts vLLM.",
+    )
+
+
+def _evidence(one: EnvLine) -> str:
+    """Return why a variable holds vLLM's flags; empty where nothing shows it."""
+    if "--" not in one.value:
+        return ""
+    if one.problem:
+        named = re.findall(r"(?<!\S)--([\w-]+)", one.value.lstrip("'\""))
+        why = proof(canonical(name)[0] for name in named)
+        return f"its flag {why}" if why else ""
+    try:
+        line = _line(
+            Edits(one.value, ""), EnvLine(one.name, one.value, 1, 0, 0, len(one.value), "")
+        )
+        if line.evidence:
+            return line.evidence
+        why = proof(flag.argument for flag in flags.find(line.words))
+    except TargetError:
+        return ""
+    return f"its flag {why}" if why else ""
+
+
+def _quoted(text: str, result: str, entry: EnvLine) -> str:
     """Put quotes around a value that was one word: a shell would run the others."""
     end = entry.end + len(result) - len(text)
     value = result[entry.start : end]
@@ -104,14 +258,6 @@ def _quoted(text: str, result: str, entry: _Entry) -> str:
 
 
 def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, source: str) -> str:
-    for match in _LINE.finditer(text):
-        plain = match[1].lower().removeprefix("vllm_")
-        if plain in arguments:
-            raise TargetError(
-                f"{source}:{Edits(text, source).line(match.start())}: {match[1]} looks like "
-                f"{plain}, in a way that tuner does not know",
-                hint=f"Move it into {name}, as a flag; then apply the profile.",
-            )
     model = arguments.get("model")
     rest = {key: value for key, value in arguments.items() if key != "model"}
     words = [str(model)] if model is not None and not text else []
@@ -123,57 +269,10 @@ def _with_new(text: str, arguments: Mapping[str, ArgumentValue], name: str, *, s
     return f'{begin}{name}="{" ".join(words)}"{newline}'
 
 
-def _chosen(text: str, *, source: str, container: str | None) -> _Entry | None:
-    """Return the variable of flags; None where there is none yet."""
-    if container is not None and not _NAME.fullmatch(container):
-        raise UsageError(
-            f"--container {container!r}: not the name of a variable",
-            hint=f"Name the one that holds the flags, such as {VARIABLE_NAME}.",
-        )
-    _refuse_unknown(text, source=source)
-    found = {}
-    for match in _LINE.finditer(text):
-        name, value = match[1], match[2]
-        if name != container and (container is not None or not _OURS.fullmatch(name)):
-            continue
-        place = f"{source}:{Edits(text, source).line(match.start())}"
-        if name in found:
-            raise TargetError(f"{place}: {name} is set a second time", hint="Remove one.")
-        quotes = value[:1] if value[:1] in ("'", '"') else ""
-        if quotes and (len(value) < 2 or value[-1] != quotes or quotes in value[1:-1]):
-            raise TargetError(
-                f"{place}: the value of {name} cannot be understood",
-                hint="Write it on one line, in one pair of quotes.",
-            )
-        if not quotes and re.search(r"[ \t]#", value):
-            raise TargetError(
-                f"{place}: a shell takes what follows # in {name} for a comment, systemd does not",
-                hint="Put the comment on a line of its own.",
-            )
-        found[name] = _Entry(name, match.start(2) + len(quotes), match.end(2) - len(quotes), quotes)
-    if not found and container is None:
-        _refuse_others(text, source=source)
-    if len(found) > 1:
-        raise UsageError(
-            f"{source}: which variable?", hint=f"--container NAME, of {', '.join(found)}."
-        )
-    return next(iter(found.values()), None)
-
-
-def _refuse_others(text: str, *, source: str) -> None:
-    """Refuse to add a variable where another one holds vLLM's flags: nobody would read the new."""
-    others = [match[1] for match in _LINE.finditer(text) if _FLAG.search(match[2])]
-    if others:
-        raise UsageError(
-            f"{source}: which variable? {others[0]} holds flags of vLLM's",
-            hint=f"--container NAME, of {', '.join(others)}; or {VARIABLE_NAME} for a new one.",
-        )
-
-
-def _refuse_unknown(text: str, *, source: str) -> None:
+def _refuse_odd(text: str, *, source: str) -> None:
     """Refuse a variable of flags that is set otherwise than on a line of its own."""
-    known = {match.start(1) for match in _LINE.finditer(text)}
-    for match in _SET.finditer(text):
+    known = {one.at for one in env_lines(text)}
+    for match in _SET_ODDLY.finditer(text):
         if match.start(1) not in known:
             raise TargetError(
                 f"{source}:{Edits(text, source).line(match.start(1))}: {match[1]} is set in a way "
@@ -182,7 +281,7 @@ def _refuse_unknown(text: str, *, source: str) -> None:
             )
 
 
-def _line(edits: Edits, entry: _Entry) -> CommandLine:
+def _line(edits: Edits, entry: EnvLine) -> CommandLine:
     text = edits.text[entry.start : entry.end]
     spans = [(at, at + 1) for at in range(entry.start, entry.end)]
     view = View(text, spans, str, entry.start)
@@ -195,4 +294,42 @@ def _line(edits: Edits, entry: _Entry) -> CommandLine:
             hint="Mend the quotes there.",
         ) from None
     part = TextPart(view, commands[0] if commands else [], VARIABLE, edits)
-    return CommandLine([part], 0, part, None, edits)
+    started = server([token.text for token in part.tokens])
+    begin, why = (0, "") if started is None else (started.begin, started.evidence)
+    return CommandLine([part], begin, part, None, edits, why)
+
+
+def _of_compose(text: str, asked: Asked, lines: Sequence[EnvLine]) -> ValuesServer | None:
+    """Return the values of flags that a Compose file beside takes from this one."""
+    if posixpath.basename(asked.source) != ".env":
+        return None
+    for name in compose.NAMES:
+        other = asked.beside.text(name)
+        if other is None:
+            continue
+        path = posixpath.join(posixpath.dirname(asked.source), name)
+        try:
+            one = compose.opened(other, Asked(path, asked.container, beside=asked.beside))
+            stated = one.stated
+        except (TargetError, UsageError):
+            continue
+        by_name = {line.name: line for line in lines}
+        taken = {
+            argument: by_name[variable]
+            for argument, variable in _taken(one.line)
+            if variable in by_name and not by_name[variable].problem
+        }
+        if taken:
+            return ValuesServer(text, asked, name, stated, taken)
+    return None
+
+
+def _taken(line: CommandLine) -> Iterator[tuple[str, str]]:
+    """Yield the arguments whose values are variables, and which."""
+    words = line.words
+    for flag in flags.find(words):
+        word = words[flag.values[0] if len(flag.values) == 1 else flag.index]
+        spelt = word.text.partition("=")[2] if flag.inline is not None else word.text
+        asked = reference(spelt)
+        if asked is not None and not word.known:
+            yield flag.argument, asked.name

@@ -9,17 +9,17 @@ from dataclasses import replace
 
 import yaml
 
+from tuner.rollout.targets import images
 from tuner.rollout.targets.kinds.container_target import ContainerFile
 from tuner.rollout.targets.kinds.containers import KUBERNETES, Container
-from tuner.rollout.targets.kinds.kubernetes import of_pod
-from tuner.rollout.targets.seam import Stated
+from tuner.rollout.targets.kinds.workloads import of_pod
+from tuner.rollout.targets.seam import Asked, Rollout, Stated
 from tuner.rollout.targets.yaml.file import YamlFile
 from tuner.rollout.targets.yaml.nodes import entries, get, text_at
 
 NAME = "helm-llm-d"
 DEFAULT_FILE = ""
 SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
-START = "helm upgrade RELEASE llm-d-modelservice/llm-d-modelservice -f {file}"
 ON_THIS_MACHINE = False
 
 ROLES = ("decode", "prefill")
@@ -29,7 +29,8 @@ _OF_CHART = KUBERNETES.with_keys(command="", args="args", environment="env")
 _NAME = re.compile(r"\"?\{\{-?\s*\.Values\.modelArtifacts\.name\s*-?\}\}\"?")
 
 
-def containers(file: YamlFile) -> Iterator[Container]:
+def containers(file: YamlFile, asked: Asked) -> Iterator[Container]:
+    del asked
     for document in file.roots:
         for values in (document, *entries(document).values()):  # of the chart, or of one around it
             for role in ROLES:
@@ -43,11 +44,12 @@ def _of_role(values: yaml.Node, role: str) -> Iterator[Container]:
         if mode == "custom":
             yield one
         else:
+            known = "modelCommand vllmServe" if mode == "vllmServe" else None
             yield replace(
                 one,
                 spelling=_OF_CHART,
                 elsewhere=_model(values) | _parallelism(section, one.node),
-                is_vllm=mode == "vllmServe",
+                evidence=known or images.entrypoint(one.image) or "",
             )
 
 
@@ -67,5 +69,11 @@ def _parallelism(section: yaml.Node | None, near: yaml.Node) -> dict[str, Stated
     return {"tensor_parallel_size": Stated(1, near.start_mark.line + 1)}
 
 
-_FILE = ContainerFile(containers)
-read, platform, write = _FILE.read, _FILE.platform, _FILE.write
+_FILE = ContainerFile(
+    containers,
+    lambda _: Rollout(
+        "helm upgrade RELEASE llm-d-modelservice/llm-d-modelservice -f {file}",
+        "helm rollback RELEASE",
+    ),
+)
+opened = _FILE.opened

@@ -1,7 +1,8 @@
 """Values of the vLLM production stack's Helm chart. Pure.
 
-The chart knows some arguments by keys of ``vllmConfig`` and takes the rest from ``extraArgs``,
-which come last. Where ``vllmConfig`` has no ``enablePrefixCaching`` it turns prefix caching off.
+The chart starts ``vllm serve`` itself, knows some arguments by keys of ``vllmConfig`` and takes the
+rest from ``extraArgs``, which come last. Where ``vllmConfig`` has no ``enablePrefixCaching`` it
+turns prefix caching off.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,8 +16,9 @@ from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.kinds import container_target
 from tuner.rollout.targets.kinds.container_command import command_line
-from tuner.rollout.targets.kinds.containers import KUBERNETES, Container, choose
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.rollout.targets.kinds.containers import KUBERNETES, Container
+from tuner.rollout.targets.seam import Asked, Platform, Rollout, Stated
+from tuner.rollout.targets.server import Server, check_there, platform_of
 from tuner.rollout.targets.yaml.file import YamlFile, outline, parse
 from tuner.rollout.targets.yaml.nodes import entries, get, items, refuse_filled_in, text_at
 from tuner.system import yaml_strict
@@ -24,7 +26,6 @@ from tuner.system import yaml_strict
 NAME = "helm-production-stack"
 DEFAULT_FILE = ""
 SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
-START = "helm upgrade RELEASE vllm/vllm-stack -f {file}"
 ON_THIS_MACHINE = False
 
 KEYS = {
@@ -43,11 +44,17 @@ _ONLY_IF_THERE = frozenset({"tensor_parallel_size"})
 _MOST = 1_000_000
 """Helm writes greater numbers with an exponent, which vLLM does not read."""
 
+_EVIDENCE = "modelSpec of the vLLM production stack"
 _SPELLING = KUBERNETES.with_keys(command="", args="extraArgs", environment="")
+_MODEL = KUBERNETES.with_keys(command="", args="", environment="")
 
 
-@dataclass(slots=True)
-class _Values:
+@dataclass(frozen=True, slots=True)
+class StackServer(Server):
+    """What ``seam.Server`` asks for, of a model of the chart."""
+
+    text: str
+    asked: Asked
     file: YamlFile
     spec: yaml.MappingNode
     """An item of ``modelSpec``."""
@@ -55,6 +62,11 @@ class _Values:
     config: yaml.MappingNode | None
     line: CommandLine | None
 
+    @property
+    def evidence(self) -> str:
+        return _EVIDENCE
+
+    @property
     def stated(self) -> dict[str, Stated]:
         found = {} if self.line is None else self.line.stated()
         if self.config is not None:
@@ -70,6 +82,55 @@ class _Values:
             found["model"] = Stated(url.value, url.start_mark.line + 1)
         return found
 
+    @property
+    def platform(self) -> Platform:
+        tag = get(self.spec, "tag")
+        image = f"{text_at(self.spec, 'repository') or ''}:{text_at(tag) or ''}".strip(":")
+        return platform_of(image, container_target.line_of(tag))
+
+    @property
+    def rollout(self) -> Rollout:
+        return Rollout("helm upgrade RELEASE vllm/vllm-stack -f {file}", "helm rollback RELEASE")
+
+    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+        if self.config is None:
+            keys: dict[str, object] = {
+                KEYS[name]: value for name, value in arguments.items() if _fits(name, value)
+            }
+            extra = {name: value for name, value in arguments.items() if not _fits(name, value)}
+            added = flags.added((), extra, source=self.asked.source)
+            words = [word for group in added for word in group]
+            keys |= {"extraArgs": words} if words else {}
+            self.file.add_key(self.spec, "vllmConfig", keys)
+        else:
+            _write(self, self.config, arguments)
+        result = self.file.edits.result()
+        self.file.edits.changes.clear()
+        return result
+
+    def reopened(self, text: str) -> "StackServer":
+        return opened(text, self.asked)
+
+    def rest(self) -> list[object]:
+        """Return all beside ``vllmConfig``, and of that what is not an argument."""
+        outer = outline(self.file, {id(self.spec): {"vllmConfig"}})
+        if self.config is None:
+            return [outer]
+        inner = YamlFile(self.file.edits, [self.config])
+        kept = outline(inner, {id(self.config): {*KEYS.values(), "extraArgs"}})
+        return [outer, *(part for part in kept if part)]
+
+    def faults(
+        self,
+        before: Mapping[str, Stated],
+        after: Mapping[str, Stated],
+        arguments: Mapping[str, ArgumentValue],
+    ) -> list[str]:
+        """Where vllmConfig is new, the chart begins to say whether prefixes are cached."""
+        found = Server.faults(self, before, after, arguments)
+        begins = {"enable_prefix_caching"} if self.config is None else set[str]()
+        return [name for name in found if name not in begins]
+
 
 def containers(file: YamlFile) -> Iterator[Container]:
     """Yield the models; the node is what ``modelSpec`` holds."""
@@ -79,49 +140,27 @@ def containers(file: YamlFile) -> Iterator[Container]:
             for number, spec in enumerate(items(specs), start=1):
                 if isinstance(spec, yaml.MappingNode):
                     name = text_at(spec, "name") or str(number)
-                    yield Container("", name, spec, spec, spelling=_SPELLING, is_vllm=True)
+                    yield Container("", name, spec, spec, spelling=_MODEL, evidence=_EVIDENCE)
 
 
-def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    return _open(text, source=source, container=container).stated()
-
-
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    spec = _open(text, source=source, container=container).spec
-    tag = get(spec, "tag")
-    image = f"{text_at(spec, 'repository') or ''}:{text_at(tag) or ''}".strip(":")
-    at = 0 if tag is None else tag.start_mark.line + 1
-    return container_target.platform_of(image, at)
-
-
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    values = _open(text, source=source, container=container)
-    before = values.stated()
-    wanted = {name: value for name, value in arguments.items() if name != "model"}
-    if values.config is None:
-        keys: dict[str, object] = {
-            KEYS[name]: value for name, value in wanted.items() if _fits(name, value)
-        }
-        extra = {name: value for name, value in wanted.items() if not _fits(name, value)}
-        words = [word for group in flags.added((), extra, source=source) for word in group]
-        keys |= {"extraArgs": words} if words else {}
-        values.file.add_key(values.spec, "vllmConfig", keys)
-    else:
-        _write(values, values.config, wanted)
-    result = values.file.edits.result()
-    if result != text:
-        _verify(values, before, wanted, result, container=container)
-    return result
+def opened(text: str, asked: Asked) -> StackServer:
+    """Return the model that is meant. Raises TargetError and UsageError."""
+    check_there(text, source=asked.source)
+    file = parse(text, source=asked.source, tabs=True)
+    chosen, _ = container_target.choose(file, list(containers(file)), asked)
+    spec = chosen.node
+    config = get(spec, "vllmConfig")
+    if config is not None and not isinstance(config, yaml.MappingNode):
+        raise file.refuse(config, "vllmConfig is no mapping", hint="Write its keys below it.")
+    line = None
+    if config is not None:
+        model = Container("", chosen.name, config, spelling=_SPELLING, evidence=_EVIDENCE)
+        line = command_line(file, model)
+    return StackServer(text, asked, file, spec, config, line)
 
 
 def _write(
-    values: _Values, config: yaml.MappingNode, arguments: Mapping[str, ArgumentValue]
+    values: StackServer, config: yaml.MappingNode, arguments: Mapping[str, ArgumentValue]
 ) -> None:
     in_args = {} if values.line is None else values.line.stated()
     rest: dict[str, ArgumentValue] = {}
@@ -162,49 +201,6 @@ def _set(file: YamlFile, node: yaml.Node, argument: str, value: ArgumentValue) -
     if str(found) != str(value):
         refuse_filled_in(node, argument, source=file.source)
         file.set(node, value)
-
-
-def _open(text: str, *, source: str, container: str | None) -> _Values:
-    container_target.check_there(text, source=source)
-    file = parse(text, source=source)
-    spec = choose(file, containers, container).node
-    config = get(spec, "vllmConfig")
-    if config is not None and not isinstance(config, yaml.MappingNode):
-        raise file.refuse(config, "vllmConfig is no mapping", hint="Write its keys below it.")
-    line = None
-    if config is not None:
-        model = Container("", text_at(spec, "name") or "", config, spelling=_SPELLING)
-        line = command_line(file, model, is_chosen=True)
-    return _Values(file, spec, config, line)
-
-
-def _verify(
-    values: _Values,
-    before: Mapping[str, Stated],
-    arguments: Mapping[str, ArgumentValue],
-    result: str,
-    *,
-    container: str | None,
-) -> None:
-    source = values.file.source
-    try:
-        after = _open(result, source=source, container=container)
-        faults = container_target.differences(before, after.stated(), arguments)
-    except TargetError as problem:
-        raise container_target.unsafe(source, str(problem)) from None
-    is_new = values.config is None
-    if not faults and _rest(values, is_new=is_new) != _rest(after, is_new=is_new):
-        faults = ["something else would change"]
-    # Where vllmConfig is new, the chart begins to say whether prefixes are cached.
-    if set(faults) - ({"enable_prefix_caching"} if is_new else set()):
-        raise container_target.unsafe(source, ", ".join(faults))
-
-
-def _rest(values: _Values, *, is_new: bool) -> list[object]:
-    touched = {id(values.spec): {"vllmConfig"} if is_new else set[str]()}
-    if values.config is not None:
-        touched[id(values.config)] = {*KEYS.values(), "extraArgs"}
-    return outline(values.file, touched)
 
 
 def _plain(value: object) -> ArgumentValue:

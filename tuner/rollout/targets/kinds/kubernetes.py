@@ -1,55 +1,48 @@
 """A Kubernetes manifest: Deployments, StatefulSets and whatever else has a pod template. Pure."""
 
-from collections.abc import Iterator, Sequence
+import shlex
+from collections.abc import Iterator
 
-import yaml
-
-from tuner.rollout.targets.kinds.container_target import ContainerFile
+from tuner.rollout.targets.kinds import kustomize_tree, workloads
+from tuner.rollout.targets.kinds.container_target import ContainerFile, ContainerServer
 from tuner.rollout.targets.kinds.containers import Container
+from tuner.rollout.targets.seam import Asked, Rollout
 from tuner.rollout.targets.yaml.file import YamlFile
-from tuner.rollout.targets.yaml.nodes import get, items, text_at
+from tuner.rollout.targets.yaml.nodes import text_at
 
 NAME = "kubernetes"
 DEFAULT_FILE = ""
-SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
-START = "kubectl apply -f {file}"
+SUFFIXES: tuple[str, ...] = (".yaml", ".yml", ".json")
 ON_THIS_MACHINE = False
 
-_TEMPLATED = ("DaemonSet", "Deployment", "Job", "ReplicaSet", "Rollout", "StatefulSet")
-_PODS: dict[str, Sequence[tuple[str, ...]]] = {
-    **{kind: [("template", "spec")] for kind in _TEMPLATED},
-    "CronJob": [("jobTemplate", "spec", "template", "spec")],
-    "LeaderWorkerSet": [
-        ("leaderWorkerTemplate", f"{role}Template", "spec") for role in ("leader", "worker")
-    ],
-    "Pod": [()],
-}
-"""Where each kind of workload has its pods; Rollout is Argo's."""
-
-KINDS = frozenset(_PODS)
+_RESTARTED = {"DaemonSet": "daemonset", "Deployment": "deployment", "StatefulSet": "statefulset"}
+"""What ``kubectl rollout`` knows."""
 
 
-def containers(file: YamlFile) -> Iterator[Container]:
+def containers(file: YamlFile, asked: Asked) -> Iterator[Container]:
     """Yield the containers of all workloads; init containers serve nothing."""
+    del asked
     for document in file.roots:
-        yield from of_document(document)
+        yield from workloads.of_document(document)
 
 
-def of_document(document: yaml.Node) -> Iterator[Container]:
-    kind = text_at(document, "kind")
-    if kind == "List":
-        for item in items(get(document, "items")):
-            yield from of_document(item)
-    name = text_at(document, "metadata", "name") or kind or ""
-    for path in _PODS.get(kind or "", ()):
-        yield from of_pod(get(document, "spec", *path), name)
+def rollout(server: ContainerServer) -> Rollout:
+    return Rollout("kubectl apply -f {file}", undo(server))
 
 
-def of_pod(pod: yaml.Node | None, workload: str) -> Iterator[Container]:
-    for number, node in enumerate(items(get(pod, "containers")), start=1):
-        if isinstance(node, yaml.MappingNode):
-            yield Container(workload, text_at(node, "name") or str(number), node, pod)
+def undo(server: ContainerServer) -> str:
+    """Return what takes a workload back to its last revision; empty where nothing does."""
+    document = server.one.document
+    kind = _RESTARTED.get(text_at(document, "kind") or "")
+    name = text_at(document, "metadata", "name")
+    if not kind or not name:
+        return ""
+    namespace = text_at(document, "metadata", "namespace")
+    there = f" -n {shlex.quote(namespace)}" if namespace else ""
+    return f"kubectl rollout undo {kind}/{shlex.quote(name)}{there}"
 
 
-_FILE = ContainerFile(containers)
-read, platform, write = _FILE.read, _FILE.platform, _FILE.write
+_FILE = ContainerFile(
+    containers, rollout, lambda server: [*kustomize_tree.overruled(server.asked, server.one)]
+)
+opened = _FILE.opened

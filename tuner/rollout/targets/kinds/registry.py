@@ -1,7 +1,7 @@
 """Rollout targets: one module each, and this registry.
 
-A target is a module that offers what ``seam.Target`` asks for. To add one, write its file and name
-it in TARGETS; the first is the default.
+A target is a module that offers what ``server.Target`` asks for. To add one, write its file and
+name it in TARGETS; the first is the default.
 """
 
 from collections.abc import Sequence
@@ -9,16 +9,20 @@ from collections.abc import Sequence
 from tuner.errors import UsageError
 from tuner.rollout.targets.kinds import (
     compose,
+    configmap,
     env,
     helm_llm_d,
     helm_production_stack,
+    helm_values,
     kserve,
     kubernetes,
     kustomize,
+    quadlet,
+    ray_serve,
     systemd,
     vllm_config,
 )
-from tuner.rollout.targets.seam import Target
+from tuner.rollout.targets.server import Target
 
 TARGETS: tuple[Target, ...] = (
     vllm_config,
@@ -26,9 +30,13 @@ TARGETS: tuple[Target, ...] = (
     kubernetes,
     kustomize,
     kserve,
+    ray_serve,
+    configmap,
     helm_production_stack,
     helm_llm_d,
+    helm_values,
     systemd,
+    quadlet,
     env,
 )
 

@@ -7,16 +7,18 @@ by ``vllm serve``, whose outer parser knows no ``--no-flag``; so False is writte
 by not stating the argument. A mapping becomes JSON; an empty list is dropped.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, canonical
 from tuner.engines.vllm.values import same
-from tuner.errors import TargetError
-from tuner.rollout.targets.seam import Platform, Stated
+from tuner.errors import NotVllmError, TargetError
+from tuner.rollout.targets.command_line import names
+from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.yaml.file import YamlFile, parse
 from tuner.rollout.targets.yaml.nodes import entries, refuse_filled_in
 from tuner.system import yaml_strict
@@ -24,11 +26,11 @@ from tuner.system import yaml_strict
 NAME = "vllm-config"
 DEFAULT_FILE = "serve.yaml"
 SUFFIXES: tuple[str, ...] = (".yaml", ".yml")
-START = "vllm serve --config {file}"
 ON_THIS_MACHINE = True
 
-
 _HEAD = "# Engine arguments for `vllm serve --config`, set by `tuner apply`.\n"
+_MOST_NAMES = 12
+"""In a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,65 +56,129 @@ class _Entry:
         return self.key.start_mark.line + 1
 
 
-def read(text: str, *, source: str, container: str | None = None) -> dict[str, Stated]:
-    """Return the arguments that the file states, by vLLM's names; the last one counts.
+@dataclass(frozen=True, slots=True)
+class ConfigServer(Server):
+    """What ``seam.Server`` asks for, of a config file."""
 
-    A value that vLLM drops (``false``, null, an empty list) states nothing. Raises TargetError.
+    asked: Asked
+    text: str
+    file: YamlFile
+    root: yaml.MappingNode | None
+    """None where there is no key yet."""
+
+    evidence: str = field()  # not the property of Server
+
+    @property
+    def entries(self) -> list[_Entry]:
+        return list(_entries(self.root))
+
+    @property
+    def stated(self) -> dict[str, Stated]:
+        """The arguments by vLLM's names; the last one of a name counts.
+
+        A value that vLLM drops (``false``, null, an empty list) states nothing.
+        """
+        stated: dict[str, Stated] = {}
+        for entry in self.entries:
+            value = yaml_strict.construct(entry.value, source=self.asked.source, error=TargetError)
+            if entry.negated:
+                value = False if value is True else None
+            elif value is False or value == []:
+                value = None
+            if value is not None and not entry.dotted:
+                stated[entry.argument] = Stated(_argument_value(value), entry.line)
+        return stated
+
+    @property
+    def is_new(self) -> bool:
+        return self.root is None
+
+    @property
+    def rollout(self) -> Rollout:
+        return Rollout("vllm serve --config {file}")
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """Keys that vLLM is not known to have."""
+        odd = [entry for entry in self.entries if entry.argument not in names.KNOWN]
+        if not odd:
+            return ()
+        listed = ", ".join(entry.name[:80] for entry in odd[:_MOST_NAMES])
+        more = f" and {len(odd) - _MOST_NAMES} more" if len(odd) > _MOST_NAMES else ""
+        place = f"{self.asked.source}:{odd[0].line}"
+        return (f"{place}: not known as vLLM's, and left as they are: {listed}{more}",)
+
+    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+        self.ask(arguments)
+        result = self.file.edits.result()
+        self.file.edits.changes.clear()
+        return result
+
+    def reopened(self, text: str) -> "ConfigServer":
+        file = parse(text, source=self.asked.source)
+        return ConfigServer(self.asked, text, file, root_of(file), self.evidence)
+
+    def rest(self) -> list[tuple[str, object]]:
+        """Return the keys that are no arguments of vLLM's, with what they hold."""
+        source = self.asked.source
+        return [
+            (entry.name, repr(yaml_strict.construct(entry.value, source=source, error=TargetError)))
+            for entry in self.entries
+            if entry.dotted or entry.argument not in names.KNOWN
+        ]
+
+    def faults(
+        self,
+        before: Mapping[str, Stated],
+        after: Mapping[str, Stated],
+        arguments: Mapping[str, ArgumentValue],
+    ) -> list[str]:
+        wanted = {
+            name: _read_back(one.value) for name, one in before.items() if name not in arguments
+        }
+        for name, value in arguments.items():
+            if _written(name, value, source=self.asked.source) is not None:
+                wanted[name] = _read_back(value)
+        found = {name: _read_back(one.value) for name, one in after.items()}
+        return sorted(
+            name
+            for name in wanted.keys() | found.keys()
+            if name not in wanted or name not in found or not same(wanted[name], found[name])
+        )
+
+    def ask(self, arguments: Mapping[str, ArgumentValue]) -> None:
+        """Ask for the edits. Raises TargetError for what cannot be edited safely."""
+        source = self.asked.source
+        present: dict[str, _Entry] = {}
+        for entry in self.entries:
+            if entry.argument in arguments:
+                _refuse_second(entry, present.get(entry.argument), source=source)
+                present[entry.argument] = entry
+        for argument, value in arguments.items():
+            found, wanted = present.get(argument), _written(argument, value, source=source)
+            if found is None:
+                if wanted is not None:
+                    self.file.add_key(self.root, *wanted, on_one_line=True)
+            elif not _states(found, argument, value, source=source):
+                refuse_filled_in(found.value, argument, source=source)
+                assert self.root is not None
+                _change(self.file, self.root, found, wanted)
+
+
+def opened(text: str, asked: Asked) -> ConfigServer:
+    """Return the server that the file is for; a text without keys is a new one.
+
+    Raises TargetError for what cannot be read, NotVllmError for what is not proven to be vLLM's.
     """
-    del container  # the file is one server's
-    stated: dict[str, Stated] = {}
-    for entry in _entries(_root(parse(text, source=source))):
-        value = yaml_strict.construct(entry.value, source=source, error=TargetError)
-        if entry.negated:
-            value = False if value is True else None
-        elif value is False or value == []:
-            value = None
-        if value is not None and not entry.dotted:
-            stated[entry.argument] = Stated(_argument_value(value), entry.line)
-    return stated
+    file = parse(text or _HEAD, source=asked.source)
+    root = root_of(file)
+    if root is None:
+        return ConfigServer(asked, text, file, root, "")
+    return ConfigServer(asked, text, file, root, proof_of(file, root))
 
 
-def platform(text: str, *, source: str, container: str | None = None) -> Platform:
-    """Return nothing: the file does not say where it is used."""
-    del text, source, container
-    return Platform()
-
-
-def write(
-    text: str,
-    arguments: Mapping[str, ArgumentValue],
-    *,
-    source: str,
-    container: str | None = None,
-) -> str:
-    """Return the text with the arguments set, and everything else as it was, byte for byte.
-
-    Raises TargetError.
-    """
-    del container
-    file = parse(text or _HEAD, source=source)
-    root = _root(file)
-    present: dict[str, _Entry] = {}
-    for entry in _entries(root):
-        if entry.argument in arguments:
-            _refuse_second(entry, present.get(entry.argument), source=source)
-            present[entry.argument] = entry
-    for argument, value in arguments.items():
-        found, wanted = present.get(argument), _written(argument, value, source=source)
-        if found is None:
-            if wanted is not None:
-                file.add_key(root, *wanted, on_one_line=True)
-        elif not _states(found, argument, value, source=source):
-            refuse_filled_in(found.value, argument, source=source)
-            assert root is not None
-            _change(file, root, found, wanted)
-    result = file.edits.result()
-    _verify(text, result, arguments, source=source)
-    return result
-
-
-def _root(file: YamlFile) -> yaml.MappingNode | None:
-    """Return the mapping of the file; None where there is no key yet."""
+def root_of(file: YamlFile) -> yaml.MappingNode | None:
+    """Return the mapping of a file; None where there is no key yet. Raises TargetError."""
     if len(file.roots) > 1:
         raise file.refuse(file.roots[1], "is another document", hint="Write one mapping.")
     if not file.roots:
@@ -124,7 +190,7 @@ def _root(file: YamlFile) -> yaml.MappingNode | None:
         if key.tag != "tag:yaml.org,2002:str":
             raise file.refuse(
                 key,
-                f"key {key.value!r} is not text",
+                f"key {key.value[:80]!r} is not text",
                 hint="Put it in quotes; write merged keys out.",
             )
     if {"schema_version", "digest"} <= entries(root).keys():
@@ -132,7 +198,41 @@ def _root(file: YamlFile) -> yaml.MappingNode | None:
             f"{file.source}: is a serving profile, not a file to deploy with",
             hint="The order is: tuner apply PROFILE FILE.",
         )
-    return root
+    return root if root.value else None
+
+
+def proof_of(file: YamlFile, root: yaml.MappingNode) -> str:
+    """Return which keys prove that the file is vLLM's. Raises NotVllmError."""
+    found = list(_entries(root))
+    arguments = {entry.argument for entry in found}
+    for entry in found:
+        if (owner := names.OWNERS.get(entry.argument)) is not None:
+            raise NotVllmError(
+                f"{file.source}:{entry.line}: is no config of vLLM's: {entry.name} is of {owner}",
+                hint="Name the file that vllm serve --config reads.",
+            )
+        if entry.argument not in names.KNOWN and _is_nested(entry.value):
+            raise NotVllmError(
+                f"{file.source}:{entry.line}: is no config of vLLM's: {entry.name[:80]} holds "
+                "keys of its own, and vLLM has no such argument",
+                hint="Name the file that vllm serve --config reads, or what it is with --to; in "
+                "the values of a chart --at PATH says where vLLM's arguments are.",
+            )
+    if not (why := names.proof(arguments)):
+        raise NotVllmError(
+            f"{file.source}: nothing in it proves that it is a config of vLLM's",
+            hint="It needs one key that is vLLM's alone, such as max-num-seqs or "
+            "gpu-memory-utilization, or model and two more: if vllm serve --config reads it, add "
+            "such a line and apply again.",
+        )
+    return f"its key {why}"
+
+
+def _is_nested(node: yaml.Node) -> bool:
+    """Whether it holds a mapping: the arguments that vLLM takes one for are known."""
+    if isinstance(node, yaml.SequenceNode):
+        return any(isinstance(item, yaml.MappingNode) for item in node.value)
+    return isinstance(node, yaml.MappingNode)
 
 
 def _entries(root: yaml.MappingNode | None) -> Iterator[_Entry]:
@@ -169,7 +269,7 @@ def _states(entry: _Entry, argument: str, value: ArgumentValue, *, source: str) 
         return False
     if isinstance(value, list | dict) or isinstance(found, list | dict):
         return same(found, value)
-    return str(found) == str(value)
+    return _as_text(found) == str(value)
 
 
 def _written(
@@ -217,38 +317,27 @@ def _change(
     file.set(entry.value, value, key=entry.key)
 
 
-def _verify(
-    before: str, after: str, arguments: Mapping[str, ArgumentValue], *, source: str
-) -> None:
-    """Refuse an edit that, read back, says anything but what was asked for."""
-    stated = read(before, source=source)
-    wanted = {name: _read_back(one.value) for name, one in stated.items() if name not in arguments}
-    for name, value in arguments.items():
-        if _written(name, value, source=source) is not None:
-            wanted[name] = _read_back(value)
-    try:
-        found = {name: _read_back(one.value) for name, one in read(after, source=source).items()}
-        faults = sorted(
-            name
-            for name in wanted.keys() | found.keys()
-            if name not in wanted or name not in found or not same(wanted[name], found[name])
-        )
-    except TargetError as problem:
-        faults = [str(problem)]
-    if faults:
-        raise TargetError(
-            f"{source}: cannot be edited safely ({', '.join(faults)})",
-            hint="Simplify the YAML there (one key a line, no anchors), or edit it by hand.",
-        )
-
-
 def _read_back(value: ArgumentValue) -> ArgumentValue:
     """As vLLM sees a value: scalars are texts on a command line."""
-    return value if isinstance(value, list | dict | bool) else str(value)
+    return value if isinstance(value, list | dict | bool) else _as_text(value)
+
+
+def _as_text(value: object) -> str:
+    """Return a scalar as a text; a number of more digits than Python prints is no argument's."""
+    try:
+        return str(value)
+    except ValueError:
+        return "a number of thousands of digits"
 
 
 def _argument_value(value: object) -> ArgumentValue:
     """Dates and the like reach vLLM as texts."""
+    if isinstance(value, int) and abs(value) >= _TOO_LARGE:
+        return _as_text("a number of thousands of digits")
     if value is None or isinstance(value, str | int | float | list | dict):
         return value
     return str(value)
+
+
+_TOO_LARGE = 10**400
+"""Python refuses to print numbers of more than 4,300 digits."""

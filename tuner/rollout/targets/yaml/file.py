@@ -1,6 +1,7 @@
 """A YAML file of any depth and several documents, edited a few characters at a time. Pure."""
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -9,10 +10,12 @@ import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
-from tuner.rollout.targets.command_line.flags import Token
+from tuner.rollout.targets.command_line.flags import Token, token_of
+from tuner.rollout.targets.command_line.variables import Scope, nothing, setting_of
+from tuner.rollout.targets.command_line.words import Piece
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml import scalar as yaml_scalar
-from tuner.rollout.targets.yaml.nodes import descendants, shared_ids
+from tuner.rollout.targets.yaml.nodes import descendants, is_null, shared_ids
 from tuner.system import yaml_strict
 from tuner.system.yaml_strict import dump_flow
 
@@ -171,10 +174,21 @@ class YamlFile:
 class Escape:
     """The characters that are special in the words of a list."""
 
-    read: Callable[[str], tuple[str, bool]]
-    """A word → what the program gets, and whether that is known."""
+    special: re.Pattern[str]
+    """What is read as something else: ``$$``, and what something is put in for."""
 
     write: Callable[[str], str]
+
+    def pieces(self, word: str) -> list[Piece]:
+        """Return what a program gets of a word."""
+        found, at = list[Piece](), 0
+        for match in self.special.finditer(word):
+            if at < match.start():
+                found.append(Piece(word[at : match.start()], at))
+            twice = match[0] == "$$"
+            found.append(Piece("$" if twice else match[0], match.start(), is_literal=twice))
+            at = match.end()
+        return [*found, Piece(word[at:], at)] if at < len(word) or not found else found
 
 
 @dataclass(slots=True)
@@ -184,6 +198,7 @@ class ListPart:
     file: YamlFile
     node: yaml.SequenceNode
     escape: Escape
+    scope: Scope = nothing
     removed: set[int] = field(default_factory=set)
     pending: list[tuple[int, int, str]] = field(default_factory=list)
     """The changes for these, in a list in brackets."""
@@ -193,16 +208,30 @@ class ListPart:
         return [self._token(item) for item in self.node.value]
 
     def _token(self, item: yaml.Node) -> Token:
-        place = self.file.place(item)
+        place, line = self.file.place(item), item.start_mark.line + 1
         if not isinstance(item, yaml.ScalarNode):
             raise TargetError(f"{place}: is no word", hint="Write each argument as one text.")
-        text, known = self.escape.read(item.value)
-        if text.startswith("--") and " " in text.partition("=")[0]:
+        pieces = self.escape.pieces("" if is_null(item) else item.value)
+        token = token_of(
+            pieces,
+            place,
+            line,
+            lambda piece: setting_of(piece, self.scope, lambda a, b: self._change_at(item, a, b)),
+        )
+        if token.text.startswith("--") and " " in token.text.partition("=")[0]:
             raise TargetError(
-                f"{place}: {text!r} is one argument with a blank in it",
+                f"{place}: {token.text!r} is one argument with a blank in it",
                 hint="Write flag and value as two items, or join them with =.",
             )
-        return Token(text, place, item.start_mark.line + 1, known)
+        return token
+
+    def _change_at(self, item: yaml.ScalarNode, start: int, end: int) -> Callable[[str], None]:
+        def change(new: str) -> None:
+            view = self.file.view(item)
+            at = view.place(start, end)
+            self.file.edits.replace(*at, view.encode(self.escape.write(new)))
+
+        return change
 
     def replace(self, index: int, text: str) -> None:
         self.file.check_own(self.node)
@@ -265,17 +294,20 @@ class ListPart:
         return _quotes(usual, word)
 
 
-def parse(text: str, *, source: str) -> YamlFile:
-    """Read the documents. Raises TargetError."""
-    return YamlFile(Edits(text, source), *_documents(text, source))
+def parse(text: str, *, source: str, tabs: bool = False) -> YamlFile:
+    """Read the documents. Raises TargetError.
+
+    ``tabs``: the file is not read by PyYAML, and tabs may stand between words.
+    """
+    return YamlFile(Edits(text, source), *_documents(text, source, tabs))
 
 
-@lru_cache(maxsize=2)
-def _documents(text: str, source: str) -> tuple[Sequence[yaml.Node], frozenset[int]]:
+@lru_cache(maxsize=4)
+def _documents(text: str, source: str, tabs: bool) -> tuple[Sequence[yaml.Node], frozenset[int]]:
     """Return the documents and the nodes that are shared; every step of one edit asks for those of
     the text before it or after it, and reading takes seconds where the text is large."""
     try:
-        roots = yaml_strict.compose_all(text, source=source, error=TargetError)
+        roots = yaml_strict.compose_all(text, source=source, error=TargetError, tabs=tabs)
     except TargetError as problem:
         if "{{" not in text:
             raise

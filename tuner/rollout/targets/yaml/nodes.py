@@ -14,6 +14,11 @@ _LONGEST = 4096
 """What somebody else fills in begins before this."""
 
 
+def is_null(node: yaml.Node | None) -> bool:
+    """Whether nothing stands there, or ``null``."""
+    return node is None or node.tag == _NULL
+
+
 def children(node: yaml.Node) -> Iterator[yaml.Node]:
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
@@ -59,7 +64,7 @@ def get(node: yaml.Node | None, *path: str) -> yaml.Node | None:
         if not isinstance(node, yaml.MappingNode):
             return None
         node = next((value for key, value in node.value if key.value == name), None)
-    return None if node is not None and node.tag == _NULL else node
+    return None if is_null(node) else node
 
 
 def text_at(node: yaml.Node | None, *path: str) -> str | None:
