@@ -8,6 +8,7 @@ from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.capture import options as capture
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.diff.options import DiffOptions
+from tuner.commands.doctor.options import DoctorOptions
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
 from tuner.commands.shared.options import command
@@ -61,6 +62,7 @@ app.command("diff")(command(DiffOptions, "tuner.commands.diff.run"))
 app.command("plan")(command(PlanOptions, "tuner.commands.plan.run"))
 app.command("verify")(command(VerifyOptions, "tuner.commands.verify.run"))
 app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))
+app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
 app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

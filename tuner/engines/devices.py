@@ -188,6 +188,18 @@ def family() -> set[int]:
     return {process.pid for process in _family()}
 
 
+def alive() -> set[int]:
+    """Return those of them that have not ended: one that nobody has asked after yet has."""
+    return {one.pid for one in _family() if _is_running(one)}
+
+
+def _is_running(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
 def _family() -> list[psutil.Process]:
     me = psutil.Process()
     return [me, *me.children(recursive=True)]

@@ -100,6 +100,17 @@ def check_drafts(config: Any) -> None:
         )
 
 
+def how(config: Any) -> dict[str, ArgumentValue]:
+    """Return how an engine of this configuration computes: what decides speed and is no argument of
+    a deployment."""
+    compilation = config.compilation_config
+    return {
+        "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
+        "cudagraph_mode": compilation.cudagraph_mode.name,
+        "cudagraph_capture_sizes": list(compilation.cudagraph_capture_sizes or ()),
+    }
+
+
 def _check_ranks(config: Any, ranks: int) -> None:
     """Refuse what vLLM would find out only after its processes have started, or not at all."""
     parallel = config.parallel_config

@@ -23,7 +23,7 @@ from tuner.engines.seam import (
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
-from tuner.engines.vllm.config import Configuration, pinned
+from tuner.engines.vllm.config import Configuration, how, pinned
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.llm import Llm
@@ -255,8 +255,7 @@ def _device(
     if facts["kind"] != "cpu":
         backend = _BACKEND.search(log_text)
         facts["attention_backend"] = backend[1] if backend else None
-        facts["model_runner"] = "V2" if getattr(config, "use_v2_model_runner", False) else "V1"
-        facts["cudagraph_mode"] = config.compilation_config.cudagraph_mode.name
+        facts |= {name: value for name, value in how(config).items() if "sizes" not in name}
     return facts
 
 

@@ -113,6 +113,13 @@ class VllmStarter:
             by_priority=config.scheduler_config.policy == "priority",
         )
 
+    def how(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
+        """Return how such an engine computes: its model runner and CUDA graphs."""
+        configuration = self._configure(max_num_seqs)
+        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
+
+        return vllm_config.how(configuration.config)
+
     def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
         """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
         configuration = self._configure(max_num_seqs)

@@ -1,0 +1,59 @@
+"""``tuner doctor``: a line a check, and the exit code."""
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.support import fake_nvml
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+
+SIMULATED = ("--engine", "sim", "--world", ROOT / "examples/worlds/article-quiet.yaml")
+
+
+def lines(done: subprocess.CompletedProcess[str]) -> dict[str, str]:
+    """Return what each line says by what it asked, but for PASS, FAIL or SKIP."""
+    return {line[6:].partition(": ")[0]: line[:4] for line in done.stdout.splitlines()}
+
+
+@pytest.fixture(scope="module")
+def simulated(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
+    return tuner(tmp_path_factory.mktemp("doctor"), "doctor", *SIMULATED)
+
+
+def test_a_simulated_engine_is_well(simulated: subprocess.CompletedProcess[str]) -> None:
+    assert simulated.returncode == 0, simulated.stderr
+    found = lines(simulated)
+    assert "FAIL" not in found.values()
+    assert {name for name, status in found.items() if status == "SKIP"} == {
+        *("memory back", "kill -9"),
+    }
+    assert {"log tiles", "log sums", "stairs", "cut", "decode steps", "A/A pairs"} <= found.keys()
+
+
+def test_a_check_that_fails_ends_it_with_6_and_the_cure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_nvml.install(monkeypatch, fake_nvml.Card("GPU-aaaaaaaa-1", processes={900001}))
+    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cuda")
+    monkeypatch.setattr("tuner.commands.doctor.run._of_engine", lambda *_: [])
+    done = tuner(tmp_path, "doctor", "--quick")
+    assert done.returncode == 6
+    assert "FAIL  foreign processes: GPU-aaaaaaaa 1. End them (nvidia-smi)" in done.stdout
+    assert "checks failed" in done.stderr.splitlines()[0]
+
+
+def test_as_json_it_is_one_object(tmp_path: Path) -> None:
+    done = tuner(tmp_path, "doctor", "--quick", "--json", *SIMULATED)
+    (first, *_) = json.loads(done.stdout)["checks"]
+    assert first == {"name": "async_scheduling", "status": "PASS", "said": "False", "cure": ""}
+
+
+def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
+    done = tuner(tmp_path, "doctor", "--engine", "sim")
+    assert (done.returncode, done.stderr.splitlines()[0]) == (
+        2,
+        "Error: --engine sim needs a world",
+    )

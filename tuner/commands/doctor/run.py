@@ -1,0 +1,87 @@
+"""What ``tuner doctor`` does, and how it looks."""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from typing import Any
+
+from rich.console import Console
+
+from tuner.commands.doctor.options import DoctorOptions
+from tuner.commands.shared.engine import world_alone
+from tuner.engines.checks import engine as engine_checks
+from tuner.engines.checks import machine
+from tuner.engines.checks.check import Check
+from tuner.engines.checks.machine_here import machine_here
+from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.seam import Starter
+from tuner.engines.vllm.start import VllmStarter
+from tuner.errors import EngineError, GateError, Interrupted
+from tuner.system import interruption
+
+Ask = Coroutine[Any, Any, list[Check]]
+
+
+def run(options: DoctorOptions) -> None:
+    """Ask and print. Raises GateError when a check fails, and other TunerErrors."""
+    starter, execute = _place(options)
+    found: list[Check] = []
+
+    def tell(more: list[Check]) -> None:
+        found.extend(more)
+        if not options.json:
+            _print(more)
+
+    try:
+        if options.engine == "vllm":
+            tell(machine.checks(machine_here()))
+        tell(_of_engine(options, starter, execute))
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        raise Interrupted("some checks are missing", hint="Run the command again.") from None
+    if options.json:
+        sys.stdout.write(json.dumps({"checks": [asdict(one) for one in found]}) + "\n")
+    if failed := [one for one in found if one.status == "FAIL"]:
+        raise GateError(
+            f"{len(failed)} of {len(found)} checks failed: {failed[0].name}: {failed[0].said}",
+            hint=failed[0].cure,
+        )
+
+
+def _of_engine(
+    options: DoctorOptions, starter: Starter, execute: Callable[[Ask], list[Check]]
+) -> list[Check]:
+    """Return what engines answer; one that does not start is an answer too."""
+    try:
+        arguments = dict(starter.resolve(max_num_seqs=options.ceiling))
+        if isinstance(starter, VllmStarter):
+            arguments |= starter.how(max_num_seqs=options.ceiling)
+        found = machine.resolved(arguments)
+        if not options.quick:
+            found += execute(engine_checks.checks(starter, ceiling=options.ceiling))
+    except EngineError as problem:
+        return [Check("engine", "FAIL", str(problem), problem.hint)]
+    return found
+
+
+def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], list[Check]]]:
+    if (world := world_alone(options)) is not None:
+        from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
+        from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
+        from tuner.engines.sim.world import read_world  # noqa: PLC0415
+
+        return SimStarter(read_world(world)), virtual_time.run
+    arguments = engine_arguments(
+        model=options.model, base=options.base, header_model=None, overrides=options.overrides
+    )
+    return VllmStarter(arguments), interruption.run
+
+
+def _print(found: list[Check]) -> None:
+    """One line a check, of any length: to be read, and to be searched."""
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    for one in found:
+        style = {"FAIL": "bold red", "SKIP": "dim", "PASS": None}[one.status]
+        cure = f". {one.cure}" if one.cure else ""
+        console.print(f"{one.status}  {one.name}: {one.said}{cure}", style=style)

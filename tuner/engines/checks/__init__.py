@@ -1,0 +1,1 @@
+"""Whether a machine and its engines can be measured: what ``tuner doctor`` asks of them."""
