@@ -15,6 +15,7 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.errors import GateError, ProfileError, TargetError
 from tuner.profile.schema import ServingProfile
 from tuner.rollout.targets import images
+from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.seam import Platform, Stated
 
 OF_THE_MODEL = frozenset(
@@ -137,10 +138,14 @@ def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentV
     return arguments
 
 
-def without_model(profile: ServingProfile) -> dict[str, ArgumentValue]:
-    """Return the engine arguments to paste beside a model that is there."""
+def to_paste(profile: ServingProfile, *, source: str) -> list[str]:
+    """Return the words of vLLM's flags, to be pasted behind a model that is there already.
+
+    ``source``: the profile's path. Raises TargetError for what a command line cannot carry.
+    """
     arguments = settings(profile, live_knob=False)
-    return {name: value for name, value in arguments.items() if name != "model"}
+    own = {name: value for name, value in arguments.items() if name != "model"}
+    return [word for group in flags.added((), own, source=source) for word in group]
 
 
 def left_out(profile: ServingProfile) -> dict[str, str]:

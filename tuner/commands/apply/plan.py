@@ -29,7 +29,6 @@ from tuner.profile.schema import ServingProfile
 from tuner.rollout import rollout
 from tuner.rollout.backup import Override
 from tuner.rollout.monitoring import registry as monitoring
-from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.kinds import helm_values, kserve, systemd
 from tuner.rollout.targets.kinds import registry as targets
 from tuner.rollout.targets.kinds.detect import detect
@@ -141,8 +140,7 @@ def pasted(chosen: ServingProfile, path: Path) -> Iterator[None]:
     try:
         yield
     except ByHandError as problem:
-        groups = flags.added((), rollout.without_model(chosen), source=str(path))
-        words = [word for group in groups for word in group]
+        words = rollout.to_paste(chosen, source=str(path))
         raise ByHandError(
             str(problem), hint=f"{problem.hint} {problem.paste(words)}", paste=problem.paste
         ) from None

@@ -1,16 +1,24 @@
 """What ``tuner show`` does, and how it looks."""
 
+import shlex
+import sys
+
 from tuner.commands.shared.console import console_for, print_block, print_warnings, shown
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.show.options import ShowOptions
 from tuner.profile.profile import load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import block_of, facts_of
+from tuner.rollout import rollout
 
 
 def run(options: ShowOptions) -> None:
-    """Print a profile for people. Raises ProfileError."""
+    """Print a profile for people, or its flags for a shell. Raises ProfileError, TargetError."""
     profile = load(options.profile)
+    if options.flags:
+        rollout.check_visible(profile)
+        sys.stdout.write(f"{shlex.join(rollout.to_paste(profile, source=str(options.profile)))}\n")
+        return
     console = console_for()
     print_block(console, block_of(profile, next_=_next(profile, options)))
     for line in facts_of(profile):

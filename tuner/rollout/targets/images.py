@@ -59,6 +59,17 @@ def repository(image: str) -> str:
     return folder + slash + last.partition(":")[0]
 
 
+def may_have_vllm(image: str) -> bool:
+    """Whether an image's name speaks for vLLM, where a chart starts ``vllm serve`` in it; an image
+    that is not named is the chart's own.
+
+    >>> may_have_vllm("lmcache/vllm-openai:v1"), may_have_vllm("lmsysorg/sglang:v1")
+    (True, False)
+    """
+    name = repository(image).rpartition("/")[2]
+    return not name or re.search(r"(?:^|[-_.])(?:vllm|llm-d)(?:$|[-_.])", name) is not None
+
+
 def entrypoint(image: str) -> str | None:
     """Return why an image starts vLLM by itself; None where its entrypoint is not known to.
 

@@ -58,23 +58,26 @@ def is_script(name: PurePath, text: str) -> bool:
 
 def refuse_script(text: str, *, source: str) -> None:
     """Refuse a script, with the flags where it starts vLLM. Raises ByHandError, NotVllmError."""
-    words = _vllm_in(text)
-    if words is None:
+    found = _vllm_in(text)
+    if found is None:
         raise NotVllmError(
             f"{source}: is a shell script, and not seen to start vLLM",
             hint="Known: vllm serve, python -m vllm.entrypoints.openai.api_server, docker run of "
             "an image that starts them. Scripts are not edited in any case.",
         )
-    line = text.count("\n", 0, words[0].start) + 1
-    program = words[0].text.rpartition("/")[2]
+    first, evidence = found
+    line = text.count("\n", 0, first.start) + 1
     raise ByHandError(
         f"{source}:{line}: is a shell script, which is not edited",
-        hint=f"Put these flags behind its {program}, in place of those that it has:",
+        hint=f"Put these flags behind {evidence}, in place of those that it has:",
     )
 
 
-def _vllm_in(text: str) -> list[Word] | None:
-    """Return the first command of a script that starts vLLM, line by line where it must be."""
+def _vllm_in(text: str) -> tuple[Word, str] | None:
+    """Return where the first command of a script begins that starts vLLM, and why it does.
+
+    The script is read line by line where it must be.
+    """
     spans = [(at, at + 1) for at in range(len(text))]
     whole = View(text, spans, str, 0)
     try:
@@ -86,7 +89,10 @@ def _vllm_in(text: str) -> list[Word] | None:
                 commands += split(whole.part(*match.span()), SHELL)
             except UnreadableError:
                 continue
-    return next((words for words in commands if server([word.text for word in words])), None)
+    for words in commands:
+        if (found := server([word.text for word in words])) is not None:
+            return words[0], found.evidence
+    return None
 
 
 def refuse_name(name: PurePath, *, source: str) -> TargetError:

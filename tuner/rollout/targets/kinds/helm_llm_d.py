@@ -44,7 +44,8 @@ def _of_role(values: yaml.Node, role: str) -> Iterator[Container]:
         if mode == "custom":
             yield one
         else:
-            known = "modelCommand vllmServe" if mode == "vllmServe" else None
+            is_vllm = mode == "vllmServe" and images.may_have_vllm(one.image)
+            known = "modelCommand vllmServe" if is_vllm else None
             yield replace(
                 one,
                 spelling=_OF_CHART,

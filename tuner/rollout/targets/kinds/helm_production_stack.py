@@ -12,6 +12,7 @@ import yaml
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.rollout.targets import images
 from tuner.rollout.targets.command_line import flags
 from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.kinds import container_target
@@ -64,7 +65,7 @@ class StackServer(Server):
 
     @property
     def evidence(self) -> str:
-        return _EVIDENCE
+        return _evidence(self.spec)
 
     @property
     def stated(self) -> dict[str, Stated]:
@@ -132,6 +133,10 @@ class StackServer(Server):
         return [name for name in found if name not in begins]
 
 
+def _evidence(spec: yaml.MappingNode) -> str:
+    return _EVIDENCE if images.may_have_vllm(text_at(spec, "repository") or "") else ""
+
+
 def containers(file: YamlFile) -> Iterator[Container]:
     """Yield the models; the node is what ``modelSpec`` holds."""
     for document in file.roots:
@@ -140,7 +145,8 @@ def containers(file: YamlFile) -> Iterator[Container]:
             for number, spec in enumerate(items(specs), start=1):
                 if isinstance(spec, yaml.MappingNode):
                     name = text_at(spec, "name") or str(number)
-                    yield Container("", name, spec, spec, spelling=_MODEL, evidence=_EVIDENCE)
+                    why = _evidence(spec)
+                    yield Container("", name, spec, spec, spelling=_MODEL, evidence=why)
 
 
 def opened(text: str, asked: Asked) -> StackServer:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 import yaml
 
 from tuner.errors import TargetError
+from tuner.rollout.targets import images
 from tuner.rollout.targets.kinds.container_target import (
     ContainerFile,
     ContainerServer,
@@ -97,7 +98,8 @@ def _of_llm(spec: yaml.Node | None, workload: str) -> Iterator[Container]:
     for path in (("template",), ("worker",), ("prefill", "template"), ("prefill", "worker")):
         for one in of_pod(get(spec, *path), workload):
             name = one.name if path == ("template",) else f"{'-'.join(path)}-{one.name}"
-            is_server = one.name == "main" and get(one.node, "command") is None
+            is_main = one.name == "main" and images.may_have_vllm(one.image)
+            is_server = is_main and get(one.node, "command") is None
             yield replace(
                 one,
                 name=name,
