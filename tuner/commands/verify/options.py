@@ -22,13 +22,43 @@ class VerifyOptions:
     """Replay a trace on a fresh engine with exactly a profile's arguments, and gate on its promise.
 
     Each gate compares what was measured with what the twin in the profile says of the same
-    requests. Exits with 6 when a promise is broken.
+    requests. With --url a server that runs already is asked, and nothing is started. Exits with 6
+    when a promise is broken.
     """
 
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
     trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")]
     engine: ServedEngine = "vllm"
     world: World = None
+    url: Annotated[
+        str | None, typer.Option(help="A server that runs already: it gets the trace's load.")
+    ] = None
+    send_load: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Requests that --url may get, if it is not on this machine; without, it is said "
+            "how many.",
+        ),
+    ] = None
+    max_rps: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Requests per second that --url gets at most; others are left out."
+        ),
+    ] = None
+    beside_traffic: Annotated[bool, typer.Option(help="Ask --url even while it serves others.")] = (
+        False
+    )
+    api_key_env: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Variable with the key of --url; none is sent unasked."),
+    ] = None
+    served_model: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="Which model of --url, where it has several."),
+    ] = None
     window: Window = "all"
     step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s"
     tolerance: Annotated[

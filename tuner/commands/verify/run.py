@@ -3,8 +3,8 @@
 import asyncio
 import json
 import sys
-from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any, cast
 
 from rich.console import Console
@@ -13,11 +13,13 @@ from tuner.commands.shared.console import shown
 from tuner.commands.shared.engine import OR_SERVED, world_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.traffic import one_engines, served_in
+from tuner.commands.verify import running
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.verify.view import render, said
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.seam import Starter
+from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError
@@ -25,14 +27,15 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.replay.readings import Read
-from tuner.runs.verify.verify import Verification, Verified, verify
+from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
-from tuner.trace.trace import load
-from tuner.traffic.workload import parse_step_s
+from tuner.trace.trace import TraceRequest, load
+from tuner.traffic.workload import keep_what_fits, parse_step_s
 
 
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
+    running.check_options(options)
     with junit(options.junit, profile=str(options.profile), said=said) as write:
         profile = load_profile(options.profile)
         found = _verified(options, profile)
@@ -57,9 +60,6 @@ def _verified(options: VerifyOptions, profile: ServingProfile) -> Verified:
     trace = load(options.trace)
     served = served_in(trace, options.trace)
     requests = one_engines(served, options, ranks=profile.provenance.ranks)
-    place = _place(options, profile)
-    if not options.force:
-        check_machine(profile, place.here)
     console = Console(stderr=True, highlight=False)
 
     def tell(text: str) -> None:
@@ -75,7 +75,14 @@ def _verified(options: VerifyOptions, profile: ServingProfile) -> Verified:
         step_s=step_s,
         tolerance=options.tolerance,
         seed=options.seed,
+        max_rps=options.max_rps,
     )
+    if options.url is None:
+        place = _place(options, profile)
+        if not options.force and place.here is not None:
+            check_machine(profile, place.here)
+    else:
+        place, question = _running(options, options.url, profile, requests, question, tell)
     try:
         return place.execute(verify(requests, place.starter, question, tell=tell, read=place.read))
     except (KeyboardInterrupt, asyncio.CancelledError):
@@ -89,7 +96,9 @@ Verify = Coroutine[Any, Any, Verified]
 class _Place:
     """The place of the engine: what starts it, the loop, and what reads the device."""
 
-    here: Here
+    here: Here | None
+    """None where nothing is started."""
+
     starter: Starter
     execute: Callable[[Verify], Verified]
     read: Read | None
@@ -110,6 +119,36 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 
+def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is told
+    options: VerifyOptions,
+    url: str,
+    profile: ServingProfile,
+    requests: Sequence[TraceRequest],
+    question: Verification,
+    tell: Callable[[str], None],
+) -> tuple[_Place, Verification]:
+    """Return the server at the address, and what is asked of it. Sends no request yet."""
+    found = running.find(options, url, profile)
+    for warning in found.warnings:
+        tell(f"Warning: {warning}")
+    if not found.is_vllm:
+        tell(
+            f"Warning: {found.url} is no vLLM that tells its metrics: only what its clients see is "
+            "held against the SLO"
+        )
+    kept, _ = keep_what_fits(requests, max_model_len=found.facts.max_model_len)
+    planned = sum(len(sent) for _, sent in windows_of(kept, question))
+    most = running.allowed(options, found, planned)
+    server = running.asked(found, planned=planned, most=most, beside=options.beside_traffic)
+    question = replace(
+        question,
+        place=found.url,
+        is_vllm=found.is_vllm,
+        repeats=most is None or most >= 2 * planned + WARM_UPS,
+    )
+    return _Place(None, RunningStarter(server), interruption.run, None), question
+
+
 def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) -> None:
     broken = [gate for gate in found.gates if not gate.kept]
     if options.json:
@@ -118,6 +157,7 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
             "trace": str(options.trace),
             "kept": not broken,
             "gates": [asdict(gate) for gate in found.gates],
+            "p95_ms": dict(found.p95_ms),
         }
         sys.stdout.write(json.dumps(result) + "\n")
     else:

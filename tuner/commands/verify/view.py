@@ -1,5 +1,7 @@
 """How a verification looks."""
 
+from collections.abc import Mapping
+
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
@@ -61,15 +63,22 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     """Return whether the promise was kept, and by how much."""
     gates = {one.name: one for one in found.gates}
     broken = [one for one in found.gates if not one.kept]
-    share = gates["attainment"]
-    times = [_held(gates[name], words) for name, words in TIMES.items() if name in gates]
-    given = f"{percent(share.measured)} in SLO; promised {percent(share.promised)}"
+    share = gates.get("attainment") or gates["slo"]
+    times = [
+        _held(gates[name], words) if name in gates else _seen(found.p95_ms, name, words)
+        for name, words in TIMES.items()
+    ]
     source = "the worst that the profile's twin says of these windows"
+    held_to = f"{source}; of times {100 * options.tolerance:g} % more"
+    promised = f"; promised {percent(share.promised)}"
+    if share.name == "slo":
+        held_to, promised = share.limit_is, ""
+    given = f"{percent(share.measured)} in SLO{promised}, held to {percent(share.limit)}"
     rows = [
-        ("gives", f"{given}, held to {percent(share.limit)}"),
-        ("times", ", ".join(times)),
-        ("held to", f"{source}; of times {100 * options.tolerance:g} % more"),
-        ("took", f"{minutes(found.engine_s)} of engine"),
+        ("gives", given),
+        ("times", ", ".join(filter(None, times))),
+        ("held to", held_to),
+        ("took", f"{minutes(found.engine_s)} of {'server' if options.url else 'engine'}"),
     ]
     cap, count = profile.decision.max_num_seqs, len(found.gates)
     return VerdictBlock(
@@ -84,6 +93,12 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
 
 def _held(gate: Gate, words: str) -> str:
     return f"{words} {milliseconds(gate.measured)} (held to {milliseconds(gate.limit)})"
+
+
+def _seen(p95_ms: Mapping[str, float], name: str, words: str) -> str:
+    """Return a time that nothing promises; empty where no request has one."""
+    seen = p95_ms.get(name.removesuffix("_p95_ms"))
+    return "" if seen is None else f"{words} {milliseconds(seen)}"
 
 
 def _again(profile: ServingProfile, options: VerifyOptions) -> str:

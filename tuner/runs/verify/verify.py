@@ -1,7 +1,7 @@
 """The run of ``tuner verify``: one fresh engine, one step of replay, then the gates."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -20,6 +20,7 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sampling import sample_windows
+from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window, choose_part, in_window
 from tuner.traffic.workload import LOADED, keep_what_fits
@@ -39,6 +40,18 @@ class Verification:
     tolerance: float
     seed: int
 
+    place: str = ""
+    """The address of a server that runs already; empty: an engine is started."""
+
+    is_vllm: bool = True
+    """The twin speaks of vLLM only; of another server its clients' numbers are gated alone."""
+
+    repeats: bool = True
+    """Whether a broken promise is measured once more."""
+
+    max_rps: float | None = None
+    """Requests per second that are sent at most, in the mean of a window: others are left out."""
+
 
 @dataclass(frozen=True, slots=True)
 class Verified:
@@ -47,6 +60,9 @@ class Verified:
     gates: Sequence[Gate]
     engine_s: float
     """From the engine's start to its end."""
+
+    p95_ms: Mapping[str, float]
+    """What clients saw, by name: TTFT, TPOT, E2EL."""
 
 
 async def verify(
@@ -59,10 +75,14 @@ async def verify(
 ) -> Verified:
     """Start the engine, replay, and return the gates.
 
-    A broken promise is measured once more, and both replays count. Raises EngineError,
-    GeneratorLateError; TraceError when nothing can be replayed.
+    A broken promise is measured once more, and both replays count, unless ``question`` forbids.
+    Raises EngineError, GeneratorLateError; TraceError when nothing can be replayed.
     """
-    tell(f"starting the engine with max_num_seqs={question.max_num_seqs}")
+    tell(
+        f"asking {question.place}"
+        if question.place
+        else f"starting the engine with max_num_seqs={question.max_num_seqs}"
+    )
     now_s = asyncio.get_running_loop().time
     began_s = now_s()
     engine = await starter.start(max_num_seqs=question.max_num_seqs)
@@ -72,16 +92,19 @@ async def verify(
         kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
         if dropped:
             tell(f"Warning: {dropped} requests are longer than the engine takes: left out")
-        windows = _windows(kept, question)
+        windows = windows_of(kept, question)
         replays = await _step(engine, windows, question, tell, read)
         found = _judged(replays, windows, question, repeats=1)
-        if not all(gate.kept for gate in found):
+        if question.repeats and not all(gate.kept for gate in found):
             tell("a promise looks broken: measuring once more")
             replays += await _step(engine, windows, question, tell, read)
             found = _judged(replays, windows, question, repeats=2)
     finally:
         await engine.stop()
-    return Verified(found, now_s() - began_s)
+    seen = measure(replays, question.slo)
+    times = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2el": seen.e2el_s}
+    p95_ms = {name: 1e3 * one.p95 for name, one in times.items() if one is not None}
+    return Verified(found, now_s() - began_s, p95_ms)
 
 
 Windows = Sequence[tuple[Window, Sequence[TraceRequest]]]
@@ -103,7 +126,7 @@ async def _step(
 def _judged(
     replays: Sequence[Replay], windows: Windows, question: Verification, *, repeats: int
 ) -> list[Gate]:
-    return gates(
+    found = gates(
         question.twin,
         question.slo,
         question.max_num_seqs,
@@ -114,11 +137,16 @@ def _judged(
         tolerance=question.tolerance,
         repeats=repeats,
     )
+    if not question.is_vllm:
+        return [gate for gate in found if gate.name == "slo"]
+    # a server that runs does not tell its preemptions a replay
+    return [gate for gate in found if not (question.place and gate.name == "preemptions")]
 
 
-def _windows(
+def windows_of(
     requests: Sequence[TraceRequest], question: Verification
 ) -> list[tuple[Window, list[TraceRequest]]]:
+    """Return the windows that are replayed, each with the requests that it sends."""
     part = choose_part(requests, question.window, length_s=question.step_s, busiest=busiest_window)
     law = question.twin.law
     middle_s = float(law.decode_s[min(question.max_num_seqs, len(law.decode_s) - 1)])
@@ -126,7 +154,14 @@ def _windows(
     windows = sample_windows(
         requests, part, step_s=question.step_s, drain_s=LOADED * middle_s * float(outputs)
     )
-    return [(window, in_window(requests, window)) for window in windows]
+    return [(window, _slowed(in_window(requests, window), window, question)) for window in windows]
+
+
+def _slowed(sent: list[TraceRequest], window: Window, question: Verification) -> list[TraceRequest]:
+    if question.max_rps is None or not sent:
+        return sent
+    most = question.max_rps * window.replay_s / len(sent)
+    return scale_load(sent, most, seed=question.seed) if most < 1 else sent
 
 
 async def _replayed(  # noqa: PLR0913, PLR0917 - what is sent where

