@@ -130,7 +130,7 @@ def space_of(profile: ServingProfile, grid: Sequence[Configuration]) -> Space:
     }
     demand = TrafficNeeds(
         longest_prompt=0, shares_prefixes=False, kv_peak=0.0, caps=CAPS, requests=10**6,
-        on_gpu=False,
+        on_gpu=False, on_vllm=False,
     )  # fmt: skip
 
     def refusal(name: str, _value: object) -> str | None:

@@ -41,7 +41,7 @@ def configured(**arguments: Any) -> Any:
     return config
 
 
-def scheduler_of(kind: Any, config: Any) -> Any:
+def scheduler_of(kind: Any, config: Any, *, blocks: int = BLOCKS) -> Any:
     """Make a scheduler as EngineCore does."""
     spec = FullAttentionSpec(
         block_size=BLOCK_TOKENS, num_kv_heads=1, head_size=1, dtype=torch.float32
@@ -49,7 +49,7 @@ def scheduler_of(kind: Any, config: Any) -> Any:
     return kind(
         vllm_config=config,
         kv_cache_config=KVCacheConfig(
-            num_blocks=BLOCKS,
+            num_blocks=blocks,
             kv_cache_tensors=[],
             kv_cache_groups=[KVCacheGroupSpec(["layer"], spec)],
         ),

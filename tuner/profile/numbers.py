@@ -2,7 +2,15 @@
 
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, Strict
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    SerializerFunctionWrapHandler,
+    Strict,
+    model_serializer,
+)
 
 
 def _six_digits(value: float) -> float:
@@ -231,6 +239,15 @@ class EngineShapeSection(Section):
     """Slot and blocks come free one iteration late, as with async scheduling."""
 
     prefix_caching: bool
+    reserves_prompts: bool = False
+    prefill_schedule_interval: Seqs = 1
+
+    @model_serializer(mode="wrap")
+    def _as_before(self, given: SerializerFunctionWrapHandler) -> dict[str, object]:
+        """Leave out what profiles of before do not have: their digests hold."""
+        later = {"reserves_prompts": False, "prefill_schedule_interval": 1}
+        found: dict[str, object] = given(self)
+        return {key: value for key, value in found.items() if later.get(key, ...) != value}
 
 
 class Twin(Section):

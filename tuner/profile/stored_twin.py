@@ -74,6 +74,8 @@ def stored(view: Forecast, *, seed: int) -> Twin:
             max_model_len=view.shape.max_model_len,
             late_release=view.shape.late_release,
             prefix_caching=view.shape.prefix_caching,
+            reserves_prompts=view.shape.reserves_prompts,
+            prefill_schedule_interval=view.shape.prefill_schedule_interval,
         ),
         extrapolated_from=view.fitted.extrapolated_from,
         lag_s=view.shape.lag_s,

@@ -87,6 +87,12 @@ class EngineShape:
     lag_s: float = 0.0
     """From sending a request until the scheduler knows it."""
 
+    reserves_prompts: bool = False
+    """A request is let in where the KV cache has room for all of its prompt, as vLLM does."""
+
+    prefill_schedule_interval: int = 1
+    """While something decodes, one iteration in so many carries prefill (vLLM 0.33)."""
+
 
 @dataclass(frozen=True, slots=True)
 class TwinReplay:
@@ -127,6 +133,9 @@ def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
         max_model_len=facts.max_model_len,
         late_release=bool(facts.arguments.get("async_scheduling")),
         prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
+        reserves_prompts=facts.engine == "vllm"
+        and facts.arguments.get("scheduler_reserve_full_isl") is not False,
+        prefill_schedule_interval=int(str(facts.arguments.get("prefill_schedule_interval") or 1)),
         lag_s=lag_s,
     )
 
@@ -179,6 +188,8 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         kv_blocks=shape.kv_blocks,
         late_release=shape.late_release,
         prefix_caching=shape.prefix_caching,
+        reserves_prompts=shape.reserves_prompts,
+        prefill_schedule_interval=shape.prefill_schedule_interval,
         rows=len(traffic),
         log_length=LOG_LENGTH if log else 0,
     )

@@ -5,7 +5,7 @@ of context tokens alone.
 """
 
 from tuner.engines.scheduler import state as its
-from tuner.engines.scheduler.queue import allocate, arrival_s, recover, total
+from tuner.engines.scheduler.queue import allocate, arrival_s, lacking, recover, total
 from tuner.engines.scheduler.state import Ints, Record, Records, Scheduler, StepLaw
 from tuner.system.jit import compiled
 
@@ -20,8 +20,9 @@ def _is_closed(state: Record, requests: Records) -> bool:
     request = requests[state["first_waiting"]]
     recover(state, request)
     left = request["input_length"] + request["generated"] - request["computed"]
-    tokens = request["computed"] + min(left, state["max_num_batched_tokens"] - state["running"])
-    return bool((tokens + state["block_size"] - 1) // state["block_size"] > state["free_blocks"])
+    if not state["reserves_prompts"]:
+        left = min(left, state["max_num_batched_tokens"] - state["running"])
+    return bool(lacking(state, request, left) > state["free_blocks"])
 
 
 @compiled
@@ -55,7 +56,8 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     if state["waiting"] > 0 and not closed:
         return
     most, context = _steady(state, requests, running)
-    next_s = its.NEVER if closed else arrival_s(state, requests)
+    paced = state["prefill_schedule_interval"] > 1  # then it matters how many wait
+    next_s = its.NEVER if closed and not paced else arrival_s(state, requests)
     now, used, done = state["now"], state["kv_blocks"] - state["free_blocks"], 0
     while done < most and next_s > now:
         end = now + (law.decode_s[batch] + law.context_token_s * context)
@@ -72,6 +74,10 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
         request["computed"] += done
         request["generated"] += done
         request["last_token_s"] = now
+    # The first of them that would have let prefill in saw how many wait.
+    if state["backed_up"] or state["since_prefill"] + done >= state["prefill_schedule_interval"]:
+        state["backed_up"] = state["waiting"] > 0
+    state["since_prefill"] += done
     used = (used + state["kv_blocks"] - state["free_blocks"]) // 2
     total(state, now - state["now"], done, used)
     state["now"] = now

@@ -4,7 +4,9 @@ The order of scheduling is vLLM's: running requests first, each computing min(to
 left); when KV blocks are short the last running request is preempted (its computed tokens fall to
 0 and it goes to the front of waiting); then, if nothing was preempted, waiting requests are
 admitted first come first served. A request whose computed tokens reach prompt + generated gets one
-token when the iteration ends.
+token when the iteration ends. With ``prefill_schedule_interval`` above 1 prefill is held back while
+something decodes, until as many iterations have passed since the last one that carried prefill;
+not where requests still waited when it was last let in (vLLM 0.33, ``Scheduler.schedule``).
 
 State is arrays, changed in place: the same code serves requests that arrive one by one
 (``engines.sim``) and a whole trace in one call (``twin.simulation``).
@@ -17,6 +19,7 @@ from tuner.engines.scheduler.fast_forward import fast_forward
 from tuner.engines.scheduler.queue import (
     allocate,
     arrival_s,
+    lacking,
     leave,
     preempt,
     recover,
@@ -42,7 +45,21 @@ def _count(iteration: Record, request: Record, tokens: int) -> None:
 
 
 @compiled
-def _schedule_running(scheduler: Scheduler, budget: int) -> int:
+def _holds_prefill(scheduler: Scheduler) -> bool:
+    """Whether the next iteration only decodes, as prefill_schedule_interval asks."""
+    state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
+    if state["since_prefill"] + 1 >= state["prefill_schedule_interval"] or state["backed_up"]:
+        return False
+    if state["held_slots"] > 0:  # vLLM does not know yet that they have finished
+        return True
+    for row in running[: state["running"]]:  # noqa: SIM110 - numba has no any()
+        if not requests[row]["unfinished"]:
+            return True
+    return False
+
+
+@compiled
+def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> int:
     """Schedule the running requests; return the budget left, or -1 after a preemption."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     iteration = scheduler.iteration[0]
@@ -50,6 +67,9 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
     i = 0
     while i < state["running"] and budget > 0:
         request = requests[running[i]]
+        if decode_only and request["unfinished"]:
+            i += 1
+            continue
         left = request["input_length"] + request["generated"] - request["computed"]
         tokens = min(left, budget)
         while not allocate(state, request, tokens):
@@ -63,6 +83,8 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
             wait(state, requests, last, True)
             if state["running"] == i:
                 return -1
+        if request["unfinished"]:
+            state["since_prefill"] = -1
         _count(iteration, request, tokens)
         budget -= tokens
         i += 1
@@ -70,7 +92,7 @@ def _schedule_running(scheduler: Scheduler, budget: int) -> int:
 
 
 @compiled
-def _admit(scheduler: Scheduler, budget: int) -> None:
+def _admit(scheduler: Scheduler, budget: int, decode_only: bool) -> None:
     """Admit waiting requests, first come first served, while slots, budget and blocks last."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     while (
@@ -83,8 +105,14 @@ def _admit(scheduler: Scheduler, budget: int) -> None:
         recover(state, request)
         left = request["input_length"] + request["generated"] - request["computed"]
         tokens = min(left, budget)
+        if decode_only and left > 1:
+            return
+        if state["reserves_prompts"] and lacking(state, request, left) > state["free_blocks"]:
+            return
         if not allocate(state, request, tokens):
             return
+        if left > 1:
+            state["since_prefill"] = -1
         leave(state, requests, row)
         request["status"] = its.RUNNING
         if np.isnan(request["scheduled_s"]):
@@ -104,8 +132,11 @@ def _schedule(scheduler: Scheduler) -> None:
     iteration["preemptions"] = iteration["recomputed_tokens"] = 0
     while True:
         held_slots, held_blocks = state["held_slots"], state["held_blocks"]
-        budget = _schedule_running(scheduler, state["max_num_batched_tokens"])
-        _admit(scheduler, budget)
+        decode_only = _holds_prefill(scheduler)
+        budget = _schedule_running(scheduler, state["max_num_batched_tokens"], decode_only)
+        _admit(scheduler, budget, decode_only)
+        if budget >= 0 and not decode_only:
+            state["backed_up"] = state["waiting"] > 0
         iteration["running"] = state["running"]
         iteration["waiting"] = state["waiting"]
         iteration["kv_blocks_used"] = state["kv_blocks"] - state["free_blocks"]
@@ -113,6 +144,7 @@ def _schedule(scheduler: Scheduler) -> None:
         state["held_blocks"] -= held_blocks
         state["free_blocks"] += held_blocks
         if iteration["decode_seqs"] + iteration["prefill_seqs"] > 0:
+            state["since_prefill"] += 1
             return
 
 
@@ -156,7 +188,9 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
         request = scheduler.requests[row]
         request["computed"] += request["scheduled"]
         request["scheduled"] = 0
-        if request["computed"] == request["input_length"] + request["generated"]:
+        total_length = request["input_length"] + request["generated"]
+        request["unfinished"] = request["computed"] < total_length
+        if not request["unfinished"]:
             request["generated"] += 1
             request["last_token_s"] = now
             if request["generated"] == 1:
@@ -227,8 +261,8 @@ def advance(
     sinks = scheduler.log.size + scheduler.tokens.row.size
     disturbed = noise.jitter.size + noise.slowdown.size + noise.stall_s.size - 1
     unseen = sinks + disturbed == 0
-    lacking = its.REACHED
-    while lacking == its.REACHED:
+    reason = its.REACHED
+    while reason == its.REACHED:
         if state["in_flight"]:
             if state["end"] > until:
                 return its.REACHED
@@ -238,8 +272,8 @@ def advance(
             fast_forward(scheduler, law, until)
         if not _wake(state, scheduler.requests, until):
             return its.REACHED
-        lacking = _begin_iteration(scheduler, law, noise)
-    return lacking
+        reason = _begin_iteration(scheduler, law, noise)
+    return reason
 
 
 @compiled

@@ -37,10 +37,16 @@ def _link(state: Record, requests: Records, ahead: int, behind: int) -> None:
 
 
 @compiled
+def lacking(state: Record, request: Record, tokens: int) -> int:
+    """Return how many blocks more a request needs for that many more computed tokens."""
+    size = state["block_size"]
+    return int((request["computed"] + tokens + size - 1) // size - request["blocks"])
+
+
+@compiled
 def allocate(state: Record, request: Record, tokens: int) -> bool:
     """Give a request the blocks for that many more computed tokens, if there are enough."""
-    size = state["block_size"]
-    more = (request["computed"] + tokens + size - 1) // size - request["blocks"]
+    more = lacking(state, request, tokens)
     if more > state["free_blocks"]:
         return False
     state["free_blocks"] -= more

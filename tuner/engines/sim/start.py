@@ -18,7 +18,10 @@ VOCAB_SIZE = 32_000
 """Any will do: the tokens themselves are never looked at."""
 
 
-VARIABLE = ("max_num_batched_tokens", "num_gpu_blocks_override", "block_size")
+VARIABLE = (
+    *("max_num_batched_tokens", "num_gpu_blocks_override", "block_size"),
+    "prefill_schedule_interval",
+)
 """What engines of one machine may differ in besides ``max_num_seqs``."""
 
 
@@ -88,6 +91,8 @@ class SimStarter:
             world,
             kv=WorldKv(blocks=blocks, block_size=size),
             budget=found["max_num_batched_tokens"] or world.budget,
+            prefill_schedule_interval=found["prefill_schedule_interval"]
+            or world.prefill_schedule_interval,
         )
         return SimStarter(changed, model=self._model, line=self._line)
 
@@ -111,6 +116,7 @@ class SimStarter:
             "enable_chunked_prefill": True,
             "enable_prefix_caching": False,
             "async_scheduling": world.step.async_release,
+            "prefill_schedule_interval": world.prefill_schedule_interval,
         }
 
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:

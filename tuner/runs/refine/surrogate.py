@@ -1,6 +1,7 @@
 """The twin as the cheap first look at a configuration: what it gains over the knee. Pure.
 
-It can tell of the admission cap, the token budget and the number of KV blocks, for the whole of the
+It can tell of the admission cap, the token budget, the number of KV blocks and the interval at
+which prefill is scheduled, for the whole of the
 traffic and under laws as likely as the fitted one. Of anything else only a replay can tell. What it
 tells is the mean over the speeds that the machine has at times: what just serves all at the usual
 speed does not in a slower minute, and is no match for what has room to spare.
@@ -53,6 +54,7 @@ SHORTEST_S = 1e-3
 """Of a stretch whose requests arrive at once."""
 
 BLOCKS = "num_gpu_blocks_override"
+INTERVAL = "prefill_schedule_interval"
 
 Slowdowns = Sequence[tuple[float, float]]
 """How slow a machine is at times, as factors on its law, and at what share of the time."""
@@ -118,7 +120,7 @@ class Surrogate:
 
     slowdowns: Slowdowns = STEADY
 
-    _measured: dict[tuple[int, ...], TwinNumbers] = field(default_factory=dict)
+    _measured: dict[tuple[int, int, EngineShape], TwinNumbers] = field(default_factory=dict)
 
     def foresee(self, one: Configuration, *, sure: bool = True) -> Foreseen | None:
         """Return what a configuration gains; None where that is undefined. Without ``sure`` only
@@ -186,8 +188,12 @@ class Surrogate:
 
     def _shape_at(self, one: Configuration) -> EngineShape:
         blocks = one.get(BLOCKS) or self.shape.kv_blocks
+        interval = (one[INTERVAL] or 1) if INTERVAL in one else self.shape.prefill_schedule_interval
         return replace(
-            self.shape, max_num_batched_tokens=number(one[TOKENS]), kv_blocks=number(blocks)
+            self.shape,
+            max_num_batched_tokens=number(one[TOKENS]),
+            kv_blocks=number(blocks),
+            prefill_schedule_interval=number(interval),
         )
 
     def are_alike(self, one: Configuration, other: Configuration, *, within: float) -> bool:
@@ -211,14 +217,14 @@ class Surrogate:
 
     def tells(self, one: Configuration) -> bool:
         """Whether the configuration differs from the knee in nothing that the twin cannot tell."""
-        told = {*LIVE, BLOCKS}
+        told = {*LIVE, BLOCKS, INTERVAL}
         return all(one[name] == self.knee.get(name) for name in one.keys() - told)
 
     def measurement(self, law: int, one: Configuration) -> TwinNumbers:
         """Return what a replay of the traffic would measure, as a mean over the slowdowns; law 0 is
         the fitted one."""
         shape = self._shape_at(one)
-        key = (law, number(one[CAP]), shape.max_num_batched_tokens, shape.kv_blocks)
+        key = (law, number(one[CAP]), shape)
         if key not in self._measured:
             traffic, scored = self.traffic, np.ones(len(self.traffic), bool)
             self._measured[key] = pooled(
