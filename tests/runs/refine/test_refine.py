@@ -285,7 +285,6 @@ def test_of_two_machines_that_made_it_at_the_same_moment_one_is_refused(file: st
             "postgresql://u@127.0.0.1:1/x: the study's storage",
         ),
         ("nonsense://x", "nonsense://x: the study's storage"),
-        ("redis://:secret@127.0.0.1:1/0", "redis://@127.0.0.1:1/0: "),
         ("postgresql://h:1/x?password=secret", "postgresql://h:1/x?password=: the study's"),
         ("postgresql://u:secret", "postgresql://u"),
         ("sqlite:////nowhere/secrets.db", "sqlite:////nowhere/"),
@@ -371,6 +370,14 @@ def test_a_line_that_a_full_disk_left_unfinished_is_dropped(file: str) -> None:
     assert [one.gains for one in study(file).told()] == [(0.0,), (0.1,)]
 
 
+@pytest.mark.parametrize("scheme", ["redis", "rediss", "REDIS"])
+def test_a_storage_whose_answers_are_run_is_refused_before_it_is_asked(scheme: str) -> None:
+    with pytest.raises(RunError, match="runs what a Redis server sends") as caught:
+        study(f"{scheme}://:secret@127.0.0.1:1/0")
+    assert "secret" not in str(caught.value)
+    assert "postgresql://" in caught.value.hint
+
+
 def test_a_file_may_be_called_like_a_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -382,8 +389,6 @@ def test_a_file_may_be_called_like_a_server(
 @pytest.mark.parametrize(
     ("where", "said"),
     [
-        ("redis://h:1/0", "it: pip install redis."),
-        ("rediss://h:1/0", "it: pip install redis."),
         ("postgres://h/x", "it: pip install 'tuner[postgresql]'."),
         ("postgresql+asyncpg://h/x", "asyncpg, or leave +asyncpg out."),
         ("mysql://h/x", "it: pip install mysqlclient,"),

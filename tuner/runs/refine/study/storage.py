@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
-from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock, JournalRedisBackend
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from sqlalchemy.exc import (
     IntegrityError,
     OperationalError,
@@ -34,22 +34,26 @@ MOST_AT_ONCE, PAUSE_S = 5, 1.0
 LONGEST_LINE = 1 << 24
 """Bytes that no line of Optuna's journal takes: what is longer is not read to its end."""
 
-_POSTGRESQL, _REDIS = "pip install 'tuner[postgresql]'", "pip install redis"
+_POSTGRESQL = "pip install 'tuner[postgresql]'"
 _DRIVERS = {
     "postgresql": _POSTGRESQL,
     "postgres": _POSTGRESQL,
     "mysql": "pip install mysqlclient, or name its driver, as in mysql+pymysql://…",
-    "redis": _REDIS,
-    "rediss": _REDIS,
 }
 
 
 def opened(storage: str) -> BaseStorage:
-    """Return the storage of a URL; anything else is a file of Optuna's journal. Raises RunError."""
+    """Return the storage of a URL; anything else is a file of Optuna's journal.
+
+    Raises RunError where there is none, and for Redis: what its server sends, Optuna unpickles.
+    """
     with asking(storage), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is experimental is Optuna's affair
-        if storage.startswith(("redis://", "rediss://")):
-            return JournalStorage(JournalRedisBackend(storage))
+        if storage.partition(":")[0].lower() in {"redis", "rediss"} and "://" in storage:
+            raise RunError(
+                f"{without_passwords(storage)}: is not used: Optuna runs what a Redis server sends",
+                hint="Share a study in PostgreSQL: --storage postgresql://….",
+            )
         if "://" in storage:
             return _database(storage)
         return _file(Path(storage))
