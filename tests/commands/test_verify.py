@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -12,6 +13,7 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.verify.junit import junit
 from tuner.errors import GateError
+from tuner.profile.profile import load, save, seal
 
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
@@ -42,6 +44,28 @@ def test_the_machine_that_was_measured_keeps_its_promise(folder: Path, window: s
     assert done.returncode == 0, done.stdout + done.stderr
     assert "broken" not in done.stdout
     assert "e2el_p95_ms" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("verify", "evil.yaml", "--trace", "prod.jsonl"),
+        ("refine", "evil.yaml", "--trace", "prod.jsonl", "--resume", "--force"),
+        ("compare", "--profile", "evil.yaml", "--trace", "prod.jsonl", "--set", "seed=1"),
+    ],
+    ids=lambda words: words[0],
+)
+@pytest.mark.vllm
+def test_a_profile_that_loads_code_starts_no_engine(folder: Path, command: tuple[str, ...]) -> None:
+    one = load(folder / "profile.yaml")
+    engine: Any = {**one.engine, "model": "tuner:tiny", "trust_remote_code": True}
+    named = set(type(one).model_fields) - {"schema_version", "digest", "engine"}
+    save(seal(engine=engine, **{name: getattr(one, name) for name in named}), folder / "evil.yaml")
+    done = tuner(folder, *command)
+    assert done.returncode == 3, done.stderr
+    assert "evil.yaml: engine: trust_remote_code=true: may load code" in done.stderr.replace(
+        "\n", " "
+    )
 
 
 def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar, cast
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.shared.engine import world_alone
 from tuner.commands.shared.machine import Here, ThisMachine
+from tuner.commands.shared.trust import check_arguments
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.workers.seam import Testbed
@@ -70,6 +71,8 @@ def place_of(options: CompareOptions, trace: Trace) -> ComparePlace:
             f"{options.base} is for {arguments['model']}, {options.profile} for {profile.model}",
             hint="Give --base and --profile of one model.",
         )
+    if profile is not None and options.profile is not None:
+        check_arguments(profile, arguments, source=options.profile)
     return _Real(options, arguments, profile)
 
 

@@ -10,6 +10,8 @@ from tuner.commands.shared.options import (
     IN_PLAN,
     AnyVllm,
     Budget,
+    Confirmed,
+    ConfirmedBase,
     Details,
     Engine,
     Headroom,
@@ -92,6 +94,8 @@ class RefineOptions:
     ray_cpus: Annotated[
         int | None, typer.Option(min=1, help="CPUs of an engine there; default: 1, or 1 a rank.")
     ] = None
+    overrides: Confirmed = ()
+    base: ConfirmedBase = None
     any_vllm: AnyVllm = False
     seed: Annotated[
         int,

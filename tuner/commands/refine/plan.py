@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner.commands.refine.options import RefineOptions
-from tuner.commands.shared.engine import Execute, world_of
+from tuner.commands.shared.engine import Execute, world_alone
 from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import warnings_about
+from tuner.commands.shared.trust import check_asked
 from tuner.profile.schema import ServingProfile
 from tuner.runs.refine.knobs import Space
 from tuner.runs.refine.objective import parse_objectives
@@ -46,7 +47,7 @@ class Engines:
 def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
     """Return what starts engines that differ from the profile's in some arguments."""
     log: list[Path] = []
-    if (path := world_of(options)) is not None:
+    if (path := world_alone(options)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import VARIABLE, SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
@@ -60,6 +61,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
             here=machine,
             log=log,
         )
+    check_asked(profile, options, source=options.profile)
     return Engines(
         VllmVary(cast("Any", profile.engine), log),
         lambda _: interruption.run,

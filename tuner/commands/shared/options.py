@@ -32,6 +32,17 @@ AnyVllm = Annotated[
         help="Go on with a vLLM that lacks what tuner needs.",
     ),
 ]
+Confirmed = Annotated[
+    tuple[str, ...],
+    typer.Option(
+        "--set",
+        metavar="KEY=VALUE",
+        help="An argument of the profile that it may not set by itself; repeatable.",
+    ),
+]
+ConfirmedBase = Annotated[
+    Path | None, typer.Option("--base", help="A `vllm serve --config` YAML that says the same.")
+]
 Base = Annotated[
     Path | None, typer.Option(help="The `vllm serve --config` YAML that production uses.")
 ]

@@ -8,6 +8,8 @@ import typer
 
 from tuner.commands.shared.options import (
     AnyVllm,
+    Confirmed,
+    ConfirmedBase,
     Json,
     Replicas,
     Router,
@@ -70,6 +72,8 @@ class VerifyOptions:
     force: Annotated[
         bool, typer.Option(help="Verify on another machine or vLLM than measured.")
     ] = False
+    overrides: Confirmed = ()
+    base: ConfirmedBase = None
     any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0
     junit: Annotated[

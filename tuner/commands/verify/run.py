@@ -10,9 +10,10 @@ from typing import Any, cast
 from rich.console import Console
 
 from tuner.commands.shared.console import shown
-from tuner.commands.shared.engine import OR_SERVED, world_of
+from tuner.commands.shared.engine import OR_SERVED, world_alone
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.traffic import one_engines, served_in
+from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import running
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
@@ -106,13 +107,14 @@ class _Place:
 
 def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
     """Return where engines with the profile's arguments run."""
-    if (world := world_of(options, real=OR_SERVED)) is not None:
+    if (world := world_alone(options, real=OR_SERVED)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
         from tuner.engines.sim.world import read_world  # noqa: PLC0415
 
         simulated = SimStarter(read_world(world), model=profile.model)
         return _Place(simulated, simulated, virtual_time.run, None)
+    check_asked(profile, options, source=options.profile)
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
     starts = ServerStarter if options.engine == "serve" else VllmStarter
     starter = starts(cast("Any", arguments))

@@ -1,0 +1,67 @@
+"""What a profile of somebody else's may set of an engine that is started here."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.profiles import ENGINE, profile
+from tuner.commands.shared.trust import check_arguments, check_asked
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import ProfileError, UsageError
+
+SOURCE = Path("p.yaml")
+EVIL = profile(
+    engine={**ENGINE, "model": "tuner:tiny", "trust_remote_code": True, "worker_cls": "evil.W"}
+)
+
+
+@dataclass(frozen=True)
+class Options:
+    overrides: tuple[str, ...] = ()
+    base: Path | None = None
+    engine: str = "vllm"
+    world: Path | None = None
+
+
+def test_what_changes_speed_and_memory_is_taken() -> None:
+    check_asked(profile(), Options(), source=SOURCE)
+
+
+def test_what_loads_code_is_named_and_not_taken() -> None:
+    with pytest.raises(ProfileError) as caught:
+        check_asked(EVIL, Options(), source=SOURCE)
+    assert str(caught.value).startswith(
+        "p.yaml: engine: trust_remote_code=true, worker_cls=evil.W: may load code"
+    )
+    assert caught.value.hint.endswith("--set trust_remote_code=true --set worker_cls=evil.W")
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"trust_remote_code": False, "worker_cls": "other.W"}, {"worker_cls": "evil.W"}]
+)
+def test_only_the_very_same_is_asked_for(asked: dict[str, ArgumentValue]) -> None:
+    with pytest.raises(ProfileError, match="trust_remote_code=true"):
+        check_arguments(EVIL, asked, source=SOURCE)
+    check_arguments(EVIL, {"trust_remote_code": True, "worker_cls": "evil.W"}, source=SOURCE)
+
+
+def test_a_value_moves_no_cursor() -> None:
+    rude = profile(engine={**ENGINE, "api_key": "\x1b[2J\u202e" + 99 * "x"})
+    with pytest.raises(ProfileError) as caught:
+        check_asked(rude, Options(), source=SOURCE)
+    assert (str(caught.value) + caught.value.hint).isprintable()
+    assert len(str(caught.value)) < 250
+
+
+@pytest.mark.vllm
+def test_who_asks_for_the_same_gets_it(tmp_path: Path) -> None:
+    both = ("trust_remote_code=true", "worker_cls=evil.W")
+    check_asked(EVIL, Options(both), source=SOURCE)
+    base = tmp_path / "serve.yaml"
+    base.write_text("trust-remote-code: true\nworker-cls: evil.W\nmax-num-seqs: 3\n")
+    check_asked(EVIL, Options(base=base), source=SOURCE)
+    with pytest.raises(ProfileError, match=r"engine: worker_cls=evil\.W: may"):
+        check_asked(EVIL, Options(both[:1]), source=SOURCE)
+    with pytest.raises(UsageError, match="max_num_batched_tokens=1: the profile has 8192"):
+        check_asked(EVIL, Options(("max_num_batched_tokens=1",)), source=SOURCE)

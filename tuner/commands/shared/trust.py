@@ -1,0 +1,68 @@
+"""What a profile may set of the engine that a command starts, and what the user must ask for."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from tuner.commands.shared.engine import ArgumentOptions
+from tuner.engines.engine_arguments import engine_arguments
+from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.allowed import not_allowed
+from tuner.engines.vllm.values import same
+from tuner.errors import ProfileError, UsageError
+from tuner.profile.schema import ServingProfile
+
+MOST_SHOWN = 60
+"""Characters of a value that somebody else wrote."""
+
+
+def check_asked(profile: ServingProfile, options: ArgumentOptions, *, source: Path) -> None:
+    """Refuse what a profile sets and only the user may, unless --set or --base says the same.
+
+    Raises ProfileError for that, and UsageError for a --set that says something else.
+    """
+    asked: Mapping[str, ArgumentValue] = {}
+    if options.overrides:
+        asked = _asked(profile, None, options.overrides)
+        for name, value in asked.items():
+            if name != "model" and not _has(profile.engine, name, value):
+                has = _shown(profile.engine[name]) if name in profile.engine else "nothing"
+                raise UsageError(
+                    f"--set {name}={_shown(value)}: the profile has {has}, and is taken as it is",
+                    hint="Leave it out, or sweep with it for a profile of its own.",
+                )
+    if options.base is not None:
+        asked = {**_asked(profile, options.base, ()), **asked}
+    check_arguments(profile, asked, source=source)
+
+
+def check_arguments(
+    profile: ServingProfile, asked: Mapping[str, ArgumentValue], *, source: Path
+) -> None:
+    """Refuse what a profile sets and only the user may, unless it was ``asked`` for."""
+    engine = cast("Mapping[str, Any]", profile.engine)
+    found = [name for name in not_allowed(engine) if not _has(asked, name, engine[name])]
+    if found:
+        words = [f"{name}={_shown(engine[name])}" for name in found]
+        raise ProfileError(
+            f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "
+            "send data, and whoever made the profile wrote it",
+            hint="If you trust it, ask for the same: " + " ".join(f"--set {one}" for one in words),
+        )
+
+
+def _asked(
+    profile: ServingProfile, base: Path | None, overrides: tuple[str, ...]
+) -> dict[str, ArgumentValue]:
+    return engine_arguments(model=profile.model, base=base, header_model=None, overrides=overrides)
+
+
+def _has(arguments: Mapping[str, Any], name: str, value: object) -> bool:
+    return name in arguments and same(arguments[name], value)
+
+
+def _shown(value: object) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    printable = "".join(one if one.isprintable() else "?" for one in text)
+    return printable if len(printable) <= MOST_SHOWN else f"{printable[: MOST_SHOWN - 1]}…"
