@@ -140,6 +140,7 @@ def test_another_that_lacks_names_goes_on_only_when_told_to(
         "vLLM 0.34.0 was not tried, and has no vllm.gone0, vllm.gone1, vllm.gone2 and 2 more"
     )
     assert "--any-vllm" in caught.value.hint
-    monkeypatch.setenv(installed.ANY, "1")
+    monkeypatch.setenv("TUNER_ANY_VLLM", "0")  # so that it is put back
+    installed.allow_any(True)
     (said,) = cautions()
     assert "5 names that tuner needs are gone" in said

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib
 import inspect
-import os
 from collections.abc import Callable
 from pathlib import Path
 from types import GenericAlias
@@ -19,16 +18,11 @@ IN_PLAN = "measurements rest on it"
 """Marks a field of a command's options that the plan in the journal holds; see ``in_plan``."""
 
 
-def _allow_any_vllm(asked: bool) -> None:
-    if asked:
-        os.environ[installed.ANY] = "1"
-
-
 AnyVllm = Annotated[
     bool,
     typer.Option(
         "--any-vllm",
-        callback=_allow_any_vllm,
+        callback=installed.allow_any,
         help="Go on with a vLLM that lacks what tuner needs.",
     ),
 ]

@@ -12,8 +12,17 @@ from pathlib import PurePath
 from tuner.engines.vllm.supported import IN_FULL, IN_PART, release, statement
 from tuner.errors import EngineError
 
-ANY = "TUNER_ANY_VLLM"
-"""Set by ``--any-vllm``: what starts engines, here or in a child, goes on with whatever vLLM."""
+_ANY = "TUNER_ANY_VLLM"
+
+
+def allow_any(asked: bool) -> None:
+    """Let what starts engines, here or in a child, go on with whatever vLLM: ``--any-vllm``."""
+    if asked:
+        os.environ[_ANY] = "1"
+
+
+def is_any_allowed() -> bool:
+    return os.environ.get(_ANY) == "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +91,7 @@ def cautions() -> tuple[str, ...]:
     from tuner.engines.vllm import seams  # noqa: PLC0415 - imports vLLM
 
     missing = seams.missing()
-    if missing and os.environ.get(ANY) != "1":
+    if missing and not is_any_allowed():
         few = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if missing[3:] else "")
         raise EngineError(
             f"{here} was not tried, and has no {few}",

@@ -19,7 +19,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuner.engines.vllm.installed import ANY
 from tuner.errors import EngineError, RunError, UsageError
 from tuner.runs.cluster.share import Node, Share
 from tuner.system import scratch
@@ -208,7 +207,6 @@ class RaySession:
                 num_cpus=share.bundles[0]["CPU"],
                 num_gpus=gpus,
                 max_restarts=0,
-                runtime_env={"env_vars": {ANY: os.environ.get(ANY, "0")}},
                 scheduling_strategy=PlacementGroupSchedulingStrategy(
                     group,
                     placement_group_bundle_index=0,

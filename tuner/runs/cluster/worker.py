@@ -7,11 +7,12 @@ import asyncio
 import math
 import os
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.engines import devices
 from tuner.engines.sim import virtual_time
+from tuner.engines.vllm import installed
 from tuner.errors import TunerError
 from tuner.replay.measure import Measurement
 from tuner.runs.cluster.kinds import Description, describe_here
@@ -41,6 +42,9 @@ class WorkerConfig:
     """OMP_NUM_THREADS of the run's own environment, for engines on GPUs: Ray sets it to the few
     CPUs that they take."""
 
+    any_vllm: bool = field(default_factory=installed.is_any_allowed)
+    """Whether the run goes on with whatever vLLM a node has."""
+
 
 class _Listener:
     """Keeps what the user should know until the next report. See runner.Watcher."""
@@ -68,6 +72,7 @@ class TrialWorker:
     """One engine at a time, on an event loop that lasts from call to call."""
 
     def __init__(self, config: WorkerConfig) -> None:
+        installed.allow_any(config.any_vllm)
         self._description = settled(config.simulated, config.omp_threads)
         loop: Callable[[], asyncio.AbstractEventLoop] | None = None
         read = None
