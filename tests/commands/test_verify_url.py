@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import subprocess
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ import pytest
 
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
+from tests.support.vllm_server import RealServer
 from tuner.engines.server.running import WARM_UPS
 
 WORLD = "step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}\n"
@@ -120,6 +122,23 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     assert {one.body["model"] for one in asked} == {MODEL}
     assert all(one.body["ignore_eos"] for one in asked)
     assert not any("authorization" in map(str.lower, one.headers) for one in asked)
+
+
+@pytest.mark.vllm
+@pytest.mark.serve
+def test_a_real_server_counts_the_warm_up_and_streams_the_trace(
+    real_server: RealServer, folder: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "prod.jsonl").write_text(
+        (folder / "prod.jsonl").read_text().replace(MODEL, "tuner:tiny")
+    )
+    shutil.copy(folder / "world.yaml", tmp_path)
+    assert tuner(tmp_path, "sweep", *TUNING).returncode == 0
+    done = verify(tmp_path, real_server.url, "--json", "--tolerance", "10")
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert result["kept"]
+    assert {"ttft", "tpot", "e2el"} == set(result["p95_ms"])
 
 
 def test_of_another_server_its_clients_numbers_are_gated_alone(folder: Path) -> None:

@@ -62,3 +62,15 @@ def test_the_first_three_lines_hold_the_choice_against_what_is_set_now(
     lines = block_of(beside(now), next_="").lines()
     assert lines[0].startswith(f"{title}  ")
     assert f" gives {gives} costs {costs} holds " in " ".join(" ".join(lines).split())
+
+
+@pytest.mark.parametrize(
+    ("confirm", "where"),
+    [(None, "on a fresh engine"), ("inproc", "on a fresh engine"),
+     ("server", "behind a fresh server")],
+)  # fmt: skip
+def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str) -> None:
+    one = profile()
+    origin = one.provenance.model_copy(update={"confirm": confirm})
+    rows = dict(block_of(one.model_copy(update={"provenance": origin}), next_="").rows)
+    assert rows["checked"].startswith(f"99.5 % {where}")

@@ -218,7 +218,8 @@ def _checked(profile: ServingProfile) -> str:
     promise, origin = profile.promise, profile.provenance
     parts = []
     if promise.source == "confirming run":
-        parts.append(f"{percent(promise.attainment)} on a fresh engine")
+        fresh = "behind a fresh server" if origin.confirm == "server" else "on a fresh engine"
+        parts.append(f"{percent(promise.attainment)} {fresh}")
     if origin.twin_error is not None:
         parts.append(f"twin off by {percent(origin.twin_error)}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
