@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tuner.commands.shared.options import times
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
 
@@ -95,3 +96,14 @@ def test_what_cannot_be_planned_is_said_in_two_lines(
 def _without_twin(path: Path, one: ServingProfile) -> None:
     names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
     profile.save(profile.seal(**{name: getattr(one, name) for name in names}, twin=None), path)
+
+
+@pytest.mark.parametrize("load", ["1.5", "1.5x", "150%", " 150 % "])
+def test_a_load_is_spelt_in_three_ways_that_mean_the_same(load: str) -> None:
+    assert times(load) == 1.5
+
+
+def test_a_load_that_is_none_is_refused_with_those_there_are(folder: Path) -> None:
+    refused = plan(folder, "profile.yaml", "--load", "half")
+    assert refused.returncode == 2
+    assert "give 1.5, 1.5x or 150%" in refused.stderr

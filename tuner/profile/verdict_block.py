@@ -30,7 +30,7 @@ class VerdictBlock:
         found = [self._head()]
         room = MOST_LINES - 2 - (len(self.rows) - 1)
         for name, text in self.rows:
-            part = _wrapped(text, room)
+            part = wrapped(text, most=room)
             found += [f"  {name:<{NAMES - 2}}{part[0]}", *(" " * NAMES + line for line in part[1:])]
             room -= len(part) - 1
         return [*found, f"  {'next':<{NAMES - 2}}{self.next}"] if self.next else found
@@ -42,11 +42,12 @@ class VerdictBlock:
         return textwrap.shorten(f"{self.title}: {self.aside}", WIDTH, placeholder=" …")
 
 
-def _wrapped(text: str, most: int) -> list[str]:
+def wrapped(text: str, *, most: int | None = None) -> list[str]:
+    """Return the sentence of a row in lines, ``most`` of them at most."""
     lines = textwrap.wrap(
         text,
         WIDTH - NAMES,
-        max_lines=max(1, most),
+        max_lines=None if most is None else max(1, most),
         placeholder=" …",
         break_on_hyphens=False,
     )

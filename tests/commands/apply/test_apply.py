@@ -610,3 +610,30 @@ def test_admission_limits_are_set_when_asked_for_with_their_reason(small: Tuner)
     assert "max-num-queued-reqs: 24\n" in Path("serve.yaml").read_text()
     assert "  because max_num_queued_tokens 2500: a TTFT limit of 500 ms x" in done.out
     assert "max-num-queued" not in small("apply", "twin.yaml", "--to", "env", "--dry-run").out
+
+
+def test_a_dry_run_shows_the_change_also_where_it_refuses(tuner: Tuner) -> None:
+    save(profile(engine={**ENGINE, "model": "n"}), Path("other.yaml"))
+    done = tuner("apply", "other.yaml", "prod.yaml", "--dry-run")
+    assert done.exit_code == 6
+    assert "+max_num_seqs: 16" in done.out or "+max-num-seqs: 16" in done.out
+    assert "the profile was measured elsewhere: model n" in done.err
+    save(profile(verdict="inconclusive", reason="8 and 16 tie"), Path("tie.yaml"))
+    done = tuner("apply", "tie.yaml", "--dry-run")
+    assert done.exit_code == 5
+    assert "+max-num-seqs: 16" in done.out
+
+
+def test_of_a_simulated_engine_neither_memory_nor_model_is_written(tuner: Tuner) -> None:
+    simulated = {
+        **ENGINE, "model": "tuner:tiny", "dtype": "float32", "num_gpu_blocks_override": 1200,
+        "block_size": 16, "max_model_len": 19200,
+    }  # fmt: skip
+    save(profile(engine=simulated, engine_="sim"), Path("sim.yaml"))
+    for force in ([], ["--force"]):
+        assert tuner("apply", "sim.yaml", "new.yaml", *force).exit_code == 0
+        written = yaml.safe_load(Path("new.yaml").read_text())
+        assert written["max-num-seqs"] == 16
+        assert not written.keys() & {
+            "model", "dtype", "num-gpu-blocks-override", "block-size", "max-model-len",
+        }  # fmt: skip

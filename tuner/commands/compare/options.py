@@ -12,6 +12,7 @@ from tuner.commands.shared.options import (
     Base,
     Budget,
     Details,
+    DryRun,
     Engine,
     Json,
     Overrides,
@@ -102,5 +103,6 @@ class CompareOptions:
     ] = False
     any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, load and order."), IN_PLAN] = 0
+    dry_run: DryRun = False
     details: Details = False
     json: Json = False

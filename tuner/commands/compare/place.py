@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar, cast
 
 from tuner.commands.compare.options import CompareOptions
+from tuner.commands.shared.dry_run import asked_of
 from tuner.commands.shared.engine import world_alone
 from tuner.commands.shared.machine import Here, ThisMachine
 from tuner.commands.shared.trust import check_arguments
@@ -32,6 +33,10 @@ class ComparePlace(Protocol):
 
     def here(self) -> Here:
         """Return what engines would run on."""
+        ...
+
+    def asked(self, *, max_num_seqs: int) -> dict[str, ArgumentValue]:
+        """Return the arguments that engines get here. Without vLLM."""
         ...
 
     def machine(self) -> dict[str, Any]:
@@ -96,6 +101,9 @@ class _Simulated:
     def here(self) -> Here:
         return self.new_starter()
 
+    def asked(self, *, max_num_seqs: int) -> dict[str, ArgumentValue]:
+        return asked_of(self.new_starter(), max_num_seqs=max_num_seqs)
+
     def machine(self) -> dict[str, Any]:
         arguments = self.new_starter().resolve(max_num_seqs=self.options.untuned)
         return {"engine_arguments": dict(arguments), "world_digest": self.world.digest}
@@ -155,6 +163,9 @@ class _Real:
 
     def here(self) -> Here:
         return ThisMachine()
+
+    def asked(self, *, max_num_seqs: int) -> dict[str, ArgumentValue]:
+        return asked_of(self.new_starter(self.arguments), max_num_seqs=max_num_seqs)
 
     def machine(self) -> dict[str, Any]:
         arguments = self.new_starter(self.arguments).resolve(max_num_seqs=self.options.untuned)

@@ -11,9 +11,11 @@ from typing import Any
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.place import ComparePlace, place_of
 from tuner.commands.compare.view import ComparePrint, json_object, markdown, render
+from tuner.commands.shared import dry_run
+from tuner.commands.shared.dry_run import DryRun
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import after, command
-from tuner.commands.shared.options import in_plan
+from tuner.commands.shared.options import as_typed, in_plan
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.traffic import served_in
 from tuner.commands.sweep.view import RunProgress
@@ -21,6 +23,7 @@ from tuner.engines.devices import DeviceMeter
 from tuner.engines.workers.seam import Batching, Setup
 from tuner.errors import EngineError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
+from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.compare.approaches import chosen
@@ -57,6 +60,9 @@ def run(options: CompareOptions) -> None:
     place = place_of(options, trace)
     if place.profile is not None and not options.force:
         check_machine(place.profile, place.here())
+    if options.dry_run:
+        dry_run.show(_dry_run(options, settings, place, requests), as_json=options.json)
+        return
     plan = plan_of(options, trace, place.machine())
     keep_what_fits(requests, max_model_len=int(str(plan["engine_arguments"]["max_model_len"])))
     where = Where(options.trace, options.run_dir, resume=options.resume, command="compare")
@@ -81,6 +87,42 @@ def run(options: CompareOptions) -> None:
         place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
     warnings = (*trace.warnings, *warnings_about(options), *blocks.warnings, *run.warnings)
     _report(options, blocks, tuned, warnings)
+
+
+def _dry_run(
+    options: CompareOptions,
+    settings: CompareSettings,
+    place: ComparePlace,
+    requests: Sequence[TraceRequest],
+) -> DryRun:
+    """Return what a comparison would do."""
+    starts, replays = settings.starts_and_replays()
+    _, windows = windows_of(
+        requests, settings.window, step_s=settings.step_s, blocks=settings.repeats
+    )
+    names = ", ".join(one.name for one in settings.approaches)
+    levels = ", ".join(one.name for one in settings.levels)
+    tuned = options.max_num_seqs or _of_profile(options)
+    swept = "" if tuned else ", and a fast sweep before"
+    most = max([options.untuned, *([] if tuned is None else [tuned])])
+    return DryRun(
+        command=command("compare", *as_typed(replace(options, dry_run=False))),
+        rows=[
+            ("serves", f"{names}; load {levels}, with lengths as captured and uniform"),
+            ("windows", f"{', '.join(map(str, windows))}, one a block"),
+            (
+                "time",
+                (
+                    f"at most {minutes(settings.budget_s)} of engine: {starts} starts and "
+                    f"{replays} replays of up to {minutes(settings.step_s)}{swept}"
+                ),
+            ),
+        ],
+        arguments=place.asked(max_num_seqs=most),
+        requests=requests,
+        most_seqs=most,
+        is_simulated=options.engine == "sim",
+    )
 
 
 def _served(trace: Trace, path: Path) -> list[TraceRequest]:

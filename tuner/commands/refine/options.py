@@ -13,6 +13,7 @@ from tuner.commands.shared.options import (
     Confirmed,
     ConfirmedBase,
     Details,
+    DryRun,
     Engine,
     Headroom,
     Json,
@@ -102,6 +103,7 @@ class RefineOptions:
         typer.Option(min=0, max=MOST_SEED, help="Of prompts, routing and the sampler."),
         IN_PLAN,
     ] = 0
+    dry_run: DryRun = False
     details: Details = False
     json: Json = False
 

@@ -3,6 +3,7 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -22,8 +23,11 @@ from tuner.commands.refine.plan import (
 from tuner.commands.refine.ray import check_ray, site_of
 from tuner.commands.refine.space import space_of
 from tuner.commands.refine.view import RefinePrint, json_of, render, said_of_space
+from tuner.commands.shared import dry_run
+from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.options import check_given
+from tuner.commands.shared.next_step import command
+from tuner.commands.shared.options import as_typed, check_given
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import one_engines, served_in
@@ -31,18 +35,24 @@ from tuner.commands.sweep.view import RunProgress
 from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.models import shipped as models
+from tuner.errors import UsageError
 from tuner.profile.profile import check_output, save, seal
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import minutes
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
+from tuner.runs.refine.knobs import CAP, LIVE, number
 from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.run import refine
 from tuner.runs.refine.trial_runner import LocalTrialRunner
 from tuner.runs.result import profile_of, second_thoughts
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
+from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.sampling import sample_windows
+from tuner.traffic.window import choose_part
 
 if TYPE_CHECKING:
     from tuner.commands.shared.engine import Execute
@@ -80,6 +90,13 @@ def run(options: RefineOptions) -> None:
         options, profile, engines.vary, requests=requests, block_size=trace.header.block_size
     )
     plan = plan_of(options, profile, trace, space)
+    if options.dry_run:
+        if options.ray:
+            raise UsageError(
+                "--dry-run is of a refinement on this machine", hint="Leave out --ray."
+            )
+        dry_run.show(_dry_run(options, plan, engines, requests), as_json=options.json)
+        return
     with ExitStack() as joined:
         site = joined.enter_context(site_of(options, plan, engines)) if options.ray else None
         where = Where(options.trace, options.run_dir, resume=options.resume, command="refine")
@@ -97,6 +114,42 @@ def run(options: RefineOptions) -> None:
                 doubts = second_thoughts(found.outcome, plan.settings)
                 found = replace(found, warnings=(*found.warnings, *doubts))
             _conclude(begun, found)
+
+
+def _dry_run(
+    options: RefineOptions, plan: Plan, engines: Engines, requests: Sequence[TraceRequest]
+) -> DryRun:
+    """Return what a refinement would do."""
+    settings = plan.settings
+    part = choose_part(requests, settings.window, length_s=settings.step_s, busiest=busiest_window)
+    windows = sample_windows(requests, part, step_s=settings.step_s, drain_s=0.0)
+    caps = [value for knob in plan.space.knobs if knob.name == CAP for value in knob.values]
+    most = max([number(plan.space.knee[CAP]), *(int(one) for one in caps if isinstance(one, int))])
+    live = all(knob.name in LIVE for knob in plan.space.knobs)
+    return DryRun(
+        command=command("refine", *as_typed(replace(options, dry_run=False))),
+        rows=[
+            ("searches", "; ".join(said_of_space(plan.space))),
+            (
+                "windows",
+                (
+                    f"{', '.join(map(str, windows))} a trial at most, shortened where the budget "
+                    "asks for it"
+                ),
+            ),
+            (
+                "time",
+                f"at most {minutes(settings.budget_s)} of engine; "
+                + ("all trials on one engine" if live else "an engine for each place of the search")
+                + ", then knee and choice in turns",
+            ),
+        ],
+        arguments=asked_of(engines.vary({}), max_num_seqs=most),
+        requests=requests,
+        most_seqs=most,
+        is_simulated=options.engine == "sim",
+        warnings=plan.warnings,
+    )
 
 
 def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:

@@ -154,9 +154,11 @@ def trials_table(
         for one in tried:
             if one.worker == worker:
                 style = "bold" if one.configuration == chosen else None
-                words = _words(one, knee)  # of two aims so narrow that a value is a line's own
+                words = _words(one, knee)
+                if len(objectives) > 1:  # so narrow that a value is a line's own
+                    words = words.replace("=", "= ")
                 table.add_row(
-                    shown(words if len(objectives) == 1 else words.replace("=", "= ")),
+                    "\n".join(map(shown, words.splitlines())),
                     *(_gains(one, len(objectives))),
                     *_numbers(one),
                     style="dim" if one.cut else style,

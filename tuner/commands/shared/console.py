@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner.profile.verdict_block import VerdictBlock
+from tuner.profile.verdict_block import VerdictBlock, wrapped
 from tuner.system.printable import printable
 
 PLAIN_WIDTH = 100
@@ -51,6 +51,13 @@ def print_block(console: Console, block: VerdictBlock) -> None:
     console.print(f"[bold]{shown(first)}[/]", soft_wrap=True)
     for line in rest:
         console.print(shown(line), soft_wrap=True)
+
+
+def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
+    """Print named sentences as a verdict block has them, each as long as it is."""
+    for name, text in rows:
+        for number, line in enumerate(wrapped(text)):
+            console.print(f"  {'' if number else name:<9}{shown(line)}", soft_wrap=True)
 
 
 def print_warnings(

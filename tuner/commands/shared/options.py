@@ -89,6 +89,10 @@ Overrides = Annotated[
     tuple[str, ...],
     typer.Option("--set", metavar="KEY=VALUE", help="Any vLLM engine argument; repeatable."),
 ]
+DryRun = Annotated[
+    bool,
+    typer.Option("--dry-run", help="Start nothing: say what would be run, and in what memory."),
+]
 Details = Annotated[bool, typer.Option("--details", help="Print all that was found.")]
 Replicas = Annotated[
     int,
@@ -181,7 +185,7 @@ def as_typed(options: Any) -> list[str]:  # noqa: ANN401 - any command's
     words: list[str] = []
     for one in dataclasses.fields(options):
         value = getattr(options, one.name)
-        if value == one.default:
+        if value is None or value == one.default:
             continue
         info = next(each for each in get_args(hints[one.name]) if isinstance(each, ParameterInfo))
         values = value if isinstance(value, tuple) else (value,)

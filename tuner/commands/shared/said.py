@@ -34,6 +34,11 @@ def not_said(trace: Path, warnings: Sequence[str]) -> list[str]:
     return new
 
 
+def mark_said(trace: Path, warnings: Sequence[str]) -> None:
+    """Note that a command said these warnings of this trace: others need not."""
+    not_said(trace, warnings)
+
+
 def _file() -> Path:
     home = os.environ.get("XDG_STATE_HOME") or str(Path("~/.local/state").expanduser())
     return Path(home) / "tuner" / "said.json"

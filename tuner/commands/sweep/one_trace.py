@@ -9,8 +9,10 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, Execute, world_of
-from tuner.commands.shared.options import in_plan
+from tuner.commands.shared.next_step import command
+from tuner.commands.shared.options import as_typed, in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines import provenance
@@ -24,22 +26,26 @@ from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.numbers import Baseline
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.conclusion import in_use
 from tuner.runs.engine_runner import Watcher
 from tuner.runs.evidence import Evidence
+from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.rescore import rescore
-from tuner.runs.sweep.sweep import sweep
+from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load, write
 from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.sampling import sample_windows
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_window
+from tuner.traffic.workload import affordable_step_s
 
 TRACE_COPY = "trace.jsonl"
 """In the run directory: the requests that were tuned for, so that the run can be judged again."""
@@ -154,6 +160,49 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
 def ranks_of(starter: Starter) -> int:
     """Return how many engines like this one a data-parallel server has."""
     return starter.ranks if isinstance(starter, VllmStarter) else 1
+
+
+def dry_run_of(options: SweepOptions, traffic: SweptTraffic, starter: Starter) -> DryRun:
+    """Return what a sweep of this traffic would do. Raises UsageError for a budget that is too
+    small for any."""
+    settings = traffic.settings
+    starts, steps = starts_of(settings), steps_of(settings)
+    step_s = affordable_step_s(
+        settings.step_s, steps=steps, budget_s=settings.budget_s, starts_s=0.0
+    )
+    part = choose_part(traffic.requests, settings.window, length_s=step_s, busiest=busiest_window)
+    windows = sample_windows(traffic.requests, part, step_s=step_s, drain_s=0.0)
+    caps = ", ".join(map(str, doubling(settings.ceiling)))
+    how = f"{caps}, live on one engine, then the choice on a fresh one"
+    if settings.fresh:
+        how = f"{caps}, a new engine for each"
+    elif settings.fast:
+        how = f"every batch size up to {settings.ceiling} is timed, the twin asked, its choice run"
+    return DryRun(
+        command=command("sweep", *as_typed(replace(options, dry_run=False))),
+        rows=[
+            ("steps", f"max_num_seqs {how}"),
+            (
+                "windows",
+                (
+                    f"{', '.join(map(str, windows))} a step, or shorter by what the last requests "
+                    "take to end"
+                ),
+            ),
+            (
+                "time",
+                (
+                    f"at most {minutes(settings.budget_s)} of engine: {starts} starts, and "
+                    f"replays of {steps:.2g} times {minutes(step_s)} at most"
+                ),
+            ),
+        ],
+        arguments=asked_of(starter, max_num_seqs=options.ceiling),
+        requests=traffic.requests,
+        most_seqs=options.ceiling,
+        is_simulated=options.engine == "sim",
+        warnings=[*taken_from_base(options), *traffic.warnings],
+    )
 
 
 def plan_of(

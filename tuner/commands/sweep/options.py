@@ -12,6 +12,7 @@ from tuner.commands.shared.options import (
     Base,
     Budget,
     Details,
+    DryRun,
     Headroom,
     Json,
     Overrides,
@@ -110,6 +111,7 @@ class SweepOptions:
         str | None,
         typer.Option(metavar="KIND=PRICE,…", help="Per GPU and hour: what a million tokens cost."),
     ] = None
+    dry_run: DryRun = False
     details: Details = False
     force: Annotated[bool, typer.Option(help="Overwrite the output even if it is no profile.")] = (
         False

@@ -6,6 +6,7 @@ import time
 from contextlib import closing, nullcontext
 from pathlib import Path
 
+from tuner.commands.shared import dry_run
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
 from tuner.commands.shared.said import not_said
@@ -14,6 +15,7 @@ from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     beside_now,
     confirming_of,
+    dry_run_of,
     keep_trace,
     measured,
     one_servers,
@@ -39,6 +41,11 @@ def run(options: SweepOptions) -> None:
     """Run the whole sweep, write its profile and print its result. Raises TunerError."""
     check_given("--ray", options.ray)
     _check_confirm(options)
+    if options.dry_run and (options.rescore is not None or options.ray is not None):
+        raise UsageError(
+            "--dry-run is of a sweep on this machine",
+            hint="Leave out --ray and --rescore; --rescore starts no engine anyway.",
+        )
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
@@ -74,6 +81,9 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
+    if options.dry_run:
+        dry_run.show(dry_run_of(options, traffic, starter), as_json=options.json)
+        return
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
     exporter = Exporter(options.metrics_port) if options.metrics_port else None

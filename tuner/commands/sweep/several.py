@@ -12,6 +12,7 @@ from typing import Any
 
 from rich.table import Table
 
+from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
 from tuner.commands.shared.next_step import after, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
@@ -21,6 +22,7 @@ from tuner.commands.sweep.one_trace import (
     SweptTraffic,
     beside_now,
     device_of,
+    dry_run_of,
     execute_on,
     keep_trace,
     one_servers,
@@ -57,6 +59,7 @@ from tuner.runs.sweep.shared_cap import (
     Price,
     at_cap,
     busiest,
+    overloaded,
     reason_of,
     shared_outcome,
 )
@@ -106,6 +109,10 @@ def run(options: SweepOptions) -> None:
     _check_different(paths, traffics)
     starter = starter_of(options, _model_of(options, paths, traffics))
     traffics = {name: one_servers(one, options, starter) for name, one in traffics.items()}
+    if options.dry_run:
+        for one in traffics.values():
+            dry_run.show(dry_run_of(options, one, starter), as_json=options.json)
+        return
     arguments, ranks = starter.resolve(max_num_seqs=options.ceiling), ranks_of(starter)
     plans = {
         name: plan_of(options, one.trace, arguments, ranks=ranks) | {"beside": len(paths) - 1}
@@ -418,6 +425,8 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     title = f"max_num_seqs {sharing.max_num_seqs} for {names}"
     if sharing.kind == "separate":
         title = f"no max_num_seqs for all of {names}"
+    elif lost := ", ".join(overloaded(found)):
+        title = f"no max_num_seqs serves half of {lost} in time"
     _, _, reason = reason_of(found).partition(": ")
     spent_s = sum(report.starts_s) + _replay_s(report)
     low, high = sharing.interval

@@ -17,6 +17,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tuner.commands.shared.said import mark_said
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
 from tuner.commands.trace.view import plain
@@ -89,6 +90,7 @@ def show(file: Input, replicas: Replicas, part: CutOptions, *, as_json: bool) ->
         trace_report.print_json(report)
     else:
         trace_report.print_report(report)
+        mark_said(file.path, report.warnings)
 
 
 def import_(
@@ -115,6 +117,7 @@ def import_(
             convert(file, scanned, out, tell, spread=spread, draft=draft)
     warnings += trace_warnings(scanned.columns, traffic, scanned.header)
     trace_view.print_written(output, traffic, scanned.header, warnings)
+    mark_said(output, warnings)
 
 
 def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:

@@ -10,6 +10,7 @@ from tuner.commands.shared.options import (
     AnyVllm,
     Confirmed,
     ConfirmedBase,
+    DryRun,
     Json,
     Replicas,
     Router,
@@ -79,4 +80,5 @@ class VerifyOptions:
     junit: Annotated[
         Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")
     ] = None
+    dry_run: DryRun = False
     json: Json = False

@@ -9,9 +9,13 @@ from typing import Any, cast
 
 from rich.console import Console
 
+from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import shown
+from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
+from tuner.commands.shared.next_step import command
+from tuner.commands.shared.options import as_typed
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import running
@@ -23,10 +27,11 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, ProfileError
+from tuner.errors import GateError, Interrupted, ProfileError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
+from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
@@ -37,14 +42,32 @@ from tuner.traffic.workload import keep_what_fits, parse_step_s
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
     running.check_options(options)
+    if options.dry_run:
+        if options.url is not None:
+            raise UsageError(
+                "--dry-run is of an engine that is started", hint="Leave out --url, or --dry-run."
+            )
+        profile = load_profile(options.profile)
+        dry_run.show(_dry_run(options, profile), as_json=options.json)
+        return
     with junit(options.junit, profile=str(options.profile), said=said) as write:
         profile = load_profile(options.profile)
-        found = _verified(options, profile)
+        found = _verified(_asked(options, profile))
         write(found.gates)
         _report(options, profile, found)
 
 
-def _verified(options: VerifyOptions, profile: ServingProfile) -> Verified:
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What is verified, with what, and where."""
+
+    requests: Sequence[TraceRequest]
+    question: Verification
+    place: "_Place"
+    tell: Callable[[str], None]
+
+
+def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
     if profile.twin is None:
         raise ProfileError(
             f"{options.profile}: twin: is null: the windows alone decided this profile",
@@ -84,8 +107,42 @@ def _verified(options: VerifyOptions, profile: ServingProfile) -> Verified:
             check_machine(profile, place.here)
     else:
         place, question = _running(options, options.url, profile, requests, question, tell)
+    return _Asked(requests, question, place, tell)
+
+
+def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
+    """Return what a verification would do."""
+    asked = _asked(options, profile)
+    assert asked.place.starter is not None
+    longest = int(str(profile.engine["max_model_len"]))
+    requests, _ = keep_what_fits(asked.requests, max_model_len=longest)
+    windows = [window for window, _ in windows_of(requests, asked.question)]
+    replay_s = sum(window.replay_s for window in windows)
+    cap = profile.decision.max_num_seqs
+    return DryRun(
+        command=command("verify", *as_typed(replace(options, dry_run=False))),
+        rows=[
+            ("replays", f"{', '.join(map(str, windows))} at max_num_seqs {cap}"),
+            (
+                "time",
+                (
+                    f"one engine start, {minutes(replay_s)} of replay and what the last requests "
+                    "take; the replay twice where a promise looks broken"
+                ),
+            ),
+        ],
+        arguments=asked_of(asked.place.starter, max_num_seqs=cap),
+        requests=requests,
+        most_seqs=cap,
+        is_simulated=options.engine == "sim",
+    )
+
+
+def _verified(asked: _Asked) -> Verified:
+    place = asked.place
+    work = verify(asked.requests, place.starter, asked.question, tell=asked.tell, read=place.read)
     try:
-        return place.execute(verify(requests, place.starter, question, tell=tell, read=place.read))
+        return place.execute(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
 

@@ -1,10 +1,21 @@
 """Models that ship with the package: a config.json and a tokenizer, no weights."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError
 
 _PREFIX = "tuner:"
+
+_NEEDED: dict[str, ArgumentValue] = {"load_format": "dummy"}
+"""The shipped models have no weights."""
+
+_NEEDED_ON_CPU: dict[str, ArgumentValue] = {
+    "dtype": "float32",  # bfloat16 is emulated on many CPUs
+    "enforce_eager": True,  # compiling would take longer than all the rest
+    "kv_cache_memory_bytes": 256 * 2**20,  # zeroed while starting
+}
 
 
 def is_shipped(name: str) -> bool:
@@ -29,3 +40,15 @@ def model_path(name: str) -> str:
             f"the model {name} does not ship with tuner", hint=f"Shipped: {', '.join(shipped)}."
         )
     return str(Path(__file__).parent / name.removeprefix(_PREFIX))
+
+
+def with_defaults(
+    arguments: Mapping[str, ArgumentValue], *, on_cpu: bool
+) -> dict[str, ArgumentValue]:
+    """Return engine arguments with what a shipped model needs, where nothing else was asked for."""
+    if not is_shipped(str(arguments["model"])):
+        return dict(arguments)
+    needed = dict(_NEEDED_ON_CPU) if on_cpu else {}
+    if arguments.get("pipeline_parallel_size") not in {None, 1}:
+        needed.pop("enforce_eager", None)  # see configure
+    return {**_NEEDED, **needed, **arguments}

@@ -18,15 +18,6 @@ from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.failure import refused
 from tuner.errors import EngineError
 
-_SHIPPED: dict[str, ArgumentValue] = {"load_format": "dummy"}
-"""The shipped models have no weights."""
-
-_SHIPPED_ON_CPU: dict[str, ArgumentValue] = {
-    "dtype": "float32",  # bfloat16 is emulated on many CPUs
-    "enforce_eager": True,  # compiling would take longer than all the rest
-    "kv_cache_memory_bytes": 256 * 2**20,  # zeroed while starting
-}
-
 _RIG: dict[str, ArgumentValue] = {
     "disable_log_stats": True,
     "enable_log_requests": False,
@@ -232,16 +223,6 @@ def private_environment(given: Mapping[str, ArgumentValue]) -> dict[str, str]:
     """Return what of the arguments must not stand on a command line, where others can read it."""
     token = given.get("hf_token")
     return {"HF_TOKEN": token} if isinstance(token, str) else {}
-
-
-def with_defaults(arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
-    """Return the arguments with what a shipped model needs, where nothing else was asked for."""
-    if not models.is_shipped(str(arguments["model"])):
-        return dict(arguments)
-    on_cpu = dict(_SHIPPED_ON_CPU) if current_platform.is_cpu() else {}
-    if arguments.get("pipeline_parallel_size") not in {None, 1}:
-        on_cpu.pop("enforce_eager", None)  # see configure
-    return {**_SHIPPED, **on_cpu, **arguments}
 
 
 def pinned(

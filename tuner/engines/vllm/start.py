@@ -73,6 +73,11 @@ class VllmStarter:
         self._server_limits: tuple[int, int] | None = None
         self.log = log if log is not None else default_log()
 
+    @property
+    def asked(self) -> "Mapping[str, ArgumentValue]":
+        """What vLLM is given; all else is its own to choose. Without vLLM."""
+        return models.with_defaults(self.arguments, on_cpu=provenance.is_cpu_build())
+
     def resolve(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
         """See the seam. The first call imports vLLM, which takes ten seconds and more."""
         return self._configure(max_num_seqs).arguments
@@ -132,7 +137,7 @@ class VllmStarter:
         with _vllm(self.log):
             from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
-            arguments = vllm_config.with_defaults(self.arguments)
+            arguments = self.asked
             if self._server_limits is None:
                 self._server_limits = vllm_config.server_limits(arguments)
             return vllm_config.configure(

@@ -78,6 +78,16 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     return run.outcome()
 
 
+def starts_of(settings: SweepSettings) -> int:
+    """Return how many engine starts a run takes if nothing interrupts it."""
+    return 1 + (len(doubling(settings.ceiling)) if settings.fresh else 1)
+
+
+def steps_of(settings: SweepSettings) -> float:
+    """Return how many steps of replay a run may take."""
+    return FAST_STEPS if settings.fast else STEPS
+
+
 class SweepRun:
     """A run under way: first concluded, then confirmed. Whoever has made the runner stops it."""
 
@@ -129,10 +139,11 @@ class SweepRun:
         if chosen is not None:
             self.warn_of(chosen.step_s)
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
-        starts_s = (self.starts() - 1) * self.evidence.facts().start_s + self.confirm_start_s()
+        starts_s = (starts_of(self.settings) - 1) * self.evidence.facts().start_s
+        starts_s += self.confirm_start_s()
         step_s = affordable_step_s(
             self.settings.step_s,
-            steps=self.steps(),
+            steps=steps_of(self.settings),
             budget_s=self.settings.budget_s,
             starts_s=starts_s,
         )
@@ -142,9 +153,10 @@ class SweepRun:
         self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
         self.warn_of(workload.step_s)
         windows = ", ".join(map(str, workload.windows))
+        most_s = steps_of(self.settings) * workload.step_s
         self.watcher.stage(
-            f"a step replays {windows} of the trace; expect up to "
-            f"{self.steps() * workload.step_s:.0f}s of replay and {starts_s:.0f}s of engine starts"
+            f"a step replays {windows} of the trace; expect up to {most_s:.0f}s of replay and "
+            f"{starts_s:.0f}s of engine starts"
         )
         return workload
 
@@ -171,14 +183,6 @@ class SweepRun:
         behind_server = SERVER_START_S if self.settings.confirm == "server" else 0.0
         return self.evidence.facts().start_s + behind_server
 
-    def starts(self) -> int:
-        """Return how many engine starts the run takes if nothing interrupts it."""
-        return 1 + (len(doubling(self.settings.ceiling)) if self.settings.fresh else 1)
-
-    def steps(self) -> float:
-        """Return how many steps of replay the run may take."""
-        return FAST_STEPS if self.settings.fast else STEPS
-
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
         start_s = self.confirm_start_s() if self.confirms_alone() else 0.0
@@ -188,7 +192,7 @@ class SweepRun:
         """Return how many steps may still be replayed before the confirming ones."""
         settings, step_s = self.settings, self.evidence.rung_s() or workload.step_s
         confirming = (settings.headroom > 1.0 and not settings.fast) + self.confirms_alone()
-        planned_s = self.steps() * workload.step_s - self.evidence.replay_s()
+        planned_s = steps_of(settings) * workload.step_s - self.evidence.replay_s()
         return min(planned_s, self.paid_s()) / step_s - confirming
 
     async def gather(self, workload: Workload) -> bool:

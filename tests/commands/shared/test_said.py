@@ -1,0 +1,50 @@
+"""A warning about a trace is said once in a run of commands on it."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+from tuner.commands.shared.said import mark_said, not_said
+
+WARNING = "Warning: no hash_ids"
+SIM = ("--engine", "sim", "--world", ROOT / "examples" / "worlds" / "article.yaml", "--fast")
+
+
+@pytest.fixture(autouse=True)
+def _nobody_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+def test_what_the_import_said_the_sweep_does_not_repeat_but_counts(tmp_path: Path) -> None:
+    shutil.copy(ROOT / "traces" / "translation.jsonl", tmp_path / "raw.jsonl")
+    done = tuner(tmp_path, "trace", "import", "raw.jsonl", "-o", "prod.jsonl")
+    assert WARNING in done.stdout
+    assert WARNING in tuner(tmp_path, "trace", "show", "prod.jsonl").stdout
+    swept = tuner(tmp_path, "sweep", "--trace", "prod.jsonl", *SIM)
+    assert WARNING not in swept.stdout + swept.stderr
+    assert "more warning" in swept.stdout
+    details = tuner(tmp_path, "sweep", "--trace", "prod.jsonl", *SIM, "--details", "--resume")
+    assert WARNING in details.stdout
+
+
+def test_of_another_trace_it_is_said_again(tmp_path: Path) -> None:
+    assert not_said(tmp_path / "a", ["x", "y"]) == ["x", "y"]
+    mark_said(tmp_path / "b", ["x"])
+    assert not_said(tmp_path / "a", ["x", "z"]) == ["z"]
+    assert not_said(tmp_path / "b", ["x", "z"]) == ["z"]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": "b"}', "null"])
+def test_a_broken_file_of_what_was_said_only_says_it_again(tmp_path: Path, content: str) -> None:
+    mark_said(tmp_path / "a", ["x"])
+    (tmp_path / "state" / "tuner" / "said.json").write_text(content)
+    assert not_said(tmp_path / "a", ["x"]) == ["x"]
+
+
+def test_where_nothing_can_be_kept_it_is_said_again(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file where a folder should be")
+    assert not_said(tmp_path / "a", ["x"]) == ["x"]
+    assert not_said(tmp_path / "a", ["x"]) == ["x"]

@@ -1,0 +1,93 @@
+"""How much memory a model takes, from its config.json alone: weights, and KV cache a token.
+
+A second, and no torch. Known are decoders with one kind of attention; of any other nothing is said,
+for a wrong number is worse than none.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tuner.engines.models.shipped import model_path
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import InputError
+
+KNOWN = frozenset(
+    {"llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "smollm3", "stablelm"}
+)
+"""``model_type`` of decoders whose layers are all alike: attention with a KV head for some query
+heads, and a gated MLP."""
+
+BYTES = {"float32": 4, "float": 4, "float16": 2, "half": 2, "bfloat16": 2}
+
+KV_BYTES = {"fp8": 1, "fp8_e4m3": 1, "fp8_e5m2": 1, "bfloat16": 2, "float16": 2}
+
+
+OWN_BLOCKS = 1
+"""Of the KV cache, that vLLM keeps empty for itself (``BlockPool.null_block``)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelMemory:
+    """What one engine's model takes of memory, over all of its GPUs together."""
+
+    weight_bytes: int
+    kv_bytes_per_token: int
+
+    def kv_blocks(self, memory_bytes: int, block_size: int) -> int:
+        """Return how many KV blocks requests get of so much memory for the KV cache."""
+        return memory_bytes // (self.kv_bytes_per_token * block_size) - OWN_BLOCKS
+
+
+def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
+    """Return what the model of these engine arguments takes, or why that cannot be said.
+
+    Raises InputError for a model that should ship with tuner and does not.
+    """
+    folder = Path(model_path(str(arguments["model"])))
+    try:
+        config = json.loads((folder / "config.json").read_bytes())
+    except OSError:
+        return "the model is in no folder here that has a config.json"
+    except ValueError:
+        return f"{folder / 'config.json'} is no JSON"
+    try:
+        return _of_config(config, arguments, folder)
+    except (KeyError, TypeError, ValueError, InputError) as problem:
+        return f"{folder / 'config.json'} does not tell: {problem}"
+
+
+def _of_config(
+    config: Mapping[str, Any], arguments: Mapping[str, ArgumentValue], folder: Path
+) -> ModelMemory | str:
+    kind = config["model_type"]
+    if kind not in KNOWN or config.get("quantization_config") or arguments.get("quantization"):
+        quantized = "a quantised " if kind in KNOWN else ""
+        return f"not known for {quantized}{kind}"
+    width, heads, layers = (
+        int(config[name]) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    kv_heads = int(config.get("num_key_value_heads") or heads)
+    head_size = int(config.get("head_dim") or width // heads)
+    weight_size = BYTES[_dtype(config, arguments)]
+    kv_size = KV_BYTES.get(str(arguments.get("kv_cache_dtype", "auto")), weight_size)
+    attention = width * head_size * (2 * heads + 2 * kv_heads)
+    mlp = 3 * width * int(config["intermediate_size"])
+    vocabulary = width * int(config["vocab_size"]) * (1 if config.get("tie_word_embeddings") else 2)
+    parameters = layers * (attention + mlp + 2 * width) + vocabulary + width
+    stored = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    return ModelMemory(
+        weight_bytes=stored or parameters * weight_size,
+        kv_bytes_per_token=2 * layers * kv_heads * head_size * kv_size,
+    )
+
+
+def _dtype(config: Mapping[str, Any], arguments: Mapping[str, ArgumentValue]) -> str:
+    """Return the data type as vLLM takes it: of ``auto`` half of what is stored as float32."""
+    asked = str(arguments.get("dtype", "auto"))
+    if asked != "auto":
+        return asked
+    stored = str(config.get("torch_dtype") or config.get("dtype") or "float32")
+    return "float16" if stored == "float32" else stored
