@@ -1,0 +1,290 @@
+"""What a file shows decides: whether it is vLLM, which model it serves, where the value lives."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.commands.apply.test_apply import Tuner, refused, tuner  # noqa: F401 - the fixture
+from tests.support.deployments import ENGINE, FOLDER, MODEL
+from tests.support.profiles import profile
+from tuner.profile.profile import save
+
+COMPOSE = f"""\
+services:
+  vllm:
+    image: vllm/vllm-openai:v0.32.0
+    command: --model {MODEL} --max-num-seqs ${{SLOTS:-64}}
+"""
+POD = """\
+apiVersion: v1
+kind: Pod
+metadata: {name: p}
+spec:
+  containers:
+  - name: c
+    image: %s
+    args: [--model=%s, --max-num-seqs=64]
+"""
+VLLM = "vllm/vllm-openai:v0.32.0"
+ADDED = "--max-num-batched-tokens 8192 --enable-prefix-caching"
+
+
+@pytest.fixture
+def run(tuner: Tuner) -> Tuner:  # noqa: F811 - the fixture
+    save(profile(engine=ENGINE), Path("p.yaml"))
+    return tuner
+
+
+def override(file: str) -> list[str]:
+    record = json.loads(Path(f"{file}.tuner-backup.json").read_text())
+    found = record["writes"][-1]["override"]["despite"]
+    assert isinstance(found, list)
+    return found
+
+
+def test_a_default_of_compose_is_changed_where_it_stands(run: Tuner) -> None:
+    Path("c.yaml").write_text(COMPOSE)
+    assert run("apply", "p.yaml", "c.yaml").exit_code == 0
+    assert Path("c.yaml").read_text() == COMPOSE.replace("64}", f"16}} {ADDED}")
+
+
+def test_a_value_in_an_env_file_is_changed_there_by_the_cure_that_is_printed(run: Tuner) -> None:
+    Path("compose.yaml").write_text(COMPOSE)
+    Path(".env").write_text("# slots\nSLOTS=32\n")
+    done = run("apply", "p.yaml", "compose.yaml")
+    assert refused(done, 3) == (
+        "compose.yaml:4: max_num_seqs is decided elsewhere: ${SLOTS:-64}, which is set in .env:2"
+    )
+    cure = done.err.splitlines()[1].rpartition("PROFILE ")[2]
+    assert run("apply", "p.yaml", cure).exit_code == 0
+    assert Path(".env").read_text() == "# slots\nSLOTS=16\n"
+    assert run("apply", "p.yaml", "compose.yaml").exit_code == 0
+    assert run("diff", "p.yaml", "compose.yaml", "--check").out == "no difference\n"
+
+
+def test_a_name_of_a_container_makes_no_server_and_force_does_on_record(run: Tuner) -> None:
+    text = POD % ("acme/vllm-ui:v1", MODEL)
+    Path("pod.yaml").write_text(text)
+    for words in ((), ("--container", "c"), ("--to", "kubernetes"), ("--force",)):
+        assert "p/c is not seen to run vLLM" in refused(
+            run("apply", "p.yaml", "pod.yaml", *words), 3
+        )
+    assert Path("pod.yaml").read_text() == text
+    assert run("apply", "p.yaml", "pod.yaml", "--container", "c", "--force").exit_code == 0
+    assert override("pod.yaml") == ["nothing in pod.yaml shows that it starts vLLM"]
+
+
+def test_a_model_that_cannot_be_told_is_refused_shown_and_named(run: Tuner) -> None:
+    text = POD % (VLLM, "$(M)") + "    envFrom: [{configMapRef: {name: models}}]\n"
+    Path("pod.yaml").write_text(text)
+    why = f"model {MODEL}, pod.yaml:8 has $(M), which comes from the ConfigMap models"
+    assert refused(run("apply", "p.yaml", "pod.yaml"), 6).endswith(why)
+    assert Path("pod.yaml").read_text() == text
+    assert (
+        "not known here: comes from the ConfigMap models" in run("diff", "p.yaml", "pod.yaml").out
+    )
+    assert "measured with acme/translator-7b" in refused(
+        run("apply", "p.yaml", "pod.yaml", "--model-is", "acme/other"), 6
+    )
+    assert run("apply", "p.yaml", "pod.yaml", "--model-is", MODEL).exit_code == 0
+    assert override("pod.yaml") == [f"{why}: --model-is {MODEL}"]
+
+
+def test_force_writes_nothing_of_another_model(run: Tuner) -> None:
+    engine = {**ENGINE, "model": "acme/n", "dtype": "float32", "max_model_len": 99}
+    save(profile(engine={**engine, "load_format": "dummy"}), Path("n.yaml"))
+    Path("pod.yaml").write_text(POD % (VLLM, MODEL))
+    assert run("apply", "n.yaml", "pod.yaml", "--force").exit_code == 0
+    edited = Path("pod.yaml").read_text()
+    assert "--max-num-seqs=16" in edited
+    assert [one for one in ("dtype", "max-model-len", "load-format") if one in edited] == []
+
+
+def test_of_a_simulated_profile_the_scheduler_is_written_and_nothing_else(run: Tuner) -> None:
+    engine = {**ENGINE, "dtype": "float32", "num_gpu_blocks_override": 99}
+    save(profile(engine=engine, engine_="sim"), Path("sim.yaml"))
+    Path("pod.yaml").write_text(POD % (VLLM, MODEL))
+    assert run("apply", "sim.yaml", "pod.yaml").exit_code == 0
+    assert Path("pod.yaml").read_text() == (POD % (VLLM, MODEL)).replace(
+        "seqs=64]", "seqs=16, --max-num-batched-tokens=8192]"
+    )
+
+
+FORBIDDEN = {
+    "allowed_local_media_path": "/",
+    "api_key": "x",
+    "middleware": ["a.b"],
+    "scheduler_cls": "a.B",
+    "tool_parser_plugin": "/tmp/a.py",
+    "trust_remote_code": True,
+    "worker_cls": "a.B",
+}
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("serve.yaml", f"model: {MODEL}\nmax-num-seqs: 64\n"),
+        ("c.yaml", COMPOSE),
+        ("pod.yaml", POD % (VLLM, MODEL)),
+        ("v.service", f"[Service]\nExecStart=/bin/vllm serve {MODEL}\n"),
+        ("v.env", f"VLLM_ARGS='--model={MODEL} --max-num-seqs=64'\n"),
+        ("isvc.yaml", None),
+    ],
+)
+def test_what_a_profile_may_not_set_is_named_and_never_written(
+    run: Tuner, file: str, text: str | None
+) -> None:
+    save(profile(engine={**ENGINE, **FORBIDDEN}), Path("evil.yaml"))
+    Path(file).write_text(text or (FOLDER / "kserve.yaml").read_text())
+    done = run("apply", "evil.yaml", file)
+    assert done.exit_code == 0
+    assert f"left as the deployment has it: {', '.join(FORBIDDEN)}\n" in done.err
+    edited = Path(file).read_text().replace("-", "_")
+    assert "max_num_batched_tokens" in edited
+    assert [name for name in FORBIDDEN if name in edited] == []
+
+
+def test_a_profile_that_does_not_say_where_it_was_measured_is_refused(run: Tuner) -> None:
+    Path("pod.yaml").write_text(POD % (VLLM, MODEL))
+    save(profile(engine=ENGINE, device={}, versions={}), Path("nowhere.yaml"))
+    assert refused(run("apply", "nowhere.yaml", "pod.yaml"), 6).endswith(
+        "no device and no vLLM: the profile does not say which"
+    )
+
+
+def test_what_a_later_file_decides_is_said_with_its_place(run: Tuner) -> None:
+    for one in (FOLDER / "kustomize").iterdir():
+        Path(one.name).write_text(one.read_text())
+    assert refused(run("apply", "p.yaml", "deployment.yaml"), 3) == (
+        "deployment.yaml: the arguments are decided elsewhere: patch.yaml:5 replaces args"
+    )
+    said = run("diff", "p.yaml", "deployment.yaml").out
+    assert said.count("decided elsewhere: patch.yaml:5") == 3
+
+
+def test_an_override_of_compose_decides(run: Tuner) -> None:
+    Path("compose.yaml").write_text(COMPOSE)
+    Path("compose.override.yaml").write_text("services:\n  vllm:\n    command: [--port=1]\n")
+    assert refused(run("apply", "p.yaml", "compose.yaml"), 3).endswith(
+        "decided elsewhere: compose.override.yaml:3 sets command"
+    )
+
+
+def test_a_patch_without_a_list_gets_the_operations_to_paste(run: Tuner) -> None:
+    text = (
+        "kind: Deployment\nmetadata: {name: d}\n"
+        "spec: {template: {spec: {containers: [{name: c}]}}}\n"
+    )
+    Path("patch.yaml").write_text(text)
+    done = run("apply", "p.yaml", "patch.yaml")
+    assert "d/c has no args here" in refused(done, 3)
+    operations = json.loads(done.err.splitlines()[1].partition(": ")[2])
+    assert operations[0] == {
+        "op": "add",
+        "path": "/spec/template/spec/containers/0/args/-",
+        "value": "--max-num-seqs=16",
+    }
+    assert Path("patch.yaml").read_text() == text
+
+
+@pytest.mark.parametrize("mode", ["RawDeployment", "Standard"])
+def test_a_canary_is_refused_where_kserve_splits_no_traffic(run: Tuner, mode: str) -> None:
+    text = (FOLDER / "kserve.yaml").read_text()
+    annotated = f"metadata:\n  annotations: {{serving.kserve.io/deploymentMode: {mode}}}\n"
+    Path("isvc.yaml").write_text(text.replace("metadata:\n", annotated))
+    assert f"deployment mode {mode}" in refused(
+        run("apply", "p.yaml", "isvc.yaml", "--canary", "10"), 3
+    )
+    Path("isvc.yaml").write_text(text)
+    done = run("apply", "p.yaml", "isvc.yaml", "--canary", "10")
+    assert "counts in deployment mode Knative only" in done.err
+
+
+RAY = f"""\
+applications:
+- name: llm
+  import_path: ray.serve.llm:build_openai_app
+  args:
+    llm_configs:
+    - model_loading_config: {{model_id: t, model_source: {MODEL}}}
+      engine_kwargs:
+        max_num_seqs: 64
+"""
+CONFIGMAP = f"""\
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: c}}
+data:
+  config.yaml: |
+    model: {MODEL}
+    max-num-seqs: 64
+"""
+QUADLET = f"[Container]\nImage={VLLM}\nExec=--model {MODEL} --max-num-seqs 64\n"
+CHART = f"""\
+image:
+  repository: vllm/vllm-openai
+  tag: v0.32.0
+  command: [vllm, serve, {MODEL}, --max-num-seqs, '64']
+resources: {{limits: {{nvidia.com/gpu: 1}}}}
+"""
+VALUES = f"llm:\n  models:\n  - args: [--model={MODEL}, --max-num-seqs=64]\n"
+KINDS: dict[str, tuple[str, list[str], str]] = {
+    "ray.yaml": (RAY, [], "ray-serve"),
+    "cm.yaml": (CONFIGMAP, [], "configmap"),
+    "v.container": (QUADLET, [], "quadlet"),
+    "values.yaml": (CHART, [], "helm-values"),
+    "own.yaml": (VALUES, ["--at", "llm.models[0].args"], "helm-values"),
+    "h.env": (f"H2OGPT_VLLM_ARGS='--model={MODEL} --max-num-seqs=64'\n", [], "env"),
+}
+
+
+@pytest.mark.parametrize("file", KINDS)
+def test_a_kind_is_found_edited_once_and_rolled_back(run: Tuner, file: str) -> None:
+    text, words, kind = KINDS[file]
+    Path(file).write_text(text)
+    done = run("apply", "p.yaml", file, *words, "--json")
+    assert (json.loads(done.out)["kind"], json.loads(done.out)["status"]) == (kind, "changed")
+    edited = Path(file).read_text()
+    assert edited.count("16") == text.count("64")
+    assert "64" not in edited
+    assert "nothing to change" in run("apply", "p.yaml", file, *words).out
+    run("apply", "--rollback", file)
+    assert Path(file).read_text() == text
+
+
+def test_values_of_a_chart_are_asked_for_the_path_that_they_hold(run: Tuner) -> None:
+    Path("own.yaml").write_text(VALUES)
+    done = run("apply", "p.yaml", "own.yaml")
+    assert done.err.splitlines()[1].endswith("say where: --at llm.models[0].args")
+
+
+def test_a_switch_of_older_versions_does_not_swallow_the_next_word(run: Tuner) -> None:
+    script = f"exec vllm serve {MODEL} --disable-log-requests $MORE"
+    Path("v.service").write_text(f"[Service]\nExecStart=/bin/sh -c '{script}'\n")
+    assert "$MORE may hold more flags" in refused(run("apply", "p.yaml", "v.service"), 3)
+
+
+def test_tabs_and_items_without_a_value_are_read(run: Tuner) -> None:
+    text = COMPOSE.replace("v0.32.0\n", "v0.32.0\t# why\n") + "    ports: [null]\n    tty:\n"
+    Path("c.yaml").write_text(text)
+    assert run("apply", "p.yaml", "c.yaml").exit_code == 0
+    assert Path("c.yaml").read_text() == text.replace("64}", f"16}} {ADDED}")
+
+
+def test_a_refused_dry_run_prints_the_diff_and_then_the_refusal(run: Tuner) -> None:
+    Path("pod.yaml").write_text(POD % (VLLM, "acme/other"))
+    done = run("apply", "p.yaml", "pod.yaml", "--dry-run")
+    assert done.exit_code == 6
+    assert done.out.startswith("--- pod.yaml\n+++ pod.yaml\n")
+    assert "has acme/other" in done.err.splitlines()[-2]
+
+
+def test_what_rolls_out_and_back_is_printed_to_paste(run: Tuner) -> None:
+    text = (FOLDER / "statefulset.yaml").read_text()
+    Path("s.yaml").write_text(text)
+    assert run("apply", "p.yaml", "s.yaml").out.splitlines()[-2:] == [
+        "start: kubectl apply -f s.yaml",
+        "undo: tuner apply --rollback s.yaml && kubectl rollout undo statefulset/translator",
+    ]
