@@ -1,6 +1,7 @@
 """A server's /metrics by our names, whichever vLLM wrote it."""
 
 import math
+import time
 from collections.abc import Callable
 
 import pytest
@@ -121,6 +122,30 @@ def test_what_is_not_a_number_is_not_told() -> None:
 def test_what_is_no_vllm_metrics_is_refused_with_its_source(text: str, message: str) -> None:
     with pytest.raises(InputError, match=f"http://x/metrics: {message}"):
         parse(text, source="http://x/metrics")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'vllm:num_requests_running{a="' + r"\"" * 800_000 + '"} 1\n',
+        "vllm:num_requests_running{" + ",".join(f'a{n}="b"' for n in range(160_000)) + "} 1\n",
+    ],
+)
+def test_a_line_that_takes_seconds_to_read_is_refused_at_once(line: str) -> None:
+    """Each is of 1.6 MB or more, and took ten seconds."""
+    begun = time.process_time()
+    for read in (parse, parse_engines):
+        with pytest.raises(InputError, match=r"^x: not Prometheus text: a line of \d+ characters$"):
+            read(line, source="x")
+    assert time.process_time() - begun < 1
+
+
+def test_many_lines_of_the_longest_length_are_read_in_seconds() -> None:
+    most = "".join(f'm{n}{{a="' + r"\"" * 8_000 + '"} 1\n' for n in range(64))
+    begun = time.process_time()
+    with pytest.raises(InputError, match="no metric of vLLM in it"):
+        parse(most, source="x")
+    assert time.process_time() - begun < 10
 
 
 def test_what_came_between_two_readings_is_their_difference() -> None:

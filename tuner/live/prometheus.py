@@ -33,6 +33,10 @@ Distribution = Literal[
     "output_length",
 ]
 
+LONGEST_LINE = 16_384
+"""Characters: prometheus_client (0.26) reads a line in time that grows with the square of its
+length. vLLM's longest, of cache_config_info, has some thousand."""
+
 _GAUGES: Mapping[Gauge, tuple[str, ...]] = {
     "running": ("num_requests_running",),
     "waiting": ("num_requests_waiting",),
@@ -198,6 +202,9 @@ _Samples = Mapping[str, list[_Sample]]
 
 
 def _samples(text: str) -> _Samples:
+    longest = max(map(len, text.split("\n")))
+    if longest > LONGEST_LINE:
+        raise ValueError(f"a line of {longest} characters")
     samples: defaultdict[str, list[_Sample]] = defaultdict(list)
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
