@@ -2,11 +2,14 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.profiles import profile
+from tests.support.profiles import ENGINE, profile
 from tuner.commands.shared.machine import check_machine
+from tuner.engines import provenance
 from tuner.errors import GateError
 
 GPU = {"name": "NVIDIA H200", "digest": None}
@@ -25,6 +28,16 @@ def test_the_same_machine_and_vllm_are_let_through() -> None:
 
 def test_without_vllm_it_is_left_to_the_engine_to_say_so() -> None:
     check_machine(profile(device=GPU, versions={"vllm": "1"}), Place(GPU, {"torch": "2"}))
+
+
+def test_other_files_of_the_model_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    place, engine = Place(GPU, {"vllm": "1"}), {**ENGINE, "model": str(tmp_path)}
+    of: Any = {"device": GPU, "versions": {"vllm": "1"}}
+    same = provenance.model_digest(str(tmp_path))
+    check_machine(profile(engine=engine, model_digest=same, **of), place)
+    with pytest.raises(GateError, match="other files of its model"):
+        check_machine(profile(engine=engine, model_digest=f"sha256:{64 * '0'}", **of), place)
 
 
 @pytest.mark.parametrize(

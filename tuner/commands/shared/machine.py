@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from tuner.engines import devices, provenance
+from tuner.engines.models import shipped as models
 from tuner.engines.seam import SIMULATED, ArgumentValue
 from tuner.engines.vllm import supported
 from tuner.errors import GateError
@@ -46,6 +47,8 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
     if not was_simulated and not is_simulated and not any(name in here.versions for name in _VLLM):
         return  # no engine will start, which says how vLLM is installed
     if (found := differs(profile, here)) is None:
+        if not is_simulated:
+            _check_model(profile)
         return
     cure = "Sweep on this machine"
     if was_simulated and not is_simulated:
@@ -60,6 +63,19 @@ def check_machine(profile: ServingProfile, here: Here) -> None:
         f"the profile was measured with {key} {was}, here it is {is_}{known}",
         hint=f"{cure}, or hold this machine to the promise all the same: --force.",
     )
+
+
+def _check_model(profile: ServingProfile) -> None:
+    """Refuse other files of a model than were measured, where both are known."""
+    was, here = (
+        profile.provenance.model_digest,
+        provenance.model_digest(models.model_path(profile.model)),
+    )
+    if was is not None and here is not None and was != here:
+        raise GateError(
+            "the profile was measured with other files of its model than are here",
+            hint="Sweep with these, or hold them to the promise all the same: --force.",
+        )
 
 
 def _is_simulated(name: object) -> bool:

@@ -33,7 +33,7 @@ CALLED: Table = {
 SET_BY_INIT: Table = {
     "vllm.v1.core.sched.scheduler.Scheduler": [
         *("max_num_running_reqs", "max_num_scheduled_tokens", "requests", "kv_cache_manager"),
-        *("max_num_active_reqs", "vllm_config"),
+        "vllm_config",  # max_num_active_reqs is looked for: vLLM before 0.31 has none
     ],
     "vllm.v1.core.kv_cache_manager.KVCacheManager": ["block_pool"],
     "vllm.v1.core.block_pool.BlockPool": ["num_gpu_blocks"],
