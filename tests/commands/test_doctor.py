@@ -57,3 +57,18 @@ def test_what_contradicts_itself_is_refused(tmp_path: Path) -> None:
         2,
         "Error: --engine sim needs a world",
     )
+
+
+@pytest.mark.vllm
+def test_a_real_engine_on_this_machine_answers_everything_that_is_not_a_gpus(
+    tmp_path: Path,
+) -> None:
+    """That one step takes as long as another needs a quiet machine."""
+    done = tuner(tmp_path, "doctor", "--ceiling", "17", "--json")
+    found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
+    needs_quiet = {"decode steps", "mixed steps", "front end"}
+    failed = {name for name, one in found.items() if one["status"] == "FAIL"}
+    assert failed <= needs_quiet, [found[name] for name in failed]
+    assert done.returncode == (6 if failed else 0)
+    passed = {name for name, one in found.items() if one["status"] == "PASS"}
+    assert {"vllm", "engine", "log tiles", "log sums", "stairs", "cut", "kill -9"} <= passed

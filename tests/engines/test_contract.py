@@ -159,6 +159,26 @@ def test_cancelling_a_request_frees_its_slot(roomy: EngineRunner) -> None:
     assert second.output_tokens == 3
 
 
+def test_limits_and_prefixes_change_at_once_after_everything_was_cut(roomy: EngineRunner) -> None:
+    async def main() -> int:
+        replies = [Reply() for _ in range(2 * CEILING)]
+        tasks = [
+            asyncio.create_task(roomy.engine.generate(request(name, prompt=5, output=900), reply))
+            for name, reply in enumerate(replies)
+        ]
+        await until_it_generates(replies[0])
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await roomy.engine.set_limits(max_num_seqs=2, max_num_batched_tokens=512)
+        await roomy.engine.reset_prefix_cache()
+        await roomy.engine.take_iterations()
+        await generate_all(roomy.engine, *[request(n, prompt=5, output=5) for n in range(4)])
+        return int((await roomy.engine.take_iterations())["running"].max())
+
+    assert roomy.run(main()) == 2
+
+
 def test_iterations_account_for_every_token(roomy: EngineRunner) -> None:
     requests = [request(n, prompt=10 + 30 * n, output=5 + 7 * n) for n in range(CEILING)]
 

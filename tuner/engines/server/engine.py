@@ -83,6 +83,7 @@ class ServerEngine:
     async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._check_running()
         self._check_idle()
+        await self._control.drained()
         await self._control.set_limits(
             self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
@@ -93,6 +94,8 @@ class ServerEngine:
 
     async def reset_prefix_cache(self) -> None:
         self._check_running()
+        if not self._in_flight:  # else it is refused at once
+            await self._control.drained()
         await self._control.reset_prefix_cache()
 
     async def take_iterations(self) -> IterationLog:

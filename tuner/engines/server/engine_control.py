@@ -26,6 +26,9 @@ from tuner.errors import EngineError, InputError, TunerError
 OPENS_S = 20.0
 """How long after an engine is ready its socket may still be missing: its thread looks around."""
 
+DRAIN_S = 10.0
+"""How long aborted requests may take to leave an engine: an iteration or three."""
+
 _LOOK_S = 0.02
 
 Dead = Callable[[], EngineError | None]
@@ -64,6 +67,14 @@ class EngineControl:
     async def is_idle(self) -> bool:
         state = await self.state()
         return not (state.running or state.waiting or state.in_flight)
+
+    async def drained(self) -> None:
+        """Wait until what was aborted has left the engine, which computes the batches that were
+        under way to their end: with asynchronous scheduling several."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + DRAIN_S
+        while not await self.is_idle() and loop.time() < until_s:  # noqa: ASYNC110 - no event
+            await asyncio.sleep(_LOOK_S)
 
     async def set_limits(
         self, built: EngineFacts, *, max_num_seqs: int, max_num_batched_tokens: int

@@ -166,6 +166,7 @@ class VllmEngine:
                 hint="Let the replay drain first.",
             )
         self._check_running()
+        await self._control.drained()
         await self._control.set_limits(
             self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
@@ -176,6 +177,8 @@ class VllmEngine:
 
     async def reset_prefix_cache(self) -> None:
         self._check_running()
+        if not self._in_flight:  # else it is refused at once
+            await self._control.drained()
         await self._control.reset_prefix_cache()
 
     async def take_iterations(self) -> IterationLog:

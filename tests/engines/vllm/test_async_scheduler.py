@@ -1,0 +1,154 @@
+"""The log of iterations while several are under way, as on a GPU: driven in the order of vLLM's
+EngineCore.step_with_batch_queue, which on a CPU never runs."""
+
+# ruff: noqa: ANN401 - vLLM's objects, and modules that import it
+
+import base64
+import importlib
+from collections import deque
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tuner.engines.seam import ITERATION, IterationLog
+
+pytestmark = pytest.mark.vllm
+
+DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+
+
+@pytest.fixture(scope="module")
+def lone() -> Any:
+    """tests.support.lone_scheduler, which has no business in tests without vLLM."""
+    return importlib.import_module("tests.support.lone_scheduler")
+
+
+@pytest.fixture
+def scheduler(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return made(lone, depth, monkeypatch)
+
+
+def made(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Return a scheduler for a queue of so many batches: three are those of a pipeline of two
+    stages, in which a sequence decodes in every second batch."""
+    config = lone.configured()
+    # The runner of pipelines; the configuration is made without it, for it needs Triton.
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1" if depth == 3 else "0")
+    config.cache_config.num_gpu_blocks = lone.BLOCKS
+    config.scheduler_config.async_scheduling = True
+    config.parallel_config.pipeline_parallel_size = max(1, depth - 1)
+    assert config.max_concurrent_batches == max(2, depth)
+    scheduler = lone.scheduler_of(lone.live.LiveScheduler, config)
+    assert isinstance(scheduler, lone.live.LiveAsyncScheduler)
+    scheduler.take_log()
+    return scheduler
+
+
+class Core:
+    """As many batches under way as the queue has room for; the oldest is computed when it is full
+    or nothing is left to schedule."""
+
+    def __init__(self, lone: Any, scheduler: Any, depth: int) -> None:
+        self._lone, self._scheduler, self._depth = lone, scheduler, depth
+        self.queue: deque[Any] = deque()
+        self.deepest = 0
+
+    def step(self) -> None:
+        if self._scheduler.has_requests():
+            batch = self._lone.schedule(self._scheduler)
+            self.queue.appendleft(batch)
+            self.deepest = max(self.deepest, len(self.queue))
+            executed = batch.output.total_num_scheduled_tokens > 0
+            if len(self.queue) < self._depth and (executed or self._scheduler.has_requests()):
+                return
+        if self.queue:
+            self._lone.compute(self._scheduler, self.queue.pop())
+
+    def run(self) -> None:
+        while self._scheduler.has_requests() or self.queue:
+            self.step()
+
+
+def log_of(scheduler: Any) -> IterationLog:
+    return np.frombuffer(base64.b64decode(scheduler.take_log().rows), dtype=ITERATION)
+
+
+def check_tiles(log: IterationLog) -> None:
+    ends = log["start_s"] + log["duration_s"]
+    np.testing.assert_allclose(log["start_s"][1:], ends[:-1], atol=1e-6)
+    assert (log["duration_s"] > 0).all()
+
+
+@DEPTHS
+def test_every_token_is_logged_once_and_the_rows_tile_the_time(
+    lone: Any, scheduler: Any, depth: int
+) -> None:
+    """12 requests of 10 tokens on 8 slots, that get 5 to 16: 14 to prefill each, 114 to decode."""
+    for number in range(12):
+        lone.add(scheduler, f"r{number}", prompt=10, tokens=5 + number)
+    core = Core(lone, scheduler, depth)
+    core.run()
+    log = log_of(scheduler)
+    assert core.deepest == depth
+    assert log["prefill_tokens"].sum() == 12 * 10
+    assert log["decode_seqs"].sum() == sum(5 + number - 1 for number in range(12)) == 114
+    assert log["running"].max() == 8
+    check_tiles(log)
+
+
+@DEPTHS
+def test_an_abort_while_batches_are_under_way_loses_no_row(
+    lone: Any, scheduler: Any, depth: int
+) -> None:
+    from vllm.v1.request import RequestStatus  # noqa: PLC0415 - vLLM
+
+    for name in ("stays", "goes"):
+        lone.add(scheduler, name, prompt=10, tokens=20)
+    core = Core(lone, scheduler, depth)
+    for _ in range(8):
+        core.step()
+    scheduler.finish_requests("goes", RequestStatus.FINISHED_ABORTED)
+    core.run()
+    log = log_of(scheduler)
+    both = int((log["decode_seqs"] == 2).sum())
+    assert both > 0
+    assert log["decode_seqs"].sum() == 19 + both  # of what is gone, what was scheduled before
+    check_tiles(log)
+    assert scheduler._under_way == 0
+
+
+@DEPTHS
+def test_with_too_few_blocks_what_is_computed_again_is_prefill(
+    lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """6 requests of 2 to 5 blocks each, and 11 blocks."""
+    monkeypatch.setattr(lone, "BLOCKS", 12)
+    scheduler = made(lone, depth, monkeypatch)
+    for number in range(6):
+        lone.add(scheduler, f"r{number}", prompt=20, tokens=60)
+    core = Core(lone, scheduler, depth)
+    core.run()
+    log = log_of(scheduler)
+    preempted = int(log["preemptions"].sum())
+    assert preempted > 0
+    computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
+    assert computed == 6 * (20 + 59) + log["recomputed_tokens"].sum()
+    check_tiles(log)
+
+
+@pytest.mark.parametrize("depth", [3])
+def test_a_cut_leaves_batches_under_way_and_it_idles_when_they_are_computed(
+    lone: Any, scheduler: Any, depth: int
+) -> None:
+    from vllm.v1.request import RequestStatus  # noqa: PLC0415 - vLLM
+
+    lone.add(scheduler, "r", prompt=10, tokens=50)
+    core = Core(lone, scheduler, depth)
+    core.step()
+    core.step()
+    scheduler.finish_requests("r", RequestStatus.FINISHED_ABORTED)
+    knobs = lone.live._Knobs(scheduler)
+    assert knobs.load() == (0, 0, 1)  # of two: the second batch of a lone sequence is empty
+    core.run()
+    assert knobs.load() == (0, 0, 0)
