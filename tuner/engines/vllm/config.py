@@ -4,6 +4,7 @@
 
 import dataclasses
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -36,6 +37,14 @@ _MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_ov
 
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
 """Of one machine or one deployment; a profile says nothing of them."""
+
+_PLACEHOLDER = re.compile(
+    r"(image|video|audio|vision|media|boi|eoi|boa|eoa)\w*_(id|index)|.*(image|video|audio)_token_id"
+)
+"""Keys of a model's configuration that name the token of an image, a film or a sound."""
+
+_NEVER_SENT = 16
+"""As many ids from 0 on are in no prompt: see traffic.prompts."""
 
 _OURS = {
     "max_num_active_seqs": "tuner moves it live to find max_num_seqs",
@@ -171,9 +180,29 @@ def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
         )
     rigged = {name: value for name, value in _rigged(arguments).items() if name in known}
     try:
-        return AsyncEngineArgs(**rigged).create_engine_config(UsageContext.OPENAI_API_SERVER)
+        config = AsyncEngineArgs(**rigged).create_engine_config(UsageContext.OPENAI_API_SERVER)
     except Exception as error:  # vLLM refuses with whatever its depths raise
         raise refused(error) from error
+    if config.model_config.is_multimodal_model:
+        # Its processor is made when the engine starts, and needs a tokenizer; no prompt of ours is
+        # read or written by it.
+        config.model_config.skip_tokenizer_init = False
+    return config
+
+
+def prompt_vocabulary(model: Any) -> int:
+    """Return below which number every token id may stand in a prompt of plain text.
+
+    A multimodal model takes some for an image or a sound that should have come along. They stand
+    near the end of its vocabulary, or below 16, where no prompt of ours goes.
+    """
+    named = vars(model.hf_config) if hasattr(model.hf_config, "__dict__") else {}
+    ids = [
+        value
+        for name, value in named.items()
+        if _PLACEHOLDER.fullmatch(name) and isinstance(value, int) and value >= _NEVER_SENT
+    ]
+    return min([int(model.get_vocab_size()), *ids])
 
 
 def _rigged(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
@@ -197,7 +226,11 @@ def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
             assert isinstance(value, int | float)
             arguments[name] = type(value)(value * share)
     scheduler = configuration.config.scheduler_config.scheduler_cls
-    asked = {**_rigged(arguments), "scheduler_cls": scheduler}
+    asked = {
+        **_rigged(arguments),
+        "scheduler_cls": scheduler,
+        "skip_tokenizer_init": configuration.config.model_config.skip_tokenizer_init,
+    }
     return {name: value for name, value in asked.items() if name in known}
 
 

@@ -23,7 +23,7 @@ from tuner.engines.seam import (
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
-from tuner.engines.vllm.config import Configuration, how, pinned
+from tuner.engines.vllm.config import Configuration, how, pinned, prompt_vocabulary
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.llm import Llm
@@ -238,7 +238,7 @@ def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int, log_text: 
         engine="vllm",
         arguments=arguments,
         max_model_len=config.model_config.max_model_len,
-        vocab_size=config.model_config.get_vocab_size(),
+        vocab_size=prompt_vocabulary(config.model_config),
         block_size=config.cache_config.block_size,
         kv_blocks=kv_blocks,
         start_s=0.0,

@@ -114,7 +114,7 @@ class VllmStarter:
             command=vllm_config.for_serve(configuration, self.arguments),
             environment=vllm_config.private_environment(self.arguments),
             max_model_len=config.model_config.max_model_len,
-            vocab_size=config.model_config.get_vocab_size(),
+            vocab_size=vllm_config.prompt_vocabulary(config.model_config),
             by_priority=config.scheduler_config.policy == "priority",
         )
 

@@ -127,13 +127,16 @@ class _Engine:
         client.get_output = timed_step
 
     def ready(self) -> Ready:
-        from tuner.engines.vllm.config import pinned  # noqa: PLC0415 - imports vLLM
+        from tuner.engines.vllm.config import (  # noqa: PLC0415 - imports vLLM
+            pinned,
+            prompt_vocabulary,
+        )
 
         config = self._llm.llm_engine.vllm_config
         return Ready(
             arguments=pinned(config, {"model": self._arguments["model"]}, is_started=True),
             max_model_len=config.model_config.max_model_len,
-            vocab_size=config.model_config.get_vocab_size(),
+            vocab_size=prompt_vocabulary(config.model_config),
             block_size=config.cache_config.block_size,
             kv_blocks=self._scheduler.kv_blocks,
         )
