@@ -80,8 +80,9 @@ class EngineRunner:
         if self.engine is None or self.built_for != built_for:
             await self.stop()
             size = self.settings.ceiling if live else max_num_seqs
-            self.watcher.stage(f"starting the engine with max_num_seqs={size}")
             starter = self.confirming if purpose == "confirm" else self.starter
+            what = "the engine" if starter is self.starter else "the server that confirms"
+            self.watcher.stage(f"starting {what} with max_num_seqs={size}")
             self.engine = await starter.start(max_num_seqs=size)
             self.built_for = built_for
             self.evidence.check_machine(self.engine.facts)
