@@ -32,7 +32,7 @@ PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test check static set-up plain few engines serve faults long quiet coverage
+.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet coverage
 .PHONY: fix docs readme golden studies bench clean setup setup-dev
 
 help:  ## Say what can be made
@@ -75,6 +75,9 @@ faults: setup-dev  ## Of these: engines that are killed, and those who use them
 long: setup-dev  ## The tests that take long; keeps what came of them in docs/evidence/long.json
 	$(BIN)/python scripts/long.py $(PYTEST_ARGS)
 
+versions: setup-dev  ## Try several versions of vLLM; keeps what came of it in docs/evidence/versions.json
+	$(BIN)/python scripts/versions.py --keep versions $(VERSIONS)
+
 quiet: setup-dev  ## What takes a machine on which nothing else runs
 	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)
 
@@ -104,7 +107,7 @@ bench: setup-dev  ## Measure the speed of tuner itself, by ratios
 	$(BIN)/python scripts/bench.py
 
 clean:  ## Remove all that was made here, .venv too
-	rm -rf .venv runs dist profile.yaml .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf .venv .versions runs dist profile.yaml .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 setup:

@@ -1,0 +1,39 @@
+"""What `make versions` makes of a wheel, and of what a check says."""
+
+import subprocess
+import sys
+
+from tests.support.places import ROOT
+
+SAID = """
+import sys; sys.path.insert(0, "scripts")
+import versions
+print(versions.said_by(".F.\\n1 failed, 2 passed, 1 warning in 3.21s\\n", "noise"))
+print(versions.said_by("", "error: no such thing\\n  hint: look\\n"))
+print(versions.said_by("", "Traceback\\nImportError: no module\\n"))
+print(versions.said_by("", ""))
+asked = versions.requirements("Requires-Dist: torch==2.0\\nRequires-Dist: b; extra == 'c'\\n")
+print([str(one) for one in asked], versions.fits(asked), versions.fits([]))
+ours = versions.Tried("0.33.0", "of 0.32.0", {"flags": "1 failed"}, date="2026-01-01")
+theirs = versions.Tried("0.26.0", "its own", {"names": "a|b"}, date="2026-01-02")
+print(versions.table([theirs, ours]))
+"""
+
+
+def test_a_check_that_failed_is_a_line_and_what_did_not_run_is_not_tried() -> None:
+    """In a process of its own: scripts are no package."""
+    words = [sys.executable, "-c", SAID]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines() == [
+        "1 failed, 2 passed",
+        "error: no such thing",
+        "ImportError: no module",
+        "nothing was said",
+        "['torch==2.0'] False True",
+        "| vLLM | 0.26.0 | 0.33.0 |",
+        "| --- | --- | --- |",
+        "| tried on | 2026-01-02 | 2026-01-01 |",
+        "| kernels | its own | of 0.32.0 |",
+        "| names | a\\|b | not tried |",
+        "| flags | not tried | 1 failed |",
+    ]
