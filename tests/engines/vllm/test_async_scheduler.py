@@ -29,17 +29,17 @@ def scheduler(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch) -> Any:
     return made(lone, depth, monkeypatch)
 
 
-def made(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch) -> Any:
+def made(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch, *, blocks: int = 4000) -> Any:
     """Return a scheduler for a queue of so many batches: three are those of a pipeline of two
     stages, in which a sequence decodes in every second batch."""
     config = lone.configured()
     # The runner of pipelines; the configuration is made without it, for it needs Triton.
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1" if depth == 3 else "0")
-    config.cache_config.num_gpu_blocks = lone.BLOCKS
+    config.cache_config.num_gpu_blocks = blocks
     config.scheduler_config.async_scheduling = True
     config.parallel_config.pipeline_parallel_size = max(1, depth - 1)
     assert config.max_concurrent_batches == max(2, depth)
-    scheduler = lone.scheduler_of(lone.live.LiveScheduler, config)
+    scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=blocks)
     assert isinstance(scheduler, lone.live.LiveAsyncScheduler)
     scheduler.take_log()
     return scheduler
@@ -123,8 +123,7 @@ def test_with_too_few_blocks_what_is_computed_again_is_prefill(
     lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """6 requests of 2 to 5 blocks each, and 11 blocks."""
-    monkeypatch.setattr(lone, "BLOCKS", 12)
-    scheduler = made(lone, depth, monkeypatch)
+    scheduler = made(lone, depth, monkeypatch, blocks=12)
     for number in range(6):
         lone.add(scheduler, f"r{number}", prompt=20, tokens=60)
     core = Core(lone, scheduler, depth)
