@@ -9,6 +9,7 @@ import pytest
 
 from tests.commands.apply.test_apply import Done, Tuner, names, refused, tuner  # noqa: F401 - a fixture
 from tests.support.deployments import EXAMPLES, Example, deployed
+from tuner.commands.apply import view
 from tuner.profile.profile import save
 
 SERVE = "model: acme/translator-7b\nmax-num-seqs: 32\n"
@@ -153,3 +154,9 @@ def test_applying_twice_is_applying_once_and_rolling_back_is_the_identity(
     assert file.read_bytes() == once
     run("apply", "--rollback", example.file)
     assert file.read_bytes() == original
+
+
+def test_a_diff_for_a_terminal_moves_no_cursor() -> None:
+    """For patch the file's own bytes stand in it; a terminal gets them spelt."""
+    text = "--- a\n-\tx: \x1b[2J\u202e\u061c\n+\tx: ü\n"
+    assert view.shown_diff(text) == ("--- a\n-\tx: \\x1b[2J\\xe2\\x80\\xae\\xd8\\x9c\n+\tx: ü\n")

@@ -19,6 +19,7 @@ from tuner.engines.server.protocol import (
     SetSchedule,
     State,
 )
+from tuner.system.printable import printable
 
 _STATUS = {True: "changed", False: "unchanged", None: "unknown"}
 
@@ -62,7 +63,7 @@ def show(
     outcomes: Sequence[Outcome], warnings: Sequence[str], *, dry_run: bool, as_json: bool
 ) -> None:
     for warning in warnings:
-        sys.stderr.write(f"Warning: {_plain(warning)}\n")
+        sys.stderr.write(f"Warning: {printable(warning)}\n")
     if as_json:
         servers = [
             {
@@ -101,10 +102,10 @@ def show_states(servers: Sequence[tuple[Path, State]], *, as_json: bool) -> None
             f"max_num_batched_tokens {limits.max_num_batched_tokens} of "
             f"{built.max_num_batched_tokens}; {_load(state)}\n"
             f"{_schedule_line(state)}"
-            f"  audit: {_plain(state.audit)}\n"
+            f"  audit: {printable(state.audit)}\n"
         )
         if state.problem:
-            sys.stderr.write(f"Warning: {_name(socket)}: {_plain(state.problem)}\n")
+            sys.stderr.write(f"Warning: {_name(socket)}: {printable(state.problem)}\n")
 
 
 def _change_lines(one: Outcome, *, dry_run: bool) -> str:
@@ -137,7 +138,7 @@ def _schedule_line(state: State) -> str:
         return ""
     caps = ", ".join(f"{cap.at} {cap.max_num_seqs}" for cap in state.schedule.caps)
     ahead = "" if state.next is None else f"; {state.next.max_num_seqs} from {state.next.begins}"
-    return _plain(f"  by day ({state.schedule.zone}): {caps}{ahead}") + "\n"
+    return printable(f"  by day ({state.schedule.zone}): {caps}{ahead}") + "\n"
 
 
 def _load(state: State) -> str:
@@ -156,9 +157,4 @@ def _first_rank(one: Outcome) -> str:
 
 
 def _name(socket: Path) -> str:
-    return _plain(str(socket))
-
-
-def _plain(text: str) -> str:
-    """A server may say anything; nothing of it moves the cursor or adds a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable(str(socket))

@@ -16,9 +16,6 @@ from tuner.rollout import backup
 from tuner.rollout.backup import Override, RolledBack
 from tuner.system import files
 
-_HIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff]")
-"""Control characters, and those that change what is seen of the others."""
-
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -102,7 +99,7 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
 
 def _command(text: str, path: Path) -> str:
     named = text.replace("{file}", _for_shell(str(path))).replace("{path}", _path(path))
-    return _HIDDEN.sub(_escaped, named)
+    return _escaped(named)
 
 
 def _path(path: Path) -> str:
@@ -112,18 +109,27 @@ def _path(path: Path) -> str:
 
 def visible(path: Path) -> str:
     """Return a file's name on one line, with nothing in it that moves the cursor or hides."""
-    return _HIDDEN.sub(_escaped, str(path))
+    return _escaped(str(path))
 
 
 def _for_shell(name: str) -> str:
     """Return the word that a shell, such as bash, takes for the name."""
-    if _HIDDEN.search(name) is None:
+    if not any(map(_is_hidden, name)):
         return shlex.quote(name)
-    return "$'" + _HIDDEN.sub(_escaped, re.sub(r"(['\\])", r"\\\1", name)) + "'"
+    return "$'" + _escaped(re.sub(r"(['\\])", r"\\\1", name)) + "'"
 
 
-def _escaped(hidden: re.Match[str]) -> str:
-    return "".join(f"\\x{byte:02x}" for byte in hidden[0].encode())
+def _is_hidden(character: str) -> bool:
+    """Whether it acts on what shows it, or changes what is seen of the others; a byte that is no
+    text does neither."""
+    return not character.isprintable() and not "\udc80" <= character <= "\udcff"
+
+
+def _escaped(text: str) -> str:
+    """Spell what is hidden as a shell does, byte by byte."""
+    return "".join(
+        "".join(f"\\x{byte:02x}" for byte in c.encode()) if _is_hidden(c) else c for c in text
+    )
 
 
 def show_dry_run(edit: Edit, *, as_json: bool) -> None:
@@ -162,7 +168,9 @@ def diff(edit: Edit) -> str:
 
 def shown_diff(text: str) -> str:
     """Return a diff for a terminal: nothing in the file moves the cursor or hides."""
-    return "\n".join(_HIDDEN.sub(_escaped, line) for line in text.split("\n"))
+    return "\n".join(
+        "\t".join(_escaped(part) for part in line.split("\t")) for line in text.split("\n")
+    )
 
 
 def _lines(text: str) -> list[str]:
@@ -204,7 +212,7 @@ def _warn(edit: Edit) -> None:
 
 def warn(warning: str) -> None:
     """A warning may quote what a file holds: nothing of it moves the cursor or adds a line."""
-    sys.stderr.write(f"Warning: {_HIDDEN.sub(_escaped, warning)}\n")
+    sys.stderr.write(f"Warning: {_escaped(warning)}\n")
 
 
 def _shown(value: ArgumentValue) -> str:

@@ -19,6 +19,7 @@ from tuner.rollout import difference
 from tuner.rollout.difference import Difference
 from tuner.rollout.targets.yaml import nodes as yaml_nodes
 from tuner.rollout.targets.yaml.file import parse
+from tuner.system.printable import printable
 
 _LONGEST = 60
 
@@ -87,11 +88,11 @@ def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[s
     told = f"what the server does not tell: {', '.join(untold)}\n" if untold else ""
     if not found:
         return f"no difference{' in what the server tells' if untold else ''}\n{told}"
-    lines: list[tuple[tuple[str, str, str], str]] = [(("", _plain(one), _plain(other)), "")]
+    lines: list[tuple[tuple[str, str, str], str]] = [(("", printable(one), printable(other)), "")]
     for section, members in groupby(found, key=lambda each: each.section):
         lines.append(((section, "", ""), ""))
         lines += [
-            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), _plain(each.evidence))
+            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), printable(each.evidence))
             for each in members
         ]
     widths = [max(len(row[column]) for row, _ in lines) for column in range(3)]
@@ -106,7 +107,3 @@ def _shown(value: ArgumentValue) -> str:
     """As JSON, which is ASCII: nothing in a file can move the cursor."""
     text = "-" if value is None else json.dumps(value)
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."
-
-
-def _plain(text: str) -> str:
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
