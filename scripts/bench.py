@@ -43,6 +43,7 @@ from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.law import Segment, fit_law
+from tuner.twin.load import Loads
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
@@ -268,7 +269,7 @@ def twin() -> dict[str, Any]:
     log["duration_s"] *= np.exp(rng.normal(0.0, 0.05, len(log)))
     begin_s = time.monotonic()
     fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=32)
-    weigh(hour, fitted, shape, Slo(ttft_s=1.0), (4, 8, 16, 32), everywhere=True, draws=20)
+    weigh(Loads(hour), fitted, shape, Slo(ttft_s=1.0), (4, 8, 16, 32), everywhere=True, draws=20)
     return {
         "million_requests_s": million_s,
         "fit_of_iterations": len(log),

@@ -10,9 +10,8 @@ from numpy.random import Generator
 from tuner.engines.scheduler.state import Floats, Ints
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep, step_law
 from tuner.traffic.slo import Slo, derive_slo, fit_unloaded
-from tuner.twin.choice import Values, good_caps
+from tuner.twin.objective import Values, choose, right_caps
 from tuner.twin.simulation import EngineShape, Traffic, attainment, simulate, tail_s
-from tuner.twin.uncertainty import choose
 
 CAPS: Final = (1, 2, 4, 8, 16, 32)
 
@@ -65,7 +64,7 @@ class Case:
 
     def is_good(self, cap: int) -> bool:
         """Whether an answer is right for every practical purpose."""
-        return cap in good_caps(self.truth())
+        return cap in right_caps(self.truth())
 
 
 def case(seed: int, level: str, *, harder: bool = False, duration_s: float = 1200.0) -> Case:

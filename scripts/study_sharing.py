@@ -32,8 +32,8 @@ from tuner.runs.sweep.multi_trace import Member, sweep_traces
 from tuner.runs.sweep.shared_cap import MultiTraceOutcome, compromise, loss
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
+from tuner.twin.objective import choose
 from tuner.twin.simulation import Traffic, simulate
-from tuner.twin.uncertainty import choose
 
 NIGHT = 100_000
 """The night's seed is so much higher than the day's."""

@@ -37,9 +37,9 @@ from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
-from tuner.twin.choice import good_caps, value_of
+from tuner.twin.choice import value_of
+from tuner.twin.objective import choose, right_caps
 from tuner.twin.simulation import simulate
-from tuner.twin.uncertainty import choose
 
 SURE = 0.95
 
@@ -125,7 +125,7 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         cap=verdict.max_num_seqs,
         best=choose(truth),
         confidence=verdict.confidence,
-        is_good=verdict.max_num_seqs in good_caps(truth),
+        is_good=verdict.max_num_seqs in right_caps(truth),
         warned=bool(verdict.warnings) or verdict.kind in {"inconclusive", "overloaded"},
         error=math.nan if view is None else view.error,
         replay_s=outcome.replay_s,

@@ -111,6 +111,7 @@ def promised_of(one: Case) -> Promised | None:
         slo=outcome.slo,
         max_num_seqs=outcome.verdict.max_num_seqs,
         caps=CAPS,
+        headroom=1.25,
         reference=reference(twin, captured_rps=len(early.traffic) / TUNED_S, validated_load=1.25),
         speed_sd=speed_sd_of(
             twin, None if outcome.aa_check is None else outcome.aa_check.slower_limit

@@ -36,9 +36,10 @@ from tuner.engines.scheduler.state import (
 )
 from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import step_law
-from tuner.twin.check import Observed, anchor, check, lag_s, median_error
+from tuner.twin.check import Observed, check, lag_s, median_error
 from tuner.twin.choice import weigh
 from tuner.twin.law import Segment, fit_law
+from tuner.twin.load import Loads
 
 WINDOW_S = 60.0
 DRAIN_S = 10.0
@@ -169,14 +170,13 @@ class Answer:
 Rule = Callable[[Case, Lab], Answer]
 
 
-def twin_rule(  # noqa: PLR0913 - what the rules differ in
+def twin_rule(
     case_: Case,
     lab: Lab,
     *,
     caps: Sequence[int],
     ramp_s: float,
     ramps: int = 1,
-    use_anchor: bool = False,
 ) -> Answer:
     """Replay the busiest window at some caps, ramp until sure, and ask the twin."""
     begin_s = busiest_s(case_, WINDOW_S)
@@ -190,10 +190,7 @@ def twin_rule(  # noqa: PLR0913 - what the rules differ in
         fitted = fit_law(segments, max_num_seqs=CEILING)
         shape = shape_of(case_.world, known=True)
         shape = replace(shape, lag_s=lag_s(windows, fitted.law, shape))
-        corrections = None
-        if use_anchor:
-            corrections = anchor(windows, fitted.law, shape, case_.slo, CAPS)
-        found = weigh(case_.traffic, fitted, shape, case_.slo, CAPS, corrections=corrections)
+        found = weigh(Loads(case_.traffic), fitted, shape, case_.slo, CAPS)
         ramps -= 1
         if ramps <= 0 or found.confidence >= SURE:
             break
@@ -203,7 +200,6 @@ def twin_rule(  # noqa: PLR0913 - what the rules differ in
 RULES: Final[dict[str, Rule]] = {
     "ladder": partial(twin_rule, caps=CAPS, ramp_s=0.0),
     "ladder+ramp": partial(twin_rule, caps=CAPS, ramp_s=60.0),
-    "ladder+ramp+anchor": partial(twin_rule, caps=CAPS, ramp_s=60.0, use_anchor=True),
     "two+ramp": partial(twin_rule, caps=(8, 32), ramp_s=60.0),
     "one+ramp until sure": partial(twin_rule, caps=(CEILING,), ramp_s=60.0, ramps=4),
 }

@@ -14,6 +14,7 @@ from tuner.twin.check import Errors
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
+from tuner.twin.load import Loads
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SHAPE = EngineShape(
@@ -33,12 +34,12 @@ def view(requests: int = 500) -> Forecast:
     return Forecast(
         fitted=fitted,
         shape=SHAPE,
-        traffic=traffic,
+        loads=Loads(traffic),
         slo=SLO,
         length_s=requests / 5,
         hit_share=0.25,
         stalled_share=0.0,
-        weighed=weigh(traffic, fitted, SHAPE, SLO, (4, 8)),
+        weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
         errors=(Errors(8, 0.01, float("nan"), -0.02),),
     )
 

@@ -29,6 +29,7 @@ from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
+from tuner.twin.load import Loads
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 LENGTHS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, math.inf)
@@ -298,12 +299,12 @@ def profile_of(  # noqa: PLR0913 - the machine, its traffic, and what a sweep wo
     view = Forecast(
         fitted=fitted,
         shape=shape,
-        traffic=traffic,
+        loads=Loads(traffic),
         slo=slo,
         length_s=length_s,
         hit_share=0.0,
         stalled_share=0.0,
-        weighed=weigh(traffic, fitted, shape, slo, caps),
+        weighed=weigh(Loads(traffic), fitted, shape, slo, caps),
         errors=(),
     )
     engine = {"model": model, "max_num_seqs": cap, "max_num_batched_tokens": world.budget}

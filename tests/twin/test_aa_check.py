@@ -12,6 +12,7 @@ from tuner.twin.check import Observed
 from tuner.twin.choice import weigh
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
+from tuner.twin.load import Loads
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 SHAPE = EngineShape(
@@ -49,12 +50,12 @@ def view(ladder: list[Observed]) -> Forecast:
     return Forecast(
         fitted=fitted,
         shape=SHAPE,
-        traffic=traffic,
+        loads=Loads(traffic),
         slo=SLO,
         length_s=60.0,
         hit_share=0.0,
         stalled_share=0.0,
-        weighed=weigh(traffic, fitted, SHAPE, SLO, (8,)),
+        weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (8,)),
         errors=(),
     )
 

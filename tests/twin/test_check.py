@@ -9,11 +9,9 @@ import pytest
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import ITERATION
 from tuner.replay.records import Replay, RequestRecord
-from tuner.traffic.slo import Slo
 from tuner.twin.check import (
     Errors,
     Observed,
-    anchor,
     check,
     driven,
     lag_s,
@@ -108,23 +106,6 @@ def test_without_a_lag_none_is_found() -> None:
     segment, window = measured(16)
     assert lag_s([window], fit(segment).law, SHAPE) == pytest.approx(0.0, abs=0.003)
     assert lag_s([], fit(segment).law, SHAPE) == 0
-
-
-def test_the_anchor_is_what_was_measured_minus_what_the_twin_says() -> None:
-    """All clients saw three seconds more than the engine explains."""
-    segment, window = measured(8)
-    slow = replace(window, e2el_s=window.e2el_s + 3.0)
-    slo = Slo(e2el_s=float(np.quantile(window.e2el_s, 0.99)) + 1.0)
-    corrections = anchor([slow], fit(segment).law, SHAPE, slo, (8, 16))
-    assert corrections[8][0] < -0.5
-    assert corrections[8][1] > 0.5
-    assert corrections[16] == (0.0, 0.0)
-
-
-def test_a_cut_window_is_no_anchor() -> None:
-    segment, window = measured(8)
-    cut = replace(window, e2el_s=window.e2el_s + 3.0, cut=True)
-    assert anchor([cut], fit(segment).law, SHAPE, Slo(e2el_s=9.0), (8,)) == {8: (0.0, 0.0)}
 
 
 def test_errors_of_nothing_are_unknown_and_never_small() -> None:

@@ -14,7 +14,8 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import FASTEST, littles_bound
 from tuner.twin.knee import decide
-from tuner.twin.uncertainty import Block, Trial, choose, intervals, relative_changes
+from tuner.twin.objective import choose
+from tuner.twin.uncertainty import Block, Trial, intervals, relative_changes
 
 
 def article() -> list[Block]:

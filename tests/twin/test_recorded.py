@@ -21,8 +21,9 @@ from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of
 from tuner.twin.nnls import nnls
+from tuner.twin.objective import choose
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
-from tuner.twin.uncertainty import Point, choose
+from tuner.twin.uncertainty import Point
 from tuner.twin.verdict_text import kind_of
 
 TRACES = THIRD_PARTY / "traces"

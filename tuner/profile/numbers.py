@@ -177,7 +177,12 @@ class Promise(CapNumbers):
     """None where no fresh engine confirmed the choice, or without a twin to compare by."""
 
     predicted: list[Predicted]
-    """By the twin for the whole part, at the captured load and at the validated one."""
+    """By the twin for the whole part, at the captured load and with headroom."""
+
+    @property
+    def headroom(self) -> float:
+        """Times the captured load that the choice was made for besides; 1 without any."""
+        return max((one.load for one in self.predicted), default=1.0)
 
 
 class Baseline(Section):

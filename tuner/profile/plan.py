@@ -7,18 +7,17 @@ simulated: they are alike.
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from numpy.random import Generator
 
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.profile.stored_twin import StoredTwin
 from tuner.system.jit import compiled
-from tuner.traffic.scaling import JITTER_S
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import Statistics
+from tuner.twin.load import chosen, scaled
 from tuner.twin.simulation import Traffic, simulate
 
 FleetRouter = Literal["least", "rr", "random"]
@@ -77,6 +76,25 @@ def ask(  # noqa: PLR0913 - what is asked of the twin
     return [_answer(twin, slo, cap, parts, rate_rps) for cap in caps]
 
 
+def attained(  # noqa: PLR0913 - what is asked of the twin
+    twin: StoredTwin,
+    slo: Slo,
+    caps: Sequence[int],
+    *,
+    load: float,
+    replicas: int,
+    router: FleetRouter,
+    seed: int,
+) -> dict[int, float]:
+    """Return cap → the share of requests within the SLO at this load, by the law alone."""
+    parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
+    busy = [part for part in parts if len(part)]
+    if not busy:
+        return dict.fromkeys(caps, 1.0)
+    weights = np.array([len(part) for part in busy], float)
+    return {cap: float(_pooled(busy, twin.law, twin, slo, cap, weights)[0]) for cap in caps}
+
+
 def replicas_for(  # noqa: PLR0913 - what is asked of the twin
     twin: StoredTwin,
     slo: Slo,
@@ -95,7 +113,7 @@ def replicas_for(  # noqa: PLR0913 - what is asked of the twin
         return _answer(twin, slo, cap, parts, 0.0).attainment[0] >= attainment
 
     def carries(share: float) -> bool:
-        one = _scaled(twin.traffic, share, np.random.default_rng(seed))
+        one = scaled(twin.traffic, share, np.random.default_rng(seed))
         return bool(_pooled([one], twin.law, twin, slo, cap, np.ones(1))[0] >= attainment)
 
     if not carries(LEAST_LOAD):
@@ -142,17 +160,17 @@ def parts_of(
     rng = np.random.default_rng(seed)
     asked = min(replicas, ASKED_REPLICAS)
     if router == "random":  # what each gets is a random share, whatever the others get
-        return [_scaled(twin.traffic, load / replicas, rng) for _ in range(asked)]
+        return [scaled(twin.traffic, load / replicas, rng) for _ in range(asked)]
     share = min(1.0, MOST_ROUTED / (load * len(twin.traffic)))
     if share < 1 and replicas > SMALL_FLEET:
         smaller = max(SMALL_FLEET, round(share * replicas))
         load, replicas = load * smaller / replicas, smaller
-    whole = _scaled(twin.traffic, load, rng)
+    whole = scaled(twin.traffic, load, rng)
     numbers = np.arange(len(whole)) % replicas
     if router == "least":
         numbers = least_in_flight(whole.arrival_s, _lasting_s(twin, whole), replicas)
     first = rng.choice(replicas, asked, replace=False)
-    return [_chosen(whole, np.flatnonzero(numbers == replica)) for replica in first.tolist()]
+    return [chosen(whole, np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
 
 def _answer(
@@ -197,36 +215,6 @@ def _pooled(  # noqa: PLR0913, PLR0917 - one law, one cap, some replicas
         for part in parts
     ]
     return np.asarray(np.average(np.array(values, float), axis=0, weights=weights))
-
-
-def _scaled(traffic: Traffic, factor: float, rng: Generator) -> Traffic:
-    """Return ``factor`` times the requests, as ``traffic.scaling.scale_load`` does: below 1 a
-    random share of them, above 1 with copies."""
-    size = len(traffic)
-    whole, share = divmod(factor, 1.0)
-    more = np.flatnonzero(rng.random(size) < share)
-    if factor < 1:
-        return _chosen(traffic, more)
-    copies = np.concatenate((np.repeat(np.arange(size), int(whole) - 1), more))
-    rows = np.concatenate((np.arange(size), copies))
-    arrival_s = traffic.arrival_s[rows]
-    first_s, last_s = float(arrival_s[0]), float(arrival_s[size - 1])
-    arrival_s[size:] += rng.uniform(-JITTER_S, JITTER_S, len(copies))
-    # mirrored at the ends of the traffic: clipping would pile requests up there
-    arrival_s = np.where(arrival_s < first_s, 2 * first_s - arrival_s, arrival_s)
-    arrival_s = np.where(arrival_s > last_s, 2 * last_s - arrival_s, arrival_s)
-    arrival_s = np.maximum(arrival_s, first_s)
-    order = np.argsort(arrival_s, kind="stable")
-    return replace(_chosen(traffic, rows[order]), arrival_s=arrival_s[order])
-
-
-def _chosen(traffic: Traffic, rows: Ints) -> Traffic:
-    return Traffic(
-        traffic.arrival_s[rows],
-        traffic.input_length[rows],
-        traffic.output_length[rows],
-        traffic.cached_length[rows],
-    )
 
 
 def _lasting_s(twin: StoredTwin, traffic: Traffic) -> Floats:

@@ -14,19 +14,25 @@ import numpy as np
 from tuner.replay.measure import Measurement, measure
 from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, CurvePoint, InUse, Prediction, SweepOutcome
+from tuner.runs.outcome import (
+    Conclusion,
+    CurvePoint,
+    InUse,
+    Prediction,
+    SweepOutcome,
+    predictions_of,
+)
 from tuner.runs.settings import SweepSettings
-from tuner.trace.trace import TraceRequest
-from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import out_of_reach
 from tuner.traffic.workload import Workload
 from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import check, median_error
-from tuner.twin.choice import value_of, weigh
+from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast, StepChange, forecast
-from tuner.twin.knee import HOPELESS, decide, judge
+from tuner.twin.knee import decide, judge
+from tuner.twin.objective import HALF, choose
 from tuner.twin.simulation import simulate, traffic_of
-from tuner.twin.uncertainty import Block, choose, intervals, never_binds, relative_changes
+from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
 from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
 
 
@@ -47,6 +53,8 @@ def view_of(
         unloaded=workload.unloaded,
         slo=workload.slo,
         caps=doubling(settings.ceiling),
+        headroom=settings.headroom,
+        seed=settings.seed,
         hit_share=_hit_share(evidence, workload, settings.trace_block_size),
         everywhere=everywhere,
     )
@@ -67,6 +75,8 @@ def conclude(
         verdict = _reachable(verdict, workload, curve)
         if view is not None:
             verdict = _doubted(verdict, view)
+        if settings.headroom > 1:
+            verdict = replace(verdict, warnings=(*verdict.warnings, TODAY_ALONE))
         return Conclusion(verdict, curve, view, by_twin=False)
     numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
     verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
@@ -92,34 +102,12 @@ def conclude(
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
 
 
-def predictions(
-    conclusion: Conclusion, workload: Workload, settings: SweepSettings
-) -> tuple[Prediction, ...]:
+def predictions(conclusion: Conclusion) -> tuple[Prediction, ...]:
     """Return what the twin promises of the choice, as captured and with headroom."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
     if view is None or not conclusion.by_twin:
         return ()
-    found = []
-    for load in sorted({1.0, settings.headroom}):
-        loaded = view if load == 1.0 else at_load(view, workload.judged, settings, load, cap)
-        found.append(Prediction(load, loaded.measurement(cap), loaded.intervals(cap)))
-    return tuple(found)
-
-
-def at_load(
-    view: Forecast,
-    requests: Sequence[TraceRequest],
-    settings: SweepSettings,
-    load: float,
-    cap: int,
-) -> Forecast:
-    """Return what the twin says of ``load`` times these requests at one cap."""
-    raised = scale_load(requests, load, seed=settings.seed)
-    traffic = traffic_of(
-        raised, hash_block_size=settings.trace_block_size, hit_share=view.hit_share
-    )
-    weighed = weigh(traffic, view.fitted, view.shape, view.slo, (cap,), everywhere=True)
-    return replace(view, traffic=traffic, weighed=weighed)
+    return predictions_of(view, cap)
 
 
 def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
@@ -135,6 +123,7 @@ def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"])
     return InUse(cap, source, never_filled=False, numbers=numbers)
 
 
+TODAY_ALONE = "the windows decide, so the choice is for today's load alone"
 UNIFORM_SPREAD = 0.02
 VARIED_SHAPE = 2.0
 """Of the gamma distribution of outputs that vary, with a standard deviation of 0.7 of their mean:
@@ -238,7 +227,7 @@ def _measured_curve(
 def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]) -> Verdict:
     """Blame neither the load nor the ceiling for an SLO that an idle engine breaks."""
     why = out_of_reach(workload.slo, workload.unloaded)
-    if why is None or any(step.numbers.attainment >= HOPELESS for step in curve):
+    if why is None or any(step.numbers.attainment >= HALF for step in curve):
         return verdict
     warnings = tuple(one for one in verdict.warnings if one != ADD_REPLICAS)
     return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)
@@ -286,7 +275,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         confirmed=measure(confirm, workload.slo) if confirm else None,
         with_headroom=measure(headroom, workload.slo) if headroom else None,
         aa_check=agreed(conclusion, evidence),
-        predictions=predictions(conclusion, workload, settings),
+        predictions=predictions(conclusion),
         facts=facts,
         ladder_engine=evidence.ladder_engine(),
         starts_s=evidence.starts_s(),

@@ -5,8 +5,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 from tuner.twin.forecast import Forecast
-from tuner.twin.knee import CONFIDENT, DRIFT_LIMIT, HOPELESS, best_of, decide, ladder_is_done, moved
-from tuner.twin.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Block, Trial, drift, noise, points
+from tuner.twin.knee import CONFIDENT, DRIFT_LIMIT, best_of, decide, ladder_is_done, moved
+from tuner.twin.objective import EQUAL_ATTAINMENT, EQUAL_TAIL, HALF
+from tuner.twin.uncertainty import Block, Trial, drift, noise, points
 from tuner.twin.verdict_text import Verdict
 
 MAX_EXTRA_BLOCKS = 2
@@ -42,7 +43,7 @@ def doubling(ceiling: int) -> tuple[int, ...]:
 
 def cut_floor(best: float) -> float:
     """Return the attainment under which a replay has lost already to the best so far."""
-    return max(HOPELESS, best - EQUAL_ATTAINMENT)
+    return max(HALF, best - EQUAL_ATTAINMENT)
 
 
 def short_s(step_s: float) -> float:

@@ -56,6 +56,15 @@ class Prediction:
     intervals: Mapping[str, Range]
 
 
+def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
+    """Return what the twin says of a cap, as captured and with headroom."""
+    today = Prediction(1.0, view.measurement(cap), view.intervals(cap))
+    if view.headroom == 1:
+        return (today,)
+    numbers, intervals = view.measurement(cap, raised=True), view.intervals(cap, raised=True)
+    return (today, Prediction(view.headroom, numbers, intervals))
+
+
 @dataclass(frozen=True, slots=True)
 class InUse:
     """What is set where the traffic is served now, and what that gives."""

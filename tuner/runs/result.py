@@ -37,7 +37,7 @@ from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
-from tuner.twin.knee import OBJECTIVE
+from tuner.twin.objective import OBJECTIVE
 
 if TYPE_CHECKING:
     from pydantic import JsonValue

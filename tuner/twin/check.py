@@ -5,7 +5,7 @@ is left is the law's and the scheduler model's own error.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,16 +13,12 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.records import Replay, RequestRecord
-from tuner.traffic.slo import Slo
-from tuner.twin.choice import Values
 from tuner.twin.simulation import (
     EngineShape,
     Slowdown,
     Traffic,
     TwinReplay,
-    attainment,
     simulate,
-    tail_s,
 )
 
 STRETCH_S = 2.5
@@ -167,41 +163,6 @@ def median_error(errors: Sequence[Errors]) -> float:
     sizes = [abs(size) for one in errors for size in (one.throughput, one.tpot, one.e2el_p95)]
     known = [size for size in sizes if not math.isnan(size)]
     return float(np.median(known)) if known else math.inf
-
-
-def anchor(
-    windows: Sequence[Observed],
-    law: StepLaw,
-    shape: EngineShape,
-    slo: Slo,
-    caps: Sequence[int],
-) -> Values:
-    """Return per cap what to add to the twin's attainment and log tail: measured minus predicted
-    over the windows replayed at that cap, zero without any that was not cut."""
-    found: Mapping[int, list[tuple[float, float]]] = {cap: [] for cap in caps}
-    for window in windows:
-        if window.cut or window.max_num_seqs not in found:
-            continue
-        twin = driven(window, law, shape)
-        seen = replace(twin, ttft_s=window.ttft_s, tpot_s=window.tpot_s, e2el_s=window.e2el_s)
-        share, tail = (
-            (attainment(window.traffic, one, slo) for one in (seen, twin)),
-            (math.log(tail_s(one)) for one in (seen, twin)),
-        )
-        found[window.max_num_seqs].append((_minus(*share), _minus(*tail)))
-    return {
-        cap: (
-            float(np.mean([one[0] for one in differences])),
-            float(np.mean([one[1] for one in differences])),
-        )
-        if differences
-        else (0.0, 0.0)
-        for cap, differences in found.items()
-    }
-
-
-def _minus(one: float, other: float) -> float:
-    return one - other if math.isfinite(one) and math.isfinite(other) else 0.0
 
 
 def _off(predicted: float, measured: float) -> float:

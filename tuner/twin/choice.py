@@ -1,31 +1,49 @@
-"""The choice by the twin, and how sure the measurements make it. Pure."""
+"""The choice by the twin for both loads, and how sure the measurements make it. Pure.
+
+A draw is a law that the measurements might as well have given, and a copy of the headroom load;
+both are the same for every cap and both loads, so that differences between caps are paired.
+"""
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from tuner.engines.scheduler.state import Floats
+from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.traffic.slo import Slo
 from tuner.twin.law import FittedLaw
+from tuner.twin.load import Loads
+from tuner.twin.objective import (
+    NOT_ASKED,
+    Shares,
+    Values,
+    choose,
+    interval_of,
+    nearly_right,
+    right_caps,
+)
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
-from tuner.twin.uncertainty import GOOD_ATTAINMENT, GOOD_TAIL, choose
 
 DRAWS = 40
+"""While a run decides what to measure next."""
+
+PRINTED_DRAWS = 100
+"""Of what is printed, at the caps that may be chosen."""
+
 PLAUSIBLE = 0.2
 """A cap that serves so much less than the best is no candidate; the best one's neighbours are."""
 
-INTERVAL = 0.95
 NEAR_ENOUGH = 17 / 16
 """Batches so little larger than the largest measured one are no guess: knots lie as far apart."""
 
+OWN_CHOICE = 0.02
+"""Share of the draws by which another cap must be right more often than the law's own choice."""
+
 LEAST_S = 1e-9
 """Of a tail that has a logarithm: laws may be drawn in which an iteration takes no time."""
-
-Values = Mapping[int, tuple[float, float]]
-"""Cap → (attainment, log of p99 E2EL in seconds)."""
 
 
 class Statistics(NamedTuple):
@@ -56,25 +74,52 @@ class Weighed:
     """A fitted law's view of every cap, and of the choice between them."""
 
     values: Values
-    """By the law itself, with the corrections."""
+    """By the law itself, at today's load."""
+
+    raised: Shares
+    """By the law itself, with headroom; empty where that is not asked about."""
 
     best: int
     """The cap that is right, or as good as right, under the most laws that might be true."""
 
-    confidence: float
-    """The share of those laws under which it is."""
+    agreeing: int
+    """The number of draws in which it is."""
 
+    draws: int
     interval: tuple[int, int]
-    """The caps between which at least 95 % of those laws choose."""
+    """The caps between which at least 95 % of the draws have a right one."""
 
     rightness: Mapping[int, float]
-    """Cap → the share of laws under which it is right or as good; candidates only."""
+    """Cap → the share of draws in which it is right or as good; candidates only."""
 
     samples: Mapping[int, tuple[Statistics, ...]]
-    """Cap → what each of the drawn laws gives, in one order for all caps."""
+    """Cap → what each of the draws gives today, in one order for all caps; of those that cannot be
+    chosen of fewer draws."""
+
+    raised_samples: Mapping[int, tuple[Statistics, ...]]
+    """The same with headroom; empty where that is not asked about, or not everywhere."""
 
     unseen: tuple[int, ...]
     """Caps at which the traffic makes batches larger than any that was measured: a guess."""
+
+    @property
+    def confidence(self) -> float:
+        return self.agreeing / self.draws
+
+    def drawn(self) -> tuple[tuple[Values, Shares], ...]:
+        """Return what each draw that was asked about every cap says of them."""
+        every = list(zip(*self.samples.values(), strict=False))  # the shortest ends it
+        raised = list(zip(*self.raised_samples.values(), strict=False)) or [()] * len(every)
+        return tuple(
+            (
+                {
+                    cap: (said.attainment, said.log_tail)
+                    for cap, said in zip(self.samples, today, strict=True)
+                },
+                {cap: said.attainment for cap, said in zip(self.raised_samples, more, strict=True)},
+            )
+            for today, more in zip(every, raised, strict=True)
+        )
 
 
 def value_of(traffic: Traffic, replay: TwinReplay, slo: Slo) -> tuple[float, float]:
@@ -83,76 +128,124 @@ def value_of(traffic: Traffic, replay: TwinReplay, slo: Slo) -> tuple[float, flo
 
 
 def weigh(  # noqa: PLR0913 - the question, and how hard to look
-    traffic: Traffic,
+    loads: Loads,
     fitted: FittedLaw,
     shape: EngineShape,
     slo: Slo,
     caps: Sequence[int],
     *,
-    corrections: Values | None = None,
     everywhere: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Weighed:
-    """Choose a cap for the traffic, under the law and under laws as likely.
+    """Choose a cap for these loads, under the law and under laws as likely.
 
-    ``corrections`` (cap → what to add to attainment and log tail) come from the anchor. With
-    ``everywhere`` there are samples for every cap, otherwise only for those that may be chosen.
+    With ``everywhere`` there are samples for every cap at both loads, otherwise only today's of
+    those that may be chosen.
     """
-    replays = {cap: simulate(traffic, fitted.law, shape, max_num_seqs=cap) for cap in caps}
-    values = {cap: value_of(traffic, replay, slo) for cap, replay in replays.items()}
-    point = corrected(values, corrections)
-    candidates = plausible(point)
-    samples = [
-        {
-            cap: Statistics.of(traffic, simulate(traffic, law, shape, max_num_seqs=cap), slo)
-            for cap in (caps if everywhere else candidates)
-        }
-        for law in fitted.draws(draws, seed=seed)
-    ]
+    question = Question(loads, shape, slo)
+    replays = {cap: simulate(loads.today, fitted.law, shape, max_num_seqs=cap) for cap in caps}
+    values = {cap: value_of(loads.today, replay, slo) for cap, replay in replays.items()}
+    raised = question.raised(fitted.law, caps, values)
+    requests, kept = len(loads.today), plausible(values)
     drawn = [
-        corrected(
-            {cap: (one[cap].attainment, one[cap].log_tail) for cap in candidates}, corrections
+        question.drawn(
+            number,
+            law,
+            caps if everywhere and number < DRAWS else kept,
+            raise_all=everywhere and number < DRAWS,
         )
-        for one in samples
+        for number, law in enumerate(fitted.draws(draws, seed=seed))
     ]
-    good = [good_caps(one) for one in drawn]
-    rightness = {cap: float(np.mean([cap in one for one in good])) for cap in candidates}
-    chosen = choose(point)
-    # The law's own choice unless another is right under more of the laws: at least 1 in 40.
-    best = max(candidates, key=lambda cap: (rightness[cap] + 0.02 * (cap == chosen), -cap))
-    choices = np.sort([choose(one) for one in drawn])
-    outside = int(len(choices) * (1 - INTERVAL) / 2)
+    right = [right_caps(*one.shares(kept), requests=requests) for one in drawn]
+    counts = Counter(cap for one in right for cap in one)
+    own = choose({cap: values[cap] for cap in kept}, raised, requests=requests)
+    best = max(kept, key=lambda cap: (counts[cap] / draws + OWN_CHOICE * (cap == own), -cap))
     return Weighed(
-        values=point,
+        values=values,
+        raised=raised,
         best=best,
-        confidence=rightness[best],
-        interval=(
-            min(best, int(choices[outside])),
-            max(best, int(choices[len(choices) - 1 - outside])),
-        ),
-        rightness=rightness,
-        samples={cap: tuple(one[cap] for one in samples) for cap in samples[0]},
+        agreeing=counts[best],
+        draws=draws,
+        interval=interval_of(best, right, caps),
+        rightness={cap: counts[cap] / draws for cap in kept},
+        samples=_by_cap([one.today for one in drawn], caps if everywhere else kept),
+        raised_samples=_by_cap([one.raised for one in drawn], caps) if everywhere else {},
         unseen=tuple(
             cap
             for cap in caps
-            if traffic.output_length.max(initial=0) > 1  # one token is no decoding
+            if loads.today.output_length.max(initial=0) > 1  # one token is no decoding
             and replays[cap].running_peak > NEAR_ENOUGH * fitted.extrapolated_from
         ),
     )
 
 
-def corrected(values: Values, corrections: Values | None) -> Values:
-    """Return the values with the corrections added; attainment stays a share."""
-    if corrections is None:
-        return values
-    return {
-        cap: (
-            min(1.0, max(0.0, share + corrections[cap][0])),
-            log_tail + corrections[cap][1],
+class Draw(NamedTuple):
+    """What one law says of caps, at both loads."""
+
+    today: Mapping[int, Statistics]
+    raised: Mapping[int, Statistics]
+
+    def shares(self, caps: Sequence[int]) -> tuple[Values, Shares]:
+        """Return what decides between these caps."""
+        return (
+            {cap: (self.today[cap].attainment, self.today[cap].log_tail) for cap in caps},
+            {cap: said.attainment for cap, said in self.raised.items()},
         )
-        for cap, (share, log_tail) in values.items()
-    }
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of a law."""
+
+    loads: Loads
+    shape: EngineShape
+    slo: Slo
+
+    def drawn(
+        self, number: int, law: StepLaw, caps: Sequence[int], *, raise_all: bool = False
+    ) -> Draw:
+        """Return a draw: with headroom only what may be right today, unless all is asked for."""
+        today = self.at(law, caps, self.loads.today)
+        if not self.loads.raised:
+            return Draw(today, {})
+        values = {cap: (one.attainment, one.log_tail) for cap, one in today.items()}
+        asked = caps if raise_all else nearly_right(values, requests=len(self.loads.today))
+        return Draw(today, self.at(law, asked, self.loads.drawn(number)))
+
+    def raised(self, law: StepLaw, caps: Sequence[int], values: Values) -> Shares:
+        """Return the attainment with headroom of every cap by one law: of those that may be right
+        the mean over all copies of the load."""
+        if not self.loads.raised:
+            return NOT_ASKED
+        near = nearly_right(values, requests=len(self.loads.today))
+        first, *others = self.loads.raised
+        every = self.at(law, caps, first)
+        copies = [every, *(self.at(law, near, one) for one in others)]
+        return {
+            cap: float(np.mean([one[cap].attainment for one in copies if cap in one]))
+            for cap in caps
+        }
+
+    def at(self, law: StepLaw, caps: Sequence[int], traffic: Traffic) -> Mapping[int, Statistics]:
+        """Return what each cap gives. Above one that never binds, all are the same."""
+        found: dict[int, Statistics] = {}
+        free: Statistics | None = None
+        for cap in sorted(caps):
+            if free is None:
+                replay = simulate(traffic, law, self.shape, max_num_seqs=cap)
+                found[cap] = Statistics.of(traffic, replay, self.slo)
+                free = found[cap] if replay.running_peak < cap else None
+            else:
+                found[cap] = free
+        return found
+
+
+def _by_cap(
+    drawn: Sequence[Mapping[int, Statistics]], caps: Sequence[int]
+) -> Mapping[int, tuple[Statistics, ...]]:
+    found = {cap: tuple(one[cap] for one in drawn if cap in one) for cap in caps}
+    return {cap: samples for cap, samples in found.items() if samples}
 
 
 def plausible(values: Values) -> list[int]:
@@ -165,16 +258,6 @@ def plausible(values: Values) -> list[int]:
         for i, cap in enumerate(caps)
         if abs(i - place) <= 1 or values[cap][0] >= most - PLAUSIBLE
     ]
-
-
-def good_caps(values: Values) -> set[int]:
-    """Return the caps that are as good as the best for every practical purpose."""
-    best_share, best_tail = values[choose(values)]
-    return {
-        cap
-        for cap, (share, log_tail) in values.items()
-        if share >= best_share - GOOD_ATTAINMENT and log_tail <= best_tail + math.log(GOOD_TAIL)
-    }
 
 
 def _p95(values: Floats) -> float:

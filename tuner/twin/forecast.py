@@ -22,12 +22,15 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error
-from tuner.twin.choice import Statistics, Weighed, weigh
+from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Statistics, Weighed, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.load import Loads, loads_of, scaled
+from tuner.twin.objective import holds
 from tuner.twin.simulation import (
     EngineShape,
     Traffic,
     TwinReplay,
+    attainment,
     met,
     shape_of,
     simulate,
@@ -35,6 +38,9 @@ from tuner.twin.simulation import (
 )
 
 Range = tuple[float, float]
+
+BISECTIONS = 6
+"""Of loads: to a hundredth of the headroom."""
 
 NORMAL_RANGE = 3.29
 """Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
@@ -61,7 +67,7 @@ class Forecast:
 
     fitted: FittedLaw
     shape: EngineShape
-    traffic: Traffic
+    loads: Loads
     slo: Slo
     length_s: float
     """Of the part that the traffic arrives in."""
@@ -74,6 +80,16 @@ class Forecast:
     weighed: Weighed
     errors: tuple[Errors, ...]
     """One a window that was replayed for real."""
+
+    @property
+    def traffic(self) -> Traffic:
+        """Today's."""
+        return self.loads.today
+
+    @property
+    def headroom(self) -> float:
+        """The load that caps are asked about besides; 1 where none is."""
+        return self.loads.headroom
 
     @property
     def error(self) -> float:
@@ -90,17 +106,37 @@ class Forecast:
         low, high = np.log(np.quantile(self.fitted.slowdown, (0.05, 0.95)))
         return max(self.fitted.speed_sd, float(high - low) / NORMAL_RANGE)
 
-    def measurement(self, cap: int) -> Measurement:
-        """Return what a replay of all of the traffic would have measured at a cap."""
-        replay = simulate(self.traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
-        return measurement_of(
-            self.traffic, replay, self.slo, shape=self.shape, length_s=self.length_s
-        )
+    def measurement(self, cap: int, *, raised: bool = False) -> Measurement:
+        """Return what a replay of all of the traffic would have measured at a cap, as captured or
+        with headroom."""
+        traffic = self.loads.raised[0] if raised else self.traffic
+        replay = simulate(traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
+        return measurement_of(traffic, replay, self.slo, shape=self.shape, length_s=self.length_s)
 
-    def intervals(self, cap: int) -> dict[str, Range]:
-        """Return the 95 % interval of each statistic at a cap, over the drawn laws."""
-        rate = len(self.traffic) / self.length_s
-        values = np.array(self.weighed.samples[cap])
+    def most_load(self, cap: int) -> float:
+        """Return the largest load up to the headroom that still holds at a cap, by the law itself:
+        a multiple of today's; 0 where today does not hold."""
+
+        def attained(load: float) -> float:
+            traffic = scaled(self.traffic, load, np.random.default_rng(0))
+            replay = simulate(traffic, self.fitted.law, self.shape, max_num_seqs=cap)
+            return attainment(traffic, replay, self.slo)
+
+        today = self.weighed.values[cap][0]
+        low, high = 1.0, self.headroom
+        if not holds(today, today):
+            low, high = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if holds(today, attained(middle)) else (low, middle)
+        return low
+
+    def intervals(self, cap: int, *, raised: bool = False) -> dict[str, Range]:
+        """Return the 95 % interval of each statistic at a cap, over the draws, as captured or
+        with headroom."""
+        rate = (self.headroom if raised else 1.0) * len(self.traffic) / self.length_s
+        samples = self.weighed.raised_samples if raised else self.weighed.samples
+        values = np.array(samples[cap])
         columns = dict(zip(Statistics._fields, values.T, strict=True))
         named = {
             "attainment": columns["attainment"],
@@ -117,9 +153,11 @@ class Forecast:
     def changes(self, below: int, cap: int) -> dict[str, StepChange]:
         """Return what ``cap`` gives more than ``below``, law by law: shares of goodput, p95 TPOT
         and p99 E2EL, differences of the rest."""
+        both = [self.weighed.samples[one] for one in (below, cap)]
+        drawn = min(map(len, both))  # the same draws on both sides
         one, other = (
-            dict(zip(Statistics._fields, np.array(self.weighed.samples[c]).T, strict=True))
-            for c in (below, cap)
+            dict(zip(Statistics._fields, np.array(samples[:drawn]).T, strict=True))
+            for samples in both
         )
         with np.errstate(divide="ignore", invalid="ignore"):
             named = {
@@ -149,14 +187,17 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     unloaded: Unloaded,
     slo: Slo,
     caps: Sequence[int],
+    headroom: float = 1.0,
+    seed: int = 0,
     hit_share: float = 0.0,
     everywhere: bool = False,
 ) -> Forecast:
-    """Fit the law, check it, and weigh the caps for these requests.
+    """Fit the law, check it, and weigh the caps for these requests, and with headroom.
 
     ``segments`` hold an iteration at least. ``windows`` are the replays to check against; without
     any the delay before the scheduler comes from the probes. ``hit_share`` is what the prefix cache
-    gave of what it could have given.
+    gave of what it could have given. With ``everywhere`` it is what is printed: samples of every
+    cap, and more draws.
     """
     fitted = fit_law(segments, max_num_seqs=max(caps))
     shape = shape_of(facts)
@@ -165,16 +206,25 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         lag_s(whole, fitted.law, shape) if whole else _probed_lag_s(unloaded, fitted.law, requests)
     )
     shape = replace(shape, lag_s=lag)
-    traffic = traffic_of(requests, hash_block_size=hash_block_size, hit_share=hit_share)
+    today = traffic_of(requests, hash_block_size=hash_block_size, hit_share=hit_share)
+    loads = loads_of(today, headroom, seed=seed)
     return Forecast(
         fitted=fitted,
         shape=shape,
-        traffic=traffic,
+        loads=loads,
         slo=slo,
         length_s=length_s,
         hit_share=hit_share,
         stalled_share=_stalled_share(segments, fitted.law),
-        weighed=weigh(traffic, fitted, shape, slo, caps, everywhere=everywhere),
+        weighed=weigh(
+            loads,
+            fitted,
+            shape,
+            slo,
+            caps,
+            everywhere=everywhere,
+            draws=PRINTED_DRAWS if everywhere else DRAWS,
+        ),
         errors=check(windows, fitted.law, shape),
     )
 
@@ -272,5 +322,6 @@ def _interval(values: Floats) -> Range | None:
     known = values[np.isfinite(values)]
     if not len(known):
         return None
-    low, high = np.quantile(known, (0.025, 0.975)).tolist()
+    # order statistics: the usual quantiles of few draws cover less than they say
+    low, high = np.quantile(known, (0.025, 0.975), method="weibull").tolist()
     return low, high

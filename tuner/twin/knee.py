@@ -1,7 +1,7 @@
 """The knee, and the reason for it. Pure: numbers in, a verdict out.
 
-The objective, in words: serve the most requests within the SLO; among equals the shortest tail;
-among equals the fewest slots. docs/decisions says why, and what would change our mind.
+The objective is ``twin.objective``'s: of the caps that serve today's load as well as any, the
+fewest slots that also serve the headroom load as well as any of them.
 
 ``judge`` asks the twin about the whole trace. Where the twin is not believed, ``decide`` asks the
 windows that were replayed.
@@ -15,13 +15,19 @@ import numpy as np
 
 from tuner.replay.measure import Measurement
 from tuner.twin.forecast import Forecast
-from tuner.twin.uncertainty import (
+from tuner.twin.objective import (
     EQUAL_ATTAINMENT,
     EQUAL_TAIL,
+    HALF,
+    Values,
+    candidates,
+    choose,
+    worth_naming,
+)
+from tuner.twin.uncertainty import (
     Block,
     Point,
     certainty,
-    choose,
     drift,
     never_binds,
     noise,
@@ -37,9 +43,6 @@ from tuner.twin.verdict_text import (
     unfinished,
 )
 
-OBJECTIVE = "most requests within the SLO, then the shortest p99 E2EL, then the fewest slots"
-
-HOPELESS = 0.5
 CONFIDENT = 0.95
 DEFENSIBLE = 0.80
 """Below this share of draws that agree the verdict is inconclusive."""
@@ -72,14 +75,17 @@ def judge(
     warnings = _machine_warnings(view)
     if not complete:
         warnings.append("the run ended early: fewer caps were replayed than planned")
-    if max(point.attainment for point in points_) < HOPELESS:
+    if max(point.attainment for point in points_) < HALF:
         return _overloaded(view, points_, ceiling, warnings)
     seen = {cap: value for cap, value in weighed.values.items() if cap not in weighed.unseen}
     # what is safe to serve is not a guess
-    cap = weighed.best if weighed.best in seen or not seen else choose(seen)
+    cap = weighed.best
+    if cap not in seen and seen:
+        cap = choose(seen, weighed.raised, requests=len(view.traffic))
     interval = (min(cap, weighed.interval[0]), max(cap, weighed.interval[1]))
     best = next(point for point in points_ if point.cap == cap)
     kind, why = kind_of(best, points_, ceiling)
+    why = f"{_choice_in_words(view, cap)}; {why}"
     warnings += kv_warnings(best)
     if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
         warnings.append(
@@ -100,6 +106,45 @@ def judge(
         reason=f"{headline(kind, cap, interval)}: {why}",
         warnings=tuple(warnings),
     )
+
+
+def _choice_in_words(view: Forecast, cap: int) -> str:
+    """Say what makes this the cap to take, and what a smaller or larger one would do."""
+    weighed, requests = view.weighed, len(view.traffic)
+    load = f"at {view.headroom:g} times the load"
+    if cap != choose(weighed.values, weighed.raised, requests=requests):
+        return (
+            f"it serves your traffic as well as any in {weighed.agreeing} of {weighed.draws} draws"
+        )
+    said = "the fewest slots that serve your traffic as well as any"
+    if not weighed.raised:
+        return said
+    equal = candidates(weighed.values, requests=requests)
+    if max(weighed.raised[one] for one in equal) < HALF:
+        said += (
+            f" today; none of these serves half of it {load}, and {cap} holds up to "
+            f"{view.most_load(cap):.2f} times"
+        )
+    else:
+        said += f", today and {load}"
+    smaller = [one for one in equal if one < cap]
+    if smaller:
+        said += f"; {smaller[-1]} would fall to {weighed.raised[smaller[-1]]:.0%}"
+    other = worth_naming(weighed.values, weighed.raised, cap)
+    if other is not None:
+        said += (
+            f"; {other} would serve {weighed.raised[other]:.0%} {load} instead of "
+            f"{weighed.raised[cap]:.0%}, but {_price(weighed.values, cap, other)}"
+        )
+    return said
+
+
+def _price(values: Values, cap: int, other: int) -> str:
+    """Say what another cap costs today."""
+    (here, tail), (there, longer) = values[cap], values[other]
+    if there < here:
+        return f"{there:.1%} today instead of {here:.1%}"
+    return f"with a p99 E2EL {math.exp(longer - tail) - 1:+.0%} today"
 
 
 def _points_of(view: Forecast, curve: Mapping[int, Measurement]) -> list[Point]:
@@ -204,7 +249,7 @@ def decide(blocks: Sequence[Block], *, ceiling: int, complete: bool = True) -> V
     alive = [point for point in curve if not point.cut]
     if not complete and not ladder_is_done(blocks) and curve[-1].cap < ceiling:
         return unfinished(curve, best_of(alive).cap if alive else curve[-1].cap, ceiling)
-    if not alive or max(point.attainment for point in alive) < HOPELESS:
+    if not alive or max(point.attainment for point in alive) < HALF:
         return overloaded(curve)
     best = best_of(alive)
     interval, confidence = certainty(blocks, best.cap)

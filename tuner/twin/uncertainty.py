@@ -13,14 +13,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.replay.measure import Measurement
-
-EQUAL_ATTAINMENT = 0.01
-EQUAL_TAIL = 1.05
-"""Caps within these of the best count as equal to it."""
-
-GOOD_ATTAINMENT = 0.02
-GOOD_TAIL = 1.10
-"""An answer within these of the true best is right for every practical purpose."""
+from tuner.twin.objective import Values, interval_of, right_caps
 
 PRIOR_SD = {"attainment": 0.01, "goodput_rps": 0.02, "tpot_p95_ms": 0.08, "e2el_p99_ms": 0.08}
 PRIOR_WEIGHT = 2.0
@@ -117,22 +110,6 @@ def points(blocks: Sequence[Block]) -> list[Point]:
     return found
 
 
-def choose(values: Mapping[int, tuple[float, float]]) -> int:
-    """Return the cap that the objective picks from cap → (attainment, log p99 E2EL).
-
-    >>> choose({8: (0.80, 0.0), 16: (0.990, 0.02), 32: (0.992, 0.0)})
-    16
-    """
-    most = max(attainment for attainment, _ in values.values())
-    kept = {
-        cap: tail
-        for cap, (attainment, tail) in values.items()
-        if attainment >= most - EQUAL_ATTAINMENT
-    }
-    shortest = min(kept.values())
-    return min(cap for cap, tail in kept.items() if tail <= shortest + math.log(EQUAL_TAIL))
-
-
 def noise(blocks: Sequence[Block], statistic: str) -> tuple[float, float]:
     """Return (standard deviation of one block, degrees of freedom) of a statistic.
 
@@ -181,12 +158,13 @@ def drift(blocks: Sequence[Block]) -> float:
 
 
 def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], float]:
-    """Return the caps that 95 % of draws choose among, and the share for which ``best`` is right.
+    """Return the caps between which 95 % of draws have a right one, and the share for which
+    ``best`` is one.
 
-    Each draw moves every cap by its noise (Student t) and asks again; ``best`` is right in a draw
-    when it is within GOOD_ATTAINMENT and GOOD_TAIL of what that draw would choose. Caps that never
-    bound are one and the same configuration for this traffic, so they move together. One that was
-    cut is given the benefit of the doubt: the most it could attain, with the shortest tail.
+    Each draw moves every cap by its noise (Student t) and asks again, about today's load alone.
+    Caps that never bound are one and the same configuration for this traffic, so they move
+    together. One that was cut is given the benefit of the doubt: the most it could attain, with the
+    shortest tail.
     """
     curve = points(blocks)
     shortest = min(point.log_tail for point in curve)
@@ -196,21 +174,12 @@ def certainty(blocks: Sequence[Block], best: int) -> tuple[tuple[int, int], floa
         else point
         for point in curve
     ]
-    picks: list[int] = []
-    right = 0
-    for drawn in drawn_values(blocks, alive):
-        pick = choose(drawn)
-        picks.append(pick)
-        right += drawn[best][0] >= drawn[pick][0] - GOOD_ATTAINMENT and (
-            drawn[best][1] <= drawn[pick][1] + math.log(GOOD_TAIL)
-        )
-    low, high = np.percentile(picks, (2.5, 97.5), method="nearest")
-    return (min(int(low), best), max(int(high), best)), right / DRAWS
+    right = [right_caps(drawn) for drawn in drawn_values(blocks, alive)]
+    share = sum(best in one for one in right) / len(right)
+    return interval_of(best, right, [point.cap for point in alive]), share
 
 
-def drawn_values(
-    blocks: Sequence[Block], curve: Sequence[Point]
-) -> Iterator[dict[int, tuple[float, float]]]:
+def drawn_values(blocks: Sequence[Block], curve: Sequence[Point]) -> Iterator[Values]:
     """Yield DRAWS times cap → (attainment, log tail) of the curve, each moved by its noise."""
     attainment_sd, freedom = noise(blocks, "attainment")
     tail_sd, _ = noise(blocks, "e2el_p99_ms")

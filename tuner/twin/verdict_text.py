@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from tuner.replay.measure import Measurement
-from tuner.twin.uncertainty import EQUAL_ATTAINMENT, EQUAL_TAIL, Point, never_binds
+from tuner.twin.objective import EQUAL_ATTAINMENT, EQUAL_TAIL
+from tuner.twin.uncertainty import Point, never_binds
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
 
@@ -57,7 +58,9 @@ def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[Verdic
     if above or never_binds(chosen.last):
         peak = max(point.last.running_peak for point in (chosen, *above))
         why = f"the traffic never needs more than {peak} slots, so more change nothing"
-        if peak > chosen.cap:
+        if below and below[-1].cap >= peak:
+            why = f"today's traffic fills {peak} at most, the rest is for the headroom"
+        elif peak > chosen.cap:
             why = f"{chosen.cap} slots serve as well as the {peak} that the traffic would fill"
         return "plateau", f"{why}{_gain(below, chosen)}"
     return "not_reached", (

@@ -38,6 +38,7 @@ def promised() -> Promised:
         slo=one.decision.slo.slo,
         max_num_seqs=CAP,
         caps=CAPS,
+        headroom=1.0,
         reference=reference(twin, captured_rps=RATE, validated_load=1.25),
         speed_sd=0.02,
         tolerance=0.10,

@@ -7,9 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.runs.sweep.shared_cap import Price, TraceDemand, compromise, cost_of, loss, share
-from tuner.twin.choice import Values
 from tuner.twin.forecast import StepChange
-from tuner.twin.uncertainty import choose
+from tuner.twin.objective import Values, choose
 
 SHORT, LONGER, LONG = 0.0, math.log(1.05), math.log(1.21)
 """Log tails: the shortest, half a tolerance longer, and two tolerances (1.1 x 1.1)."""
@@ -20,7 +19,9 @@ STEEP: Values = {8: (0.99, SHORT), 16: (0.90, LONG), 32: (0.90, LONG)}
 
 
 def demand(trace: str, values: Values, *draws: Values, is_decided: bool = True) -> TraceDemand:
-    return TraceDemand(trace, choose(values), values, draws or (values,), is_decided)
+    return TraceDemand(
+        trace, choose(values), values, tuple((one, {}) for one in draws or (values,)), is_decided
+    )
 
 
 def test_a_loss_is_counted_in_tolerances_of_attainment_or_of_the_tail() -> None:

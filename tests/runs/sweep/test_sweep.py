@@ -231,10 +231,23 @@ def test_a_finished_run_resumes_without_an_engine(calm: Run) -> None:
 
 
 def test_traffic_that_one_slot_serves_is_a_plateau(tmp_path: Path) -> None:
-    # a slot gives 1 / 4 ms = 250 tokens/s, of which a quarter of the traffic wants 100
+    # a slot gives 1 / 4 ms = 250 tokens/s, of which an eighth of the traffic wants 50
     fast = World(step=WorldStep(a=0.004))
-    verdict = swept(tmp_path, fast, UP_TO_8, traffic=TRAFFIC[::4]).verdict
+    today = replace(UP_TO_8, headroom=1.0)
+    verdict = swept(tmp_path / "today", fast, today, traffic=TRAFFIC[::8]).verdict
     assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 1)
+    assert "the fewest slots that serve your traffic as well as any;" in verdict.reason
+
+
+def test_slots_that_only_the_headroom_needs_are_chosen_and_named(tmp_path: Path) -> None:
+    # one at a time today; at 1.25 times the load two come at once now and then
+    verdict = swept(tmp_path, World(step=WorldStep(a=0.004)), UP_TO_8, traffic=TRAFFIC[::8]).verdict
+    assert (verdict.kind, verdict.max_num_seqs) == ("plateau", 2)
+    assert verdict.reason.endswith(
+        "the fewest slots that serve your traffic as well as any, today and at 1.25 times the "
+        "load; 1 would fall to 96%; today's traffic fills 1 at most, the rest is for the headroom; "
+        "1 gives +0.0% goodput, +0% p95 TPOT, +0% p99 E2EL"
+    )
 
 
 def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:

@@ -8,11 +8,11 @@ from typing import Any
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.plan.view import FleetPlan, json_of, render
 from tuner.errors import ProfileError, UsageError
-from tuner.profile.plan import MOST_REPLICAS, CapForecast, ask, replicas_for
+from tuner.profile.plan import MOST_REPLICAS, CapForecast, ask, attained, replicas_for
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
-from tuner.twin.uncertainty import EQUAL_ATTAINMENT, choose
+from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 
 MOST_LOAD = 16.0
 LEAST_TARGET = 0.9
@@ -53,13 +53,17 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
             hint="Leave out --replicas to find out how many the load needs.",
         )
     steps = ask(twin, slo, caps, replicas=replicas, **how)
+    raised = NOT_ASKED
+    if profile.promise.headroom > 1:
+        how["load"] = load * profile.promise.headroom
+        raised = attained(twin, slo, caps, replicas=replicas, **how)
     return FleetPlan(
         load=load,
         rps=load * captured_rps,
         replicas=replicas,
         router=options.router,
         max_num_seqs=cap,
-        best=choose({one.max_num_seqs: _value(one) for one in steps}),
+        best=choose({one.max_num_seqs: _value(one) for one in steps}, raised),
         attainment=target,
         replicas_needed=needed,
         stored_requests=len(twin.traffic),

@@ -34,7 +34,7 @@ class FleetPlan:
     """The profile's."""
 
     best: int
-    """The cap that the objective picks at this load."""
+    """The cap that the objective picks at this load and with the profile's headroom."""
 
     attainment: float
     """The share that is to be served within the SLO."""

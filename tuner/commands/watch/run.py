@@ -260,10 +260,12 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
         slo=profile.decision.slo.slo,
         max_num_seqs=profile.decision.max_num_seqs,
         caps=tuple(step.max_num_seqs for step in profile.curve),
+        headroom=profile.promise.headroom,
         reference=reference(
             twin,
             captured_rps=profile.validity.arrival_rate_rps,
             validated_load=profile.validity.validated_load,
+            headroom=profile.promise.headroom,
         ),
         speed_sd=speed_sd_of(twin, None if agreement is None else agreement.slower_limit),
         tolerance=options.tolerance,

@@ -1,4 +1,5 @@
-"""Would today's traffic choose another cap? Asked of the twin in the profile. Pure."""
+"""Would today's traffic, with the profile's headroom, choose another cap? Asked of the twin in the
+profile. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -7,9 +8,10 @@ import numpy as np
 
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import good_caps, value_of
-from tuner.twin.simulation import Traffic, simulate
-from tuner.twin.uncertainty import choose
+from tuner.twin.choice import Question
+from tuner.twin.load import loads_of
+from tuner.twin.objective import choose, right_caps
+from tuner.twin.simulation import Traffic
 
 SURE = 0.95
 
@@ -46,33 +48,35 @@ def choice_for(  # noqa: PLR0913 - what the twin is asked
     cap: int,
     caps: Sequence[int],
     *,
+    headroom: float = 1.0,
     slowdown: float = 1.0,
 ) -> CapCheck:
-    """Ask about this traffic on a machine that is so many times slower than the law."""
+    """Ask about this traffic, and ``headroom`` times of it, on a machine that is so many times
+    slower than the law."""
     asked = sorted({one for one in caps if one < len(twin.law.decode_s)} | {cap})
-    every = []
-    for law in (twin.law, *twin.draws):
-        now = law.slowed(slowdown)
-        every.append(
-            {
-                one: value_of(traffic, simulate(traffic, now, twin.shape, max_num_seqs=one), slo)
-                for one in asked
-            }
-        )
-    values, drawn = every[0], every[1:] or every
-    best = choose(values)
+    question = Question(loads_of(traffic, headroom, seed=0), twin.shape, slo)
+    every = [
+        question.drawn(number, law.slowed(slowdown), asked).shares(asked)
+        for number, law in enumerate((twin.law, *twin.draws))
+    ]
+    (values, raised), drawn = every[0], every[1:] or every
+    requests = len(traffic)
+    best = choose(values, raised, requests=requests)
+    right = [cap in right_caps(*one, requests=requests) for one in drawn]
     return CapCheck(
         best=best,
-        rightness=float(np.mean([cap in good_caps(one) for one in drawn])),
+        rightness=float(np.mean(right)),
         attainment=values[cap][0],
         best_attainment=values[best][0],
         requests=len(traffic),
     )
 
 
-def is_answerable(twin: StoredTwin, slo: Slo, cap: int, caps: Sequence[int]) -> bool:
+def is_answerable(
+    twin: StoredTwin, slo: Slo, cap: int, caps: Sequence[int], *, headroom: float = 1.0
+) -> bool:
     """Whether the stored twin, asked about the stored traffic, gives the profile's own choice."""
-    return not choice_for(twin.traffic, twin, slo, cap, caps).is_another
+    return not choice_for(twin.traffic, twin, slo, cap, caps, headroom=headroom).is_another
 
 
 def joined(parts: Sequence[Traffic], most: int) -> Traffic:

@@ -24,6 +24,9 @@ MEASURES: tuple[Measure, ...] = get_args(Measure)
 FEWER, MORE = 0.75, 1.25
 """Limits of rate and mean lengths, as shares of the profile's."""
 
+LITTLE_MORE = 1.1
+"""The limit of the rate where the profile's headroom failed: days differ by so much."""
+
 PREFIX_SHARE = 0.10
 """How far the share of prompt tokens out of the prefix cache may be from the profile's."""
 
@@ -55,8 +58,11 @@ class Reference:
     limits: Mapping[Measure, MonitorLimits]
 
 
-def reference(twin: StoredTwin, *, captured_rps: float, validated_load: float) -> Reference:
-    """Return what today's traffic is held against.
+def reference(
+    twin: StoredTwin, *, captured_rps: float, validated_load: float, headroom: float = 1.0
+) -> Reference:
+    """Return what today's traffic is held against. A ``headroom`` that was not validated has
+    failed: then no more load is accepted than LITTLE_MORE.
 
     ``captured_rps`` is the rate of all that was tuned for; what is stored may be its busiest part.
     """
@@ -65,7 +71,7 @@ def reference(twin: StoredTwin, *, captured_rps: float, validated_load: float) -
     inputs, outputs = traffic.input_length, traffic.output_length
     stretches = _stretches(twin)
     low = FEWER * min(1.0, captured_rps / rate_rps)
-    high = max(MORE, validated_load)
+    high = LITTLE_MORE if headroom > validated_load else max(MORE, validated_load)
     share = float(traffic.cached_length.sum() / max(1, inputs.sum()))
     return Reference(
         rate_rps=rate_rps,

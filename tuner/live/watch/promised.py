@@ -20,6 +20,9 @@ class Promised:
     caps: tuple[int, ...]
     """Of its curve."""
 
+    headroom: float
+    """Times the captured load that the choice was made for besides."""
+
     reference: Reference
     speed_sd: float
     """Standard deviation of the log speed of its machine, as measured."""

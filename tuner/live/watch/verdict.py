@@ -139,7 +139,7 @@ class Watch:
         promised = self.promised
         question = (promised.slo, promised.max_num_seqs, promised.caps)
         if self._answerable is None:
-            self._answerable = is_answerable(promised.twin, *question)
+            self._answerable = is_answerable(promised.twin, *question, headroom=promised.headroom)
         self._asked_at = self.windows
         busiest = max(self._recent.values(), key=lambda parts: sum(map(len, parts)), default=None)
         if not self._answerable or not busiest:
@@ -147,7 +147,13 @@ class Watch:
         traffic = joined(list(busiest), MOST_ASKED)
         if len(traffic) < LEAST_REQUESTS:
             return
-        self.choice = choice_for(traffic, promised.twin, *question, slowdown=self.slowdown_now)
+        self.choice = choice_for(
+            traffic,
+            promised.twin,
+            *question,
+            headroom=promised.headroom,
+            slowdown=self.slowdown_now,
+        )
 
     @property
     def slowdown_now(self) -> float:

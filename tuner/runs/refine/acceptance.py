@@ -17,7 +17,8 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats
 from tuner.runs.refine.objective import GOODPUT, OBJECTIVES, TAIL, AimNumbers, Objective
-from tuner.twin.uncertainty import EQUAL_ATTAINMENT, GOOD_TAIL, t_quantile, t_share
+from tuner.twin.objective import EQUAL_ATTAINMENT, GOOD_TAIL
+from tuner.twin.uncertainty import t_quantile, t_share
 
 PAIRS, MOST_PAIRS = 4, 16
 """How many pairs are made at least, and where the budget has room for more; an even number."""

@@ -12,7 +12,8 @@ from typing import Any, Protocol
 
 from tuner.errors import UsageError
 from tuner.replay.measure import Spread
-from tuner.twin.uncertainty import EQUAL_ATTAINMENT, PRIOR_SD
+from tuner.twin.objective import EQUAL_ATTAINMENT
+from tuner.twin.uncertainty import PRIOR_SD
 
 TAIL_WORTH = 0.01
 """Most that p99 E2EL counts beside goodput, reached where it halves or doubles: it decides between

@@ -9,9 +9,8 @@ from tuner.profile.numbers import CurveStep, SpreadSection
 from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
-from tuner.runs.conclusion import at_load
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import Conclusion, CurvePoint, Prediction, SweepOutcome
+from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome, predictions_of
 from tuner.runs.refine.comparison import is_live
 from tuner.runs.refine.knobs import CAP, LIVE, TOKENS, Configuration, number, restart_key
 from tuner.runs.refine.objective import KnownTrial, Objective, deficit, gains
@@ -111,6 +110,8 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
         unloaded=workload.unloaded,
         slo=workload.slo,
         caps=caps,
+        headroom=settings.headroom,
+        seed=settings.seed,
         hit_share=_hit_share(sent, settings.trace_block_size),
         everywhere=True,
     )
@@ -132,11 +133,9 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
     cap: int,
     facts: EngineFacts,
     view: Forecast | None,
-    raised: Forecast | None,
     workload: Workload,
     confirmed: Sequence[Replay],
     with_headroom: Sequence[Replay],
-    headroom: float,
     reason: str,
     confidence: float,
     starts_s: tuple[float, ...],
@@ -160,11 +159,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
         confirmed=measured,
         with_headroom=measure(with_headroom, workload.slo) if with_headroom else None,
         aa_check=None,
-        predictions=tuple(
-            Prediction(load, one.measurement(cap), one.intervals(cap))
-            for load, one in ((1.0, view), (headroom, raised))
-            if one is not None and by_twin
-        ),
+        predictions=predictions_of(view, cap) if view is not None and by_twin else (),
         facts=facts,
         ladder_engine=facts.engine,
         starts_s=starts_s,
@@ -244,11 +239,9 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         cap=cap,
         facts=runner.facts_of(restart_key(one), cap=cap, tokens=number(one[TOKENS])),
         view=view,
-        raised=_raised(view, workload, settings, cap),
         workload=workload,
         confirmed=[replay for done in runner.served(ALONE) for replay in done.replays],
         with_headroom=[replay for done in runner.served(RAISED) for replay in done.replays],
-        headroom=settings.headroom,
         reason=reason,
         confidence=confidence,
         starts_s=runner.evidence.starts_s(),
@@ -295,11 +288,3 @@ def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
         facts=at(runner.facts_of(restart_key(one)), one),
         caps=caps_of(settings.ceiling, number(one[CAP]), *tried),
     )
-
-
-def _raised(
-    view: Forecast | None, workload: Workload, settings: SweepSettings, cap: int
-) -> Forecast | None:
-    if view is None or settings.headroom <= 1:
-        return None
-    return at_load(view, workload.judged, settings, settings.headroom, cap)

@@ -6,23 +6,23 @@ for every practical purpose (GOOD_ATTAINMENT, GOOD_TAIL), and 0 is no worse than
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
 
-from tuner.runs.outcome import Conclusion, Prediction, SweepOutcome
-from tuner.twin.choice import Values
+from tuner.runs.outcome import Conclusion, SweepOutcome, predictions_of
 from tuner.twin.forecast import StepChange
-from tuner.twin.uncertainty import (
+from tuner.twin.objective import (
     GOOD_ATTAINMENT,
     GOOD_TAIL,
-    Block,
+    HALF,
+    NOT_ASKED,
+    Shares,
+    Values,
     choose,
-    drawn_values,
-    points,
-    relative_changes,
 )
+from tuner.twin.uncertainty import Block, drawn_values, points, relative_changes
 
 DEFENDED = 0.5
 """Below this share of draws that agree, sharing and not sharing are a toss-up."""
@@ -44,11 +44,14 @@ class TraceDemand:
     values: Values
     """By the twin where it decided, else as measured; the tail of a cap that was cut is endless."""
 
-    draws: tuple[Values, ...]
-    """The same under laws, or noise, as likely."""
+    draws: tuple[tuple[Values, Shares], ...]
+    """The same under laws, or noise, as likely; of each what it serves with headroom."""
 
     is_decided: bool
     """Whether its own verdict is one."""
+
+    raised: Shares = field(default_factory=dict)
+    """What every cap serves with headroom; nothing where the windows decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,17 +101,22 @@ class MultiTraceOutcome:
     """What each pays for the cap of ``sharing``."""
 
 
-def loss(values: Values, own: int, cap: int) -> float:
-    """Return what ``cap`` loses against ``own``, in tolerances; 0 where it loses nothing.
+def loss(values: Values, own: int, cap: int, raised: Shares = NOT_ASKED) -> float:
+    """Return what ``cap`` loses against ``own``, in tolerances, today or with headroom; 0 where it
+    loses nothing.
 
-    >>> loss({8: (0.99, 0.0), 16: (0.98, 0.0)}, 8, 16)
-    0.5
+    >>> values = {8: (0.99, 0.0), 16: (0.98, 0.0)}
+    >>> loss(values, 8, 16), loss(values, 8, 16, {8: 0.95, 16: 0.89})
+    (0.5, 3.0)
     """
     if cap == own:
         return 0.0
     (best, shortest), (share, tail) = values[own], values[cap]
     longer = 0.0 if tail == shortest else tail - shortest  # both may be endless
-    return max(0.0, round((best - share) / GOOD_ATTAINMENT, 9), longer / math.log(GOOD_TAIL))
+    fewer = best - share
+    if raised.get(own, 0.0) >= HALF:
+        fewer = max(fewer, raised[own] - raised[cap])
+    return max(0.0, round(fewer / GOOD_ATTAINMENT, 9), longer / math.log(GOOD_TAIL))
 
 
 def compromise(losses: Mapping[str, Mapping[int, float]]) -> int:
@@ -123,14 +131,14 @@ def compromise(losses: Mapping[str, Mapping[int, float]]) -> int:
 
 def share(demands: Sequence[TraceDemand]) -> SharedCap:
     """Return the cap that all of these share. Draws of different traces are independent."""
-    losses = {one.trace: _losses(one.values, one.own) for one in demands}
+    losses = {one.trace: _losses(one.values, one.raised, one.own) for one in demands}
     cap = compromise(losses)
     serves = _worst(losses, cap) <= 1
     count = max(len(one.draws) for one in demands)
     agree, picks = 0, []
     for number in range(count):
         drawn = {one.trace: one.draws[number % len(one.draws)] for one in demands}
-        lost = {name: _losses(values, choose(values)) for name, values in drawn.items()}
+        lost = {name: _losses(*said, choose(*said)) for name, said in drawn.items()}
         picks.append(compromise(lost))
         agree += (_worst(lost, cap) <= 1) if serves else (_worst(lost, picks[-1]) > 1)
     low, high = np.percentile(picks, (2.5, 97.5), method="nearest").tolist()
@@ -140,8 +148,8 @@ def share(demands: Sequence[TraceDemand]) -> SharedCap:
     return SharedCap(kind, cap, (min(low, cap), max(high, cap)), confidence, losses)
 
 
-def _losses(values: Values, own: int) -> dict[int, float]:
-    return {cap: loss(values, own, cap) for cap in values}
+def _losses(values: Values, raised: Shares, own: int) -> dict[int, float]:
+    return {cap: loss(values, own, cap, raised) for cap in values}
 
 
 def _worst(losses: Mapping[str, Mapping[int, float]], cap: int) -> float:
@@ -152,22 +160,24 @@ def trace_demand(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) ->
     """Return what a run's conclusion, or its measured blocks where the twin did not decide, says
     of every cap."""
     view, verdict = conclusion.view, conclusion.verdict
-    values: Values
-    draws: tuple[Values, ...]
-    if view is not None and conclusion.by_twin:
-        values, samples = view.weighed.values, view.weighed.samples
-        draws = tuple(
-            {cap: (one.attainment, one.log_tail) for cap, one in zip(samples, law, strict=True)}
-            for law in zip(*samples.values(), strict=True)
-        )
-    else:
-        curve = [
-            replace(one, attainment=one.last.attainment_bound, blocks=1) if one.cut else one
-            for one in points(blocks)
-        ]
-        values = {one.cap: (one.attainment, one.log_tail) for one in curve}
-        draws = tuple(drawn_values(blocks, curve))
     is_decided = verdict.kind != "inconclusive"
+    if view is not None and conclusion.by_twin:
+        weighed = view.weighed
+        return TraceDemand(
+            trace,
+            verdict.max_num_seqs,
+            weighed.values,
+            weighed.drawn(),
+            is_decided,
+            raised=weighed.raised,
+        )
+
+    curve = [
+        replace(one, attainment=one.last.attainment_bound, blocks=1) if one.cut else one
+        for one in points(blocks)
+    ]
+    values = {one.cap: (one.attainment, one.log_tail) for one in curve}
+    draws = tuple((one, NOT_ASKED) for one in drawn_values(blocks, curve))
     return TraceDemand(trace, verdict.max_num_seqs, values, draws, is_decided)
 
 
@@ -182,7 +192,7 @@ def price_of(
         else:
             found = relative_changes(blocks, demand.own, cap)
             changes = {name: StepChange(*values) for name, values in found.items()}
-    lost = loss(demand.values, demand.own, cap)
+    lost = loss(demand.values, demand.own, cap, demand.raised)
     return Price(demand.trace, demand.own, lost, demand.values[cap][0], changes)
 
 
@@ -192,11 +202,7 @@ def at_cap(outcome: SweepOutcome, cap: int) -> SweepOutcome:
     if cap == outcome.verdict.max_num_seqs:
         return outcome
     view = conclusion.view
-    predictions = (
-        (Prediction(1.0, view.measurement(cap), view.intervals(cap)),)
-        if view is not None and conclusion.by_twin
-        else ()
-    )
+    predictions = predictions_of(view, cap) if view is not None and conclusion.by_twin else ()
     verdict = replace(outcome.verdict, max_num_seqs=cap)
     return replace(
         outcome,

@@ -39,7 +39,7 @@ from tuner.traffic.workload import (
     slo_for,
     workload_of,
 )
-from tuner.twin.knee import HOPELESS
+from tuner.twin.objective import HALF
 from tuner.twin.uncertainty import Trial
 
 SERVER_START_S = 30.0
@@ -326,7 +326,7 @@ class SweepRun:
             del loads["confirm"]
         if settings.fast or settings.headroom <= 1.0:
             del loads["headroom"]
-        rule = CutRule(workload.slo, HOPELESS)
+        rule = CutRule(workload.slo, HALF)
         for purpose, load in loads.items():
             done = len(self.evidence.confirming(purpose, cap))
             if purpose == "headroom" and not done and self.steps_left(workload) < -OVERDRAWN:
