@@ -100,9 +100,15 @@ ANY_KIND: dict[str, ArgumentValue] = {
     "before",
     [
         "",
-        "port: 8000\n",
-        "no-enforce-eager: true\nenable_prefix_caching: true\nquantization: fp8\nseed: 1\n",
-        "enable-prefix-caching: false\ndevice-memory-utilization: 0.9\nmax_num_seqs: '8'\n",
+        "model: m\nmax-num-seqs: 8\nport: 8000\n",
+        (
+            "model: m\nmax-num-seqs: 8\nno-enforce-eager: true\nenable_prefix_caching: true\n"
+            "quantization: fp8\nseed: 1\n"
+        ),
+        (
+            "model: m\nenable-prefix-caching: false\ndevice-memory-utilization: 0.9\n"
+            "max_num_seqs: '8'\n"
+        ),
     ],
 )
 def test_vllm_gets_every_value_with_its_type(serve: Serve, tmp_path: Path, before: str) -> None:
