@@ -8,8 +8,10 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from datetime import datetime
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -275,7 +277,7 @@ def test_a_server_that_is_no_prometheus_is_named(tmp_path: Path) -> None:
 def test_an_address_where_nothing_listens_is_named(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(InputError, match="cannot be reached"):
+    with pytest.raises(InputError, match="nobody listens there"):
         capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
 
 
@@ -286,9 +288,66 @@ def test_a_login_in_the_address_is_sent_and_never_repeated(tmp_path: Path) -> No
     )
     with socket.create_server(("127.0.0.1", 0)) as free:
         address = f"http://eve:secret@127.0.0.1:{free.getsockname()[1]}"
-    with pytest.raises(InputError, match="cannot be reached: Connection refused") as refused:
+    with pytest.raises(InputError, match="nobody listens there") as refused:
         capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
+@pytest.mark.parametrize("scheme", ["http", "ftp"])
+def test_a_password_goes_to_no_other_server(tmp_path: Path, status: int, scheme: str) -> None:
+    heard: list[str] = []
+
+    class Other(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            heard.append(self.path)
+
+        do_POST = do_GET  # noqa: N815 - as http.server has it
+
+    class Moved(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            heard.append(self.headers["Authorization"])
+            self.send_response(status)
+            self.send_header("Location", f"{scheme}://127.0.0.1:{other.server_port}/leak")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with (
+        ThreadingHTTPServer(("127.0.0.1", 0), Other) as other,
+        ThreadingHTTPServer(("127.0.0.1", 0), Moved) as moved,
+    ):
+        for one in (other, moved):
+            Thread(target=one.serve_forever, daemon=True).start()
+        address = f"http://eve:secret@127.0.0.1:{moved.server_port}"
+        with pytest.raises(InputError, match="redirects to another server"):
+            capture_run.prometheus(asked(address, "busy"), tmp_path / "out", seed=0, force=False)
+        for one in (other, moved):
+            one.shutdown()
+    assert heard == ["Basic ZXZlOnNlY3JldA=="]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://user:s3cr3t@[::1",
+        "user:s3cr3t@127.0.0.1:9090",
+        "http://user:s3cr3t@ex\u2100mple",
+        "http://h/?token=s3cr3t",
+        "http://h/#s3cr3t",
+        "http://h:s3cr3t",
+        "ftp://user:s3cr3t@h",
+        "http://user:s3cr3t@",
+        "//user:s3cr3t@h",
+        "s3cr3t@h",
+    ],
+)
+def test_no_part_of_an_address_that_may_be_a_secret_is_said(url: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        prometheus_api.without_login(url)
+    assert "s3cr3t" not in f"{refused.value} {refused.value.hint}"
 
 
 def test_times_and_addresses_are_checked_before_anything_is_asked(tmp_path: Path) -> None:

@@ -1,11 +1,8 @@
 """Samples out of a Prometheus, or what speaks like one, as they were scraped."""
 
 import base64
-import http.client
 import math
-import urllib.error
 import urllib.parse
-import urllib.request
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,9 +10,13 @@ from dataclasses import dataclass
 import msgspec
 
 from tuner.errors import InputError, UsageError
+from tuner.system import http
+from tuner.system.http import problem_of, shown
 
 CHUNK_S = 3600.0
 TIMEOUT_S = 60.0
+"""For the whole answer to one question, of an hour of history."""
+
 MAX_ANSWER_BYTES = 512 * 2**20
 
 PREFIX = "vllm[:_]"
@@ -39,7 +40,7 @@ class PrometheusQuery:
     selector: str = ""
     """Label matchers, as between braces: ``job="vllm",model_name="m"``."""
 
-    authorization: str | None = None
+    authorization: str = ""
     """The header of that name."""
 
 
@@ -61,23 +62,26 @@ class _Answer(msgspec.Struct):
 _decode = msgspec.json.Decoder(_Answer).decode
 
 
-def without_login(url: str) -> tuple[str, str | None]:
+def without_login(url: str) -> tuple[str, str]:
     """Return the address without ``user:password@``, and these as a header of authorization.
 
-    Raises UsageError for what is no address.
+    Raises UsageError, with no part of it that may be a secret, for what is no address.
     """
     try:
         parts = urllib.parse.urlsplit(url)
-    except ValueError as problem:
+        login, at, host = parts.netloc.rpartition("@")
+        bare = urllib.parse.urlunsplit(parts._replace(netloc=host))
+        problem = problem_of(bare)
+    except ValueError:
+        login = at = bare = ""
+        problem = "no address"
+    if problem is not None:
         raise UsageError(
-            f"--url {url}: no address: {problem}",
+            f"--url {shown(bare)}".rstrip() + f": {problem}",
             hint="Give the address of the Prometheus: --url http://prometheus:9090",
-        ) from None
-    login, at, host = parts.netloc.rpartition("@")
-    if not at:
-        return url, None
+        )
     encoded = base64.b64encode(urllib.parse.unquote(login).encode()).decode()
-    return urllib.parse.urlunsplit(parts._replace(netloc=host)), f"Basic {encoded}"
+    return bare, f"Basic {encoded}" if at else ""
 
 
 def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
@@ -86,11 +90,6 @@ def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
     A range selector is used: the grid of a range query would skip and repeat scrapes, and hide
     restarts. Raises InputError where there is no Prometheus, UsageError for a bad selector.
     """
-    if not place.url.startswith(("http://", "https://")):
-        raise UsageError(
-            f"--url {place.url}: neither http:// nor https://",
-            hint="Give the address of the Prometheus: --url http://prometheus:9090",
-        )
     matchers = f'__name__=~"{PREFIX}(?:{"|".join(names)})"'
     if place.selector:
         matchers += f",{place.selector}"
@@ -120,30 +119,21 @@ def _number(text: str, place: PrometheusQuery) -> float:
 
 
 def _ask(place: PrometheusQuery, query: str, time_s: float) -> list[_Series]:
-    form = urllib.parse.urlencode({"query": query, "time": f"{time_s:.3f}"}).encode()
-    headers = {"Authorization": place.authorization} if place.authorization else {}
-    address = f"{place.url.rstrip('/')}/api/v1/query"
-    try:
-        request = urllib.request.Request(address, data=form, headers=headers)  # noqa: S310 - checked
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310 - checked
-                text = answer.read(MAX_ANSWER_BYTES)
-        except urllib.error.HTTPError as refused:
-            with refused:
-                text = refused.read(2**16)
-            if refused.code in {401, 403}:
-                raise InputError(
-                    f"{place.url}: refused ({refused.code})",
-                    hint="Put a bearer token into TUNER_PROMETHEUS_TOKEN, or log in with "
-                    "http://USER:PASSWORD@HOST.",
-                ) from None
-    except (OSError, http.client.HTTPException, ValueError) as problem:
-        reason = getattr(problem, "reason", problem)
+    asked = http.Question(
+        f"{place.url.rstrip('/')}/api/v1/query",
+        most_bytes=MAX_ANSWER_BYTES,
+        form={"query": query, "time": f"{time_s:.3f}"},
+        authorization=place.authorization,
+        reads_refusals=True,
+    )
+    answer = http.ask(asked, timeout_s=TIMEOUT_S)
+    if answer.status in {401, 403}:
         raise InputError(
-            f"{place.url}: cannot be reached: {getattr(reason, 'strerror', None) or reason}",
-            hint="Check --url, and that Prometheus runs there.",
-        ) from None
-    return _result(place, text)
+            f"{place.url}: refused ({answer.status})",
+            hint="Put a bearer token into TUNER_PROMETHEUS_TOKEN, or log in with "
+            "http://USER:PASSWORD@HOST.",
+        )
+    return _result(place, answer.content)
 
 
 def _result(place: PrometheusQuery, text: bytes) -> list[_Series]:

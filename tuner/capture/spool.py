@@ -19,7 +19,7 @@ import prometheus_client
 
 from tuner.capture.environment import Recording
 from tuner.system.contain_errors import contain_errors
-from tuner.system.foreign_text import printable
+from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import Row
 

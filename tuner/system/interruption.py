@@ -18,6 +18,8 @@ from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
+from tuner.system.printable import printable
+
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
@@ -145,12 +147,7 @@ def run(
 
 def in_two_lines(message: str, cure: str) -> str:
     """Return what a command ends with when it cannot do what it was asked."""
-    return f"{_one_line(message)}\n{_one_line(cure)}\n"
-
-
-def _one_line(text: str) -> str:
-    """A message may quote what a file holds: nothing of it may move the cursor or add a line."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return f"{printable(message)}\n{printable(cure)}\n"
 
 
 def _answer_with(handler: "signal._HANDLER") -> None:

@@ -8,4 +8,6 @@ def printable(text: str) -> str:
     >>> print(printable("a\\x1b[31mb\\nc\\u202ed"))
     a\\x1b[31mb\\nc\\u202ed
     """
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

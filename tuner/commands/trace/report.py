@@ -10,9 +10,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from tuner.commands.shared.console import console_for
+from tuner.commands.shared.console import console_for, shown
 from tuner.commands.trace import plot as trace_plot
-from tuner.commands.trace.view import headline, plain, print_warnings, requests, rows_line
+from tuner.commands.trace.view import headline, print_warnings, requests, rows_line
 from tuner.trace.columns import Floats
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.levels import Levels
@@ -84,12 +84,12 @@ def print_report(report: TraceReport) -> None:
     console = console_for(at_least=LEAST_WIDTH)
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
-    console.print(f"[bold]{plain(report.place)}[/] (from {plain(header.source + model)})")
+    console.print(f"[bold]{shown(report.place)}[/] (from {shown(header.source + model)})")
     console.print(headline(traffic))
     console.print(rows_line(header))
     for note in header.notes:
         if note not in report.warnings:
-            console.print(f"note: {plain(note)}", soft_wrap=True)
+            console.print(f"note: {shown(note)}", soft_wrap=True)
     _print_arrivals(console, traffic)
     _print_plot(console, report)
     console.print(_spread_table(traffic))

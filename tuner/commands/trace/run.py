@@ -17,10 +17,10 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from tuner.commands.shared.console import shown
 from tuner.commands.shared.said import mark_said
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
-from tuner.commands.trace.view import plain
 from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of
@@ -274,7 +274,7 @@ def _telling(what: str) -> Iterator[Tell]:
         *(TextColumn("{task.fields[rows]}"), TimeRemainingColumn()),
     )
     with Progress(*columns, console=console, transient=True) as progress:
-        task = progress.add_task(plain(what), total=1.0, rows="")
+        task = progress.add_task(shown(what), total=1.0, rows="")
 
         def tell(tally: Tally) -> None:
             lasted_s = progress.tasks[task].elapsed or 0.0

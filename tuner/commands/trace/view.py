@@ -5,10 +5,9 @@ from pathlib import Path
 
 from rich import box
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
-from tuner.commands.shared.console import console_for
+from tuner.commands.shared.console import console_for, shown
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.registry import FORMATS
@@ -21,12 +20,12 @@ def print_written(
     path: Path, traffic: TrafficSummary, header: TraceHeader, warnings: Iterable[str]
 ) -> None:
     console = console_for()
-    console.print(f"{plain(str(path))}: {headline(traffic)}", soft_wrap=True)
+    console.print(f"{shown(str(path))}: {headline(traffic)}", soft_wrap=True)
     console.print(rows_line(header))
     said = list(warnings)
     for note in header.notes:
         if note not in said:
-            console.print(f"note: {plain(note)}", soft_wrap=True)
+            console.print(f"note: {shown(note)}", soft_wrap=True)
     print_warnings(console, said)
 
 
@@ -35,11 +34,11 @@ def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable
     lasted_s = found.requests[-1].arrival_ms / 1000
     left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
     console.print(
-        f"{plain(str(path))}: {requests(len(found.requests))} over {lasted_s:,.1f}s, "
+        f"{shown(str(path))}: {requests(len(found.requests))} over {lasted_s:,.1f}s, "
         f"block ids of {found.block_size} tokens" + (f"; left out: {left_out}" if left_out else ""),
         soft_wrap=True,
     )
-    console.print(f"Replay it: {plain(usage)}", soft_wrap=True)
+    console.print(f"Replay it: {shown(usage)}", soft_wrap=True)
     print_warnings(console, warnings)
 
 
@@ -61,18 +60,13 @@ def requests(count: int) -> str:
 def rows_line(header: TraceHeader) -> str:
     dropped = ", ".join(f"{count:,} {reason}" for reason, count in header.dropped.items())
     return f"rows: {header.rows_read:,} read, {header.rows_kept:,} kept" + (
-        f", dropped: {plain(dropped)}" if dropped else ""
+        f", dropped: {shown(dropped)}" if dropped else ""
     )
 
 
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
     for warning in warnings:
-        console.print(f"[yellow]Warning:[/] {plain(warning)}", soft_wrap=True)
-
-
-def plain(text: str) -> str:
-    """What a file says of itself must not move the cursor nor be taken for markup."""
-    return escape("".join(c if c.isprintable() else repr(c)[1:-1] for c in text))
+        console.print(f"[yellow]Warning:[/] {shown(warning)}", soft_wrap=True)
 
 
 def print_formats() -> None:
@@ -81,5 +75,5 @@ def print_formats() -> None:
     for heading in ("format", "what it is", "known by"):
         table.add_column(heading)
     for known in FORMATS:
-        table.add_row(known.NAME, plain(known.DESCRIPTION), plain(known.MARK))
+        table.add_row(known.NAME, shown(known.DESCRIPTION), shown(known.MARK))
     console_for(at_least=LIST_WIDTH).print(table)

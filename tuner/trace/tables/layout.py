@@ -7,7 +7,7 @@ decided where two readings are possible. Pure.
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from tuner.system.foreign_text import printable
+from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.json_rows import TEXT_KEYS, is_text
 from tuner.trace.formats.reading.trace_file import Asked

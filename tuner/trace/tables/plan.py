@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.errors import TraceError
-from tuner.system.foreign_text import printable
+from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.trace_file import STDIN, Asked
 from tuner.trace.tables.cells import Counts, Spans

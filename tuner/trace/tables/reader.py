@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.errors import TraceError
-from tuner.system.foreign_text import printable
+from tuner.system.printable import printable
 from tuner.trace.formats.columnar.arrow import SMALL_BYTES, parts, quotes_close
 from tuner.trace.formats.columnar.batch import ROWS, Batch, merged
 from tuner.trace.formats.reading.json_rows import objects
