@@ -194,6 +194,7 @@ def test_the_entry_loads_nothing_that_an_early_interrupt_could_hit() -> None:
     assert [name for name in loaded if re.match(r"tuner|typer|click|rich", name)] == [
         "tuner",
         "tuner.system",
+        "tuner.system.printable",
         "tuner.system.interruption",
         "tuner.cli",
     ]

@@ -1,5 +1,6 @@
 """The run directory keeps what was measured, whatever happens."""
 
+import contextlib
 import json
 from pathlib import Path
 
@@ -107,3 +108,50 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot be written"):
         journal.create(tmp_path / "file" / "run", PLAN)
+
+
+def test_a_link_that_somebody_planted_is_not_written_through(tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    book = journal.create(tmp_path / "run", {"load": 1})
+    (tmp_path / "run" / "replays").mkdir()
+    (tmp_path / "run" / "replays" / ".000.npz.partial").symlink_to(victim)
+    assert book.store(replay_of([record()])) == "replays/000.npz"
+    book.close()
+    assert victim.read_text() == "mine"
+    assert sorted(one.name for one in (tmp_path / "run" / "replays").iterdir()) == [
+        ".000.npz.partial",
+        "000.npz",
+    ]
+
+
+@pytest.mark.parametrize("name", ["journal.jsonl", "replays"])
+def test_a_link_in_place_of_a_part_of_a_run_is_refused(tmp_path: Path, name: str) -> None:
+    victim = tmp_path / "victim"
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to(victim)
+    if name == "replays":
+        victim.mkdir()
+    with (
+        pytest.raises(RunError, match="cannot be written"),
+        contextlib.closing(journal.create(tmp_path / "run", {"load": 1})) as book,
+    ):
+        book.store(replay_of([record()]))
+    assert not victim.is_file()
+    assert not victim.exists() or list(victim.iterdir()) == []
+
+
+def test_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
+    book = journal.create(tmp_path / "run", {"load": 1})
+    book.store(replay_of([record()]))
+    book.close()
+    made = [tmp_path / "run", *(tmp_path / "run").rglob("*")]
+    assert {oct(one.stat().st_mode & 0o077) for one in made} == {"0o0"}
+
+
+def test_what_a_killed_run_left_is_gone_when_it_goes_on(tmp_path: Path) -> None:
+    journal.create(tmp_path / "run", {"load": 1}).close()
+    (tmp_path / "run" / "replays").mkdir()
+    (tmp_path / "run" / "replays" / ".000.npz.0123.partial").write_bytes(b"half")
+    journal.resume(tmp_path / "run", {"load": 1}).close()
+    assert list((tmp_path / "run" / "replays").iterdir()) == []

@@ -7,6 +7,7 @@ RUN_DIR/replays/000.npz   records and iterations of one replay, written before i
 import json
 import math
 import os
+import secrets
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -110,10 +111,10 @@ class Journal:
         the event calls it. Raises RunError when it cannot be written."""
         folder = self.run_dir / "replays"
         name = f"{sum('file' in event for event in self.events) + ahead:03}.npz"
-        partial = folder / f".{name}.partial"
+        partial = folder / f".{name}.{secrets.token_hex(8)}.partial"
         try:
-            folder.mkdir(exist_ok=True)
-            with partial.open("wb") as file:
+            folder.mkdir(mode=0o700, exist_ok=True)
+            with os.fdopen(_opened(partial, os.O_WRONLY | os.O_EXCL, inside=folder), "wb") as file:
                 np.savez_compressed(file, **_pack(result))  # type: ignore[arg-type]
                 file.flush()
                 os.fsync(file.fileno())
@@ -162,15 +163,29 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
             f"{run_dir}: holds a run already", hint="Give --resume to go on, or another --run-dir."
         )
     try:
-        run_dir.mkdir(parents=True, exist_ok=True)
+        run_dir.parent.mkdir(parents=True, exist_ok=True)
+        run_dir.mkdir(mode=0o700, exist_ok=True)
         before = frozenset(one.name for one in run_dir.iterdir() if one != path)
-        file = path.open("ab", buffering=0)
+        file = os.fdopen(_opened(path, os.O_WRONLY | os.O_APPEND), "ab", buffering=0)
     except OSError as error:
         raise _cannot_write(run_dir, error) from error
     _lock(run_dir, file)
     journal = Journal(run_dir, _file=file, before=before)
     journal.append("plan", format=FORMAT, plan=dict(plan))
     return journal
+
+
+def _opened(path: Path, flags: int, *, inside: Path | None = None) -> int:
+    """Open a file of a run for its owner alone; others may be able to write to its folder, so that
+    no link is followed, of the file or of the folder ``inside`` which it lies. Raises OSError."""
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    if inside is None:
+        return os.open(path, flags, 0o600)
+    folder = os.open(inside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        return os.open(path.name, flags, 0o600, dir_fd=folder)
+    finally:
+        os.close(folder)
 
 
 def read(run_dir: Path) -> Journal:
@@ -194,10 +209,13 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
                 hint="Resume with the options of the run, or start another --run-dir.",
             )
     try:
-        file = path.open("r+b", buffering=0)
+        descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        file = os.fdopen(descriptor, "r+b", buffering=0)
         _lock(run_dir, file)
         file.truncate(whole_bytes)
         file.seek(0, os.SEEK_END)
+        for left in (run_dir / "replays").glob(".*.partial"):  # by a run that was killed
+            left.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from error
     return Journal(run_dir, events, file)

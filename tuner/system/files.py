@@ -160,18 +160,20 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def whole_file(path: Path, *, force: bool = False) -> Iterator[BinaryIO]:
+def whole_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Write to a file beside ``path`` that takes its name when the block ends without an error.
 
     An existing file stays as it is, and TargetError is raised, unless ``force``. The check is made
-    before the block and again at the end, in one step with the naming.
+    before the block and again at the end, in one step with the naming. ``mode`` is the new file's,
+    as far as the umask lets it.
     """
     real = resolve(path)
     if not force and real.exists():
         raise _in_the_way(path)
     try:
         with _temporary_beside(real) as temporary:
-            with temporary.open("xb") as file:
+            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
+            with temporary.open("wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -89,12 +89,12 @@ def load(path: Path, *, format_name: str | None = None, time_unit: TimeUnit | No
     return Trace(header, requests, digest(requests, header.block_size), warnings)
 
 
-def write(trace: Trace, path: Path, *, force: bool = False) -> None:
+def write(trace: Trace, path: Path, *, force: bool = False, mode: int = 0o666) -> None:
     """Write the canonical form, whole or not at all.
 
     Raises TargetError where the file cannot be written, or is there and ``force`` is not given.
     """
-    with whole_file(path, force=force) as file:
+    with whole_file(path, force=force, mode=mode) as file:
         file.writelines(lines_of(trace))
 
 

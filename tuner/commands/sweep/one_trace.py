@@ -308,7 +308,8 @@ def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -
 def keep_trace(traffic: SweptTraffic, run_dir: Path) -> None:
     """Keep the requests with what is measured of them."""
     if not (run_dir / TRACE_COPY).exists():
-        write(replace(traffic.trace, requests=tuple(traffic.requests)), run_dir / TRACE_COPY)
+        kept = replace(traffic.trace, requests=tuple(traffic.requests))
+        write(kept, run_dir / TRACE_COPY, mode=0o600)
 
 
 def device_of(starter: Starter, run_dir: Path) -> Read | None:
