@@ -32,7 +32,7 @@ PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet coverage
+.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet attack coverage
 .PHONY: fix docs readme golden studies bench clean setup setup-dev
 
 help:  ## Say what can be made
@@ -77,6 +77,9 @@ long: setup-dev  ## The tests that take long; keeps what came of them in docs/ev
 
 versions: setup-dev  ## Try several versions of vLLM; keeps what came of it in docs/evidence/versions.json
 	$(BIN)/python scripts/versions.py --keep versions $(VERSIONS)
+
+attack: setup-dev  ## The tests that attack, with their counts
+	$(BIN)/python -m pytest -m "attack and not vllm and not services" $(PYTEST_ARGS)
 
 quiet: setup-dev  ## What takes a machine on which nothing else runs
 	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)

@@ -52,6 +52,11 @@ WORLD = {
     *(HOMES.keys() - {"prometheus_client", "scipy"}),  # a part of which only parses
 }
 
+RUNS_WHAT_IT_READS = {
+    *("eval", "exec", "os.system", "os.popen", "yaml.load", "yaml.unsafe_load", "yaml.full_load"),
+    *("asyncio.create_subprocess_shell", "subprocess.getoutput", "subprocess.getstatusoutput"),
+}
+
 CATCH_ALL = {
     *("capture.engine_tap", "capture.spool", "cli", "system.contain_errors"),
     *(
@@ -180,6 +185,18 @@ def test_errors_are_caught_by_name(module: str) -> None:
         and (node.type is None or ast.unparse(node.type) in {"Exception", "BaseException"})
     ]
     assert module in CATCH_ALL or unnamed == []
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("module", PATHS)
+def test_nothing_that_is_read_is_run(module: str) -> None:
+    calls = [node for node in ast.walk(tree(module)) if isinstance(node, ast.Call)]
+    called = {ast.unparse(call.func) for call in calls}
+    assert called & RUNS_WHAT_IT_READS == set()
+    modules = {name.partition(".")[0] for name in called if "." in name}
+    assert modules & {"pickle", "dill", "cloudpickle", "marshal", "shelve"} == set()
+    given = {(word.arg, ast.unparse(word.value)) for call in calls for word in call.keywords}
+    assert given & {("shell", "True"), ("allow_pickle", "True")} == set()
 
 
 def test_the_command_line_starts_without_what_is_slow_to_import() -> None:

@@ -256,6 +256,7 @@ def test_an_engine_that_is_not_as_expected_still_serves(
     assert not list(folder.glob("*.jsonl"))
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("engine", [None, ToyEngine])
 @pytest.mark.parametrize("token", [2**63, 2**70, -1, -(2**70)])
 def test_a_prompt_that_no_engine_takes_costs_no_other_row(
@@ -269,6 +270,7 @@ def test_a_prompt_that_no_engine_takes_costs_no_other_row(
     assert [len(row.get("hash_ids", ())) for row in rows(folder)] == [0, 0, 1]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("body", [{"n": 300_000_000}, {"n": 2**31 - 1}, {"n": 16_385}])
 def test_more_answers_than_any_server_gives_are_not_counted_out(
     folder: Path, body: dict[str, Any]
@@ -281,6 +283,7 @@ def test_more_answers_than_any_server_gives_are_not_counted_out(
     assert found.header.dropped == {"not_recorded": 1}
 
 
+@pytest.mark.attack
 def test_all_bodies_that_are_kept_at_one_time_are_bounded() -> None:
     room = Room()
     kept = [Overheard(room) for _ in range(200)]

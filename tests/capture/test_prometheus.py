@@ -293,6 +293,7 @@ def test_a_login_in_the_address_is_sent_and_never_repeated(tmp_path: Path) -> No
     assert "secret" not in str(refused.value)
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 @pytest.mark.parametrize("scheme", ["http", "ftp"])
 def test_a_password_goes_to_no_other_server(tmp_path: Path, status: int, scheme: str) -> None:
@@ -329,6 +330,7 @@ def test_a_password_goes_to_no_other_server(tmp_path: Path, status: int, scheme:
     assert heard == ["Basic ZXZlOnNlY3JldA=="]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "url",
     [

@@ -142,6 +142,7 @@ def test_prompts_that_wait_for_their_hashes_are_bounded(tmp_path: Path) -> None:
     written.close()
 
 
+@pytest.mark.attack
 def test_an_item_that_makes_no_row_costs_that_item_alone(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

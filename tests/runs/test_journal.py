@@ -110,6 +110,7 @@ def test_a_place_that_cannot_be_written_is_one_clear_error(tmp_path: Path) -> No
         journal.create(tmp_path / "file" / "run", PLAN)
 
 
+@pytest.mark.attack
 def test_a_link_that_somebody_planted_is_not_written_through(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
@@ -125,6 +126,7 @@ def test_a_link_that_somebody_planted_is_not_written_through(tmp_path: Path) -> 
     ]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("name", ["journal.jsonl", "replays"])
 def test_a_link_in_place_of_a_part_of_a_run_is_refused(tmp_path: Path, name: str) -> None:
     victim = tmp_path / "victim"
@@ -141,6 +143,7 @@ def test_a_link_in_place_of_a_part_of_a_run_is_refused(tmp_path: Path, name: str
     assert not victim.exists() or list(victim.iterdir()) == []
 
 
+@pytest.mark.attack
 def test_a_run_is_for_its_owner_alone(tmp_path: Path) -> None:
     book = journal.create(tmp_path / "run", {"load": 1})
     book.store(replay_of([record()]))

@@ -83,6 +83,7 @@ def got(url: str, *, timeout_s: float = 20) -> bytes:
 LATE = "no whole answer within 0.5 s"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("begin", "piece"),
     [
@@ -191,6 +192,7 @@ def test_a_redirect_to_another_path_is_followed_with_all_that_was_asked() -> Non
             thread.join()
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_no_redirect_leads_to_another_server(status: int) -> None:
     met = list[bytes]()
@@ -206,6 +208,7 @@ def redirect(target: bytes) -> bytes:
     return b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: " + target + b"\r\n\r\n"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -310,6 +313,7 @@ def test_what_comes_with_a_refusal_is_read_where_that_is_asked_for() -> None:
         assert http.ask(question, timeout_s=20) == http.Answer(400, b"why")
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "url",
     [

@@ -196,9 +196,6 @@ def _started_s(text: str) -> float | None:
     return float(found.group(1)) if found else None
 
 
-MOST_LABELS = 200
-"""Of one sample. The parser takes time that grows with the square of their number."""
-
 _Sample = tuple[dict[str, str], float]
 _Samples = Mapping[str, list[_Sample]]
 """Sample name without ``vllm:`` → label sets with their values."""
@@ -209,8 +206,6 @@ def _samples(text: str) -> _Samples:
     if longest > LONGEST_LINE:
         raise ValueError(f"a line of {longest} characters")
     samples: defaultdict[str, list[_Sample]] = defaultdict(list)
-    if any(line.count('="') > MOST_LABELS for line in text.splitlines()):
-        raise ValueError("a sample with more labels than any has")
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
             if sample.name.startswith("vllm:"):

@@ -12,6 +12,9 @@ from tests.support.deployments import EXAMPLES, Example, deployed
 from tuner.commands.apply import view
 from tuner.profile.profile import save
 
+pytestmark = pytest.mark.attack
+
+
 SERVE = "model: acme/translator-7b\nmax-num-seqs: 32\n"
 
 

@@ -155,6 +155,7 @@ def test_replicas_are_shown_by_the_busiest(tuner: Run) -> None:
     )
 
 
+@pytest.mark.attack
 def test_what_a_file_says_of_itself_cannot_move_the_cursor(tuner: Run, tmp_path: Path) -> None:
     header = {**HEADER, "source": "\x1b[2J[red]x", "dropped": {"\x1b]0;y": 1}}
     path = write_lines(tmp_path / "t", header, row(0, **{"\x1bkey": 1}))

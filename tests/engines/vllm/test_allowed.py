@@ -9,17 +9,20 @@ from tuner.engines.vllm import allowed
 from tuner.engines.vllm.flags import GRAMMAR, LISTS, SWITCHES
 
 
+@pytest.mark.attack
 def test_every_name_on_the_list_is_vllms() -> None:
     known = {*SWITCHES, *LISTS, *GRAMMAR.words}
     assert {name for name in known if allowed.is_allowed(name, None)} == known
     assert (allowed._PLAIN | allowed._SOME.keys()) - known == set()
 
 
+@pytest.mark.attack
 def test_the_profile_that_ships_sets_nothing_else() -> None:
     text = (ROOT / "profiles" / "translation-tiny-cpu.yaml").read_text(encoding="utf-8")
     assert allowed.not_allowed(yaml.safe_load(text)["engine"]) == []
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -58,6 +61,7 @@ def test_what_loads_code_opens_places_or_sends_data_is_not_on_it(
     assert allowed.not_allowed({"max_num_seqs": 16, name: value}) == [name]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("name", "value"),
     [

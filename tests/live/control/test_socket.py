@@ -160,6 +160,7 @@ def test_a_server_waits_for_another_that_is_taking_its_socket_in_the_same_folder
     assert done.is_set()
 
 
+@pytest.mark.attack
 def test_whoever_can_read_the_folder_cannot_lock_a_server_out(tmp_path: Path) -> None:
     folder = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -225,6 +226,7 @@ def test_what_is_no_socket_is_left_alone(tmp_path: Path, kind: str) -> None:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("folder_mode", "is_safe"),
     [
@@ -246,6 +248,7 @@ def test_a_folder_that_others_write_to_is_refused_unless_it_is_sticky(
     assert refused.value.hint == f"chmod go-w {folder}"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("open_mode", [0o777, 0o775, 0o757])
 def test_every_folder_above_is_closed_to_others_or_sticky(tmp_path: Path, open_mode: int) -> None:
     above, folder = tmp_path / "a", tmp_path / "a" / "b" / "c"
@@ -259,6 +262,7 @@ def test_every_folder_above_is_closed_to_others_or_sticky(tmp_path: Path, open_m
     assert place(tmp_path / "link" / "c" / "tuner.sock") == place(folder / "tuner.sock")
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_a_folder_in_a_sticky_one_that_is_somebody_elses_is_refused(tmp_path: Path) -> None:
     theirs = tmp_path / "theirs"
@@ -400,6 +404,7 @@ def test_a_file_with_a_second_name_is_not_written_to(tmp_path: Path) -> None:
     assert precious.read_text() == "precious"
 
 
+@pytest.mark.attack
 def test_links_beside_the_socket_are_not_followed(tmp_path: Path) -> None:
     at, precious = place(tmp_path / "tuner.sock"), tmp_path / "precious"
     precious.write_text("precious")
@@ -447,6 +452,7 @@ def test_the_kernel_says_who_is_there() -> None:
         assert peer_of(ours) == Peer(os.getpid(), os.geteuid())
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
 def test_another_user_is_turned_away_even_where_the_mode_would_let_him_in(shared: Path) -> None:
     with serving(shared / "tuner.sock") as server:
@@ -558,6 +564,7 @@ def another_users(path: Path) -> Iterator[IO[str]]:
             server.kill()
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root becomes somebody else")
 def test_another_user_who_listens_there_is_told_nothing(shared: Path) -> None:
     shared.chmod(0o1777)
@@ -572,6 +579,7 @@ def test_another_user_who_listens_there_is_told_nothing(shared: Path) -> None:
         assert sent.readline() == "0\n"
 
 
+@pytest.mark.attack
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_another_users_link_to_a_server_is_not_followed(tmp_path: Path) -> None:
     with serving(tmp_path / "tuner.sock") as server:

@@ -6,6 +6,7 @@ import re
 import warnings
 from dataclasses import asdict
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,6 +20,9 @@ from tuner.live.watch.promised import Promised
 from tuner.live.watch.reasons import reason
 from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import WindowMaker
+
+pytestmark = pytest.mark.attack
+
 
 SERVER = simulated(WORLD, poisson(RATE, 60.0, seed=2), cap=CAP, until_s=60.0)
 PAGES = [exposition({"0": SERVER.scrape(2.0 * place)}) for place in range(31)]

@@ -13,6 +13,9 @@ from tuner.trace import stream
 from tuner.trace.formats.registry import FORMATS
 from tuner.trace.trace import load
 
+pytestmark = pytest.mark.attack
+
+
 NAMES = [known.NAME for known in FORMATS]
 
 
