@@ -47,7 +47,7 @@ CHECKS: Mapping[str, str] = {
     "sweep --set": f"tuner {SWEEP} --set block_size=64 -o PLACE/set.yaml",
     "sweep --base": f"tuner {SWEEP} --base PLACE/base.yaml -o PLACE/profile.yaml",
     "verify": "tuner verify PLACE/profile.yaml --trace traces/translation.jsonl --step 6s",
-    "apply": "tuner apply PLACE/profile.yaml PLACE/deployed.yaml --yes",
+    "apply": "tuner apply PLACE/profile.yaml PLACE/deployed.yaml",
     "capture": "pytest tests/capture/test_vllm.py",
     "live limits": "pytest tests/live/control/test_vllm.py",
 }
@@ -177,8 +177,8 @@ def last_line(text: str) -> str:
 
 def build(version: str, folder: Path) -> str:
     """Make the environment of a version, or find it; return whose compiled code it runs."""
-    mark = folder / "kernels"
-    if mark.exists():
+    mark, stamp = folder / "kernels", "tuner-setup.json"
+    if mark.exists() and (folder / stamp).read_bytes() == (ROOT / ".venv" / stamp).read_bytes():
         return mark.read_text(encoding="utf-8")
     shutil.rmtree(folder, ignore_errors=True)
     venv, own = ROOT / ".venv", metadata.version("vllm").partition("+")[0]
@@ -301,7 +301,8 @@ def table(tried: Sequence[Tried]) -> str:
         ["tried on", *(one.date for one in tried)],
         ["kernels", *(one.kernels or "-" for one in tried)],
     ]
-    names = [name for name in ("install", *CHECKS) if any(name in one.results for one in tried)]
+    failed = ["install"] if any("install" in one.results for one in tried) else []
+    names = [*failed, *CHECKS]
     rows += [[name, *(one.results.get(name, "not tried") for one in tried)] for name in names]
     return evidence.table(head, [[cell.replace("|", "\\|") for cell in row] for row in rows])
 
