@@ -121,3 +121,13 @@ def test_what_is_printed_has_samples_of_every_cap_at_both_loads() -> None:
     assert len(found.drawn()) == 40
     values, raised = found.drawn()[0]
     assert values[8][0] > raised[8]
+
+
+def test_where_every_cap_may_be_chosen_the_draws_of_both_loads_belong_together() -> None:
+    late = Slo(ttft_s=1e-6)  # nobody is served in time, so that no cap is worse
+    loads = loads_of(traffic(), 1.25, seed=0)
+    found = weigh(loads, fitted(noise=0.02), SHAPE, late, CAPS, everywhere=True, draws=50)
+    assert {len(one) for one in found.samples.values()} == {50}
+    assert len(found.drawn()) == 40
+    for values, raised in found.drawn():
+        assert tuple(values) == tuple(raised) == CAPS

@@ -107,7 +107,7 @@ class Weighed:
         return self.agreeing / self.draws
 
     def drawn(self) -> tuple[tuple[Values, Shares], ...]:
-        """Return what each draw that was asked about every cap says of them."""
+        """Return what each of the first draws, which were asked about every cap, says of them."""
         every = list(zip(*self.samples.values(), strict=False))  # the shortest ends it
         raised = list(zip(*self.raised_samples.values(), strict=False)) or [()] * len(every)
         return tuple(
@@ -118,7 +118,7 @@ class Weighed:
                 },
                 {cap: said.attainment for cap, said in zip(self.raised_samples, more, strict=True)},
             )
-            for today, more in zip(every, raised, strict=True)
+            for today, more in zip(every[:DRAWS], raised[:DRAWS], strict=True)
         )
 
 
