@@ -10,6 +10,10 @@ from dataclasses import dataclass
 
 from tuner.trace.trace import TraceRequest
 
+NO_THOUGHT_S = 0.001
+"""A turn that came this close to the end of the one before it, on either side, came at once: times
+in traces are rounded, and sums of them are off by less than nothing."""
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -26,7 +30,8 @@ def turns_of(requests: Sequence[TraceRequest]) -> dict[int, Turn]:
     """Return row → what it waits for, of requests in order of arrival.
 
     ``parent_id`` beats the order in the session. Only where the parent's end is recorded and lies
-    before the child came: otherwise nobody waited for it, or nobody knows how long.
+    before the child came, or within NO_THOUGHT_S of that: otherwise nobody waited for it, or nobody
+    knows how long.
     """
     by_id: dict[str, TraceRequest] = {}  # only those before: nobody waits for what comes later
     newest: dict[str, TraceRequest] = {}
@@ -42,6 +47,8 @@ def turns_of(requests: Sequence[TraceRequest]) -> dict[int, Turn]:
         if parent is None or parent.e2e_s is None:
             continue
         think_s = one.arrival_s - (parent.arrival_s + parent.e2e_s)
+        if abs(think_s) <= NO_THOUGHT_S:
+            think_s = 0.0
         if think_s >= 0:
             found[one.row] = Turn(parent.row, think_s)
     return found
