@@ -368,7 +368,7 @@ spec:
 ADDED = [
     (
         "kserve",
-        LLM % "      image: x\n",
+        LLM % "      image: vllm/vllm-openai\n",
         "      env:\n      - name: VLLM_ADDITIONAL_ARGS\n        value: --max-num-seqs=16\n",
     ),
     (
@@ -385,7 +385,7 @@ ADDED = [
     ),
     (
         "helm-llm-d",
-        "a:\n  prefill:\n    containers:\n    - modelCommand: vllmServe\n      image: x\n",
+        "a:\n  prefill:\n    containers:\n    - modelCommand: vllmServe\n      image: vllm/vllm-openai\n",
         "      args:\n      - --max-num-seqs=16\n",
     ),
     (
@@ -433,7 +433,7 @@ def test_what_is_not_there_yet_is_added_where_it_is_looked_for(
 @pytest.mark.parametrize(
     ("kind", "text", "stated"),
     [
-        ("kserve", LLM % "      image: x\n", {"model": "m"}),
+        ("kserve", LLM % "      image: vllm/vllm-openai\n", {"model": "m"}),
         (
             "kserve",
             (

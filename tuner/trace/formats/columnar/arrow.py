@@ -42,7 +42,7 @@ LONGEST_NUMBER = 1000
 
 _LONG_NUMBER = re.compile(rb"\d{%d}" % LONGEST_NUMBER)
 
-BREAKS = (pa.ArrowException, UnicodeDecodeError)
+BREAKS = (pa.ArrowException, UnicodeDecodeError, OverflowError)
 """What Arrow raises of what it cannot read."""
 
 
