@@ -385,8 +385,10 @@ ADDED = [
     ),
     (
         "helm-llm-d",
-        "a:\n  prefill:\n    containers:\n"
-        "    - modelCommand: vllmServe\n      image: vllm/vllm-openai\n",
+        (
+            "a:\n  prefill:\n    containers:\n"
+            "    - modelCommand: vllmServe\n      image: vllm/vllm-openai\n"
+        ),
         "      args:\n      - --max-num-seqs=16\n",
     ),
     (
