@@ -85,6 +85,16 @@ def test_of_long_traffic_the_busiest_stretch_is_stored() -> None:
     assert len(section.data) < 60_000
 
 
+def test_a_busy_hour_is_stored_and_not_a_night_of_long_requests() -> None:
+    """The hour asks for 200 tokens a second, the night for 2 of twice as long requests."""
+    hour = [(float(at_s), 100, 100) for at_s in range(MOST_STORED)]
+    night = [(100_000.0 + 200 * one, 200, 200) for one in range(MOST_STORED)]
+    one = replace(view(), loads=Loads(Traffic.of([*hour, *night])), length_s=1e6)
+    section = stored(one, seed=0)
+    assert section.length_s == MOST_STORED - 1
+    assert set(restored(section, source="p.yaml").traffic.input_length.tolist()) == {100}
+
+
 @pytest.mark.parametrize(
     "data", ["", "!", base64.b64encode(b"nonsense").decode(), "eJwDAAAAAAE="], ids=str
 )

@@ -15,6 +15,7 @@ from tuner.trace.formats.reading.record import Row
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import (
     arrival_rate_rps,
+    busiest_rows,
     busiest_window,
     interarrival_cv,
     peak_arrivals,
@@ -156,6 +157,13 @@ def test_the_busiest_window_has_the_most_tokens_not_the_most_requests() -> None:
     large = [request(9, 50.0, input_length=100, output_length=100)]
     end = [request(10, 100.0, input_length=1, output_length=1)]
     assert busiest_window([*small, *large, *end], 5.0) == (50.0, 55.0)
+
+
+def test_the_busiest_rows_ask_for_the_most_in_their_time() -> None:
+    arrival_s = np.array([0.0, 100.0, 200.0, 201.0, 300.0])
+    tokens = np.array([180, 180, 20, 20, 20])
+    assert busiest_rows(arrival_s, tokens, 2) == slice(2, 4)
+    assert busiest_rows(arrival_s, tokens, 5) == slice(0, 5)
 
 
 def test_what_was_not_served_is_not_load() -> None:

@@ -141,17 +141,9 @@ def _law(values: Floats, sizes: list[int]) -> StepLaw:
 
 
 def _busiest(traffic: Traffic, length_s: float) -> tuple[Traffic, float]:
-    """Return the stretch of MOST_STORED requests with the most tokens, from 0 s on."""
+    """Return the stretch of MOST_STORED requests with the most tokens a second, from 0 s on."""
     if len(traffic) > MOST_STORED:
-        work = np.cumsum(np.concatenate(([0], traffic.input_length + traffic.output_length)))
-        first = int(np.argmax(work[MOST_STORED:] - work[:-MOST_STORED]))
-        chosen = slice(first, first + MOST_STORED)
-        traffic = Traffic(
-            traffic.arrival_s[chosen],
-            traffic.input_length[chosen],
-            traffic.output_length[chosen],
-            traffic.cached_length[chosen],
-        )
+        traffic = traffic.busiest(MOST_STORED)
         length_s = max(LEAST_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
     return replace(traffic, arrival_s=traffic.arrival_s - traffic.arrival_s[0]), length_s
 

@@ -25,6 +25,9 @@ SAMPLE = 2**20
 FINEST_TICK_MS = 2
 """A grid of 1 ms is a clock that counts in ms, and harmless."""
 
+SHORTEST_S = 1e-3
+"""Of a stretch whose requests arrive at once."""
+
 ROUND_TICKS_MS = (10, 100, 500, 1_000, 2_000, 5_000, 10_000, 15_000, 30_000, 60_000)
 
 
@@ -116,3 +119,17 @@ def busiest(arrival_s: Floats, tokens: NDArray[np.int64], length_s: float) -> tu
     latest_s = float(arrival_s[-1]) - length_s + 1e-6
     start_s = max(float(arrival_s[0]), min(start_s, latest_s))
     return start_s, start_s + length_s
+
+
+def busiest_rows(arrival_s: Floats, tokens: NDArray[np.int64], most: int) -> slice:
+    """Return the rows of the stretch of ``most`` requests with the most tokens a second: all rows
+    where there are no more. Of equals the first.
+
+    Not of the most tokens: those of a night of long prompts are more, and hours apart.
+    """
+    if len(arrival_s) <= most:
+        return slice(0, len(arrival_s))
+    before = np.concatenate([[0], np.cumsum(tokens)])
+    took_s = arrival_s[most - 1 :] - arrival_s[: len(arrival_s) - most + 1]
+    first = int(np.argmax((before[most:] - before[:-most]) / np.maximum(took_s, SHORTEST_S)))
+    return slice(first, first + most)

@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.trace import TraceRequest
-from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.arrivals import busiest_rows, busiest_window
 from tuner.traffic.sampling import sample_windows
 from tuner.traffic.slo import Slo, Unloaded, derive_slo
 from tuner.traffic.window import Part, Window, choose_part, in_window, parse_duration_s
@@ -142,9 +142,9 @@ def workload_of(  # noqa: PLR0913, PLR0917 - what was chosen
         raise TraceError(f"window {part}: nothing to replay", hint="Choose another --window.")
     length_s = part.length_s
     if len(inside) > MOST_JUDGED:
-        work = np.cumsum([0, *(one.input_length + one.output_length for one in inside)])
-        first = int(np.argmax(work[MOST_JUDGED:] - work[:-MOST_JUDGED]))
-        inside = inside[first : first + MOST_JUDGED]
+        arrival_s = np.array([one.arrival_s for one in inside])
+        tokens = np.array([one.input_length + one.output_length for one in inside])
+        inside = inside[busiest_rows(arrival_s, tokens, MOST_JUDGED)]
         length_s = inside[-1].arrival_s - inside[0].arrival_s
     length_s = max(length_s, LEAST_S)
     return Workload(slo, unloaded, tuple(requests), part, tuple(windows), step_s, inside, length_s)

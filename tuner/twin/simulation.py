@@ -24,6 +24,7 @@ from tuner.engines.scheduler.state import (
 )
 from tuner.engines.seam import EngineFacts, IterationLog
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.arrivals import busiest_rows
 from tuner.traffic.slo import Slo
 
 LOG_LENGTH = 65_536
@@ -51,12 +52,19 @@ class Traffic:
 
     def between(self, begin_s: float, end_s: float) -> "Traffic":
         """Return what arrives in [begin_s, end_s)."""
-        first, last = np.searchsorted(self.arrival_s, (begin_s, end_s))
+        return self.rows(slice(*np.searchsorted(self.arrival_s, (begin_s, end_s))))
+
+    def busiest(self, most: int) -> "Traffic":
+        """Return the stretch of ``most`` sequences with the most tokens a second."""
+        tokens = self.input_length + self.output_length
+        return self.rows(busiest_rows(self.arrival_s, tokens, most))
+
+    def rows(self, chosen: slice) -> "Traffic":
         return Traffic(
-            self.arrival_s[first:last],
-            self.input_length[first:last],
-            self.output_length[first:last],
-            self.cached_length[first:last],
+            self.arrival_s[chosen],
+            self.input_length[chosen],
+            self.output_length[chosen],
+            self.cached_length[chosen],
         )
 
 

@@ -9,10 +9,9 @@ import pytest
 from tests.support.builders import record, replay_of
 from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.records import Replay
-from tuner.runs.refine import surrogate
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration
 from tuner.runs.refine.objective import GOODPUT
-from tuner.runs.refine.surrogate import Foreseen, Surrogate, busiest, combined
+from tuner.runs.refine.surrogate import Foreseen, Surrogate, combined
 from tuner.traffic.slo import Slo
 from tuner.twin.simulation import EngineShape, Traffic
 
@@ -78,13 +77,3 @@ def test_of_a_replay_that_served_little_a_ratio_says_little() -> None:
     # A replay's variance is 2 (0.02^2 + 0.03^2) of all requests, the twin's 0.02^2.
     assert guesses[0] == pytest.approx(0.02 + 0.18 * 4 / (4 + 26))
     assert guesses[1] == pytest.approx(0.02 + 0.18 * 4 / (4 + 4 * 26))
-
-
-def test_the_busiest_stretch_asks_for_the_most_in_its_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(surrogate, "MOST_SCREENED", 2)
-    one = Traffic.of(
-        [(0.0, 90, 90), (100.0, 90, 90), (200.0, 10, 10), (201.0, 10, 10), (300.0, 10, 10)]
-    )
-    assert busiest(one).arrival_s.tolist() == [200.0, 201.0]

@@ -50,9 +50,6 @@ docs/decisions: attainment is off by 0.05)."""
 ALIKE = 0.002
 """Gains so close by the twin are those of configurations between which nothing is to choose."""
 
-SHORTEST_S = 1e-3
-"""Of a stretch whose requests arrive at once."""
-
 BLOCKS = "num_gpu_blocks_override"
 INTERVAL = "prefill_schedule_interval"
 
@@ -252,7 +249,7 @@ def surrogate_of(view: Forecast, objectives: Sequence[Objective], knee: Configur
         laws=[view.fitted.law, *view.fitted.draws(LAWS, seed=0)],
         shape=view.shape,
         slo=view.slo,
-        traffic=busiest(view.traffic),
+        traffic=view.traffic.busiest(MOST_SCREENED),
         objectives=objectives,
         knee=knee,
         hit_share=view.hit_share,
@@ -271,19 +268,6 @@ def slowdowns_of(speed_sd: float) -> Slowdowns:
         return STEADY
     far = math.exp(math.sqrt(3) * speed_sd)
     return ((1 / far, 1 / 6), (1.0, 2 / 3), (far, 1 / 6))
-
-
-def busiest(traffic: Traffic) -> Traffic:
-    """Return the stretch of MOST_SCREENED requests that asks for the most in its time."""
-    if len(traffic) <= MOST_SCREENED:
-        return traffic
-    arrivals = traffic.arrival_s
-    work = np.cumsum(np.concatenate(([0], traffic.input_length + traffic.output_length)))
-    asked = work[MOST_SCREENED:] - work[:-MOST_SCREENED]
-    took_s = arrivals[MOST_SCREENED - 1 :] - arrivals[: len(asked)]
-    first = int(np.argmax(asked / np.maximum(took_s, SHORTEST_S)))
-    end_s = float(arrivals[first + MOST_SCREENED]) if first + MOST_SCREENED < len(traffic) else None
-    return traffic.between(float(arrivals[first]), math.inf if end_s is None else end_s)
 
 
 def combined(
