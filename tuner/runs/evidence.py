@@ -137,13 +137,22 @@ class Evidence:
         return [Block(trial, measure(replays, slo)) for trial, replays in self.rungs()]
 
     def measured(self, slo: Slo) -> dict[int, Measurement]:
-        """Return cap → its whole replays pooled, or its cut ones."""
-        by_cap: dict[int, list[Replay]] = {}
-        for trial, replays in self.rungs():
-            by_cap.setdefault(trial.max_num_seqs, []).extend(replays)
+        """Return cap → its replays pooled: of each window the whole ones, or else the cut ones."""
+        by_cap: dict[int, dict[int, list[Replay]]] = {}
+        for trial, events in self._rung_events():
+            for event in events:
+                of_cap = by_cap.setdefault(trial.max_num_seqs, {})
+                of_cap.setdefault(event["window"], []).append(self.journal.replay(event))
         return {
-            cap: measure([one for one in replays if not one.cut] or replays, slo)
-            for cap, replays in sorted(by_cap.items())
+            cap: measure(
+                [
+                    one
+                    for replays in windows.values()
+                    for one in ([whole for whole in replays if not whole.cut] or replays)
+                ],
+                slo,
+            )
+            for cap, windows in sorted(by_cap.items())
         }
 
     def disturbed(self) -> dict[int, str]:
@@ -163,13 +172,9 @@ class Evidence:
 
     def rungs(self) -> list[tuple[Trial, list[Replay]]]:
         """Return the trials that replayed windows whole, or until they had lost, in order."""
-        of_trial: dict[int, list[Event]] = {}
-        for event in self._replays():
-            of_trial.setdefault(event["trial"], []).append(event)
         return [
-            (trial, [self.journal.replay(event) for event in of_trial.get(number, ())])
-            for number, trial in enumerate(self.trials())
-            if trial.purpose in RUNGS
+            (trial, [self.journal.replay(event) for event in events])
+            for trial, events in self._rung_events()
         ]
 
     def whole_windows(self) -> Iterator[tuple[int, Replay]]:
@@ -235,6 +240,14 @@ class Evidence:
             for one in self.journal.of("start")
         }
         return self.replay_s() + sum(starts.values())
+
+    def _rung_events(self) -> Iterator[tuple[Trial, list[Event]]]:
+        of_trial: dict[int, list[Event]] = {}
+        for event in self._replays():
+            of_trial.setdefault(event["trial"], []).append(event)
+        for number, trial in enumerate(self.trials()):
+            if trial.purpose in RUNGS:
+                yield trial, of_trial.get(number, [])
 
     def _begun(self) -> list[Trial]:
         return [Trial(one["max_num_seqs"], one["purpose"]) for one in self.journal.of("trial")]

@@ -1,0 +1,42 @@
+"""What the replays of a run say of each cap."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from tests.support.builders import record, replay_of
+from tuner.replay.records import Replay
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+from tuner.traffic.slo import Slo
+
+PLAN = {"trace_digest": "sha256:1", "seed": 0}
+SLO = Slo(ttft_s=2.0)
+WHOLE = replay_of([record(row) for row in range(10)])
+LOST = replay_of([record(10, outcome="cut")], cut="hopeless", unsent=9, attainment_bound=0.5)
+
+
+def evidence_of(folder: Path, *rungs: Mapping[int, Replay]) -> Evidence:
+    """Return a run of these rungs at cap 4, each number of a window → its replay."""
+    book = journal.create(folder, PLAN)
+    for number, windows in enumerate(rungs):
+        book.append("trial", purpose="ladder", max_num_seqs=4, at_s=0.0)
+        for window, replay in windows.items():
+            place = {"purpose": "ladder", "window": window, "trial": number}
+            book.append_replay(replay, max_num_seqs=4, elapsed_s=10.0, at_s=0.0, **place)
+        book.append("measured", at_s=0.0)
+    book.close()
+    return Evidence(journal.read(folder))
+
+
+def attained(folder: Path, *rungs: Mapping[int, Replay]) -> tuple[float, int, str | None]:
+    one = evidence_of(folder, *rungs).measured(SLO)[4]
+    return one.attainment, one.blocks, one.cut
+
+
+def test_a_window_that_was_cut_counts_beside_one_that_was_not(tmp_path: Path) -> None:
+    """Ten of the twenty requests were served in time, and not ten of ten."""
+    assert attained(tmp_path, {0: WHOLE, 1: LOST}) == (0.5, 2, "hopeless")
+
+
+def test_a_window_that_was_replayed_whole_later_speaks_for_itself(tmp_path: Path) -> None:
+    assert attained(tmp_path, {0: WHOLE, 1: LOST}, {1: WHOLE}) == (1.0, 2, None)
