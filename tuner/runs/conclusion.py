@@ -12,7 +12,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.replay.measure import Measurement, measure
-from tuner.runs.evidence import Evidence
+from tuner.runs.evidence import RUNGS, Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import (
     Conclusion,
@@ -31,7 +31,7 @@ from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast, StepChange, forecast
 from tuner.twin.knee import decide, judge
 from tuner.twin.objective import HALF, choose
-from tuner.twin.simulation import simulate, traffic_of
+from tuner.twin.simulation import shape_of, simulate, traffic_of
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
 from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
 
@@ -99,6 +99,13 @@ def conclude(
             "sure of the next ones"
         )
         verdict = replace(verdict, warnings=(*verdict.warnings, few))
+    if not view.errors and (found := view.traffic.cached_length.sum()):
+        presumed = (
+            f"no window was replayed before the choice: that the prefix cache holds all "
+            f"{found / view.traffic.input_length.sum():.0%} of the prompt tokens that came before "
+            "is presumed; a sweep without --fast measures it"
+        )
+        verdict = replace(verdict, warnings=(*verdict.warnings, presumed))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
 
 
@@ -243,7 +250,10 @@ def _doubted(verdict: Verdict, view: Forecast) -> Verdict:
 
 def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> float:
     """Return what the prefix cache gave of what an endless one would have given, in the windows
-    that were replayed whole."""
+    that were replayed whole. Before any was, as with --fast, one that is on is taken for endless:
+    vLLM's is on, and that nothing is found in it is the worse guess."""
+    if not any(trial.purpose in RUNGS for trial in evidence.trials()):
+        return float(shape_of(evidence.facts()).prefix_caching)
     had = could = 0
     for number, replay in evidence.whole_windows():
         sent = workload.sent_in(workload.windows[number])

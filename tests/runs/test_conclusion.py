@@ -1,0 +1,54 @@
+"""What is concluded before windows were replayed, as with --fast."""
+
+from dataclasses import asdict
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.builders import facts, replay_of, request, settings
+from tuner.engines.scheduler.state import StepLaw
+from tuner.runs import journal
+from tuner.runs.conclusion import conclude
+from tuner.runs.evidence import Evidence
+from tuner.runs.outcome import Conclusion
+from tuner.traffic.slo import Slo, Unloaded
+from tuner.traffic.window import Part, Window
+from tuner.traffic.workload import workload_of
+from tuner.twin.simulation import Traffic, shape_of, simulate
+
+SLO = Slo(ttft_s=10.0)
+# 64 prompt tokens each, of which all but the first request's came before.
+REQUESTS = [request(row, input_length=64, hash_ids=(1, 2, 3, 4)) for row in range(100)]
+
+
+def ramped(folder: Path, *, prefix_caching: bool) -> Conclusion:
+    """Conclude from a ramp alone, on an engine that takes 10 ms for an iteration."""
+    one = facts(arguments={"max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching})
+    busy = Traffic.of((0.1 * row, 20, 20) for row in range(200))
+    law = StepLaw(np.full(9, 0.010), 1e-5, 0.0, 0.0, 0.0)
+    log = simulate(busy, law, shape_of(one), max_num_seqs=8, log=True).iterations
+    book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
+    book.append("start", purpose="ladder", max_num_seqs=8, facts=asdict(one), at_s=0.0)
+    book.append("trial", purpose="ramp", max_num_seqs=8, at_s=0.0)
+    place = {"purpose": "ramp", "max_num_seqs": 8, "window": 0, "trial": 0}
+    book.append_replay(replay_of([], iterations=log), elapsed_s=10.0, at_s=0.0, **place)
+    book.append("measured", at_s=0.0)
+    book.close()
+    unloaded = Unloaded(ttft_s=0.01, ttft_s_per_input_token=0.0, tpot_s=0.01)
+    part, window = Part(0.0, 100.0), Window(0.0, 10.0, 0.0)
+    workload = workload_of(REQUESTS, SLO, unloaded, part, [window], 10.0)
+    run = Evidence(journal.read(folder))
+    return conclude(run, workload, settings(SLO, ceiling=8), complete=True)
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
+    tmp_path: Path, *, prefix_caching: bool
+) -> None:
+    found = ramped(tmp_path, prefix_caching=prefix_caching)
+    assert found.view is not None
+    cached = 99 * 64 if prefix_caching else 0
+    assert found.view.traffic.cached_length.sum() == cached
+    presumed = [one for one in found.verdict.warnings if "holds all 99% of the prompt" in one]
+    assert len(presumed) == prefix_caching
