@@ -1,4 +1,5 @@
-"""Make the shipped traces: traces/translation.jsonl and traces/translation-uniform.jsonl.
+"""Make the shipped traces, traces/translation.jsonl and traces/translation-uniform.jsonl, and the
+first of them as a gateway's export, examples/walk/requests.csv.
 
 A translation service as its server saw it. Visitors come in calm and in busy spells; a text has 10
 to 200 tokens and its translation about as many; the server decodes all requests in one batch, and
@@ -8,12 +9,14 @@ requests at a time, and peaks of 20 to 25.
 The same bytes on every run: python scripts/make_traces.py [FOLDER]
 """
 
+import csv
 import dataclasses
 import math
 import random
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from statistics import NormalDist, fmean
 
@@ -37,6 +40,9 @@ ABORTED = 0.03
 STEP_S, STEP_PER_SEQUENCE_S = 0.0190, 0.00070
 FIRST_TOKEN_S = 0.06
 
+EXPORTED = datetime(2026, 9, 14, 8, tzinfo=UTC)
+"""When the gateway saw the first second."""
+
 
 @dataclass(slots=True)
 class Running:
@@ -45,10 +51,16 @@ class Running:
 
 
 def main() -> None:
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1] / "traces"
+    root = Path(__file__).parents[1]
+    folder, walk = (
+        (Path(sys.argv[1]), Path(sys.argv[1]))
+        if len(sys.argv) > 1
+        else (root / "traces", root / "examples" / "walk")
+    )
     requests = serve(list(visits(random.Random(SEED))))  # noqa: S311 - traffic, no secret
     save(requests, folder / "translation.jsonl", "a translation service, made")
     save(uniform(requests), folder / "translation-uniform.jsonl", "the same, every length the mean")
+    export(requests, walk / "requests.csv")
 
 
 def visits(rng: random.Random) -> Iterator[TraceRequest]:
@@ -136,6 +148,21 @@ def save(requests: list[TraceRequest], path: Path, note: str) -> None:
     trace = Trace(header, tuple(requests), digest(requests, header.block_size))
     write(trace, path, force=True)
     print(f"{path}: {len(requests)} requests, {trace.digest}")
+
+
+def export(requests: list[TraceRequest], path: Path) -> None:
+    """Write what a gateway knows: when a request came, how long it took, and its tokens."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(
+            ("started_at", "request_id", "prompt_tokens", "completion_tokens", "duration_ms")
+        )
+        for number, one in enumerate(requests, start=1):
+            assert one.e2e_s is not None, "all were served"
+            came = EXPORTED + timedelta(seconds=one.arrival_s)
+            stamp = came.isoformat(timespec="milliseconds").replace("+00:00", "Z")
+            lengths = one.input_length, one.output_length
+            rows.writerow((stamp, f"req-{number:04d}", *lengths, round(one.e2e_s * 1000)))
 
 
 def exponential(rng: random.Random, mean: float) -> float:

@@ -29,6 +29,8 @@ def test_the_script_makes_the_same_bytes_again(tmp_path: Path) -> None:
     )
     for name in ("translation.jsonl", "translation-uniform.jsonl"):
         assert (tmp_path / name).read_bytes() == (SAMPLES / name).read_bytes()
+    exported = ROOT / "examples" / "walk" / "requests.csv"
+    assert (tmp_path / "requests.csv").read_bytes() == exported.read_bytes()
 
 
 def test_the_sample_is_the_articles_traffic() -> None:
