@@ -153,6 +153,20 @@ def test_heavier_traffic_is_told_as_traffic_and_not_as_a_slow_server(promised: P
     assert "the rate is 1." in reason(watch)
 
 
+@pytest.mark.parametrize(
+    ("headroom", "validated_load", "most"),
+    [(1.25, 1.25, 1.25), (1.5, 1.5, 1.5), (1.25, 1.0, 1.1), (1.5, 1.25, 1.1), (1.0, 1.0, 1.25)],
+    ids=["validated", "more validated", "failed", "more failed", "not asked"],
+)
+def test_no_load_is_accepted_that_the_profiles_headroom_failed(
+    promised: Promised, headroom: float, validated_load: float, most: float
+) -> None:
+    limits = reference(
+        promised.twin, captured_rps=RATE, validated_load=validated_load, headroom=headroom
+    ).limits["rate"]
+    assert limits.high == most
+
+
 def test_longer_outputs_are_told(promised: Promised) -> None:
     light, long = poisson(RATE, 200.0, seed=6), poisson(0.5 * RATE, 600.0, seed=7, output=120)
     server = simulated(WORLD, joined(light, long, 200.0), cap=CAP, until_s=800.0)
