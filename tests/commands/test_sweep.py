@@ -349,6 +349,18 @@ def test_a_stored_run_is_judged_under_another_slo_without_an_engine(
     assert (tmp_path / "run" / "journal.jsonl").read_bytes() == journal
 
 
+def test_a_stored_run_whose_trace_was_changed_since_is_not_judged(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.run_dir, tmp_path / "run")
+    trace = tmp_path / "run" / "trace.jsonl"
+    *rows, last = trace.read_text().splitlines()
+    longer = json.loads(last) | {"output_length": 1000}
+    trace.write_text("\n".join([*rows, json.dumps(longer)]) + "\n")
+    assert "holds other requests than were replayed" in refused(rescored(tmp_path), 3)
+    assert not (tmp_path / "other.yaml").exists()
+
+
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return tuner(folder, "sweep", "--rescore", "run", "-o", "other.yaml", *options)
 

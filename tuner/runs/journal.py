@@ -29,6 +29,7 @@ FORMAT = 2
 
 _CONTENT = {
     "plan": {"format", "plan"},
+    "trace": {"digest"},
     "start": {"purpose", "max_num_seqs", "facts", "at_s"},
     "probe": {"results", "at_s"},
     "choice": {"part", "windows", "step_s", "at_s"},

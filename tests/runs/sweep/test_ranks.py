@@ -82,7 +82,7 @@ def test_a_kind_of_node_whose_engine_is_a_rank_says_so_also_when_it_is_judged_an
     plan = plans_of(options, part.trace, kinds, {"h100": {"model": "tuner:tiny"}})["h100"]
     assert (plan["ranks"], plan["replicas"]) == (2, 2)
     book = journal.create(tmp_path / "run", plan)
-    keep_trace(part, book.run_dir)
+    keep_trace(part, book)
     outcome = run(sweep(part.requests, SimStarter(World()), part.settings, book, Notes()))
     book.close()
     done = done_on(kinds["h100"], outcome, part, book.run_dir, 1.0)

@@ -31,7 +31,7 @@ _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
 _MARKS = {"compare": "compare", "refine": "objective", "sweep": "ceiling"}
 """Command → what its plans hold, and those of the commands after it do not."""
 
-_BEFORE_ANY_NUMBER = {"plan", "start", "choice", "trial"}
+_BEFORE_ANY_NUMBER = {"plan", "trace", "start", "choice", "trial"}
 """Events of a run in which nothing has been measured."""
 
 _OURS = ("journal.jsonl", "trace.jsonl", "study.log*", "vllm.log*", "replays", "traffic")

@@ -142,7 +142,7 @@ def _swept(
         progress.stage(said)
     with kept(book, where, [*books.values()]):
         for name, one in parts.items():
-            keep_trace(one, books[name].run_dir)
+            keep_trace(one, books[name])
         sweeps = [
             Sweep(
                 kind,

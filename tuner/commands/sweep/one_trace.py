@@ -39,7 +39,7 @@ from tuner.runs.settings import SweepSettings, settings_in
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
 from tuner.system import interruption
-from tuner.trace.trace import Trace, TraceRequest, load, write
+from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sampling import sample_windows
 from tuner.traffic.sessions import turns_of
@@ -305,11 +305,27 @@ def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -
     return replace(outcome, in_use=now)
 
 
-def keep_trace(traffic: SweptTraffic, run_dir: Path) -> None:
-    """Keep the requests with what is measured of them."""
-    if not (run_dir / TRACE_COPY).exists():
-        kept = replace(traffic.trace, requests=tuple(traffic.requests))
-        write(kept, run_dir / TRACE_COPY, mode=0o600)
+def keep_trace(traffic: SweptTraffic, book: journal.Journal) -> None:
+    """Keep the requests with what is measured of them, and their digest: what is replayed may be a
+    share of the trace."""
+    path = book.run_dir / TRACE_COPY
+    if not path.exists():
+        write(replace(traffic.trace, requests=tuple(traffic.requests)), path, mode=0o600)
+    if not any(book.of("trace")):
+        of_copy = digest(traffic.requests, traffic.trace.header.block_size)
+        book.append("trace", digest=of_copy)
+
+
+def _kept_trace(book: journal.Journal) -> Trace:
+    """Return what keep_trace kept. Raises RunError where it was changed since, TraceError."""
+    path = book.run_dir / TRACE_COPY
+    trace = load(path)
+    if any(event["digest"] != trace.digest for event in book.of("trace")):
+        raise RunError(
+            f"{path}: holds other requests than were replayed: it was changed since",
+            hint="Restore the file as tuner wrote it, or sweep the trace again.",
+        )
+    return trace
 
 
 def device_of(starter: Starter, run_dir: Path) -> Read | None:
@@ -326,20 +342,20 @@ def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
     run_dir, plan = book.run_dir, book.events[0]["plan"]
     try:
         settings = settings_in(plan, slo=_slo_in(options.slo or plan["slo"]))
-        digest, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
+        of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
     except (KeyError, TypeError, ValueError) as error:
         raise RunError(
             f"{run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
             hint="Name the run directory of a sweep of this version of tuner.",
         ) from error
-    trace = load(run_dir / TRACE_COPY)
+    trace = _kept_trace(book)
     outcome = rescore(trace.requests, settings, book)
     if (before := _baseline(run_dir)) is not None:
         found = in_use(outcome.conclusion, before.max_num_seqs, before.source)
         outcome = replace(outcome, in_use=found)
     said = (*trace.warnings, *warnings_about(trace))
     wall_s = time.monotonic() - began_s
-    return FinishedSweep(outcome, settings, said, run_dir, digest, wall_s, ranks)
+    return FinishedSweep(outcome, settings, said, run_dir, of_trace, wall_s, ranks)
 
 
 def _baseline(run_dir: Path) -> Baseline | None:

@@ -95,7 +95,7 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     for said in taken_from_base(options):
         progress.stage(said)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
-        keep_trace(traffic, book.run_dir)
+        keep_trace(traffic, book)
         with progress:
             found = measured(
                 traffic, starter, book, progress, confirming=confirming_of(options, starter)

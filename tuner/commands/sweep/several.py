@@ -134,7 +134,7 @@ def run(options: SweepOptions) -> None:
     ]
     with closing(exporter) if exporter else nullcontext(), kept(book, where, [*books.values()]):
         for name, one in traffics.items():
-            keep_trace(one, books[name].run_dir)
+            keep_trace(one, books[name])
             for warning in not_said(paths[name], one.warnings):
                 progress.warn(f"{name}: {warning}")
         read_device = device_of(starter, book.run_dir)
