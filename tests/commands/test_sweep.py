@@ -315,6 +315,16 @@ def test_a_run_that_cannot_decide_ends_with_5_and_a_safe_profile(folder: Path) -
     assert profile.load(folder / "profile.yaml").decision.verdict == result["verdict"]
 
 
+def test_a_verdict_without_confidence_ends_with_5_whatever_it_is(folder: Path) -> None:
+    """Of sessions that wait the windows decide alone, and know no confidence of an overload."""
+    done = tune(folder, "--json", "--closed-sessions", "--ceiling", "2")
+    result = json.loads(done.stdout)
+    assert (result["verdict"], result["confidence"]) == ("overloaded", 0.0)
+    assert done.returncode == 5
+    assert result["reason"] in done.stderr
+    assert done.stderr.splitlines()[-1].startswith("Add replicas")
+
+
 def test_metrics_are_served_while_the_run_goes_on(folder: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]

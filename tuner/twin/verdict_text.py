@@ -13,6 +13,9 @@ VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded"
 
 KV_FULL = 0.95
 NEARLY_ALL = 0.95
+NO_CONFIDENCE = 0.005
+"""Less is shown as 0.00."""
+
 RISES = 1.05
 _NAMES = {
     "kv_bound": "KV-bound at",
@@ -31,6 +34,11 @@ class Verdict:
     confidence: float
     reason: str
     warnings: tuple[str, ...] = ()
+
+    @property
+    def is_defended(self) -> bool:
+        """Whether it may be acted on: whatever its kind, one without confidence may not."""
+        return self.kind != "inconclusive" and self.confidence >= NO_CONFIDENCE
 
 
 def headline(kind: VerdictKind, cap: int, interval: tuple[int, int]) -> str:

@@ -256,7 +256,7 @@ def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path
     else:
         render_kinds(found, run_dir, options)
     done = [one.done.outcome for one in found if isinstance(one.done, FinishedSweep)]
-    if all(outcome.verdict.kind == "inconclusive" for outcome in done):
+    if not any(outcome.verdict.is_defended for outcome in done):
         raise UndecidedError(
             done[0].verdict.reason, hint="The profiles are safe to serve; give a larger --budget."
         )

@@ -144,8 +144,8 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         render(outcome, found, print_of(options, done, found, options.output))
-    if outcome.verdict.kind == "inconclusive":
-        raise UndecidedError(
-            outcome.verdict.reason,
-            hint=f"{options.output} is safe to serve but not defended; give a larger --budget.",
-        )
+    if not outcome.verdict.is_defended:
+        hint = f"{options.output} is safe to serve but not defended; give a larger --budget."
+        if outcome.verdict.kind == "overloaded":
+            hint = "Add replicas or relax the SLO; a larger --budget may make it sure."
+        raise UndecidedError(outcome.verdict.reason, hint=hint)
