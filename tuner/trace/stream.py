@@ -6,11 +6,11 @@ import random
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
-from operator import itemgetter
+from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,10 +19,10 @@ import numpy as np
 from tuner.errors import TraceError
 from tuner.system import interruption
 from tuner.trace.columns import Columns, columns_of_batches
-from tuner.trace.formats.columnar.batch import Batch
+from tuner.trace.formats.columnar.batch import ABSENT, ROWS, Batch, Ints
 from tuner.trace.formats.columnar.json_lines import lines_of
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line
-from tuner.trace.formats.reading.record import Row, Tally
+from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import Asked
 from tuner.trace.formats.registry import open_trace
@@ -30,6 +30,7 @@ from tuner.trace.trace import (
     DECIMALS_MS,
     Trace,
     counted,
+    cut_header,
     digest,
     microseconds,
     reading_warnings,
@@ -218,21 +219,44 @@ def convert(  # noqa: PLR0913 - what was read, where to, and how
     _check_unchanged(file, scanned)
 
 
-def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s: float) -> Trace:
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """A part of a file in order of arrival, by columns: most of it is only written again."""
+
+    header: TraceHeader
+    batches: Sequence[Batch]
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield the canonical form, in pieces."""
+        yield header_line(self.header)
+        yield from map(lines_of, self.batches)
+
+    def columns(self) -> Columns:
+        found, _ = columns_of_batches(
+            self.batches, block_size=self.header.block_size, absolute=False
+        )
+        return found
+
+    def trace(self) -> Trace:
+        """Return the same as requests, to be chosen one by one."""
+        rows = (row for batch in self.batches for row in batch.rows())
+        requests = tuple(request_of(row, position) for position, row in enumerate(rows))
+        return Trace(self.header, requests, digest(requests, self.header.block_size))
+
+
+def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s: float) -> Excerpt:
     """Return the requests that arrive in [start_s, start_s + length_s), with their row numbers.
 
-    Of a file that is read by blocks only those are read again that hold such a time. Raises
-    TraceError when there are none.
+    Their times stay. Of a file that is read by blocks only those are read again that hold such a
+    time. Raises TraceError when there are none.
     """
     first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
-    inside: list[tuple[int, int, Row]] = []  # arrival, place in the file
+    inside: list[Batch] = []
     for batch in _again(file, scanned, tell, start_s * 1000, (start_s + length_s) * 1000):
         arrivals_us = np.rint((batch.times["timestamp"] - scanned.origin_ms) * 1000)
         chosen = (arrivals_us >= first_us) & (arrivals_us < end_us)
         if chosen.any():
-            found = batch.take(chosen)
-            arrived = arrivals_us[chosen].astype(np.int64).tolist()
-            inside += zip(arrived, count(len(inside)), found.rows(), strict=False)
+            inside.append(batch.moved(arrivals_us / 1000).take(chosen))
     _check_unchanged(file, scanned)
     if not inside:
         first_s, last_s = scanned.columns.arrival_s[[0, -1]]
@@ -240,14 +264,43 @@ def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s:
             f"{file.place}: no request arrives in {start_s:g}s+{length_s:g}s",
             hint=f"The trace runs from {first_s:.1f}s to {last_s:.1f}s.",
         )
-    inside.sort(key=itemgetter(0, 1))
     arrivals_s = scanned.columns.arrival_s
     before = int(np.searchsorted(np.rint(arrivals_s * 1e6), first_us))
-    requests = tuple(
-        request_of(row, position, origin_ms=scanned.origin_ms)
-        for position, (_, _, row) in enumerate(inside, start=before)
-    )
-    return Trace(scanned.header, requests, digest(requests, scanned.header.block_size))
+    return Excerpt(scanned.header, [*_numbered(_by_arrival(inside), before)])
+
+
+def since(part: Excerpt, *, start_s: float, length_s: float) -> Excerpt:
+    """Return an excerpt of that time with ``start_s`` as its origin."""
+    rows = sum(map(len, part.batches))
+    moved = [
+        batch.moved(np.round(batch.times["timestamp"] - start_s * 1000, DECIMALS_MS))
+        for batch in part.batches
+    ]
+    return Excerpt(cut_header(part.header, rows, start_s=start_s, length_s=length_s), moved)
+
+
+def _by_arrival(batches: Sequence[Batch]) -> Sequence[Batch]:
+    """Return the rows in order of arrival; those of one time keep their order."""
+    each = [batch.take(np.argsort(batch.times["timestamp"], kind="stable")) for batch in batches]
+    stamps_ms = [batch.times["timestamp"] for batch in each]
+    if all(one[-1] <= after[0] for one, after in pairwise(stamps_ms)):
+        return each
+    rows = sorted((row for batch in batches for row in batch.rows()), key=attrgetter("timestamp"))
+    return [Batch.of(rows[begin : begin + ROWS]) for begin in range(0, len(rows), ROWS)]
+
+
+def _numbered(batches: Iterable[Batch], before: int) -> Iterator[Batch]:
+    """Yield the rows with their numbers in the whole trace, where they are others than here."""
+    position = 0
+    for batch in batches:
+        places: Ints = np.arange(position, position + len(batch))
+        position += len(batch)
+        known = batch.counts.get("row")
+        numbers = places + before
+        if known is not None:
+            numbers = np.where(known == ABSENT, numbers, known)
+        counts = {**batch.counts, "row": np.where(numbers == places, ABSENT, numbers)}
+        yield replace(batch, counts=counts)
 
 
 def _again(

@@ -121,15 +121,20 @@ def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
             hint=f"The trace runs from {trace.requests[0].arrival_s:.1f}s to "
             f"{trace.requests[-1].arrival_s:.1f}s.",
         )
-    header = dataclasses.replace(
-        trace.header,
-        time_origin=_later(trace.header.time_origin, start_s),
-        rows_read=len(requests),
-        rows_kept=len(requests),
-        dropped={},
-        notes=(*trace.header.notes, f"cut {start_s:g}s+{length_s:g}s"),
-    )
+    header = cut_header(trace.header, len(requests), start_s=start_s, length_s=length_s)
     return Trace(header, requests, digest(requests, header.block_size), trace.warnings)
+
+
+def cut_header(header: TraceHeader, rows: int, *, start_s: float, length_s: float) -> TraceHeader:
+    """Return the header of so many rows in [start_s, start_s + length_s)."""
+    return dataclasses.replace(
+        header,
+        time_origin=_later(header.time_origin, start_s),
+        rows_read=rows,
+        rows_kept=rows,
+        dropped={},
+        notes=(*header.notes, f"cut {start_s:g}s+{length_s:g}s"),
+    )
 
 
 def digest(requests: Iterable[TraceRequest], block_size: int) -> str:

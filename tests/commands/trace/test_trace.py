@@ -13,8 +13,9 @@ import pytest
 from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner import cli
 from tuner.trace.formats.aiperf import DELAYED
+from tuner.trace.formats.reading.byte_chunks import CHUNK_BYTES
 from tuner.trace.formats.registry import open_trace
-from tuner.trace.trace import load
+from tuner.trace.trace import cut, load
 
 SAMPLE = SAMPLES / "translation.jsonl"
 CONTRACT = [
@@ -265,6 +266,22 @@ def test_a_cut_of_a_cut_keeps_the_first_numbers(tuner: Run, tmp_path: Path) -> N
     tuner("trace", "cut", path, "-o", tmp_path / "a", "--window", "4+5")
     tuner("trace", "cut", tmp_path / "a", "-o", tmp_path / "b", "--window", "2s+2s")
     assert [one.row for one in load(tmp_path / "b").requests] == [6, 7]
+
+
+@pytest.mark.parametrize("first", [0, 6000], ids=["in order", "the end first"])
+def test_a_part_of_a_file_of_several_chunks_is_cut_as_its_requests_are(
+    tuner: Run, tmp_path: Path, first: int
+) -> None:
+    rows = [
+        row(i * 10, request_id=f"{i:0500}", status=("ok", "aborted", "error")[i % 3], hash_ids=[i])
+        for i in range(12_000)
+    ]
+    path = write_lines(tmp_path / "t", HEADER, *rows[first:], *rows[:first])
+    assert path.stat().st_size > CHUNK_BYTES
+    tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "20.005+80")
+    part, expected = load(tmp_path / "out"), cut(load(path), start_s=20.005, length_s=80.0)
+    assert len(part.requests) == 8000
+    assert (part.header, part.requests) == (expected.header, expected.requests)
 
 
 def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:

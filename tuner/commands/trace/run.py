@@ -28,9 +28,18 @@ from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.replayable import replayable
 from tuner.trace.formats.registry import open_trace, replay_tool
 from tuner.trace.parts import drop_longer, only_replica
-from tuner.trace.stream import Draft, Input, Tell, TickSpread, convert, excerpt, scan, telling
-from tuner.trace.trace import cut as cut_out
-from tuner.trace.trace import lines_of, reading_warnings
+from tuner.trace.stream import (
+    Draft,
+    Input,
+    Tell,
+    TickSpread,
+    convert,
+    excerpt,
+    scan,
+    since,
+    telling,
+)
+from tuner.trace.trace import Trace, lines_of, reading_warnings
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import Router, assign
@@ -151,18 +160,28 @@ def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:
             scanned = scan(file, tell)
         start_s, length_s = asked or _wanted(scanned.columns, part)
         with _telling(f"cutting {file.name or file.path.name}") as tell:
-            trace = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
+            found = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
         if part.window is not None:
-            trace = cut_out(trace, start_s=start_s, length_s=length_s)
-        if part.replica is not None:
-            trace = only_replica(trace, _replica(scanned.columns, part.replica))
-        if part.max_model_len is not None:
-            trace = drop_longer(trace, max_model_len=part.max_model_len)
-        out.writelines(lines_of(trace))
-    columns = columns_of(trace.requests, block_size=trace.header.block_size)
+            found = since(found, start_s=start_s, length_s=length_s)
+        if part.replica is None and part.max_model_len is None:
+            header, columns = found.header, found.columns()
+            out.writelines(found.lines())
+        else:
+            trace = _chosen(found.trace(), scanned.columns, part)
+            header = trace.header
+            columns = columns_of(trace.requests, block_size=header.block_size)
+            out.writelines(lines_of(trace))
     traffic = describe(columns)
-    warnings = (*scanned.warnings, *trace_warnings(columns, traffic, trace.header))
-    trace_view.print_written(output, traffic, trace.header, warnings)
+    warnings = (*scanned.warnings, *trace_warnings(columns, traffic, header))
+    trace_view.print_written(output, traffic, header, warnings)
+
+
+def _chosen(trace: Trace, columns: Columns, part: CutOptions) -> Trace:
+    if part.replica is not None:
+        trace = only_replica(trace, _replica(columns, part.replica))
+    if part.max_model_len is not None:
+        trace = drop_longer(trace, max_model_len=part.max_model_len)
+    return trace
 
 
 def _start_and_length(part: CutOptions) -> tuple[float, float] | None:
