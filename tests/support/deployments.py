@@ -54,6 +54,35 @@ ENGINE: dict[str, ArgumentValue] = {
     "enable_prefix_caching": True,
 }
 
+RAY = f"""\
+applications:
+- name: llm
+  import_path: ray.serve.llm:build_openai_app
+  args:
+    llm_configs:
+    - model_loading_config: {{model_id: t, model_source: {MODEL}}}
+      engine_kwargs:
+        max_num_seqs: 64
+"""
+CONFIGMAP = f"""\
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: c}}
+data:
+  config.yaml: |
+    model: {MODEL}
+    max-num-seqs: 64
+"""
+QUADLET = f"[Container]\nImage=vllm/vllm-openai:v0.32.0\nExec=--model {MODEL} --max-num-seqs 64\n"
+CHART = f"""\
+image:
+  repository: vllm/vllm-openai
+  tag: v0.32.0
+  command: [vllm, serve, {MODEL}, --max-num-seqs, '64']
+resources: {{limits: {{nvidia.com/gpu: 1}}}}
+"""
+VALUES = f"llm:\n  models:\n  - args: [--model={MODEL}, --max-num-seqs=64]\n"
+
 
 def deployed(example: Example | None = None) -> ServingProfile:
     """Return a profile that was measured where the example is deployed, or on a CPU."""

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from tests.commands.apply.test_apply import Tuner, refused, tuner  # noqa: F401 - the fixture
-from tests.support.deployments import ENGINE, FOLDER, MODEL
+from tests.support.deployments import (
+    CHART,
+    CONFIGMAP,
+    ENGINE,
+    FOLDER,
+    MODEL,
+    QUADLET,
+    RAY,
+    VALUES,
+)
 from tests.support.profiles import profile
 from tuner.profile.profile import save
 
@@ -202,34 +211,6 @@ def test_a_canary_is_refused_where_kserve_splits_no_traffic(run: Tuner, mode: st
     assert "counts in deployment mode Knative only" in done.err
 
 
-RAY = f"""\
-applications:
-- name: llm
-  import_path: ray.serve.llm:build_openai_app
-  args:
-    llm_configs:
-    - model_loading_config: {{model_id: t, model_source: {MODEL}}}
-      engine_kwargs:
-        max_num_seqs: 64
-"""
-CONFIGMAP = f"""\
-apiVersion: v1
-kind: ConfigMap
-metadata: {{name: c}}
-data:
-  config.yaml: |
-    model: {MODEL}
-    max-num-seqs: 64
-"""
-QUADLET = f"[Container]\nImage={VLLM}\nExec=--model {MODEL} --max-num-seqs 64\n"
-CHART = f"""\
-image:
-  repository: vllm/vllm-openai
-  tag: v0.32.0
-  command: [vllm, serve, {MODEL}, --max-num-seqs, '64']
-resources: {{limits: {{nvidia.com/gpu: 1}}}}
-"""
-VALUES = f"llm:\n  models:\n  - args: [--model={MODEL}, --max-num-seqs=64]\n"
 KINDS: dict[str, tuple[str, list[str], str]] = {
     "ray.yaml": (RAY, [], "ray-serve"),
     "cm.yaml": (CONFIGMAP, [], "configmap"),
@@ -288,3 +269,93 @@ def test_what_rolls_out_and_back_is_printed_to_paste(run: Tuner) -> None:
         "start: kubectl apply -f s.yaml",
         "undo: tuner apply --rollback s.yaml && kubectl rollout undo statefulset/translator",
     ]
+
+
+WITHOUT_SELECTOR = f"""\
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: d}}
+spec:
+  template:
+    spec:
+      containers:
+      - name: c
+        image: {VLLM}
+        args: [--model={MODEL}, --max-num-seqs=64]
+"""
+
+
+@pytest.mark.parametrize(
+    ("kustomization", "start"),
+    [
+        (None, "kubectl apply -k FOLDER"),
+        ("patches: [{path: d.yaml}]\n", "kubectl apply -k ."),
+        ("resources: [d.yaml]\n", "kubectl apply -f d.yaml"),
+    ],
+)
+def test_a_workload_without_a_selector_is_what_the_kustomization_makes_it(
+    run: Tuner, kustomization: str | None, start: str
+) -> None:
+    """Kubernetes takes no such Deployment, so without one it is a patch from elsewhere."""
+    Path("d.yaml").write_text(WITHOUT_SELECTOR)
+    if kustomization is not None:
+        Path("kustomization.yaml").write_text(kustomization)
+    assert f"start: {start}" in run("apply", "p.yaml", "d.yaml").out.splitlines()
+    assert "--max-num-seqs=16" in Path("d.yaml").read_text()
+
+
+def test_a_resource_without_a_selector_is_left_where_a_patch_decides(run: Tuner) -> None:
+    Path("d.yaml").write_text(WITHOUT_SELECTOR)
+    Path("kustomization.yaml").write_text("resources: [d.yaml]\npatches: [{path: p2.yaml}]\n")
+    Path("p2.yaml").write_text(WITHOUT_SELECTOR.replace("64", "32"))
+    assert "p2.yaml:10" in refused(run("apply", "p.yaml", "d.yaml"), 3)
+    assert Path("d.yaml").read_text() == WITHOUT_SELECTOR
+
+
+def test_a_workload_without_selector_and_args_is_refused_with_both_cures(run: Tuner) -> None:
+    text = "".join(WITHOUT_SELECTOR.splitlines(keepends=True)[:-1])
+    Path("d.yaml").write_text(text)
+    done = run("apply", "p.yaml", "d.yaml")
+    assert refused(done, 3).startswith("d.yaml:8: d/c has no args here")
+    assert "--to kubernetes, if it is no patch but a whole workload" in done.err
+    assert Path("d.yaml").read_text() == text
+
+
+@pytest.mark.parametrize("words", ["command: [/app/bench.sh]", "image: acme/vllm-ui"])
+def test_a_patch_that_starts_another_program_than_its_base_is_refused(
+    run: Tuner, words: str
+) -> None:
+    Path("base.yaml").write_text(WITHOUT_SELECTOR)
+    Path("kustomization.yaml").write_text("resources: [base.yaml]\npatches: [{path: d.yaml}]\n")
+    patch = WITHOUT_SELECTOR.replace(f"image: {VLLM}", words)
+    Path("d.yaml").write_text(patch)
+    assert "d/c is not seen to run vLLM" in refused(run("apply", "p.yaml", "d.yaml"), 3)
+    assert Path("d.yaml").read_text() == patch
+
+
+DIGITS = "9" * 5_000
+"""Python reads no text of more than 4300 digits as a number."""
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "code"),
+    [
+        ("c.yaml", "max-num-seqs: 64\n", 3),
+        ("r.yaml", RAY, 3),
+        ("m.yaml", CONFIGMAP, 3),
+        ("pod.yaml", POD % (VLLM, MODEL), 0),
+        ("v.env", f"VLLM_ARGS='--model={MODEL} --max-num-seqs=64'\n", 0),
+        ("v.container", QUADLET, 0),
+    ],
+)
+def test_a_number_of_too_many_digits_is_replaced_as_a_word_and_refused_as_a_number(
+    run: Tuner, file: str, text: str, code: int
+) -> None:
+    long = text.replace("64", DIGITS)
+    Path(file).write_text(long)
+    done = run("apply", "p.yaml", file)
+    assert (done.exit_code, len(done.err) < 1_000) == (code, True)
+    if code:
+        assert Path(file).read_text() == long
+    else:
+        assert DIGITS not in Path(file).read_text()

@@ -11,7 +11,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.deployments import EXAMPLES, FOLDER, deployed
+from tests.support.deployments import (
+    CHART,
+    CONFIGMAP,
+    EXAMPLES,
+    FOLDER,
+    QUADLET,
+    RAY,
+    VALUES,
+    deployed,
+)
 from tests.support.places import ROOT
 from tests.support.targets import NOTHING
 from tuner.errors import ByHandError, NotVllmError, TargetError
@@ -98,6 +107,10 @@ def _with_program(text: str, program: str) -> str:
     return text.replace("vllm serve", program)
 
 
+def _other_flag(text: str) -> str:
+    return text.replace("max-num-seqs", "max-running-requests")
+
+
 DISGUISED: dict[str, Callable[[str, str, str], str]] = {
     "compose.yaml": lambda text, image, _: _IMAGE.sub(image, text),
     "kubernetes.yaml": lambda text, image, _: _IMAGE.sub(image, text),
@@ -111,8 +124,31 @@ DISGUISED: dict[str, Callable[[str, str, str], str]] = {
     "llm-inference-service.yaml": lambda text, _, program: text.replace(
         "- name: main\n", f"- name: main\n      command: {program.split()}\n"
     ),
-    "vllm.env": lambda text, _, __: text.replace("max-num-seqs", "max-running-requests"),
+    "vllm.env": lambda text, _, __: _other_flag(text),
+    "ray.yaml": lambda text, image, _: text.replace("ray.serve.llm", image.replace("/", ".")),
+    "engine.yaml": lambda text, _, __: text.replace(
+        "      engine_", "      llm_engine: SGLang\n      engine_"
+    ),
+    "configmap.yaml": lambda text, _, __: _other_flag(text),
+    "v.container": lambda text, image, _: _IMAGE.sub(image, text),
+    "program.container": lambda text, _, program: text.replace(
+        "Exec=", f"Entrypoint={program.split()[0]}\nExec={' '.join(program.split()[1:])} "
+    ),
+    "chart.yaml": lambda text, _, program: text.replace("vllm, serve", ", ".join(program.split())),
+    "values.yaml": lambda text, _, program: text.replace(
+        "args: [", f"args: [{', '.join(program.split())}, run, "
+    ),
 }
+NEWER = {
+    "ray.yaml": RAY,
+    "engine.yaml": RAY,
+    "configmap.yaml": CONFIGMAP,
+    "v.container": QUADLET,
+    "program.container": QUADLET,
+    "chart.yaml": CHART,
+    "values.yaml": VALUES,
+}
+AT = {"values.yaml": "llm.models[0].args"}
 
 
 @pytest.mark.parametrize("file", DISGUISED)
@@ -121,10 +157,11 @@ DISGUISED: dict[str, Callable[[str, str, str], str]] = {
 def test_an_example_with_another_image_or_program_is_refused(
     file: str, image: str, program: str
 ) -> None:
-    text = (FOLDER / file).read_text(encoding="utf-8")
+    text = NEWER.get(file) or (FOLDER / file).read_text(encoding="utf-8")
     other = DISGUISED[file](text, image, program)
     assert other != text
-    asked = Asked(file, beside=NOTHING)
+    asked = Asked(file, at=AT.get(file), beside=NOTHING)
+    assert detect(Path(file), text, asked).opened(text, asked).evidence
     with pytest.raises((NotVllmError, ByHandError)):
         detect(Path(file), other, asked).opened(other, asked)
 

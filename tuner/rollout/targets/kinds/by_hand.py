@@ -12,11 +12,14 @@ from tuner.rollout.targets.command_line.words import UnreadableError, Word, spli
 from tuner.rollout.targets.view import View
 from tuner.rollout.targets.yaml.nodes import get, text_at
 
+_NVIDIA = "nvidia.com"
+"""Of Dynamo, and of the GPU operator, which starts no vLLM."""
+
 _PRODUCTS: dict[str, tuple[str, str]] = {
-    "aibrix.ai": ("AIBrix", "the command of the engine's container"),
+    "orchestration.aibrix.ai": ("AIBrix", "the command of the engine's container"),
     "kaito.sh": ("KAITO", "vllm: in the ConfigMap that spec.inference.config names"),
     "kubeai.org": ("KubeAI", "spec.args of the Model"),
-    "nvidia.com": ("Dynamo", "the command of python3 -m dynamo.vllm of each worker"),
+    _NVIDIA: ("Dynamo", "the command of python3 -m dynamo.vllm of each worker"),
 }
 """Groups of APIs whose objects start vLLM in a way of their own → whose they are, and where its
 flags go: each project's samples, of 2025 and 2026."""
@@ -30,11 +33,11 @@ def refuse_product(document: yaml.Node, *, place: str) -> None:
     """Refuse what is another project's own way to start vLLM. Raises ByHandError."""
     version, kind = text_at(document, "apiVersion") or "", text_at(document, "kind") or ""
     group = version.partition("/")[0]
-    for domain, (product, where) in _PRODUCTS.items():
-        if group == domain or group.endswith(f".{domain}"):
-            raise ByHandError(
-                f"{place}: is a {kind} of {product}, which is not edited", hint=_HINT.format(where)
-            )
+    if group in _PRODUCTS and (group != _NVIDIA or kind.startswith("Dynamo")):
+        product, where = _PRODUCTS[group]
+        raise ByHandError(
+            f"{place}: is a {kind} of {product}, which is not edited", hint=_HINT.format(where)
+        )
     if is_skypilots(document):
         product, where = _SKYPILOT
         raise ByHandError(f"{place}: is {product}, which is not edited", hint=_HINT.format(where))

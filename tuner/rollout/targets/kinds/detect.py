@@ -17,6 +17,7 @@ from tuner.rollout.targets.kinds import (
     kserve,
     kubernetes,
     kustomize,
+    kustomize_tree,
     quadlet,
     ray_serve,
     systemd,
@@ -63,7 +64,7 @@ def _by_name(name: PurePath) -> Target | None:
 
 
 def _of_yaml(file: YamlFile, asked: Asked) -> Target:
-    found = [_of(document, file) for document in file.roots]
+    found = [_of(document, file, asked) for document in file.roots]
     kinds = {target.NAME: target for target in found if target is not None}
     if kserve.NAME in kinds:
         kinds.pop(kubernetes.NAME, None)
@@ -82,7 +83,9 @@ def _of_yaml(file: YamlFile, asked: Asked) -> Target:
     return vllm_config
 
 
-def _of(document: yaml.Node, file: YamlFile) -> Target | None:  # noqa: PLR0911 - one a kind
+def _of(  # noqa: PLR0911 - one a kind
+    document: yaml.Node, file: YamlFile, asked: Asked
+) -> Target | None:
     kind, version = text_at(document, "kind"), text_at(document, "apiVersion") or ""
     if _is_operations(document) or kustomize.is_kustomization(document):
         return kustomize
@@ -93,7 +96,8 @@ def _of(document: yaml.Node, file: YamlFile) -> Target | None:  # noqa: PLR0911 
     if kind == "ConfigMap" and configmap.holds_config(YamlFile(file.edits, [document])):
         return configmap
     if workloads.is_workload(document) or (kind == "List" and items(get(document, "items"))):
-        return kustomize if workloads.is_patch(document) else kubernetes
+        is_part = workloads.is_patch(document) and not kustomize_tree.is_resource(asked)
+        return kustomize if is_part else kubernetes
     if isinstance(get(document, "services"), yaml.MappingNode) and not version:
         return compose
     return None if version else _of_values(document)

@@ -4,6 +4,7 @@ A list of words, a text of words, or a mapping of arguments. In the values of vL
 (examples/online_serving/chart-helm) they are found: ``image.command``.
 """
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -136,7 +137,9 @@ def _line(file: YamlFile, node: yaml.Node, path: str, asked: Asked, image: State
     if started is not None:
         return CommandLine([part], started.begin, part, None, file.edits, started.evidence)
     line = CommandLine([part], int(words[:1] == ["serve"]), part, None, file.edits)
-    why = proof(flag.argument for flag in flags.find(line.words))
+    begun = itertools.takewhile(lambda word: not word.text.startswith("-"), line.words)
+    is_command = len(list(begun)) > 1  # of another program: a model is one word
+    why = "" if is_command else proof(flag.argument for flag in flags.find(line.words))
     line.evidence = f"its flag {why}" if why else images.entrypoint(str(image.value)) or ""
     _check(file, node, path, asked, line.evidence)
     return line

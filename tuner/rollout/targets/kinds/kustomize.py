@@ -117,12 +117,13 @@ def _with_evidence(file: YamlFile, one: Container, base: Container | None) -> Co
     """Return the container with what its base and its words say of whether it is vLLM."""
     _refuse_without_list(file, one, base)
     tokens = [token for part in lists(file, one, environment(file, one)) for token in part.tokens]
-    if server([token.text for token in tokens]) is not None:
+    if server([token.text for token in tokens]) is not None or _has_command(one):
         return one
+    if one.image and (base is None or not _has_command(base)):
+        return replace(one, evidence=images.entrypoint(one.image) or "")
     if base is None:
         named = [flag.argument for flag in find(tokens)]
-        own = images.entrypoint(one.image) or (f"its flag {why}" if (why := proof(named)) else "")
-        return replace(one, evidence=own)
+        return replace(one, evidence=f"its flag {why}" if (why := proof(named)) else "")
     try:
         inner = YamlFile(file.edits, [])  # the base is only read
         line = command_line(inner, base)
@@ -133,8 +134,9 @@ def _with_evidence(file: YamlFile, one: Container, base: Container | None) -> Co
     return replace(one, evidence=f"{line.evidence} in the base", elsewhere=elsewhere)
 
 
-def _has_command(base: Container) -> bool:
-    return get(base.node, "command") is not None
+def _has_command(one: Container) -> bool:
+    key = one.spelling.command
+    return bool(key) and get(one.node, key) is not None
 
 
 def _refuse_without_list(file: YamlFile, one: Container, base: Container | None) -> None:
@@ -149,18 +151,19 @@ def _refuse_without_list(file: YamlFile, one: Container, base: Container | None)
         return
     number = None if base is None else kustomize_tree.index(base)
     path = f"/spec/template/spec/containers/{number or 0}"
+    whole = " (--to kubernetes, if it is no patch but a whole workload)" if one.image else ""
     raise ByHandError(
         f"{file.place(one.node)}: {one.full_name} has no args here, and a list written here "
         "replaces the whole one of the base",
-        hint="Add to that one by a JSON 6902 patch in the kustomization:",
+        hint=f"Add to that one by a JSON 6902 patch in the kustomization{whole}:",
         paste=lambda words: _operations(path, words),
     )
 
 
 def _rollout(server: ContainerServer) -> Rollout:
-    folder = posixpath.dirname(server.asked.source) or "."
-    undo = kubernetes.undo(server)
-    return Rollout(f"kubectl apply -k {shlex.quote(folder)}", undo)
+    folder = kustomize_tree.folder_that_patches_with(server.asked)
+    place = "FOLDER" if folder is None else shlex.quote(folder)
+    return Rollout(f"kubectl apply -k {place}", kubernetes.undo(server))
 
 
 _FILE = ContainerFile(containers, _rollout)

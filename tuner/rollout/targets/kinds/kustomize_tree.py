@@ -158,6 +158,21 @@ def index(one: Container) -> int | None:
     return next((n for n, node in enumerate(listed) if node is one.node), None)
 
 
+def folder_that_patches_with(asked: Asked) -> str | None:
+    """Return the folder of the first kustomization that names the file as a patch."""
+    own = where(posixpath.basename(asked.source), asked)
+    for folder, file in kustomizations(asked):
+        if any(patch.path == own for patch in patches(folder, file, asked)):
+            return where(folder, asked)
+    return None
+
+
+def is_resource(asked: Asked) -> bool:
+    """Whether a kustomization near the file names it as a whole manifest."""
+    own = posixpath.basename(asked.source)
+    return any(own in members(folder, file, asked) for folder, file in kustomizations(asked))
+
+
 def bases(patch_path: str, asked: Asked) -> Iterator[tuple[Patch, Container]]:
     """Yield the containers that a patch may be put into, by the kustomizations that name it."""
     for folder, file in kustomizations(asked):
@@ -175,7 +190,7 @@ def overruled(asked: Asked, one: Container) -> Iterator[Overruled]:
     """Yield the patches that decide after a manifest, of the kustomizations near it."""
     own = posixpath.basename(asked.source)
     for folder, file in kustomizations(asked):
-        if own not in set(members(folder, file, asked)):
+        if own not in members(folder, file, asked):
             continue
         for patch in patches(folder, file, asked):
             for said, value, key in targets_of(patch):

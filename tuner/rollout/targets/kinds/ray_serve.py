@@ -4,6 +4,7 @@ In a file for ``serve deploy`` (``applications``), in one of its own, which such
 the ``serveConfigV2`` of a RayService. Ray 2.44 to 2.55: docs.ray.io/en/latest/serve/llm.
 """
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -28,6 +29,8 @@ ON_THIS_MACHINE = False
 _CONFIG = "serveConfigV2"
 _ARGUMENTS = "engine_kwargs"
 _LOADING = "model_loading_config"
+_BUILDERS = re.compile(r"ray\.(serve\.)?llm[.:]")
+"""What an application of Ray's own starts with, in ``import_path``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,19 +121,20 @@ def is_one(document: yaml.Node) -> bool:
     """Whether a document is for Ray Serve and may hold an LLMConfig."""
     if text_at(document, "kind") == "RayService":
         return True
-    return any(True for _ in _configs(document)) or get(document, "llm_configs") is not None
+    return any(True for _ in _configs(document, is_trusted=True))
 
 
 def opened(text: str, asked: Asked) -> RayServer:
     """Return the LLMConfig that is meant. Raises TargetError and UsageError."""
     check_there(text, source=asked.source)
     whole = parse(text, source=asked.source)
-    found = list(_models(whole))
+    found = list(_models(whole, is_trusted=asked.trusted))
     if not found:
         raise NotVllmError(
             f"{asked.source}: holds no LLMConfig of Ray Serve",
-            hint="Known: llm_configs of an application, model_loading_config with engine_kwargs, "
-            "serveConfigV2 of a RayService. A program of your own has to take them itself.",
+            hint="Known: llm_configs of an application whose import_path is of ray.serve.llm, "
+            "model_loading_config with engine_kwargs, serveConfigV2 of a RayService. If a program "
+            "of your own hands them to vLLM: --container NAME --force, on record.",
         )
     names = ", ".join(one.name for one in found)
     chosen = [one for one in found if asked.container in (None, one.name)]
@@ -140,7 +144,7 @@ def opened(text: str, asked: Asked) -> RayServer:
     return RayServer(text, asked, whole, chosen[0])
 
 
-def _models(whole: YamlFile) -> Iterator[_Model]:
+def _models(whole: YamlFile, *, is_trusted: bool) -> Iterator[_Model]:
     for document in whole.roots:
         if text_at(document, "kind") == "RayService":
             spec = get(document, "spec")
@@ -148,13 +152,15 @@ def _models(whole: YamlFile) -> Iterator[_Model]:
             if isinstance(node, yaml.ScalarNode) and isinstance(spec, yaml.MappingNode):
                 within = nested(whole, spec, node)
                 for root in within.file.roots:
-                    yield from _named(root, within.file, within)
+                    yield from _named(root, within.file, within, is_trusted=is_trusted)
         else:
-            yield from _named(document, whole, None)
+            yield from _named(document, whole, None, is_trusted=is_trusted)
 
 
-def _named(document: yaml.Node, file: YamlFile, within: Nested | None) -> Iterator[_Model]:
-    for number, config in enumerate(_configs(document), start=1):
+def _named(
+    document: yaml.Node, file: YamlFile, within: Nested | None, *, is_trusted: bool
+) -> Iterator[_Model]:
+    for number, config in enumerate(_configs(document, is_trusted=is_trusted), start=1):
         if isinstance(config, yaml.ScalarNode):
             raise file.refuse(
                 config,
@@ -166,13 +172,17 @@ def _named(document: yaml.Node, file: YamlFile, within: Nested | None) -> Iterat
             yield _Model(name, config, file, within)
 
 
-def _configs(document: yaml.Node) -> Iterator[yaml.Node]:
-    """Yield the LLMConfigs of a document for Ray Serve."""
+def _configs(document: yaml.Node, *, is_trusted: bool) -> Iterator[yaml.Node]:
+    """Yield the LLMConfigs of a document for Ray Serve.
+
+    Another program than Ray's may start anything with them, unless somebody says that it is vLLM.
+    """
     if isinstance(get(document, _LOADING), yaml.MappingNode):
         yield document
     yield from items(get(document, "llm_configs"))
     for application in items(get(document, "applications")):
-        yield from items(get(application, "args", "llm_configs"))
+        if is_trusted or _BUILDERS.match(text_at(application, "import_path") or ""):
+            yield from items(get(application, "args", "llm_configs"))
 
 
 def _is_vllm(config: yaml.MappingNode) -> bool:
