@@ -371,6 +371,21 @@ def test_a_stored_run_whose_trace_was_changed_since_is_not_judged(
     assert not (tmp_path / "other.yaml").exists()
 
 
+def test_with_check_too_little_served_in_time_ends_with_6_and_the_profile(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.run_dir, tmp_path / "run")
+    assert rescored(tmp_path, "--check").returncode == 0
+    for slo, verdict in (("e2el=3s", "knee"), ("tpot=1ms", "overloaded")):
+        done = rescored(tmp_path, "--slo", slo, "--check", "--json")
+        found = json.loads(done.stdout)
+        assert found["verdict"] == verdict
+        assert done.returncode == 6
+        assert re.search(r"other.yaml: only [0-9.]+ % of requests meet the SLO", done.stderr)
+        assert profile.load(tmp_path / "other.yaml").decision.max_num_seqs == found["max_num_seqs"]
+    assert rescored(tmp_path, "--slo", "e2el=3s").returncode == 0
+
+
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     return tuner(folder, "sweep", "--rescore", "run", "-o", "other.yaml", *options)
 

@@ -130,6 +130,16 @@ def test_a_stored_run_is_judged_anew_for_all_its_traces(
     assert json.loads(one.stdout)["max_num_seqs"] == 8
 
 
+def test_with_check_one_trace_that_is_served_too_late_is_enough(
+    tuned: tuple[Path, dict[str, Any]],
+) -> None:
+    folder, _ = tuned
+    words = ("sweep", "--rescore", "run", "-o", "late.yaml", "--slo", "tpot=1ms", "--check")
+    done = tuner(folder, *words)
+    assert done.returncode == 6
+    assert "late-day.yaml: only 0.1 % of requests meet the SLO" in done.stderr
+
+
 def without_places(result: Mapping[str, Any]) -> dict[str, Any]:
     text = json.dumps(result).replace('"run2', '"run').replace('"out2', '"out')
     found: dict[str, Any] = json.loads(text)

@@ -1,10 +1,12 @@
 """What to run next: a command that works when it is typed."""
 
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
+from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, promised
+from tuner.profile.summary import LOW, percent, promised
 
 
 def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> str:
@@ -23,6 +25,18 @@ def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> s
 def is_short(profile: ServingProfile) -> bool:
     """Whether the choice serves too few requests in time to be rolled out."""
     return profile.decision.verdict == "overloaded" or promised(profile).attainment < LOW
+
+
+def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
+    """Raise GateError where a choice serves too few requests in time."""
+    for path, one in profiles.items():
+        if is_short(one):
+            share, cap = percent(promised(one).attainment), one.decision.max_num_seqs
+            raise GateError(
+                f"{path}: only {share} of requests meet the SLO at max_num_seqs {cap}, --check "
+                f"asks for {100 * LOW:.0f} %",
+                hint=f"Add replicas or relax the SLO. Next: {after(one, path)}",
+            )
 
 
 def command(*words: object) -> str:

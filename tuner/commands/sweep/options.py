@@ -111,6 +111,12 @@ class SweepOptions:
         str | None,
         typer.Option(metavar="KIND=PRICE,…", help="Per GPU and hour: what a million tokens cost."),
     ] = None
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check", help="Exit with 6 when below 90 % of requests would meet the SLO, for CI."
+        ),
+    ] = False
     dry_run: DryRun = False
     details: Details = False
     force: Annotated[bool, typer.Option(help="Overwrite the output even if it is no profile.")] = (

@@ -7,6 +7,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from tuner.commands.shared import dry_run
+from tuner.commands.shared.next_step import check_served
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
 from tuner.commands.shared.said import not_said
@@ -46,6 +47,8 @@ def run(options: SweepOptions) -> None:
             "--dry-run is of a sweep on this machine",
             hint="Leave out --ray and --rescore; --rescore starts no engine anyway.",
         )
+    if options.check and options.ray is not None:
+        raise UsageError("--check is of a sweep on this machine", hint="Leave out --ray.")
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
@@ -144,6 +147,8 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         render(outcome, found, print_of(options, done, found, options.output))
+    if options.check:
+        check_served({options.output: found})
     if not outcome.verdict.is_defended:
         hint = f"{options.output} is safe to serve but not defended; give a larger --budget."
         if outcome.verdict.kind == "overloaded":

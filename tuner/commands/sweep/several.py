@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
-from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.next_step import after, check_served, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.one_trace import (
@@ -311,6 +311,8 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         sys.stdout.write(json.dumps(json_of(report), allow_nan=False) + "\n")
     else:
         render_all(report, options)
+    if options.check:
+        check_served(profiles)
     _refuse(found, outputs)
 
 
