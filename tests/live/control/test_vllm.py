@@ -84,7 +84,7 @@ class Load:
         for turn in itertools.count():
             if self.stop.is_set():
                 return
-            tokens = 2 + 2 * ((number + turn) % 5)
+            tokens = 8 + 8 * ((number + turn) % 5)  # long enough that every slot gets used
             status, body = post(self.url, prompt=[100 + number, turn], max_tokens=tokens)
             got = json.loads(body)["usage"]["completion_tokens"] if status == 200 else 0
             self.answers.append((status, tokens, got))
