@@ -1,5 +1,6 @@
 """The files in and near the folder of the one that is edited: only read, and only where named."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -32,6 +33,9 @@ class Folder:
             return yaml_strict.read(path, error=TargetError, missing="")
         except (TargetError, OSError):
             return None
+
+    def shortest(self, path: str) -> str:
+        return os.path.relpath(self.path / path, self.path)
 
     def names(self, pattern: str) -> Sequence[str]:
         """Return the paths that fit a pattern, in order; ``..`` leads upwards."""

@@ -1,6 +1,7 @@
 """What a file shows decides: whether it is vLLM, which model it serves, where the value lives."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -271,6 +272,7 @@ def test_what_rolls_out_and_back_is_printed_to_paste(run: Tuner) -> None:
     ]
 
 
+_PATHS = ("deploy/d.yaml", "patches/p.yaml")
 WITHOUT_SELECTOR = f"""\
 apiVersion: apps/v1
 kind: Deployment
@@ -310,6 +312,26 @@ def test_a_resource_without_a_selector_is_left_where_a_patch_decides(run: Tuner)
     Path("p2.yaml").write_text(WITHOUT_SELECTOR.replace("64", "32"))
     assert "p2.yaml:10" in refused(run("apply", "p.yaml", "d.yaml"), 3)
     assert Path("d.yaml").read_text() == WITHOUT_SELECTOR
+
+
+@pytest.mark.parametrize(("folder", "above"), [(".", "."), ("deploy", "..")])
+def test_a_patch_of_a_kustomization_above_decides_from_wherever_it_is_asked(
+    run: Tuner, folder: str, above: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = WITHOUT_SELECTOR.replace("spec:\n  t", "spec:\n  selector: {}\n  t")
+    for name, text in {
+        "deploy/d.yaml": whole,
+        "patches/p.yaml": WITHOUT_SELECTOR,
+        "kustomization.yaml": "resources: [deploy/d.yaml]\npatches: [{path: patches/p.yaml}]\n",
+    }.items():
+        Path(name).parent.mkdir(exist_ok=True)
+        Path(name).write_text(text)
+    profile_, d, p = (os.path.relpath(one, folder) for one in ("p.yaml", *_PATHS))
+    monkeypatch.chdir(folder)
+    assert refused(run("apply", profile_, d), 3).endswith(f"elsewhere: {p}:10 replaces args")
+    done = run("apply", profile_, p)
+    assert f"start: kubectl apply -k {above}\n" in done.out
+    assert Path(d).read_text() == whole
 
 
 def test_a_workload_without_selector_and_args_is_refused_with_both_cures(run: Tuner) -> None:

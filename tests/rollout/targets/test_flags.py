@@ -1,8 +1,10 @@
 """vLLM's flags in every spelling, and what of them is refused."""
 
 import re
+import subprocess
 
 import pytest
+import yaml
 
 from tests.support.targets import read, write
 from tuner.engines.seam import ArgumentValue
@@ -140,6 +142,21 @@ def test_what_kubernetes_puts_in_is_not_made_of_data(data: str) -> None:
     written = edited("--tokenizer=a", tokenizer=data).removeprefix("--tokenizer=")
     put_in = re.sub(r"\$\$|\$\(\w+\)", lambda one: "$" if one[0] == "$$" else "SECRET", written)
     assert put_in == data
+
+
+@pytest.mark.parametrize("data", ["a$$b", "$(HF_TOKEN)", "$$(HF_TOKEN)", "'$(HOME)' $HOME"])
+def test_a_script_gets_data_as_kubernetes_and_a_shell_leave_it(data: str) -> None:
+    """Kubernetes makes $$ one $ and puts in $(NAME) first; then the shell reads quotes."""
+    text = (
+        "kind: Pod\nmetadata: {name: p}\nspec:\n  containers:\n  - name: v\n"
+        "    command: [sh, -c]\n    args:\n    - vllm serve m --tokenizer=a\n"
+    )
+    written = write("kubernetes", text, {"tokenizer": data})
+    script = yaml.safe_load(written)["spec"]["containers"][0]["args"][0]
+    put_in = re.sub(r"\$\$|\$\(\w+\)", lambda one: "$" if one[0] == "$$" else "SECRET", script)
+    code = f'vllm() {{ printf "%s|" "$@"; }}\n{put_in}'
+    done = subprocess.run(["sh", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"serve|m|--tokenizer={data}|"
 
 
 def test_references_are_not_made_of_data() -> None:

@@ -1,5 +1,6 @@
 """The seam of rollout targets: kinds of file that arguments are written into. Types only."""
 
+import posixpath
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -44,6 +45,10 @@ class Beside(Protocol):
         """Return the paths from there that a pattern such as ``../*/kustomization.yaml`` fits."""
         ...
 
+    def shortest(self, path: str) -> str:
+        """Return the shortest path from there that means the same: ``a`` for ``../here/a``."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Files:
@@ -58,6 +63,9 @@ class Files:
         from fnmatch import fnmatchcase  # noqa: PLC0415
 
         return [name for name in self.texts if fnmatchcase(name, pattern)]
+
+    def shortest(self, path: str) -> str:
+        return posixpath.normpath(path)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,10 @@ from tuner.rollout.targets.yaml.file import YamlFile, parse
 from tuner.rollout.targets.yaml.nodes import get, items, text_at
 
 _NAMES = ("kustomization.yaml", "kustomization.yml", "Kustomization")
-_NEAR = ("", "../*/", "../../*/", "../*/*/", "*/", "*/*/")
+_ABOVE = (".", "..", "../..")
+"""Folders whose kustomization may well be the one that is applied."""
+
+_NEAR = ("", "../", "../../", "../*/", "../../*/", "../*/*/", "*/", "*/*/")
 AS_ARGS = KUBERNETES.with_keys(command="", args="value", environment="")
 """A JSON 6902 operation, taken for a container."""
 
@@ -46,12 +49,15 @@ class Patch:
 
 
 def kustomizations(asked: Asked) -> Iterator[tuple[str, YamlFile]]:
-    """Yield the folders of the kustomizations near the file, and these."""
+    """Yield the folders of the kustomizations near the file, and these; each folder once."""
+    seen = set[str]()
     for pattern in _NEAR:
         for name in _NAMES:
             for path in asked.beside.names(pattern + name):
-                if (found := _read(path, asked)) is not None:
-                    yield posixpath.dirname(path), found
+                folder = asked.beside.shortest(posixpath.dirname(path))
+                if folder not in seen and (found := _read(path, asked)) is not None:
+                    seen.add(folder)
+                    yield folder, found
 
 
 def _read(path: str, asked: Asked) -> YamlFile | None:
@@ -75,7 +81,7 @@ def members(folder: str, file: YamlFile, asked: Asked, steps: int = _MOST_STEPS)
         for key in ("resources", "bases", "components"):
             for item in items(get(root, key)):
                 if isinstance(item, yaml.ScalarNode) and "://" not in item.value:
-                    path = posixpath.normpath(posixpath.join(folder, item.value))
+                    path = asked.beside.shortest(posixpath.join(folder, item.value))
                     yield from _members_at(path, asked, steps)
 
 
@@ -101,7 +107,7 @@ def patches(folder: str, file: YamlFile, asked: Asked) -> Iterator[Patch]:
                     if written_out is not None:
                         yield Patch(file.source, written_out, line, target, folder)
                 elif path is not None and "\n" not in path:
-                    path = posixpath.normpath(posixpath.join(folder, path))
+                    path = asked.beside.shortest(posixpath.join(folder, path))
                     if (found := _read(path, asked)) is not None:
                         yield Patch(found.source, found, 0, target, folder)
 
@@ -201,7 +207,7 @@ def overruled(asked: Asked, one: Container) -> Iterator[Overruled]:
                         line,
                         f"replaces {key}",
                         _stated(patch.file, value),
-                        always=folder == "",
+                        always=folder in _ABOVE,
                     )
 
 
