@@ -38,4 +38,4 @@ def test_a_second_signal_ends_the_start_of_an_engine_at_once(tmp_path: Path) -> 
     ]
     assert len([line for line in told if not line.startswith("00:")]) == 2
     wait_until(lambda: not any(map(lives, everybody)))
-    assert [event["event"] for event in journal.read(tmp_path / "run").events] == ["plan"]
+    assert [event["event"] for event in journal.read(tmp_path / "run").events] == ["plan", "trace"]
