@@ -11,18 +11,23 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 import typer
 from typer.models import ArgumentInfo, ParameterInfo
 
-from tuner.engines.vllm import installed
 from tuner.errors import UsageError
 
 IN_PLAN = "measurements rest on it"
 """Marks a field of a command's options that the plan in the journal holds; see ``in_plan``."""
 
 
+def _allow_any(asked: bool) -> None:
+    from tuner.engines.vllm.installed import allow_any  # noqa: PLC0415 - keeps --help light
+
+    allow_any(asked)
+
+
 AnyVllm = Annotated[
     bool,
     typer.Option(
         "--any-vllm",
-        callback=installed.allow_any,
+        callback=_allow_any,
         help="Go on with a vLLM that lacks what tuner needs.",
     ),
 ]
