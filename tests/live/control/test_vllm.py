@@ -40,11 +40,13 @@ def tuner(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> Tuner:
     """Run ``tuner apply --live`` where there are profiles for every cap, cap-1.yaml and so on."""
+    from vllm import __version__ as here  # noqa: PLC0415 - heavy
+
     monkeypatch.chdir(tmp_path)
     for cap in range(1, CAP + 2):
         engine = {"model": "tuner:tiny", "max_num_seqs": cap, "max_num_batched_tokens": 2048}
         measured = profile(
-            engine=engine, versions={"vllm": "0.32.0+cpu"}, device={"kind": "cpu", "name": "any"}
+            engine=engine, versions={"vllm": here}, device={"kind": "cpu", "name": "any"}
         )
         save(measured, Path(f"cap-{cap}.yaml"))
 
