@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from pyarrow import csv, parquet
 
 from tests.support.format_examples import read
 from tuner.errors import TraceError, UsageError
@@ -240,6 +242,17 @@ def test_a_failed_request_needs_no_lengths_and_is_not_served(tmp_path: Path) -> 
     )
     rows, _ = opened(tmp_path / "t", text)
     assert [row.status for row in rows] == ["ok", "error", "rejected", "aborted"]
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["csv", "parquet"])
+def test_one_odd_word_among_the_statuses_hides_no_abort(tmp_path: Path, packed: bool) -> None:
+    path, times = tmp_path / "t", [f"2026-11-21 10:00:0{second}" for second in range(3)]
+    statuses = ["ok", "aborted", "odd"]
+    table = pa.table({"ts": times, "tokens_in": [3] * 3, "tokens_out": [5] * 3, "status": statuses})
+    (parquet.write_table if packed else csv.write_csv)(table, path)
+    rows, tally = opened(path, path.read_bytes())
+    assert [row.status for row in rows] == ["ok", "aborted", "ok"]
+    assert tally.notes == ["status 'odd' is not known: such requests count as served"]
 
 
 def test_a_row_that_sums_up_several_requests_is_none(tmp_path: Path) -> None:

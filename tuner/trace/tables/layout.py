@@ -40,7 +40,7 @@ COUNTS = frozenset[Role](
     }
 )
 USABLE = 0.5
-"""Share of a column's values that must be of its kind; the others are dropped one by one."""
+"""Share of a column's values that must be of its kind; rows with others are judged one by one."""
 
 RELATIVE = 3
 """How much worse a time that counts from some start fits than a date."""
@@ -172,8 +172,9 @@ class _Planner:
                 raise _RefusedError(f"{heading}: {counts}; write it without them")
             usable = sum(isinstance(counts.read(one), int) for one in known)
             return Column(heading, place, counts) if usable >= USABLE * len(known) else None
-        if role == "status" and any(status_in(one, flag=True) is None for one in known):
-            return None
+        if role == "status":
+            usable = sum(status_in(one, flag=True) is not None for one in known)
+            return Column(heading, place) if usable >= USABLE * len(known) else None
         if role == "error" and all(error_in(one) == "ok" for one in values):
             return None
         return Column(heading, place)

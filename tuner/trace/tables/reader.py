@@ -51,7 +51,7 @@ class Reader:
         for block_number, (first, block) in enumerate(self._blocks()):
             for batch in self._read(first, block):
                 yield self._in_order(replace(batch, block=block_number), first)
-        self._say_unknown()
+        self.say_unknown()
 
     def again(self, only: Collection[int]) -> Iterator[Batch]:
         """Yield the rows of some blocks once more, and count nothing."""
@@ -168,7 +168,7 @@ class Reader:
             yield from _batched(row for some in rows for _, row in some)
         else:
             yield from _batched(row for _, row in self._of_json(iter(self.lines)))
-        self._say_unknown()
+        self.say_unknown()
 
     def _of_json(self, stream: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Row]]:
         for place, found in objects(self.lines, stream):
@@ -217,7 +217,8 @@ class Reader:
                 )
         return batch
 
-    def _say_unknown(self) -> None:
+    def say_unknown(self) -> None:
+        """Note a status that is not understood, once all rows are read."""
         if (status := self.converter.unknown_status) is not None:
             self.lines.tally.note(
                 f"status {printable(status)!r} is not known: such requests count as served"
@@ -254,6 +255,7 @@ class _ArrowReader:
                 for batch in self._read(first, table, size):
                     yield replace(batch, block=number)
             first += size
+        self.reader.say_unknown()
 
     def again(self, only: Collection[int]) -> Iterator[Batch]:
         self.reader.lines = self.lines = self.lines.again()
