@@ -1,13 +1,14 @@
 """Try tuner with several versions of vLLM on a CPU, and keep what came of it.
 
-    python scripts/versions.py [--keep versions] [--only CHECK,...] [VERSION ...]
+    python scripts/versions.py [--keep versions] [--missing] [--only CHECK,...] [VERSION ...]
 
 For each version there is an environment in .versions/ that shares its files with .venv, but for
 vLLM. Its Python is that of the version. Its compiled code is its own where there is a CPU build of
 it for the torch in .venv; else that of .venv's vLLM, so that everything is tried but kernels.
 
 Run it on a day when vLLM has moved: CONTRIBUTING.md says what to look at. It takes five minutes a
-version on two cores, a few hundred MB of network and, beside .venv, 100 MB of disk each.
+version on two cores, a few hundred MB of network and, beside .venv, 100 MB of disk each. With
+--missing it goes on where it was ended: what --keep has kept of a version is not tried again.
 """
 
 import argparse
@@ -51,7 +52,8 @@ CHECKS: Mapping[str, str] = {
     "capture": "pytest tests/capture/test_vllm.py",
     "live limits": "pytest tests/live/control/test_vllm.py",
 }
-"""Check → what runs. PLACE is a folder of the version's own."""
+"""Check → what runs. PLACE is a folder of the version's own: a sweep's profile is there for those
+that are tried later."""
 
 NOT_KEPT = 6
 """Exit code of verify when a promise is not kept, which on another machine's minute may be."""
@@ -76,14 +78,20 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("versions", nargs="*", default=[*supported.IN_PART, *supported.IN_FULL])
     parser.add_argument("--keep", metavar="NAME", help="keep what came of it in docs/evidence")
+    parser.add_argument("--missing", action="store_true", help="only what is not kept yet")
     parser.add_argument("--only", metavar="CHECK,...", help=f"of: {', '.join(CHECKS)}")
     options = parser.parse_args()
     only = options.only.split(",") if options.only else list(CHECKS)
     if unknown := [name for name in only if name not in CHECKS]:
         parser.error(f"--only {unknown[0]}: not one of {', '.join(CHECKS)}")
+    if options.missing and options.keep is None:
+        parser.error("--missing needs --keep: it skips what is kept")
     tried: dict[str, Tried] = {}
     for version in options.versions:
-        for one in attempt(version if version.count(".") == 2 else f"{version}.0", only):
+        full = version if version.count(".") == 2 else f"{version}.0"
+        done = known(options.keep).get(full) if options.missing else None
+        wanted = [name for name in only if done is None or name not in done.results]
+        for one in attempt(full, wanted):
             tried[version] = one
             if options.keep is not None:  # each check: the next one may take ten minutes
                 evidence.keep(options.keep, [asdict(each) for each in joined(options.keep, one)])
@@ -94,13 +102,18 @@ def main() -> int:
 def joined(name: str, tried: Tried) -> list[Tried]:
     """Return what is kept already, with what came of it now: a check of a version by itself takes
     minutes, all of them an hour."""
-    known: dict[str, Tried] = {}
-    if (evidence.FOLDER / f"{name}.json").exists():
-        known = {one["version"]: Tried(**one) for one in evidence.found(name)}
-    before = known.get(tried.version)
+    all_of_them = known(name)
+    before = all_of_them.get(tried.version)
     results = {**(before.results if before else {}), **tried.results}
-    known[tried.version] = replace(tried, results=results)
-    return [known[version] for version in sorted(known, key=as_numbers)]
+    all_of_them[tried.version] = replace(tried, results=results)
+    return [all_of_them[version] for version in sorted(all_of_them, key=as_numbers)]
+
+
+def known(name: str) -> dict[str, Tried]:
+    """Return what is kept under a name, by version."""
+    if not (evidence.FOLDER / f"{name}.json").exists():
+        return {}
+    return {one["version"]: Tried(**one) for one in evidence.found(name)}
 
 
 def as_numbers(version: str) -> list[int]:
@@ -115,14 +128,15 @@ def attempt(version: str, only: Sequence[str]) -> Iterator[Tried]:
     except subprocess.CalledProcessError as error:
         yield Tried(version, "", {"install": last_line(error.stderr)})
         return
-    with tempfile.TemporaryDirectory() as place:
-        (Path(place) / "base.yaml").write_text(BASE, encoding="utf-8")
-        (Path(place) / "deployed.yaml").write_text(DEPLOYED, encoding="utf-8")
-        for name in only:
-            words = CHECKS[name].replace("PLACE", place)
-            tried.results[name] = run(str(folder / "bin" / "python"), words, Path(place))
-            print(f"{version}: {name}: {tried.results[name]}", file=sys.stderr, flush=True)
-            yield tried
+    place = folder / "place"
+    place.mkdir(exist_ok=True)
+    (place / "base.yaml").write_text(BASE, encoding="utf-8")
+    (place / "deployed.yaml").write_text(DEPLOYED, encoding="utf-8")
+    for name in only:
+        words = CHECKS[name].replace("PLACE", str(place))
+        tried.results[name] = run(str(folder / "bin" / "python"), words, place)
+        print(f"{version}: {name}: {tried.results[name]}", file=sys.stderr, flush=True)
+        yield tried
 
 
 def run(python: str, words: str, place: Path) -> str:
