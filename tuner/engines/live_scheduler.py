@@ -40,13 +40,16 @@ class LiveScheduler(Scheduler):
     """For ``--scheduler-cls``, whatever async scheduling resolves to.
 
     ``max_num_active_reqs`` alone is moved: it is looked at before a waiting request is let in, so
-    that what runs goes on above a lowered cap until it is done, and nothing is preempted.
+    that what runs goes on above a lowered cap until it is done, and nothing is preempted. vLLM
+    before 0.31 knows one limit for what is built and what is let in, and fails where more run:
+    there the other one is ours, and the limit is never below what runs.
     """
 
     if TYPE_CHECKING:
         max_num_running_reqs: int
         max_num_active_reqs: int
         max_num_scheduled_tokens: int
+        running: list[Any]
         vllm_config: Any
         kv_cache_manager: Any
 
@@ -63,6 +66,9 @@ class LiveScheduler(Scheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._knows_active = hasattr(self, "max_num_active_reqs")
+        if not self._knows_active:
+            self.max_num_active_reqs = self.max_num_running_reqs
         self._boundary = threading.Lock()
         self._log: SchedulerLog | None = None
         self._under_way = 0
@@ -72,12 +78,26 @@ class LiveScheduler(Scheduler):
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
         with self._boundary:
             begun_s, log = time.monotonic(), self._log
-            output = super().schedule(*args, **kwargs)
+            with self._letting_in():
+                output = super().schedule(*args, **kwargs)
             if output.total_num_scheduled_tokens:
                 self._under_way += 1
                 if log is not None:
                     log.scheduled(output, begun_s)
         return output
+
+    @contextmanager
+    def _letting_in(self) -> Iterator[None]:
+        """Let in no more than ``max_num_active_reqs``, where vLLM does not know that limit."""
+        if self._knows_active:
+            yield
+            return
+        built = self.max_num_running_reqs
+        self.max_num_running_reqs = max(self.max_num_active_reqs, len(self.running))
+        try:
+            yield
+        finally:
+            self.max_num_running_reqs = built
 
     def update_from_output(self, scheduler_output: Any, *args: Any) -> Any:
         result = super().update_from_output(scheduler_output, *args)
@@ -136,11 +156,6 @@ class _Knobs:
 
     def __init__(self, scheduler: LiveScheduler) -> None:
         self._scheduler = scheduler
-        self._cap = "max_num_active_reqs"
-        self._only_idle = not hasattr(scheduler, self._cap)
-        if self._only_idle:
-            # One limit for what is built and what is let in: a fault when more than that run.
-            self._cap = "max_num_running_reqs"
         config = scheduler.vllm_config
         self.built = Limits(
             max_num_seqs=most_seqs(scheduler),
@@ -156,7 +171,7 @@ class _Knobs:
 
     def limits(self) -> Limits:
         return Limits(
-            max_num_seqs=getattr(self._scheduler, self._cap),
+            max_num_seqs=self._scheduler.max_num_active_reqs,
             max_num_batched_tokens=self._scheduler.max_num_scheduled_tokens,
         )
 
@@ -166,8 +181,8 @@ class _Knobs:
 
     def set_limits(self, limits: Limits, *, idle: bool = False) -> None:
         """The lock is held for two assignments; while the engine idles it is free."""
-        with self._between(idle=idle or self._only_idle):
-            setattr(self._scheduler, self._cap, limits.max_num_seqs)
+        with self._between(idle=idle):
+            self._scheduler.max_num_active_reqs = limits.max_num_seqs
             self._scheduler.max_num_scheduled_tokens = limits.max_num_batched_tokens
 
     def reset_prefix_cache(self) -> None:

@@ -92,12 +92,12 @@ def configure(
 def check_drafts(config: Any) -> None:
     """Refuse a cap that vLLM lowers: for the draft pass of DFlash and DSpark, since vLLM 0.33."""
     limits = config.scheduler_config
-    if limits.max_num_active_seqs is not None and limits.max_num_active_seqs < limits.max_num_seqs:
+    active = getattr(limits, "max_num_active_seqs", None)  # which vLLM has from 0.31 on
+    if active is not None and active < limits.max_num_seqs:
         raise EngineError(
-            f"max_num_seqs {limits.max_num_seqs}: vLLM lets in {limits.max_num_active_seqs} at "
-            "most, for more the drafts have no room in "
-            f"max_num_batched_tokens {limits.max_num_batched_tokens}",
-            hint=f"Give --ceiling {limits.max_num_active_seqs}, or raise max_num_batched_tokens.",
+            f"max_num_seqs {limits.max_num_seqs}: vLLM lets in {active} at most, for more the "
+            f"drafts have no room in max_num_batched_tokens {limits.max_num_batched_tokens}",
+            hint=f"Give --ceiling {active}, or raise max_num_batched_tokens.",
         )
 
 
