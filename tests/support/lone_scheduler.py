@@ -34,8 +34,12 @@ def configured(**arguments: Any) -> Any:
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         kv_cache_memory_bytes=2**26,
-        distributed_executor_backend="uni",
-        **{"max_num_seqs": 8, "max_num_batched_tokens": 2048, **arguments},
+        **{
+            "distributed_executor_backend": "uni",
+            "max_num_seqs": 8,
+            "max_num_batched_tokens": 2048,
+            **arguments,
+        },
     ).create_engine_config()
     config.cache_config.num_gpu_blocks = BLOCKS
     return config

@@ -24,6 +24,7 @@ import vllm
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 
+from tuner.engines.scheduler.unmodelled import unasked, unmodelled
 from tuner.engines.server.protocol import Limits, Log, Refused
 from tuner.engines.server.scheduler_log import SchedulerLog
 from tuner.live.control.thread import LiveThread, switched_off
@@ -51,6 +52,7 @@ class LiveScheduler(Scheduler):
         max_num_scheduled_tokens: int
         running: list[Any]
         vllm_config: Any
+        kv_cache_config: Any
         kv_cache_manager: Any
 
         def get_request_counts(self) -> tuple[int, int]: ...
@@ -146,6 +148,8 @@ def _control(scheduler: LiveScheduler, path: str) -> LiveThread:
         vllm=vllm.__version__,
         arguments=arguments_of(scheduler.vllm_config),
         kv_blocks=scheduler.kv_blocks,
+        unmodelled=unmodelled(scheduler.vllm_config, scheduler.kv_cache_config.kv_cache_groups),
+        cautions=unasked(scheduler.vllm_config),
     )
     thread.start()
     return thread

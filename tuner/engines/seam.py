@@ -69,6 +69,9 @@ class EngineFacts:
     cautions: Sequence[str] = ()
     """What to beware of in whatever this engine shows."""
 
+    unmodelled: Sequence[str] = ()
+    """What it does that the model of vLLM's scheduler does not: replays decide, not the twin."""
+
     @property
     def max_num_batched_tokens(self) -> int:
         """Tokens that an iteration may compute at most; 0 where that is not pinned."""

@@ -176,7 +176,7 @@ def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     not defended when the twin is wrong of the one replay that verifies it."""
     view = conclusion.view
     windows = evidence.observed(confirming=True)
-    if view is None or view.errors or not windows:
+    if view is None or not conclusion.by_twin or view.errors or not windows:
         return conclusion
     errors = check(windows, view.fitted.law, view.shape)
     view = replace(view, errors=errors)
@@ -242,8 +242,8 @@ def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]
 
 def _doubted(verdict: Verdict, view: Forecast) -> Verdict:
     warning = (
-        f"the twin was wrong by {view.error:.0%} in the median, so the windows that were replayed "
-        "decide alone: they say less of the rest of the trace"
+        f"{view.doubt}, so the windows that were replayed decide alone: they say less of the rest "
+        "of the trace"
     )
     return replace(verdict, warnings=(*verdict.warnings, warning))
 

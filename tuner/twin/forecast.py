@@ -81,6 +81,9 @@ class Forecast:
     errors: tuple[Errors, ...]
     """One a window that was replayed for real."""
 
+    unmodelled: tuple[str, ...] = ()
+    """What the engine does that the twin does not."""
+
     @property
     def traffic(self) -> Traffic:
         """Today's."""
@@ -97,8 +100,17 @@ class Forecast:
         return median_error(self.errors)
 
     @property
+    def doubt(self) -> str | None:
+        """Why replays decide and not the twin; None where it is believed."""
+        if self.unmodelled:
+            return f"the twin does not know {', '.join(self.unmodelled)}"
+        if self.errors and self.error > MAX_ERROR:
+            return f"the twin was wrong by {self.error:.0%}"
+        return None
+
+    @property
     def is_believed(self) -> bool:
-        return not self.errors or self.error <= MAX_ERROR
+        return self.doubt is None
 
     @property
     def speed_sd(self) -> float:
@@ -226,6 +238,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             draws=PRINTED_DRAWS if everywhere else DRAWS,
         ),
         errors=check(windows, fitted.law, shape),
+        unmodelled=tuple(facts.unmodelled),
     )
 
 

@@ -141,7 +141,7 @@ def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
         max_model_len=facts.max_model_len,
         late_release=bool(facts.arguments.get("async_scheduling")),
         prefix_caching=bool(facts.arguments.get("enable_prefix_caching")),
-        reserves_prompts=facts.engine == "vllm"
+        reserves_prompts=facts.engine != "sim"
         and facts.arguments.get("scheduler_reserve_full_isl") is not False,
         prefill_schedule_interval=int(str(facts.arguments.get("prefill_schedule_interval") or 1)),
         lag_s=lag_s,

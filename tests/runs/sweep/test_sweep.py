@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.builders import request
+from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
@@ -391,3 +393,24 @@ def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(tmp_path:
     again = swept(tmp_path / "cut", settings=settings, traffic=HALF, confirming=BEHIND, resume=True)
     assert again.slo == whole.slo
     assert again.verdict.max_num_seqs == whole.verdict.max_num_seqs
+
+
+class Piped(SimStarter):
+    """Its engines say that they do what the scheduler model does not know."""
+
+    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
+        engine = await super().start(max_num_seqs=max_num_seqs, world=world)
+        engine._facts = replace(engine.facts, unmodelled=["pipeline_parallel_size=2"])
+        return engine
+
+
+def test_what_the_twin_does_not_know_the_windows_decide(tmp_path: Path) -> None:
+    notes = Notes()
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        outcome = run(sweep(HALF, Piped(SLOTS_COST_LATE), UP_TO_8, book, notes))
+    assert not outcome.conclusion.by_twin
+    assert outcome.conclusion.verdict.max_num_seqs == 8
+    said = "the twin does not know pipeline_parallel_size=2"
+    assert f"{said}: the windows must decide" in notes.told
+    assert [one for one in outcome.conclusion.verdict.warnings if one.startswith(said)]
+    assert outcome.predictions == ()

@@ -138,6 +138,12 @@ class About(_Told):
     kv_blocks: int | None = None
     """How many the engine has; None from a server that does not say."""
 
+    unmodelled: list[str] = []
+    """What it does that the model of vLLM's scheduler does not: see ``engines.scheduler``."""
+
+    cautions: list[str] = []
+    """What it can do and no replay asks for."""
+
 
 class Ahead(_Told):
     """The next turn of a schedule."""

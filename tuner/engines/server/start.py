@@ -127,4 +127,6 @@ def _facts(resolved: Resolved, state: State, start_s: float) -> EngineFacts:
         start_s=start_s,
         versions=provenance.versions(),
         device=devices.device_facts(),
+        cautions=state.about.cautions,
+        unmodelled=state.about.unmodelled,
     )

@@ -21,6 +21,7 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.server.engine_control import EngineControl
+from tuner.engines.server.protocol import About
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
 from tuner.engines.vllm.config import Configuration, how, pinned, prompt_vocabulary
@@ -104,7 +105,7 @@ class VllmEngine:
             engine.facts = _facts(
                 llm,
                 configuration,
-                kv_blocks=state.about.kv_blocks or 0,
+                about=state.about,
                 log_text=_tail(log, log_start),
             )
             await engine._warm_up()
@@ -231,7 +232,7 @@ class VllmEngine:
         )
 
 
-def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int, log_text: str) -> EngineFacts:
+def _facts(llm: Llm, configuration: Configuration, *, about: About, log_text: str) -> EngineFacts:
     config = llm.vllm_config
     arguments = pinned(config, configuration.arguments, is_started=True)
     return EngineFacts(
@@ -240,11 +241,12 @@ def _facts(llm: Llm, configuration: Configuration, *, kv_blocks: int, log_text: 
         max_model_len=config.model_config.max_model_len,
         vocab_size=prompt_vocabulary(config.model_config),
         block_size=config.cache_config.block_size,
-        kv_blocks=kv_blocks,
+        kv_blocks=about.kv_blocks or 0,
         start_s=0.0,
         versions=provenance.versions(),
         device=_device(config, arguments, log_text),
-        cautions=cautions(),
+        cautions=(*cautions(), *about.cautions),
+        unmodelled=about.unmodelled,
     )
 
 

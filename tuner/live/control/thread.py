@@ -2,7 +2,7 @@
 
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from tuner.engines.server.peer import Peer
 from tuner.engines.server.protocol import About, Answer, Refused, line_of
@@ -32,6 +32,8 @@ class LiveThread:
         vllm: str,
         arguments: Mapping[str, str | int | float | bool | None],
         kv_blocks: int,
+        unmodelled: Sequence[str],
+        cautions: Sequence[str],
     ) -> None:
         self._knobs = knobs
         self._path, self._audit = path, audit
@@ -42,6 +44,8 @@ class LiveThread:
             arguments=dict(arguments),
             device=None,
             kv_blocks=kv_blocks,
+            unmodelled=list(unmodelled),
+            cautions=list(cautions),
         )
         self._listener: Listener | None = None
         self._stopped = threading.Event()

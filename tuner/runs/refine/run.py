@@ -295,9 +295,7 @@ class _Run:
             return surrogate_of(view, self.plan.objectives, self.space.knee)
         if not self._doubted:
             self._doubted = True
-            self.warnings.append(
-                f"the twin was wrong by {view.error:.0%}: replays of the windows decided alone"
-            )
+            self.warnings.append(f"{view.doubt}: replays of the windows decided alone")
         return None
 
     def _first_looks(self) -> list[FinishedTrial] | None:

@@ -204,7 +204,7 @@ class SweepRun:
         while True:
             view = view_of(self.evidence, workload, self.settings)
             if view is not None and not view.is_believed:
-                self.watcher.warn(f"the twin is wrong by {view.error:.0%}: the windows must decide")
+                self.watcher.warn(f"{view.doubt}: the windows must decide")
                 return await self.gather_windows(workload)
             trial = next_for_twin(
                 self.evidence.trials(),

@@ -1,0 +1,55 @@
+"""What vLLM's own configuration says of it that the scheduler model does not know."""
+
+import importlib
+from typing import Any
+
+import pytest
+
+from tuner.engines.scheduler.unmodelled import unasked, unmodelled
+
+pytestmark = pytest.mark.vllm
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({}, []),
+        ({"scheduling_policy": "priority"}, ["priorities"]),
+        ({"long_prefill_token_threshold": 64}, ["long_prefill_token_threshold=64"]),
+        ({"watermark": 0.05}, ["watermark=0.05"]),
+        ({"enable_chunked_prefill": False}, ["prompts in one piece"]),
+        (
+            {"pipeline_parallel_size": 2, "distributed_executor_backend": "mp"},
+            ["pipeline_parallel_size=2"],
+        ),
+        (
+            {"speculative_config": {"method": "ngram", "num_speculative_tokens": 2}},
+            ["speculative decoding"],
+        ),
+        (
+            {"kv_transfer_config": {"kv_connector": "ExampleConnector", "kv_role": "kv_both"}},
+            ["a KV connector"],
+        ),
+    ],
+    ids=lambda one: ",".join(one) or "nothing" if isinstance(one, dict) else "",
+)
+def test_what_the_model_does_not_know_is_named(arguments: dict[str, Any], found: list[str]) -> None:
+    lone: Any = importlib.import_module("tests.support.lone_scheduler")
+    assert unmodelled(lone.configured(**arguments), ["one group"]) == found
+
+
+def test_caches_of_two_kinds_in_one_pool_are_named_by_the_server_itself() -> None:
+    """vLLM's own description of a model whose layers alternate between full attention and a
+    window."""
+    lone: Any = importlib.import_module("tests.support.lone_scheduler")
+    scheduler = lone.scheduler_of(lone.live.LiveScheduler, lone.configured())
+    (group,) = scheduler.kv_cache_config.kv_cache_groups
+    found = unmodelled(scheduler.vllm_config, [group, group])
+    assert found == ["KV caches of 2 kinds in one pool"]
+
+
+def test_adapters_that_no_replay_asks_for_are_a_caution() -> None:
+    lone: Any = importlib.import_module("tests.support.lone_scheduler")
+    (caution,) = unasked(lone.configured(enable_lora=True, max_loras=3))
+    assert "max_loras=3" in caution
+    assert unasked(lone.configured()) == []
