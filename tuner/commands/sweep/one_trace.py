@@ -162,9 +162,11 @@ def ranks_of(starter: Starter) -> int:
     return starter.ranks if isinstance(starter, VllmStarter) else 1
 
 
-def dry_run_of(options: SweepOptions, traffic: SweptTraffic, starter: Starter) -> DryRun:
-    """Return what a sweep of this traffic would do. Raises UsageError for a budget that is too
-    small for any."""
+def dry_run_of(
+    options: SweepOptions, traffic: SweptTraffic, starter: Starter, ceiling: Sequence[str]
+) -> DryRun:
+    """Return what a sweep of this traffic would do; ``ceiling`` says how that was found. Raises
+    UsageError for a budget that is too small for any."""
     settings = traffic.settings
     starts, steps = starts_of(settings), steps_of(settings)
     step_s = affordable_step_s(
@@ -182,6 +184,7 @@ def dry_run_of(options: SweepOptions, traffic: SweptTraffic, starter: Starter) -
         command=command("sweep", *as_typed(replace(options, dry_run=False))),
         rows=[
             ("steps", f"max_num_seqs {how}"),
+            *(("ceiling", said) for said in ceiling),
             (
                 "windows",
                 (

@@ -25,6 +25,26 @@ from tuner.commands.shared.options import (
     World,
 )
 
+AUTO = 0
+"""The ceiling that is found by the traffic, the memory and the server's default."""
+
+
+def ceiling_in(text: str | int) -> int:
+    """Return the ceiling that is written; AUTO for ``auto``.
+
+    >>> ceiling_in("64"), ceiling_in("auto") == AUTO
+    (64, True)
+    """
+    if str(text).strip().lower() == "auto":
+        return AUTO
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise typer.BadParameter(f"{text!r} is no ceiling: give auto, or a number from 1")
+    return value
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SweepOptions:
@@ -52,7 +72,15 @@ class SweepOptions:
     overrides: Overrides = ()
     engine: ServedEngine = "vllm"
     world: World = None
-    ceiling: Annotated[int, typer.Option(min=1, help="Largest max_num_seqs to try."), IN_PLAN] = 32
+    ceiling: Annotated[
+        int,
+        typer.Option(
+            parser=ceiling_in,
+            metavar="N|auto",
+            help="Largest max_num_seqs to try; auto: by the traffic, the KV cache and the server.",
+        ),
+        IN_PLAN,
+    ] = 32
     slo: Annotated[
         str | None,
         typer.Option(help="ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),

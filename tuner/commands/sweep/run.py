@@ -12,6 +12,7 @@ from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep import kinds, several
+from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     beside_now,
@@ -29,7 +30,7 @@ from tuner.commands.sweep.one_trace import (
     traffic_of,
     warnings_of,
 )
-from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.options import AUTO, SweepOptions
 from tuner.commands.sweep.view import RunProgress, print_of, render
 from tuner.errors import UndecidedError, UsageError
 from tuner.live.exporter import Exporter
@@ -52,6 +53,8 @@ def run(options: SweepOptions) -> None:
     if options.rescore is not None:
         _rescore(options, options.rescore)
     elif options.ray is not None:
+        if options.ceiling == AUTO:
+            raise UsageError("--ceiling auto is of this machine", hint="Give a number with --ray.")
         kinds.run(options)
     elif options.ray_cpus is not None or options.prices is not None:
         raise UsageError("--prices and --ray-cpus are for --ray", hint="Add --ray ADDRESS.")
@@ -84,8 +87,9 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
+    options, (traffic,), ceiling = with_ceiling(options, [traffic], starter)
     if options.dry_run:
-        dry_run.show(dry_run_of(options, traffic, starter), as_json=options.json)
+        dry_run.show(dry_run_of(options, traffic, starter, ceiling), as_json=options.json)
         return
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
@@ -95,7 +99,7 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     progress = RunProgress(traffic.settings, exporter)
     for warning in not_said(path, traffic.warnings):
         progress.warn(warning)
-    for said in taken_from_base(options):
+    for said in [*ceiling, *taken_from_base(options)]:
         progress.stage(said)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
         keep_trace(traffic, book)

@@ -17,6 +17,7 @@ from tuner.commands.shared.console import console_for, plain_table, print_block,
 from tuner.commands.shared.next_step import after, check_served, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
 from tuner.commands.shared.said import not_said
+from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
@@ -109,9 +110,11 @@ def run(options: SweepOptions) -> None:
     _check_different(paths, traffics)
     starter = starter_of(options, _model_of(options, paths, traffics))
     traffics = {name: one_servers(one, options, starter) for name, one in traffics.items()}
+    options, resolved, ceiling = with_ceiling(options, [*traffics.values()], starter)
+    traffics = dict(zip(traffics, resolved, strict=True))
     if options.dry_run:
-        for one in traffics.values():
-            dry_run.show(dry_run_of(options, one, starter), as_json=options.json)
+        for one in resolved:
+            dry_run.show(dry_run_of(options, one, starter, ceiling), as_json=options.json)
         return
     arguments, ranks = starter.resolve(max_num_seqs=options.ceiling), ranks_of(starter)
     plans = {
@@ -126,7 +129,7 @@ def run(options: SweepOptions) -> None:
     books = open_each(book, plans)
     execute = execute_on(starter, book, tuple(books.values()))
     progress = RunProgress(next(iter(traffics.values())).settings, exporter)
-    for said in taken_from_base(options):
+    for said in [*ceiling, *taken_from_base(options)]:
         progress.stage(said)
     members = [
         Member(name, one.requests, one.settings, books[name], NamedProgress(progress, name))
