@@ -22,6 +22,9 @@ JITTER_US = 2000.0
 SAMPLE = 2**20
 """So many arrivals show a grid if there is one; other counts look at as many at a time."""
 
+STRIDE = 16
+"""Arrivals from one start of a window to the next, at first."""
+
 FINEST_TICK_MS = 2
 """A grid of 1 ms is a clock that counts in ms, and harmless."""
 
@@ -81,9 +84,11 @@ def dispersion(arrival_s: Floats, bin_s: float) -> float | None:
     whole = int(bins[-1])
     if whole < MIN_BINS:
         return None
-    _, counts = np.unique(bins[bins < whole], return_counts=True)  # the empty ones need no memory
-    mean = float(counts.sum()) / whole
-    return float((counts.astype(np.float64) ** 2).sum() / whole - mean**2) / mean
+    before = int(np.searchsorted(bins, whole))
+    firsts = np.flatnonzero(bins[1:before] != bins[: before - 1]) + 1  # the empty need no memory
+    counts = np.diff(firsts, prepend=0, append=before).astype(np.float64)
+    mean = before / whole
+    return float((counts**2).sum() / whole - mean**2) / mean
 
 
 def same_time_share(arrival_s: Floats) -> float:
@@ -93,12 +98,31 @@ def same_time_share(arrival_s: Floats) -> float:
 
 def peak_arrivals(arrival_s: Floats, window_s: float) -> int:
     """Return the most arrivals in any ``window_s`` seconds."""
-    most = 0
-    for begin in range(0, len(arrival_s), SAMPLE):
-        starts_s = arrival_s[begin : begin + SAMPLE]
-        ends = np.searchsorted(arrival_s, starts_s + window_s, side="left")
-        most = max(most, int((ends - np.arange(begin, begin + len(starts_s))).max()))
-    return most
+    first, last = _fullest(arrival_s, np.arange(len(arrival_s) + 1), window_s)
+    return last - first
+
+
+def _fullest(arrival_s: Floats, before: NDArray[np.int64], window_s: float) -> tuple[int, int]:
+    """Return [first, last) of the arrivals within ``window_s`` seconds that weigh most, of equals
+    the first; ``before`` is what all earlier ones weigh.
+
+    Every STRIDE-th start is looked at, then those between two of which there may be more.
+    """
+    starts = np.arange(0, len(arrival_s), STRIDE)
+    ends = np.searchsorted(arrival_s, arrival_s[starts] + window_s, side="left")
+    most = (before[ends] - before[starts]).max()
+    could = before[np.append(ends[1:], len(arrival_s))] - before[starts] >= most
+    first = last = 0
+    heaviest = -1
+    for group in np.array_split(starts[could], 1 + int(could.sum()) * STRIDE // SAMPLE):
+        begins = (group[:, None] + np.arange(STRIDE)).ravel()
+        begins = begins[begins < len(arrival_s)]
+        upto = np.searchsorted(arrival_s, arrival_s[begins] + window_s, side="left")
+        weights = before[upto] - before[begins]
+        at = int(weights.argmax())
+        if weights[at] > heaviest:
+            heaviest, first, last = weights[at], int(begins[at]), int(upto[at])
+    return first, last
 
 
 def busiest_window(requests: Sequence[TraceRequest], length_s: float) -> tuple[float, float]:
@@ -113,8 +137,7 @@ def busiest_window(requests: Sequence[TraceRequest], length_s: float) -> tuple[f
 def busiest(arrival_s: Floats, tokens: NDArray[np.int64], length_s: float) -> tuple[float, float]:
     """``busiest_window`` on columns."""
     before = np.concatenate([[0], np.cumsum(tokens)])
-    ends = np.searchsorted(arrival_s, arrival_s + length_s, side="left")
-    start_s = float(arrival_s[np.argmax(before[ends] - before[:-1])])
+    start_s = float(arrival_s[_fullest(arrival_s, before, length_s)[0]])
     # A window that reaches past the end of the trace moves back: it would be idle there.
     latest_s = float(arrival_s[-1]) - length_s + 1e-6
     start_s = max(float(arrival_s[0]), min(start_s, latest_s))

@@ -11,11 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats
-from tuner.traffic.arrivals import SAMPLE
 from tuner.traffic.levels import Held, Levels, count_held, count_levels
 
 BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
 """Where ends are unknown: time per output token of a fast and of a slow server."""
+
+TELLING = 2**17
+"""Of ten million durations so many tell the p99."""
 
 KNOWN_ENDS = 0.95
 """Share of the served requests whose end must be recorded, for the recorded concurrency."""
@@ -104,10 +106,10 @@ def _mostly_known(columns: Columns, *recorded: NDArray[Any]) -> bool:
 
 def _filled(columns: Columns, durations_s: Floats) -> tuple[float, float]:
     """Return the time in which the trace neither fills up nor drains."""
-    known = columns.served & ~np.isnan(durations_s)
+    known = np.flatnonzero(columns.served & ~np.isnan(durations_s))
     first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
-    step = max(1, len(durations_s) // SAMPLE)  # of ten million durations some tell the p99
-    filled_s = first_s + float(np.quantile(durations_s[known][::step], 0.99))
+    some = known[:: max(1, len(known) // TELLING)]
+    filled_s = first_s + float(np.quantile(durations_s[some], 0.99))
     if filled_s >= first_s + (last_s - first_s) / 2:
         filled_s = first_s  # the trace is shorter than its requests: there is no better part
     return filled_s, last_s

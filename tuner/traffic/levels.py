@@ -9,7 +9,9 @@ from numpy.typing import NDArray
 
 from tuner.trace.columns import Floats, Ints
 
-CHUNK = 2**18
+CHUNK = 2**15
+"""Intervals at a time: so many stay in a core's cache."""
+
 DENSE = 2**22
 """Up to so many levels are counted in a table; more are hostile, and are sorted."""
 
@@ -114,7 +116,9 @@ def count_levels(
     level = np.empty(2 * len(begins_s) + 1, np.int32 if most < 2**31 else np.int64)
     duration_s = np.empty(len(level), np.float32)
     filled = 0
-    for held, lasted_s in _stretches(begins_s, ends_s, weight, start_s, end_s):
+    for every, each_s in _stretches(begins_s, ends_s, weight, start_s, end_s):
+        lasting = each_s > 0  # nothing is in flight for no time: ends come before starts
+        held, lasted_s = every[lasting], each_s[lasting]
         level[filled : filled + len(held)] = held
         duration_s[filled : filled + len(held)] = lasted_s
         filled += len(held)
@@ -146,9 +150,9 @@ class _Sum:
             seconds = np.bincount(of, weights=duration_s)
         else:
             seconds = np.bincount(level - least, weights=duration_s)
-            there = np.flatnonzero(seconds)
-            there, seconds = there + least, seconds[there]
-        for one, lasted_s in zip(there.tolist(), seconds.tolist(), strict=True):
+            there = np.arange(least, least + len(seconds))
+        held = seconds > 0
+        for one, lasted_s in zip(there[held].tolist(), seconds[held].tolist(), strict=True):
             self.seconds[one] = self.seconds.get(one, 0.0) + lasted_s
 
     def held(self) -> Held:
@@ -159,7 +163,10 @@ class _Sum:
 def _stretches(
     begins_s: Floats, ends_s: Floats, weight: Counts | None, start_s: float, end_s: float
 ) -> Iterator[tuple[Ints, Floats]]:
-    """Yield (how many hold, for how long), in order of time, many at a time."""
+    """Yield (how many hold, for how long), in order of time, many at a time.
+
+    Some last for no time, where several requests begin or end at once.
+    """
     begun, ended = _sort(begins_s, ends_s, weight)
     done = now = 0
     at_s = start_s
@@ -168,19 +175,22 @@ def _stretches(
         upto = len(ends_s)
         if last < len(begins_s):
             upto = max(done, int(np.searchsorted(ends_s, begins_s[last])))
-        times_s = np.concatenate([begins_s[first:last], ends_s[done:upto], [at_s]])
-        changes = np.zeros(len(times_s), np.int64)
-        changes[: last - first] = 1 if begun is None else begun[first:last]
-        changes[last - first : -1] = -1 if ended is None else -ended[done:upto]
+        times_s = np.concatenate([begins_s[first:last], ends_s[done:upto]])
         in_order = np.argsort(times_s, kind="stable")
-        edges_s = np.clip(times_s[in_order], start_s, end_s)
-        after = now + np.cumsum(changes[in_order])
-        if upto == len(ends_s):
-            edges_s = np.append(edges_s, end_s)
-        lasted_s, held = np.diff(edges_s), after[: len(edges_s) - 1]
-        lasting = lasted_s > 0  # nothing is in flight for no time: ends come before starts
-        yield held[lasting], lasted_s[lasting]
-        now, at_s, done = int(after[-1]), float(edges_s[-1]), upto
+        if begun is None or ended is None:
+            changes = np.where(in_order < last - first, 1, -1)
+        else:
+            changes = np.concatenate([begun[first:last], -ended[done:upto]])[in_order]
+        held = np.empty(len(changes) + 1, np.int64)
+        held[0] = now
+        np.cumsum(changes, out=held[1:])
+        held[1:] += now
+        rest_s = [end_s] if upto == len(ends_s) else []
+        edges_s = np.concatenate([[at_s], times_s[in_order], rest_s])
+        np.clip(edges_s, start_s, end_s, out=edges_s)
+        lasted_s = np.diff(edges_s)
+        yield held[: len(lasted_s)], lasted_s
+        now, at_s, done = int(held[-1]), float(edges_s[-1]), upto
 
 
 def _sort(

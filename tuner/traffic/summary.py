@@ -150,7 +150,7 @@ def concurrency(held: Held | None) -> Concurrency | None:
 def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
     if not len(tokens):
         return None
-    p50, p90, p95, p99 = np.quantile(tokens, (0.50, 0.90, 0.95, 0.99)).tolist()
+    p50, p90, p95, p99 = np.quantile(np.sort(tokens), (0.50, 0.90, 0.95, 0.99)).tolist()
     return Lengths(float(tokens.mean()), p50, p90, p95, p99, int(tokens.max()))
 
 

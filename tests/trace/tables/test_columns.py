@@ -60,6 +60,7 @@ def both(path: Path, content: bytes, name: str | None) -> None:
     path.write_bytes(content)
     by_columns = told(path, name)
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(canonical_rows, "numbers_table", lambda *_, **__: None)
         patch.setattr(canonical_rows, "json_table", lambda *_, **__: None)
         patch.setattr(columns, "json_table", lambda *_, **__: None)
         patch.setattr(columns, "csv_table", lambda *_, **__: None)
@@ -76,6 +77,47 @@ def test_damage_is_told_alike(path: Path, name: str, seed: int, times: int) -> N
     both(path, mutated(head + b"\n" + rows * times, random.Random(seed)), name)
 
 
+NUMBERS = b"".join(
+    b'{"timestamp":%d.%d,"input_length":%d,"output_length":7,"e2e_ms":%d}\n' % (i, i, 10 * i, i)
+    for i in range(1, 13)
+)
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 2**32))
+def test_damage_to_rows_of_digits_alone_is_told_alike(path: Path, seed: int) -> None:
+    both(path, mutated(NUMBERS, random.Random(seed)), "canonical")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b'"e2e_ms":3', b'"e2e_ms":03'), (b"3.3", b"03.3"), (b"1.1", b"00.1"), (b"3.3", b".3"),
+        (b"3.3", b"3."), (b"1.1", b".1"), (b"3.3", b"3.3.3"), (b"3.3", b""), (b"10}", b"10.}"),
+        (b"30", b"30.0"), (b"30", b"99999999999999999999"), (b"3.3", b"3e3"), (b"30", b"-30"),
+        (b'"input_length":30', b'"input_1length":30'), (b'"e2e_ms":3', b'"ee_ms":23'),
+        (b'"e2e_ms":3}', b'"e2e_ms":3} '), (b'"output_length":7,"e2e_ms":3}', b'"e2e_ms":3}'),
+        (b'"timestamp":3.3,', b'"timestamp":3.3,"timestamp":3.3,'), (b"3.3", b"0"),
+        (b"\n", b"\r\n"),
+        (b'"e2e_ms"', b'"input_length"'), (b"}\n", b"}\n\n"), (b"30,", b'"30",'),
+    ],
+)  # fmt: skip
+def test_what_is_no_row_of_digits_alone_is_read_as_json(path: Path, old: bytes, new: bytes) -> None:
+    assert old in NUMBERS
+    both(path, NUMBERS.replace(old, new), "canonical")
+    both(path, NUMBERS.replace(old, new, 1), "canonical")
+
+
+def test_rows_of_digits_alone_are_read_without_a_reader_of_json(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path.write_bytes(NUMBERS)
+    monkeypatch.setattr(canonical_rows, "json_table", None)
+    requests = load(path, format_name="canonical").requests
+    assert [one.input_length for one in requests] == [10 * i for i in range(1, 13)]
+    assert requests[2].e2e_s == 0.003
+
+
 @pytest.mark.parametrize("name", ["azure2023", "burstgpt", "table"])
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**32))
@@ -85,6 +127,7 @@ def test_damage_to_a_spreadsheet_is_told_alike(path: Path, name: str, seed: int)
 
 @pytest.mark.parametrize("name", exports.TEXTS)
 @example(seed=411)  # an integer that no column holds
+@example(seed=22480)  # a count of tokens as text, with an exponent
 @settings(max_examples=12)
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_an_export_is_told_alike(path: Path, name: str, seed: int) -> None:

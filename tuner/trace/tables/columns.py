@@ -76,7 +76,7 @@ class Columnar:
         reader = None if column is None else column.reader
         texts = [one.strip() for one in known]
         if isinstance(reader, Counts):
-            return pa.float64() if any("." in one for one in texts) else pa.int64()
+            return pa.string() if any("." in one for one in texts) else pa.int64()
         if isinstance(reader, Spans):
             return pa.float64()
         if isinstance(reader, Clock) and reader.unit is not None:
@@ -197,7 +197,13 @@ class _Block:
         column = self.plan.columns.get(role)
         if column is None:
             return None
-        raw = _numbers(self._raw(column))
+        held = self._raw(column)
+        raw = _numbers(held)
+        if pa.types.is_string(held.type):  # 1e5 is no count, and nan says nothing
+            with_letters = pc.fill_null(
+                pc.match_substring_regex(held, "[A-Za-z]"), fill_value=False
+            )
+            self.dirty |= with_letters.to_numpy(zero_copy_only=False)
         if pa.types.is_floating(raw.type):
             values = floats(raw)
             absent = np.isnan(values)

@@ -71,11 +71,8 @@ class Reader:
             if held:
                 block, first = held + b"\n" + block, held_first  # noqa: PLW2901 - with what was left
                 held = b""
-            if (
-                self.shape.delimiter
-                and block.count(b'"') % 2
-                and len(block) < self.lines.longest * 2
-            ):
+            is_short = len(block) < self.lines.longest * 2
+            if self.shape.delimiter and is_short and b'"' in block and block.count(b'"') % 2:
                 cut = _cut(block)
                 held, held_first = block[cut + 1 :], first + block.count(b"\n", 0, cut) + (cut >= 0)
                 block = block[: max(cut, 0)]  # noqa: PLW2901

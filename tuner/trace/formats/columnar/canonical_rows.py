@@ -15,6 +15,7 @@ from tuner.trace.formats.columnar.arrow import (
     json_table,
     lists,
     names,
+    numbers_table,
     parts,
 )
 from tuner.trace.formats.columnar.batch import ABSENT, COUNTS, LISTS, NAMES, TIMES, Batch
@@ -93,7 +94,9 @@ class Reader:
 
     def _batch(self, block: bytes) -> Batch | None:
         """Return the rows of a block if there is nothing to say of any of them."""
-        table = json_table(block, self.types, strict=True)
+        table = numbers_table(block, self.known, needed=MAIN_KEYS)
+        if table is None:
+            table = json_table(block, self.types, strict=True)
         if table is None and len(self.types) < len(self.known):
             table = json_table(block, self.known, strict=True)
             if table is not None:

@@ -136,10 +136,13 @@ class TraceFile:
             if skipping:
                 _, end, chunk = chunk.partition(b"\n")  # noqa: PLW2901 - what is left of it
                 skipping = not end
-            whole, end, rest = (rest + chunk).rpartition(b"\n")
-            if end:
+            end_at = chunk.rfind(b"\n")
+            if end_at >= 0:
+                whole = b"".join([rest, memoryview(chunk)[:end_at]])
                 yield number, whole
                 number += whole.count(b"\n") + 1
+                rest = b""
+            rest += chunk[end_at + 1 :]
             if len(rest) > self.longest:
                 self.too_long(number)
                 number += 1
