@@ -11,6 +11,7 @@ from tuner.commands.diff.options import DiffOptions
 from tuner.commands.doctor.options import DoctorOptions
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
+from tuner.commands.report.options import ReportOptions
 from tuner.commands.shared.options import command
 from tuner.commands.show.options import ShowOptions
 from tuner.commands.sweep.options import SweepOptions
@@ -62,6 +63,7 @@ app.command("diff")(command(DiffOptions, "tuner.commands.diff.run"))
 app.command("plan")(command(PlanOptions, "tuner.commands.plan.run"))
 app.command("verify")(command(VerifyOptions, "tuner.commands.verify.run"))
 app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))
+app.command("report")(command(ReportOptions, "tuner.commands.report.run"))
 app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
 app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
 app.add_typer(trace.app, name="trace")

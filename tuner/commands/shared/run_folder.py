@@ -63,13 +63,17 @@ def open_run(where: Where, plan: Mapping[str, Any]) -> journal.Journal:
 
 def check_command(book: journal.Journal, command: str) -> None:
     """Raise RunError when the run is another command's."""
-    plan = book.events[0]["plan"]
-    its = next((name for name, mark in _MARKS.items() if mark in plan), command)
-    if its != command:
+    if (its := command_of(book)) not in {command, None}:
         raise RunError(
             f"{book.run_dir}: is the run of tuner {its}, not of tuner {command}",
             hint=f"Name the folder of a run of tuner {command}.",
         )
+
+
+def command_of(book: journal.Journal) -> str | None:
+    """Return the command whose run this is; None where its plan does not tell."""
+    plan = book.events[0]["plan"]
+    return next((name for name, mark in _MARKS.items() if mark in plan), None)
 
 
 def _check_folder(run_dir: Path) -> None:

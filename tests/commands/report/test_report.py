@@ -1,0 +1,186 @@
+"""``tuner report``: a page of a run or of a profile, whatever state they are in."""
+
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+from tests.support.profiles import ENGINE, profile
+from tuner.profile.profile import save
+
+BEFORE = ROOT / "tests" / "runs" / "before_words"
+HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e"
+
+
+class _Outline(HTMLParser):
+    """Checks that elements nest, and gathers what a test asks about."""
+
+    VOID = frozenset({"meta", "line", "path", "rect", "circle"})
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.headings: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self._text = ""
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+            self._text = ""
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self.VOID:
+            return
+        assert self.open.pop() == tag
+        if tag in {"h1", "h2"}:
+            self.headings.append(self._text.strip())
+
+    def handle_data(self, data: str) -> None:
+        self._text += data
+
+
+def outline(path: Path) -> _Outline:
+    found = _Outline()
+    found.feed(path.read_text(encoding="utf-8"))
+    assert found.open == []
+    return found
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished sweep of a simulated engine."""
+    folder = tmp_path_factory.mktemp("swept")
+    world = ROOT / "examples" / "worlds" / "article-quiet.yaml"
+    done = tuner(
+        folder, "sweep", "--trace", ROOT / "traces" / "translation.jsonl", "--engine=sim",
+        "--world", world, "--run-dir=run", "--step=20s", "--ceiling=16", "--slo=e2el=20s,tpot=60ms",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return folder / "run"
+
+
+def test_the_page_of_a_sweep_has_the_answer_first_and_everything_it_rests_on(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    done = tuner(tmp_path, "report", run_dir)
+    assert (done.returncode, done.stdout) == (0, "")
+    page = outline(tmp_path / "report.html")
+    assert page.headings[0].startswith("max_num_seqs ")
+    assert page.headings[1:] == [
+        "Curve", "To beware of", "Decode time", "Traffic", "Replays over time",
+        "Predicted against measured", "Provenance", "Data",
+    ]  # fmt: skip
+    charts = [attributes for tag, attributes in page.found if tag == "svg"]
+    assert all(one["role"] == "img" and one["aria-label"] for one in charts)
+    assert len(charts) == 4 + 1 + 3 + 3 * _steps(run_dir) + 1
+    assert all(one.get("scope") in {"row", "col"} for tag, one in page.found if tag == "th")
+    assert (tmp_path / "report.html").stat().st_size < 1_500_000
+
+
+def _steps(run_dir: Path) -> int:
+    lines = (run_dir / "journal.jsonl").read_text(encoding="utf-8").splitlines()
+    events = [json.loads(line) for line in lines]
+    return len({(one["trial"], one["purpose"]) for one in events if one["event"] == "replay"})
+
+
+def test_the_page_of_a_profile_alone_has_no_replays(run_dir: Path, tmp_path: Path) -> None:
+    assert tuner(tmp_path, "report", run_dir / "profile.yaml", "-o", "p.html").returncode == 0
+    page = outline(tmp_path / "p.html")
+    assert "Curve" in page.headings
+    assert "Replays over time" not in page.headings
+
+
+def test_a_profile_decided_by_windows_alone_has_a_page_too(tmp_path: Path) -> None:
+    save(profile(), tmp_path / "p.yaml")
+    assert tuner(tmp_path, "report", "p.yaml").returncode == 0
+    assert outline(tmp_path / "report.html").headings[1] == "Curve"
+
+
+def test_a_run_that_has_not_ended_is_reported_as_far_as_it_came(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    begun = tmp_path / "begun"
+    shutil.copytree(run_dir, begun)
+    (begun / "profile.yaml").unlink()
+    lines = (begun / "journal.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    for count in (1, 4, 6, len(lines) // 2, len(lines)):
+        torn = "".join(lines[:count]) + '{"event": "rep'
+        (begun / "journal.jsonl").write_text(torn, encoding="utf-8")
+        done = tuner(tmp_path, "report", "begun")
+        assert done.returncode == 0, done.stderr
+        text = (tmp_path / "report.html").read_text(encoding="utf-8")
+        assert "This run has not ended" in text
+        assert "tuner sweep --resume --run-dir begun" in text
+
+
+def test_what_cannot_be_read_back_is_said_and_the_rest_is_shown(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run_dir, tmp_path / "run")
+    (tmp_path / "run" / "replays" / "001.npz").write_bytes(b"no array")
+    assert tuner(tmp_path, "report", "run").returncode == 0
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "A part of this run cannot be read back: run/replays/001.npz" in text
+
+
+@pytest.mark.parametrize("name", ["twin.run", "windows.run", "twin.yaml"])
+def test_what_an_older_tuner_left_has_a_page(name: str, tmp_path: Path) -> None:
+    assert tuner(tmp_path, "report", BEFORE / name).returncode == 0
+    assert "Decode time" in outline(tmp_path / "report.html").headings
+
+
+@pytest.mark.attack
+def test_names_of_others_are_shown_and_never_run(tmp_path: Path) -> None:
+    engine = {**ENGINE, "model": HOSTILE, "max_num_seqs": 16}
+    save(profile(engine=engine, reason=HOSTILE), tmp_path / "p.yaml")
+    assert tuner(tmp_path, "report", "p.yaml").returncode == 0
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert not set("\x1b\u202e") & set(text)
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;]]&gt;\\x1b[31m\\u202e" in text
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ("nowhere", "nowhere: there is no such file or folder"),
+        ("empty", "empty: holds no run: there is no journal.jsonl"),
+        ("foreign", "foreign/journal.jsonl:1: not an event"),
+        ("notes.txt", "notes.txt"),
+    ],
+)
+def test_what_is_no_run_gets_one_line_and_no_page(source: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "foreign").mkdir()
+    (tmp_path / "foreign" / "journal.jsonl").write_text("[]\n")
+    (tmp_path / "notes.txt").write_text("some notes\n")
+    done = tuner(tmp_path, "report", source)
+    assert done.returncode == 3
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 2
+    assert not (tmp_path / "report.html").exists()
+
+
+def test_what_is_no_report_is_not_written_over(tmp_path: Path) -> None:
+    save(profile(), tmp_path / "p.yaml")
+    (tmp_path / "report.html").write_text("<p>mine</p>")
+    assert tuner(tmp_path, "report", "p.yaml").returncode == 3
+    assert (tmp_path / "report.html").read_text() == "<p>mine</p>"
+    assert tuner(tmp_path, "report", "p.yaml", "--force").returncode == 0
+    assert tuner(tmp_path, "report", "p.yaml").returncode == 0  # an older report is
+
+
+def test_the_same_run_gives_the_same_page(run_dir: Path, tmp_path: Path) -> None:
+    pages = []
+    for name in ("a.html", "b.html"):
+        assert tuner(tmp_path, "report", run_dir, "-o", name).returncode == 0
+        pages.append((tmp_path / name).read_text(encoding="utf-8"))
+    assert pages[0] == pages[1]
+    assert not re.search(r"\bnan\b", pages[0].lower())

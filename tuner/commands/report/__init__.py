@@ -1,0 +1,1 @@
+"""``tuner report``: what a run or a profile says, as one page."""

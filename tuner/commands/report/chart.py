@@ -1,0 +1,266 @@
+"""Charts as SVG: drawn from numbers, readable without scripts, in light and in dark. Pure.
+
+Colours are classes that the page's style sheet names; sizes are pixels at a width of 360.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.commands.report.axes import Axis, spread_out
+from tuner.commands.report.html import Html, tag
+
+WIDTH = 360.0
+HEIGHT, LOW_HEIGHT = 210.0, 132.0
+TOP, BOTTOM = 18.0, 34.0
+LETTER = 6.1
+"""Pixels of a letter, about."""
+
+LABELS_APART = 12.0
+
+Look = Literal["accent", "plain", "faint"]
+"""How a thing looks: the answer, what it is compared with, and what stands behind both."""
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Points that are joined, named at their right end."""
+
+    x: Sequence[float] | Floats
+    y: Sequence[float] | Floats
+    label: str = ""
+    look: Look = "plain"
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Area:
+    """What lies between two lines, such as an interval."""
+
+    x: Sequence[float] | Floats
+    low: Sequence[float] | Floats
+    high: Sequence[float] | Floats
+    look: Look = "plain"
+
+
+@dataclass(frozen=True, slots=True)
+class Dots:
+    """Points, each with an interval where it has one, and with what a pointer on it is told."""
+
+    x: Sequence[float]
+    y: Sequence[float]
+    told: Sequence[str] = ()
+    ranges: Sequence[tuple[float, float] | None] = ()
+    look: Look = "plain"
+    is_hollow: bool = False
+    label: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line across the chart at one value, with its name."""
+
+    at: float
+    label: str
+    across: Literal["x", "y"] = "x"
+    look: Look = "plain"
+    is_dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A part of the x axis that is set off, with its name."""
+
+    begin: float
+    end: float
+    label: str = ""
+    look: Look = "accent"
+
+
+Item = Line | Area | Dots | Mark | Stretch
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """A chart before it is drawn."""
+
+    said: str
+    """What it shows, in a sentence, for whoever cannot see it."""
+
+    x: Axis
+    y: Axis
+    items: Sequence[Item]
+    height: float = HEIGHT
+
+
+def heights(item: Item) -> list[float]:
+    """Return the values that an item has on the y axis."""
+    match item:
+        case Line() | Dots():
+            return [float(one) for one in item.y]
+        case Area():
+            return [float(one) for one in (*item.low, *item.high)]
+        case Mark():
+            return [item.at] if item.across == "y" else []
+        case Stretch():
+            return []
+
+
+def drawn(chart: Chart) -> Html:
+    """Return the chart as an SVG element."""
+    frame = _Frame.of(chart)
+    parts = [*_grid(chart, frame)]
+    for item in sorted(chart.items, key=_depth):
+        parts += _item(item, frame)
+    parts += _labels(chart, frame)
+    return tag(
+        "svg",
+        *parts,
+        viewBox=f"0 0 {WIDTH:g} {chart.height:g}",
+        role="img",
+        aria_label=chart.said,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """Where the data of a chart is drawn."""
+
+    chart: Chart
+    left: float
+    right: float
+    bottom: float
+
+    @classmethod
+    def of(cls, chart: Chart) -> "_Frame":
+        written = max((len(text) for _, text in chart.y.ticks), default=0)
+        named = max((len(one.label) for one in chart.items if isinstance(one, Line)), default=0)
+        right = WIDTH - (LETTER * named + 10 if named else 12)
+        return cls(chart, LETTER * written + 10, right, chart.height - BOTTOM)
+
+    def x(self, value: float) -> float:
+        return self.left + (self.right - self.left) * self.chart.x.place(value)
+
+    def y(self, value: float) -> float:
+        return self.bottom - (self.bottom - TOP) * self.chart.y.place(value)
+
+    def path(self, x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> str:
+        """Return the points as the data of a path; a value that is no number parts it."""
+        words, pen = [], "M"
+        for one, other in zip(x, y, strict=True):
+            if not (np.isfinite(one) and np.isfinite(other)):
+                pen = "M"
+                continue
+            words.append(f"{pen}{self.x(float(one)):.1f} {self.y(float(other)):.1f}")
+            pen = "L"
+        return "".join(words)
+
+
+def _depth(item: Item) -> int:
+    order: tuple[type, ...] = (Stretch, Area, Mark, Line, Dots)
+    return order.index(type(item))
+
+
+def _grid(chart: Chart, frame: _Frame) -> Iterator[Html]:
+    for value, text in chart.y.ticks:
+        y = f"{frame.y(value):.1f}"
+        yield tag(
+            "line", class_="grid", x1=f"{frame.left:.1f}", x2=f"{frame.right:.1f}", y1=y, y2=y
+        )
+        yield _text(text, frame.left - 6, frame.y(value) + 3.5, "tick", anchor="end")
+    for value, text in chart.x.ticks:
+        yield _text(text, frame.x(value), frame.bottom + 14, "tick", anchor="middle")
+    if chart.x.label:
+        middle = (frame.left + frame.right) / 2
+        yield _text(chart.x.label, middle, chart.height - 4, "axis", anchor="middle")
+
+
+def _item(item: Item, frame: _Frame) -> Iterator[Html]:
+    match item:
+        case Stretch():
+            begin, end = frame.x(item.begin), frame.x(item.end)
+            yield tag(
+                "rect",
+                class_=f"stretch {item.look}",
+                x=f"{begin:.1f}",
+                y=f"{TOP:g}",
+                width=f"{max(1.0, end - begin):.1f}",
+                height=f"{frame.bottom - TOP:.1f}",
+            )
+            if item.label:
+                yield _text(item.label, (begin + end) / 2, TOP - 5, f"label {item.look}", "middle")
+        case Area():
+            known = np.isfinite(np.asarray(item.low, float)) & np.isfinite(
+                np.asarray(item.high, float)
+            )
+            x, low, high = (np.asarray(one, float)[known] for one in (item.x, item.low, item.high))
+            if len(x):
+                outline = frame.path(np.append(x, x[::-1]), np.append(high, low[::-1]))
+                yield tag("path", class_=f"area {item.look}", d=f"{outline}Z")
+        case Mark():
+            yield from _mark(item, frame)
+        case Line():
+            dashed = " dashed" if item.is_dashed else ""
+            yield tag("path", class_=f"line {item.look}{dashed}", d=frame.path(item.x, item.y))
+        case Dots():
+            yield from _dots(item, frame)
+
+
+def _mark(item: Mark, frame: _Frame) -> Iterator[Html]:
+    dashed = " dashed" if item.is_dashed else ""
+    if item.across == "x":
+        x = frame.x(item.at)
+        at = f"{x:.1f}"
+        yield tag(
+            "line", class_=f"mark {item.look}{dashed}", x1=at, x2=at, y1=f"{TOP:g}",
+            y2=f"{frame.bottom:.1f}",
+        )  # fmt: skip
+        half = LETTER * len(item.label) / 2
+        inside = min(max(x, frame.left + half), WIDTH - half - 2)
+        yield _text(item.label, inside, TOP - 5, f"label {item.look}", "middle")
+        return
+    y = frame.y(item.at)
+    at = f"{y:.1f}"
+    yield tag(
+        "line", class_=f"mark {item.look}{dashed}", x1=f"{frame.left:.1f}",
+        x2=f"{frame.right:.1f}", y1=at, y2=at,
+    )  # fmt: skip
+    yield _text(item.label, frame.left + 3, y - 4, f"label {item.look}")
+
+
+def _dots(item: Dots, frame: _Frame) -> Iterator[Html]:
+    ranges = item.ranges or [None] * len(item.x)
+    told = item.told or [""] * len(item.x)
+    look = f"{item.look}{' hollow' if item.is_hollow else ''}"
+    for x, y, ends, text in zip(item.x, item.y, ranges, told, strict=True):
+        at = f"{frame.x(x):.1f}"
+        if ends is not None:
+            low, high = (f"{frame.y(one):.1f}" for one in ends)
+            yield tag("line", class_=f"whisker {item.look}", x1=at, x2=at, y1=low, y2=high)
+        if np.isfinite(y):
+            title = tag("title", text) if text else None
+            yield tag(
+                "g",
+                title,
+                tag("circle", class_=f"dot {look}", cx=at, cy=f"{frame.y(y):.1f}", r="3"),
+            )
+
+
+def _labels(chart: Chart, frame: _Frame) -> Iterator[Html]:
+    """Yield the names of the lines at their right ends, none over another."""
+    named = [one for one in chart.items if isinstance(one, Line) and one.label and len(one.y)]
+    places = [frame.y(float(one.y[-1])) for one in named]
+    for one, y in zip(
+        named, spread_out(places, least=LABELS_APART, low=TOP, high=frame.bottom), strict=True
+    ):
+        end = frame.x(float(one.x[-1])) + 5
+        yield _text(one.label, end, y + 3.5, f"label {one.look}", "start")
+
+
+def _text(text: str, x: float, y: float, look: str, anchor: str = "start") -> Html:
+    return tag("text", text, class_=look, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)

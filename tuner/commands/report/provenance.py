@@ -1,0 +1,48 @@
+"""Where the numbers of a profile are from, and for what they hold. Pure."""
+
+import json
+
+from tuner.commands.report.page import Cell, Section, Table
+from tuner.profile.schema import ServingProfile
+from tuner.profile.summary import minutes
+
+ENGINES = {
+    "vllm": "vLLM in tuner's process",
+    "serve": "vllm serve",
+    "sim": "a simulated engine",
+}
+
+
+def provenance_section(profile: ServingProfile) -> Section:
+    """Return what was measured, on what, and for what it holds."""
+    origin, validity = profile.provenance, profile.validity
+    device = ", ".join(f"{key} {_shown(value)}" for key, value in origin.device.items())
+    took = (
+        f"{origin.engine_starts} starts, {minutes(origin.engine_seconds.starts)}; "
+        f"{minutes(origin.engine_seconds.replay)} of replay; {minutes(origin.wall_s)} in all"
+    )
+    traffic = f"{validity.window} of the trace, {validity.arrival_rate_rps:.2f} requests a second"
+    facts: list[list[Cell]] = [
+        ["model", profile.model],
+        ["engine", ENGINES[origin.engine]],
+        ["device", device],
+        ["versions", ", ".join(f"{key} {value}" for key, value in origin.versions.items())],
+        ["SLO", str(profile.decision.slo.slo)],
+        ["objective", profile.decision.objective],
+        ["traffic", traffic],
+        ["replayed of it", ", ".join(validity.windows)],
+        ["validated to", f"{validity.validated_load:g} times the load"],
+        ["trace", validity.trace_digest],
+        ["profile", profile.digest],
+        ["made", f"{origin.created} by tuner {origin.tuner}, seed {origin.seed}"],
+        ["engine time", took],
+        ["tune again when", "; ".join(validity.retune_when)],
+    ]
+    engine: list[list[Cell]] = [[key, _shown(value)] for key, value in profile.engine.items()]
+    measured = Table("What was measured, on what, for what it holds", (), facts, is_facts=True)
+    arguments = Table("The engine's arguments, all of them pinned", (), engine, is_facts=True)
+    return Section("Provenance", "", [measured, arguments])
+
+
+def _shown(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)

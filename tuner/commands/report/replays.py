@@ -1,0 +1,298 @@
+"""The sections of a report that the replays of a run fill: every step over time."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.commands.report import axes
+from tuner.commands.report.chart import LOW_HEIGHT, Chart, Item, Line, Look, Mark, heights
+from tuner.commands.report.page import Cell, Figure, File, Folded, Section, Table, csv_of
+from tuner.commands.report.thin import MOST_POINTS, steps, thinned
+from tuner.profile.summary import milliseconds, percent
+from tuner.replay.iterations import BatchTime, batch_times, joined
+from tuner.replay.measure import Measurement, Spread, measure
+from tuner.replay.records import Replay
+from tuner.traffic.slo import Slo
+
+Floats = NDArray[np.float64]
+
+GAP_S = 1e-4
+"""Between two iterations: a longer one is a time in which the engine had nothing to do."""
+
+BINS = 200
+"""Of the tokens a second of one step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step of a run: its replays, one after the other."""
+
+    title: str
+    max_num_seqs: int
+    replays: Sequence[Replay]
+
+
+@dataclass(frozen=True, slots=True)
+class _Series:
+    """One line over time."""
+
+    name: str
+    t_s: Floats
+    values: Floats
+
+
+def series_of(replays: Sequence[Replay]) -> list[_Series]:
+    """Return what a step did over time, its replays one after the other."""
+    parts: dict[str, list[tuple[Floats, Floats]]] = {}
+    begin_s = 0.0
+    for one in replays:
+        for name, (t_s, values) in _of_replay(one).items():
+            gap = np.array([np.nan])
+            parts.setdefault(name, []).append(
+                (np.append(t_s + begin_s, gap), np.append(values, gap))
+            )
+        begin_s += one.elapsed_s
+    return [
+        _Series(name, np.concatenate([t for t, _ in found]), np.concatenate([v for _, v in found]))
+        for name, found in parts.items()
+    ]
+
+
+def _of_replay(one: Replay) -> dict[str, tuple[Floats, Floats]]:
+    found: dict[str, tuple[Floats, Floats]] = {}
+    if one.records:
+        found["in flight"] = _in_flight(one)
+    log = one.iterations
+    if len(log):
+        t_s, rows = _with_idle(log["start_s"], log["duration_s"])
+        for name in ("running", "waiting"):
+            found[name] = (t_s, np.where(rows >= 0, log[name][rows], 0).astype(float))
+        if one.kv_blocks:
+            used = np.where(rows >= 0, log["kv_blocks_used"][rows], 0) / one.kv_blocks
+            found["KV cache"] = (t_s, used.astype(float))
+        found["tokens/s"] = _tokens(one)
+    if len(one.device):
+        readings = np.arange(1, len(one.device) + 1, dtype=float)
+        found["device"] = (readings, one.device["utilisation"].astype(float))
+    return found
+
+
+def _in_flight(one: Replay) -> tuple[Floats, Floats]:
+    begins = np.array([each.planned_s for each in one.records])
+    ends = np.array([each.end_s for each in one.records])
+    t_s = np.concatenate((begins, ends))
+    change = np.concatenate((np.ones(len(begins)), -np.ones(len(ends))))
+    order = np.lexsort((change, t_s))
+    return t_s[order], np.cumsum(change[order])
+
+
+def _with_idle(start_s: Floats, duration_s: Floats) -> tuple[Floats, NDArray[np.int64]]:
+    """Return when something changed, and the row that holds from then on; -1 for none."""
+    ends_s = start_s + duration_s
+    idle = np.append(start_s[1:] - ends_s[:-1] > GAP_S, True)
+    t_s = np.concatenate((start_s, ends_s[idle]))
+    rows = np.concatenate((np.arange(len(start_s)), np.full(int(idle.sum()), -1)))
+    order = np.argsort(t_s, kind="stable")
+    return t_s[order], rows[order]
+
+
+def _tokens(one: Replay) -> tuple[Floats, Floats]:
+    """Return output tokens a second: of every sequence that decoded, and every first token."""
+    log = one.iterations
+    ends_s = log["start_s"] + log["duration_s"]
+    first_s = np.array(
+        [each.first_token_s for each in one.records if each.first_token_s is not None]
+    )
+    width_s = max(0.25, one.elapsed_s / BINS)
+    edges = np.arange(0.0, one.elapsed_s + width_s, width_s)
+    if len(edges) < 2:
+        edges = np.array([0.0, width_s])
+    count = np.histogram(ends_s, edges, weights=log["decode_seqs"].astype(float))[0]
+    count += np.histogram(first_s, edges)[0]
+    return (edges[:-1] + edges[1:]) / 2, count / width_s
+
+
+def replay_section(
+    found: Sequence[Step], slo: Slo | None, *, opened: int | None, points: int
+) -> Section:
+    """Return every step over time, ``opened`` unfolded, with at most so many points a line."""
+    note = (
+        "What each step did while it was replayed, its windows one after the other. In flight: "
+        "between arrival and last token; running and waiting: as the scheduler had them. Lines "
+        f"keep the highest and lowest value of each stretch, at most {points:,} points each."
+    )
+    parts: list[Table | Folded] = []
+    if slo is not None:
+        parts.append(step_table(found, slo, chosen=opened))
+    parts += [
+        Folded(one.title, _said(one, slo), [_figures(one, points)], is_open=number == opened)
+        for number, one in enumerate(found)
+    ]
+    return Section("Replays over time", note, parts)
+
+
+def _said(one: Step, slo: Slo | None) -> str:
+    length_s = sum(each.elapsed_s for each in one.replays)
+    cut = next((f", cut: {each.cut}" for each in one.replays if each.cut), "")
+    served = ""
+    if slo is not None and any(each.records for each in one.replays):
+        numbers = measure(one.replays, slo)
+        served = f", {attained(numbers)} in SLO"
+    return f"{length_s:,.0f} s{served}{cut}"
+
+
+def attained(one: Measurement) -> str:
+    """Return the share within the SLO; of a cut replay the most that it could have been."""
+    if one.cut:
+        return f"at most {percent(one.attainment_bound)}"
+    return percent(one.attainment)
+
+
+LINES: dict[str, tuple[Look, bool]] = {
+    "in flight": ("faint", True),
+    "waiting": ("plain", True),
+    "running": ("accent", True),
+    "KV cache": ("accent", True),
+    "tokens/s": ("accent", False),
+    "device": ("accent", False),
+}
+"""Name of a line → how it looks, and whether it keeps a value until the next."""
+
+CAP_NEAR = 1.6
+"""A cap that is so many times what was reached would flatten the lines: it is left out."""
+
+
+def _figures(one: Step, points: int) -> list[Figure]:
+    lines = {each.name: each for each in series_of(one.replays)}
+    requests = [lines[name] for name in ("in flight", "waiting", "running") if name in lines]
+    charts: list[tuple[str, list[_Series], axes.Told]] = [
+        ("Requests", requests, axes.whole),
+        ("KV cache in use", [lines[name] for name in ("KV cache",) if name in lines], axes.share),
+        (
+            "Output tokens a second",
+            [lines[name] for name in ("tokens/s",) if name in lines],
+            axes.whole,
+        ),
+        ("Device busy", [lines[name] for name in ("device",) if name in lines], axes.share),
+    ]
+    return [
+        Figure(title, _chart(one, title, found, told, points))
+        for title, found, told in charts
+        if found
+    ]
+
+
+def _chart(step: Step, title: str, found: Sequence[_Series], told: axes.Told, points: int) -> Chart:
+    """Return lines over the time of a step, a mark between its windows."""
+    ends_s = np.cumsum([each.elapsed_s for each in step.replays])
+    items: list[Item] = [Mark(at, "", is_dashed=True) for at in ends_s[:-1].tolist()]
+    said = []
+    for one in found:
+        look, is_stepped = LINES[one.name]
+        t_s, values = _drawn(one, points, is_stepped=is_stepped)
+        label = one.name if len(found) > 1 else ""
+        items.append(Line(t_s, values, label=label, look=look))
+        said.append(f"{one.name} at most {told(float(np.nanmax(values, initial=0.0)))}")
+    shown = [each for item in items for each in heights(item)]
+    reached = max((each for each in shown if np.isfinite(each)), default=0.0)
+    if title == "Requests" and step.max_num_seqs <= CAP_NEAR * reached:
+        items.append(
+            Mark(step.max_num_seqs, f"max_num_seqs {step.max_num_seqs}", "y", is_dashed=True)
+        )
+        shown.append(step.max_num_seqs)
+    x = axes.time([0.0, float(ends_s[-1])], label="seconds")
+    return Chart(f"{title}: {'; '.join(said)}.", x, axes.linear(shown, told), items, LOW_HEIGHT)
+
+
+def _drawn(one: _Series, points: int, *, is_stepped: bool) -> tuple[Floats, Floats]:
+    """Return a line thinned replay by replay, so that it still parts between them."""
+    ends = np.flatnonzero(np.isnan(one.t_s))
+    share = max(4, points // max(1, len(ends)) // (2 if is_stepped else 1))
+    t_parts, v_parts = [], []
+    begin = 0
+    for end in ends.tolist():
+        t_s, v = thinned(one.t_s[begin:end], one.values[begin:end], most=share)
+        if is_stepped and len(t_s):
+            t_s, v = steps(t_s, v)
+        t_parts += [t_s, np.array([np.nan])]
+        v_parts += [v, np.array([np.nan])]
+        begin = end + 1
+    return np.concatenate(t_parts)[:-1], np.concatenate(v_parts)[:-1]
+
+
+STEP_HEADINGS = (
+    "step", "seconds", "in SLO", "goodput req/s", "TTFT p99", "TPOT p95", "E2EL p99", "running",
+    "in flight", "KV peak", "preempted",
+)  # fmt: skip
+
+
+def step_table(found: Sequence[Step], slo: Slo, *, chosen: int | None = None) -> Table:
+    return Table(
+        "Every step as measured",
+        STEP_HEADINGS,
+        [_step_row(one, slo) for one in found],
+        chosen=chosen,
+    )
+
+
+def _step_row(one: Step, slo: Slo) -> list[Cell]:
+    numbers = measure(one.replays, slo)
+    length_s = f"{sum(each.elapsed_s for each in one.replays):,.0f}"
+    if not any(each.records for each in one.replays):
+        return [
+            one.title,
+            length_s,
+            *["-"] * 5,
+            f"{numbers.running_peak:,}",
+            "-",
+            _kv(numbers),
+            "-",
+        ]
+    return [
+        one.title,
+        length_s,
+        attained(numbers),
+        "cut" if numbers.cut else f"{numbers.goodput_rps:,.2f}",
+        _time(numbers.ttft_s, "p99"),
+        _time(numbers.tpot_s, "p95"),
+        _time(numbers.e2el_s, "p99"),
+        f"{numbers.running_peak:,}",
+        f"{numbers.in_flight_peak:,}",
+        _kv(numbers),
+        f"{numbers.preemptions:,}",
+    ]
+
+
+def _kv(one: Measurement) -> str:
+    return "-" if one.kv_cache_usage is None else f"{100 * one.kv_cache_usage.peak:.0f} %"
+
+
+def _time(spread: Spread | None, statistic: str) -> str:
+    return "-" if spread is None else milliseconds(1e3 * float(getattr(spread, statistic)))
+
+
+def seen_batches(found: Sequence[Step]) -> tuple[BatchTime, ...]:
+    """Return the decode time at each batch size, over all replays."""
+    logs = [each.iterations for one in found for each in one.replays if len(each.iterations)]
+    return batch_times(joined(logs)) if logs else ()
+
+
+def points_for(found: Sequence[Step], *, budget: int) -> int:
+    """Return how many points a line may have, so that all of them keep to a budget."""
+    lines = sum(len(series_of(one.replays)) for one in found)
+    return max(24, min(MOST_POINTS, budget // max(1, lines)))
+
+
+def replay_files(found: Sequence[Step], points: int) -> list[File]:
+    """Return the lines as they are drawn, and the decode times."""
+    rows = [
+        [one.title, line.name, round(float(t), 3), float(f"{v:.5g}")]
+        for one in found
+        for line in series_of(one.replays)
+        for t, v in zip(*_drawn(line, points, is_stepped=False), strict=True)
+        if np.isfinite(t)
+    ]
+    content = csv_of(["step", "line", "t_s", "value"], rows)
+    return [File("replays.csv", "every step over time, as drawn", "text/csv", content)]

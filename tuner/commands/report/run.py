@@ -1,0 +1,70 @@
+"""``tuner report``: from a run's folder or a profile to a page."""
+
+import os
+import sys
+from pathlib import Path
+
+from tuner.commands.report import sweep
+from tuner.commands.report.options import ReportOptions
+from tuner.commands.report.page import GENERATOR, Page, written
+from tuner.commands.shared.run_folder import command_of
+from tuner.errors import ProfileError, RunError, TargetError
+from tuner.runs import journal
+from tuner.system import files
+
+POINTS = 40_000
+"""Of all lines of a page together: with these it stays well below MOST_BYTES."""
+
+MOST_BYTES = 1_500_000
+FEWEST_POINTS = 1_000
+
+
+def run(options: ReportOptions) -> None:
+    """Write the page. Raises InputError, TargetError."""
+    _check_output(options)
+    budget = POINTS
+    page = written(_page(options.source, budget=budget))
+    while len(page) > MOST_BYTES and budget > FEWEST_POINTS:
+        budget //= 2
+        page = written(_page(options.source, budget=budget))
+    files.write_atomically(options.output, page.encode())
+    sys.stderr.write(
+        f"{options.output}: {len(page.encode()) / 1e3:,.0f} kB, open it in a browser\n"
+    )
+
+
+def _page(source: Path, *, budget: int) -> Page:
+    if not source.is_dir():
+        if not source.exists():
+            raise ProfileError(
+                f"{source}: there is no such file or folder",
+                hint="Give the folder of a run (runs/...), or a serving profile.",
+            )
+        return sweep.of_profile(source, budget=budget)
+    if not (source / "journal.jsonl").exists():
+        raise RunError(
+            f"{source}: holds no run: there is no journal.jsonl",
+            hint="Give the folder that a command named behind measurements:, such as runs/...",
+        )
+    book = journal.read(source)
+    its = command_of(book)
+    if its != "sweep":
+        raise RunError(
+            f"{source}: is the run of tuner {its or 'something else'}, which has no report",
+            hint="Give the folder of a sweep, or a serving profile.",
+        )
+    return sweep.of_run(book, budget=budget)
+
+
+def _check_output(options: ReportOptions) -> None:
+    """Refuse to write over what is no report, before anything is read. Raises TargetError."""
+    path = files.resolve(options.output)
+    files.check_writable(path)
+    if not os.access(path.parent, os.W_OK):
+        raise TargetError(f"{path.parent}: must not be written", hint="Choose another -o.")
+    old = files.content(path)
+    if old and not options.force and f'content="{GENERATOR}"'.encode() not in old[:4096]:
+        raise TargetError(
+            f"{options.output}: is there already and is no report",
+            hint="Choose another -o, or overwrite it with --force.",
+        )

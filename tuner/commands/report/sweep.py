@@ -1,0 +1,248 @@
+"""The report of a sweep, and of a profile without its run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.commands.report.curve import Curves, curve_files, curve_section
+from tuner.commands.report.law import law_files, law_section
+from tuner.commands.report.page import Cell, File, Page, Section, Table
+from tuner.commands.report.predicted import predicted_section
+from tuner.commands.report.provenance import provenance_section
+from tuner.commands.report.replays import (
+    Step,
+    points_for,
+    replay_files,
+    replay_section,
+    seen_batches,
+)
+from tuner.commands.report.traffic import traffic_section
+from tuner.commands.shared.next_step import after, command
+from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed, warnings_of
+from tuner.commands.sweep.options import SweepOptions
+from tuner.errors import InputError, RunError
+from tuner.profile.profile import dump, load
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import StoredTwin
+from tuner.profile.summary import block_of
+from tuner.runs.engine_runner import in_words
+from tuner.runs.evidence import CONFIRMING, Evidence
+from tuner.runs.journal import Journal
+from tuner.trace.trace import load as load_trace
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a page shows beside its verdict."""
+
+    kind: str
+    """What it is a report of."""
+
+    next: str
+    """The command to run."""
+
+    budget: int
+    """Points of all lines over time together."""
+
+    steps: Sequence[Step] = ()
+    opened: int | None = None
+    """The step that is unfolded: the choice, on the engine that confirms it."""
+
+    traffic: tuple[Floats, Ints, Ints] | None = None
+    """Arrival in seconds, prompt and output tokens."""
+
+    windows: Sequence[Window] = ()
+    partly: str = ""
+    """What is missing, where the run has not ended."""
+
+    @property
+    def points(self) -> int:
+        """How many points a line over time may have."""
+        return points_for(self.steps, budget=self.budget)
+
+
+def of_profile(path: Path, *, budget: int) -> Page:
+    """Return the report of a profile alone. Raises ProfileError."""
+    profile = load(path)
+    shown = Shown(kind=f"Serving profile {path}", next=after(profile, path), budget=budget)
+    return profile_page(profile, shown, source=str(path))
+
+
+def of_run(book: Journal, *, budget: int) -> Page:
+    """Return the report of a sweep's run, as far as it came. Raises RunError, ProfileError."""
+    run_dir, evidence = book.run_dir, Evidence(book)
+    evidence.check()
+    path = run_dir / "profile.yaml"
+    chosen = evidence.selection()
+    steps, lost = steps_of(book)
+    shown = Shown(
+        kind=f"Sweep {run_dir}",
+        next=command("sweep", "--resume", "--run-dir", run_dir),
+        budget=budget,
+        steps=steps,
+        partly=_said_of(lost),
+        traffic=_traffic(run_dir),
+        windows=() if chosen is None else chosen.windows,
+    )
+    if path.exists():
+        profile = load(path)
+        opened = _confirming(shown.steps, profile)
+        shown = replace(shown, next=after(profile, path), opened=opened)
+        return profile_page(profile, shown, source=str(path))
+    shown = replace(shown, partly=f"{UNFINISHED} {shown.partly}".strip())
+    try:
+        done = rescored(SweepOptions(rescore=run_dir), book)
+    except InputError as problem:
+        partly = f"{shown.partly} Nothing can be decided yet: {problem}."
+        return _undecided(replace(shown, partly=partly), evidence)
+    return profile_page(sealed(done, warnings_of(done)), shown, source=str(run_dir))
+
+
+def _said_of(lost: Sequence[str]) -> str:
+    if not lost:
+        return ""
+    more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+    return f"A part of this run cannot be read back: {lost[0]}{more}."
+
+
+UNFINISHED = "This run has not ended: what stands here is what was measured until now."
+
+
+def steps_of(book: Journal) -> tuple[list[Step], list[str]]:
+    """Return the steps of a run in order, neighbouring replays of one trial as one; and what could
+    not be read back."""
+    found, lost = list[Step](), list[str]()
+
+    def of(event: dict[str, object]) -> tuple[object, ...]:
+        return event["trial"], event["purpose"], event["max_num_seqs"]
+
+    for (_, purpose, cap), events in groupby(book.of("replay"), of):
+        replays = []
+        for event in events:
+            try:
+                replays.append(book.replay(event))
+            except RunError as problem:
+                lost.append(str(problem))
+        to = "to " if str(purpose).endswith("ramp") else ""
+        if replays:
+            found.append(Step(f"{in_words(str(purpose))} {to}{cap}", int(str(cap)), replays))
+    return found, lost
+
+
+def _confirming(steps: Sequence[Step], profile: ServingProfile) -> int | None:
+    cap = profile.decision.max_num_seqs
+    found = [
+        number for number, one in enumerate(steps)
+        if one.max_num_seqs == cap and any(each.records for each in one.replays)
+    ]  # fmt: skip
+    confirmed = [number for number in found if steps[number].title.startswith(CONFIRMING[0])]
+    return (confirmed or found)[-1] if found else None
+
+
+def _traffic(run_dir: Path) -> tuple[Floats, Ints, Ints] | None:
+    path = run_dir / TRACE_COPY
+    if not path.exists():
+        return None
+    requests = load_trace(path).requests
+    columns = np.array(
+        [(one.arrival_s, one.input_length, one.output_length) for one in requests], float
+    ).T
+    return columns[0], columns[1].astype(np.int64), columns[2].astype(np.int64)
+
+
+def profile_page(profile: ServingProfile, shown: Shown, *, source: str) -> Page:
+    """Return a page whose verdict is a profile's. Raises ProfileError when its twin, which is of
+    ``source``, makes no sense."""
+    block = block_of(profile, next_="")
+    curves = Curves.of(profile, source=source)
+    seen = seen_batches(shown.steps)
+    sections = [
+        curve_section(curves),
+        law_section(curves.twin, seen),
+        _traffic_section(shown, curves.twin),
+        _replays(shown, profile.decision.slo.slo),
+        predicted_section(profile),
+        provenance_section(profile),
+    ]
+    whole = File("profile.yaml", "the serving profile", "application/yaml", dump(profile))
+    title, _, _ = block.title.partition("  (")
+    return Page(
+        kind=shown.kind,
+        title=title,
+        now=_now(profile),
+        aside=block.aside,
+        # a page has room for the whole reason
+        rows=[
+            (name, profile.decision.reason if name == "why" else text) for name, text in block.rows
+        ],
+        next=shown.next,
+        sections=[one for one in sections if one is not None],
+        files=[whole, *curve_files(curves), *law_files(curves.twin, seen), *_lines(shown)],
+        partly=shown.partly,
+        made=f"Made by tuner {profile.provenance.tuner} from {profile.digest}.",
+        warnings=profile.provenance.warnings,
+    )
+
+
+def _now(profile: ServingProfile) -> str:
+    now = profile.baseline
+    if now is None:
+        return ""
+    return (
+        f"now {now.max_num_seqs:,}"
+        if now.max_num_seqs != profile.decision.max_num_seqs
+        else "as now"
+    )
+
+
+def _replays(shown: Shown, slo: Slo | None) -> Section | None:
+    if not shown.steps:
+        return None
+    return replay_section(shown.steps, slo, opened=shown.opened, points=shown.points)
+
+
+def _lines(shown: Shown) -> list[File]:
+    return replay_files(shown.steps, shown.points) if shown.steps else []
+
+
+def _traffic_section(shown: Shown, twin: StoredTwin | None) -> Section | None:
+    if shown.traffic is not None and len(shown.traffic[0]):
+        return traffic_section(*shown.traffic, windows=shown.windows)
+    if twin is None:
+        return None
+    one, note = twin.traffic, "As the profile keeps it: what its twin is asked about."
+    return traffic_section(one.arrival_s, one.input_length, one.output_length, note=note)
+
+
+def _undecided(shown: Shown, evidence: Evidence) -> Page:
+    """Return the page of a run that had not come far enough for a verdict."""
+    seen = seen_batches(shown.steps)
+    plan = evidence.journal.events[0]["plan"]
+    facts: list[list[Cell]] = [[key, str(value)] for key, value in plan.items()]
+    sections = [
+        law_section(None, seen),
+        _traffic_section(shown, None),
+        _replays(shown, None),
+        Section("Plan", "What the run was asked for.", [Table("", (), facts, is_facts=True)]),
+    ]
+    count = len(shown.steps)
+    return Page(
+        kind=shown.kind,
+        title="Not decided yet",
+        now="",
+        aside="",
+        rows=[("measured", f"{count} step{'s' * (count != 1)}")],
+        next=shown.next,
+        sections=[one for one in sections if one is not None],
+        files=[*law_files(None, seen), *_lines(shown)],
+        partly=shown.partly,
+    )
