@@ -63,6 +63,8 @@ def test_exactly_the_asked_number_of_tokens_comes(roomy: EngineRunner, output: i
     assert reply.output_s[-1] <= reply.last_token_s
     assert reply.queue_s is not None
     assert reply.queue_s >= 0
+    assert reply.queued_s is not None
+    assert reply.queued_s + reply.queue_s <= reply.output_s[0]
 
 
 def test_never_more_sequences_run_than_the_cap_allows_and_the_others_queue(

@@ -48,6 +48,8 @@ def test_a_slow_engine_does_not_delay_the_next_request() -> None:
     assert (first.sent_s, second.sent_s) == (0, 10)
     assert second.ttft_s == pytest.approx(3600 + 1 - 10)
     assert second.queue_s == pytest.approx(3590)
+    assert second.engine_queued_s == pytest.approx(10)
+    assert (second.engine_first_s, second.engine_last_s) == (3601, 3601)
 
 
 def test_a_turn_of_a_closed_session_waits_for_the_one_before_it_and_its_think_time() -> None:

@@ -119,6 +119,9 @@ class Reply:
     merged_outputs: int = 0
     """Tokens that came together with others because we, or a server, read too late."""
 
+    queued_s: float | None = None
+    """When its scheduler got the request, by the engine; None where it does not tell."""
+
     queue_s: float | None = None
     """First QUEUED to first SCHEDULED, the engine's interval; None where it does not tell."""
 

@@ -56,6 +56,12 @@ class RequestRecord:
     engine_tpot_s: float | None = None
     """The same by the engine's own times; None where it does not tell them."""
 
+    engine_queued_s: float | None = None
+    """When the engine's scheduler got it. This and the next two by the engine's own times; None
+    where it does not tell them, and of several sequences."""
+
+    engine_first_s: float | None = None
+    engine_last_s: float | None = None
     itl_s: tuple[float, ...] = ()
     """Gaps between successive outputs as the client saw them."""
 

@@ -267,6 +267,7 @@ def _record(flight: _Flight, start_s: float) -> RequestRecord:
         ),
         tpot_s=_per_token_s(slowest.seen_s, slowest.output_tokens),
         engine_tpot_s=_per_token_s(slowest.output_s, slowest.output_tokens),
+        **_engine_times(replies, start_s),
         itl_s=gaps,
         queue_s=replies[0].queue_s,
         cached_tokens=_sum(reply.cached_tokens for reply in replies),
@@ -283,6 +284,18 @@ def _per_token_s(times_s: Sequence[float], tokens: int) -> float | None:
     if tokens < 2 or len(times_s) < 2:
         return None
     return (times_s[-1] - times_s[0]) / (tokens - 1)
+
+
+def _engine_times(replies: Sequence[Reply], start_s: float) -> dict[str, float]:
+    """Return when the engine's scheduler got the one sequence, and its first and last token."""
+    reply = replies[0]
+    if len(replies) > 1 or reply.queued_s is None or not reply.output_s:
+        return {}
+    return {
+        "engine_queued_s": reply.queued_s - start_s,
+        "engine_first_s": reply.output_s[0] - start_s,
+        "engine_last_s": reply.output_s[-1] - start_s,
+    }
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:

@@ -153,6 +153,7 @@ class ServerEngine:
     def _complete(self, one: Served) -> None:
         """Add to a reply what the scheduler alone knows."""
         if (reply := self._replies.get(_name_of(one))) is not None:
+            reply.queued_s = one.queued_s
             reply.queue_s = one.scheduled_s - one.queued_s
             reply.output_s = sorted({one.first_token_s, one.last_token_s})
             reply.cached_tokens, reply.preemptions = one.cached_tokens, one.preemptions

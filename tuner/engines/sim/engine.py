@@ -207,6 +207,7 @@ class SimEngine:
         request = self._scheduler.requests[row]
         reply.preemptions, reply.cached_tokens = int(request["preemptions"]), 0
         if request["scheduled_s"] >= 0:
+            reply.queued_s = float(request["queued_s"])
             reply.queue_s = float(request["scheduled_s"] - request["queued_s"])
 
     async def _settle(self) -> None:

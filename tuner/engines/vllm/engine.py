@@ -138,6 +138,7 @@ class VllmEngine:
                     continue
                 if reply.first_token_s is None:
                     reply.first_token_s = now_s
+                    reply.queued_s = metrics.queued_ts
                     reply.queue_s = metrics.scheduled_ts - metrics.queued_ts
                     reply.cached_tokens = output.num_cached_tokens or 0
                 reply.last_token_s = now_s
