@@ -248,6 +248,123 @@ def test_a_switch_of_older_versions_does_not_swallow_the_next_word(run: Tuner) -
     assert "$MORE may hold more flags" in refused(run("apply", "p.yaml", "v.service"), 3)
 
 
+OWN_NAME = """\
+services:
+  v:
+    image: acme/runtime:1
+    entrypoint: python3.10
+    command: -m vllm.entrypoints.openai.api_server --port=5000 ${ACME_ARGS}
+    environment: [A=1]
+"""
+
+
+def test_a_variable_of_flags_is_proven_by_the_compose_file_that_reads_it(run: Tuner) -> None:
+    Path("docker-compose-vllm.yml").write_text(OWN_NAME)
+    text = f'ACME_ARGS="--model={MODEL} --seed 1234 --trust-remote-code"\n'
+    Path(".env").write_text(text)
+    done = run("diff", "p.yaml", ".env")
+    assert "max_num_seqs            16      -" in done.out
+    done = run("apply", "p.yaml", ".env")
+    assert (done.exit_code, done.err) == (0, "")
+    assert "start: docker compose -f docker-compose-vllm.yml up -d\n" in done.out
+    added = ADDED.replace("tokens ", "tokens=")
+    assert Path(".env").read_text() == f'{text[:-2]} --max-num-seqs=16 {added}"\n'
+    assert "nothing to change" in run("apply", "p.yaml", ".env").out
+    assert "nothing to change" in run("apply", "p.yaml", "docker-compose-vllm.yml").out
+    run("apply", "--rollback", ".env")
+    assert Path(".env").read_text() == text
+
+
+def test_flags_in_a_variable_elsewhere_are_changed_there_by_the_cure_that_is_printed(
+    run: Tuner,
+) -> None:
+    Path("compose.yaml").write_text(OWN_NAME)
+    Path(".env").write_text(f'ACME_ARGS="--model={MODEL} --max-num-seqs=64"\n')
+    done = run("apply", "p.yaml", "compose.yaml")
+    assert refused(done, 3) == (
+        "compose.yaml:5: --max-num-seqs=64 stands in ACME_ARGS, which is set in .env:1"
+    )
+    cure = done.err.splitlines()[1].rpartition("PROFILE ")[2]
+    assert run("apply", "p.yaml", cure).exit_code == 0
+    assert run("apply", "p.yaml", "compose.yaml").exit_code == 0
+    assert run("diff", "p.yaml", "compose.yaml", "--check").out == "no difference\n"
+
+
+def test_the_model_of_a_variable_of_flags_is_that_of_the_compose_file(run: Tuner) -> None:
+    Path(".env").write_text('ACME_ARGS="--max-num-seqs=64"\n')
+    Path("compose.yaml").write_text(OWN_NAME.replace("--port=5000", "--model=acme/other"))
+    assert "acme/other" in refused(run("apply", "p.yaml", ".env"), 6)
+    Path("compose.yaml").write_text(OWN_NAME.replace("--port=5000", f"--model={MODEL}"))
+    assert run("apply", "p.yaml", ".env").exit_code == 0
+    assert "--max-num-seqs=16 " in Path(".env").read_text()
+
+
+def test_a_flag_of_the_compose_file_itself_is_left_to_it(run: Tuner) -> None:
+    Path("compose.yaml").write_text(OWN_NAME.replace("--port=5000", "--max-num-seqs=64"))
+    Path(".env").write_text(f"ACME_ARGS=--model={MODEL}\n")
+    done = run("apply", "p.yaml", ".env")
+    assert "the flags that compose.yaml states stay: apply the profile there, too" in done.err
+    added = ADDED.replace("tokens ", "tokens=")
+    assert Path(".env").read_text() == f'ACME_ARGS="--model={MODEL} {added}"\n'
+    assert run("apply", "p.yaml", "compose.yaml").exit_code == 0
+    assert "--max-num-seqs=16 ${ACME_ARGS}" in Path("compose.yaml").read_text()
+    both = Path(".env").read_text().replace("--model", "--max-num-seqs=64 --model")
+    Path(".env").write_text(both)
+    assert refused(run("apply", "p.yaml", ".env"), 3) == (
+        "compose.yaml:5: states max_num_seqs as well as .env:1"
+    )
+
+
+def test_a_compose_file_that_starts_something_else_proves_no_variable(run: Tuner) -> None:
+    command = "python3 -m acme.server ${ACME_ARGS}"
+    Path("compose.yaml").write_text(f"services: {{a: {{image: acme/x, command: '{command}'}}}}\n")
+    Path(".env").write_text(f'ACME_ARGS="--model={MODEL} --seed 1"\n')
+    assert "no variable in it is seen to hold vLLM's flags" in refused(
+        run("apply", "p.yaml", ".env"), 3
+    )
+    assert Path(".env").read_text() == f'ACME_ARGS="--model={MODEL} --seed 1"\n'
+
+
+def test_a_variable_within_a_variable_of_flags_stays_and_is_named(run: Tuner) -> None:
+    text = f'VLLM_ARGS="{MODEL} --max-num-seqs=64 --disable-log-requests $MORE"\n'
+    Path("v.env").write_text(text)
+    done = run("apply", "p.yaml", "v.env")
+    assert done.exit_code == 0
+    assert done.err == (
+        "Warning: v.env:1: $MORE is not set here and stays: a flag in it decides over one before "
+        "it\n"
+    )
+    added = ADDED.replace("tokens ", "tokens=")
+    assert Path("v.env").read_text() == text.replace("64", "16").replace("MORE", f"MORE {added}")
+    Path("v.env").write_text(f"MORE='--max-num-seqs=8'\n{text}")
+    done = run("apply", "p.yaml", "v.env", "--container", "VLLM_ARGS")
+    assert "states max_num_seqs a second time" in refused(done, 3)
+    Path("v.env").write_text(f"MORE='--seed 1'\n{text}")
+    done = run("apply", "p.yaml", "v.env")
+    assert (done.exit_code, done.err) == (0, "")
+
+
+@pytest.mark.parametrize("command", ["apply", "diff"])
+def test_a_long_value_is_shown_in_short(run: Tuner, command: str) -> None:
+    Path("v.env").write_text(f'VLLM_ARGS="{MODEL} --max-num-seqs={"9" * 5000}"\n')
+    done = run(command, "p.yaml", "v.env")
+    assert done.exit_code == 0
+    assert "99..." in done.out
+    assert len(done.out) < 1000
+
+
+def test_a_refusal_names_the_repository_that_a_chart_starts(run: Tuner) -> None:
+    spec = f"[{{name: m, repository: acme/ui, modelURL: {MODEL}}}]"
+    Path("values.yaml").write_text(f"servingEngineSpec: {{modelSpec: {spec}}}\n")
+    found = refused(run("apply", "p.yaml", "values.yaml"), 3)
+    assert found.endswith("it starts what the image acme/ui starts")
+
+
+def test_a_refusal_says_that_an_image_is_built_here(run: Tuner) -> None:
+    Path("compose.yaml").write_text("services: {a: {build: .}}\n")
+    assert "it starts what is built here" in refused(run("apply", "p.yaml", "compose.yaml"), 3)
+
+
 def test_tabs_and_items_without_a_value_are_read(run: Tuner) -> None:
     text = COMPOSE.replace("v0.32.0\n", "v0.32.0\t# why\n") + "    ports: [null]\n    tty:\n"
     Path("c.yaml").write_text(text)

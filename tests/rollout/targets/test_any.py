@@ -173,7 +173,7 @@ def _pod(text: str) -> dict[str, list[str]]:
 
 
 def _kubernetes_list(draw: st.DrawFn, found: list[str]) -> str:
-    escaped = [word.replace("$(", "$$(") for word in found]
+    escaped = _escaped(found)
     return POD % f"        args:{_list(draw, escaped, margin=' ' * 8)}"
 
 
@@ -218,7 +218,7 @@ def _compose_nested(draw: st.DrawFn, found: list[str]) -> str:
 
 
 def _llm_d(draw: st.DrawFn, found: list[str]) -> str:
-    escaped = [word.replace("$(", "$$(") for word in found]
+    escaped = _escaped(found)
     body = _list(draw, escaped, margin="    ")
     return (
         "# v\ndecode:\n  containers:\n  - name: vllm\n    modelCommand: custom\n"
@@ -232,13 +232,13 @@ def _llm_d_words(text: str) -> list[str]:
 
 
 def _patch(draw: st.DrawFn, found: list[str]) -> str:
-    escaped = [word.replace("$(", "$$(") for word in found]
+    escaped = _escaped(found)
     body = _list(draw, escaped, margin="  ")
     return f"# p\n- op: replace\n  path: /spec/template/spec/containers/0/args\n  value:{body}"
 
 
 def _kserve(draw: st.DrawFn, found: list[str]) -> str:
-    escaped = [word.replace("$(", "$$(") for word in found]
+    escaped = _escaped(found)
     body = _list(draw, escaped, margin=" " * 6)
     return (
         "apiVersion: serving.kserve.io/v1beta1\nkind: InferenceService\nmetadata: {name: a}\n"
@@ -270,6 +270,10 @@ def _unit_words(text: str) -> list[str]:
         re.sub(r"\\(x09|.)", lambda m: "\t" if m[1] in ("t", "x09") else m[1], w) for w in bare
     ]
     return [word.replace("$$", "$").replace("%%", "%") for word in plain][2:]
+
+
+def _escaped(words_: list[str]) -> list[str]:
+    return [re.sub(r"\$(?=[$(])", "$$", word) for word in words_]
 
 
 def _unescaped(words_: list[str]) -> list[str]:
@@ -431,7 +435,7 @@ def by_the_chart(text: str) -> dict[str, object]:
     keys = {key: name for name, key in helm_production_stack.KEYS.items()}
     found: dict[str, object] = {"enable_prefix_caching": False}
     found |= {keys[key]: value for key, value in config.items() if key in keys}
-    extra = meaning(["m", *(word.replace("$$(", "$(") for word in config.get("extraArgs", []))])
+    extra = meaning(["m", *_unescaped(config.get("extraArgs", []))])
     return {name: str(value) for name, value in {**found, **extra}.items() if name != "model"}
 
 

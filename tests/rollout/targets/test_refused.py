@@ -201,7 +201,6 @@ REFUSED: list[tuple[str, str, str]] = [
         "MAX_NUM_SEQS=8\n",
         "f:1: MAX_NUM_SEQS looks like max_num_seqs, and nothing here says who reads it",
     ),
-    ("env", 'VLLM_ARGS="m --max-num-seqs=1 $MORE"\n', "f:1: $MORE may hold more flags"),
     ("env", "export A=1 VLLM_ARGS=m\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
     ("env", "VLLM_ARGS+=' -x'\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),
     ("env", "\ufeffVLLM_ARGS=m\n", "f:1: VLLM_ARGS is set in a way that tuner does not know"),

@@ -14,6 +14,7 @@ from tuner.commands.apply.options import ApplyOptions
 from tuner.commands.apply.reading import asked_of, read_text
 from tuner.commands.apply.view import Edit
 from tuner.engines import devices, provenance
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import (
     ByHandError,
     GateError,
@@ -168,13 +169,7 @@ def _edit(
         refusal = refusal or rollout.refusal(chosen, found) or _refuse_overruled(source, overruled)
     if refusal is not None and not options.dry_run:
         raise refusal
-    arguments = rollout.settings(chosen, live_knob=options.live_knob)
-    reasons: tuple[str, ...] = ()
-    if options.admission_limits:
-        admitted = _admission(chosen)
-        arguments["max_num_queued_reqs"] = admitted.max_num_queued_reqs
-        arguments["max_num_queued_tokens"] = admitted.max_num_queued_tokens
-        reasons = tuple(admitted.reasons)
+    arguments, reasons = _arguments(chosen, options)
     for name in rollout.of_the_file(found) & arguments.keys():
         del arguments[name]
     rollout.check_together(here.stated, arguments, source=str(source))
@@ -211,6 +206,19 @@ def _edit(
         override=_override(chosen, despite, options),
         refused=refusal,
     )
+
+
+def _arguments(
+    chosen: ServingProfile, options: ApplyOptions
+) -> tuple[dict[str, ArgumentValue], tuple[str, ...]]:
+    """Return what is written, and where those values come from that are not in the profile."""
+    arguments = rollout.settings(chosen, live_knob=options.live_knob)
+    if not options.admission_limits:
+        return arguments, ()
+    admitted = _admission(chosen)
+    arguments["max_num_queued_reqs"] = admitted.max_num_queued_reqs
+    arguments["max_num_queued_tokens"] = admitted.max_num_queued_tokens
+    return arguments, tuple(admitted.reasons)
 
 
 def _decides(one: Overruled, path: Path, source: Path) -> bool:

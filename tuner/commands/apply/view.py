@@ -16,6 +16,9 @@ from tuner.rollout import backup
 from tuner.rollout.backup import Override, RolledBack
 from tuner.system import files
 
+_LONGEST = 60
+"""Of a value that is shown."""
+
 
 @dataclass(frozen=True, slots=True)
 class Edit:
@@ -84,7 +87,8 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         return
     say(f"{visible(edit.path)}: {'written' if edit.was is None else 'changed'}\n")
     for change in edit.changes:
-        say(f"  {change['argument']}: {_shown(change['before'])} -> {_shown(change['after'])}\n")
+        before, after = shown_value(change["before"]), shown_value(change["after"])
+        say(f"  {change['argument']}: {before} -> {after}\n")
     for reason in edit.reasons:
         say(f"  because {reason}\n")
     if copy is not None:
@@ -215,6 +219,7 @@ def warn(warning: str) -> None:
     sys.stderr.write(f"Warning: {_escaped(warning)}\n")
 
 
-def _shown(value: ArgumentValue) -> str:
-    """As JSON, which is ASCII: nothing in a file can move the cursor."""
-    return "unset" if value is None else json.dumps(value)
+def shown_value(value: ArgumentValue, *, unset: str = "unset") -> str:
+    """As JSON, which is ASCII: nothing in a file can move the cursor, or fills the terminal."""
+    text = unset if value is None else json.dumps(value)
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from tuner.commands.apply.plan import deployment, pasted, target_of
 from tuner.commands.apply.reading import asked_of, read_text
+from tuner.commands.apply.view import shown_value
 from tuner.commands.diff.options import DiffOptions
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, TargetError, UsageError
 from tuner.live import server as live_server
 from tuner.profile import profile
@@ -20,8 +20,6 @@ from tuner.rollout.difference import Difference
 from tuner.rollout.targets.yaml import nodes as yaml_nodes
 from tuner.rollout.targets.yaml.file import parse
 from tuner.system.printable import printable
-
-_LONGEST = 60
 
 
 def run(options: DiffOptions) -> None:
@@ -92,7 +90,14 @@ def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[s
     for section, members in groupby(found, key=lambda each: each.section):
         lines.append(((section, "", ""), ""))
         lines += [
-            ((f"  {each.name}", _shown(each.profile), _shown(each.other)), printable(each.evidence))
+            (
+                (
+                    f"  {each.name}",
+                    shown_value(each.profile, unset="-"),
+                    shown_value(each.other, unset="-"),
+                ),
+                printable(each.evidence),
+            )
             for each in members
         ]
     widths = [max(len(row[column]) for row, _ in lines) for column in range(3)]
@@ -101,9 +106,3 @@ def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[s
         cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
         shown.append("  ".join([*cells, evidence]).rstrip())
     return "\n".join(shown) + f"\n{told}"
-
-
-def _shown(value: ArgumentValue) -> str:
-    """As JSON, which is ASCII: nothing in a file can move the cursor."""
-    text = "-" if value is None else json.dumps(value)
-    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -27,8 +27,14 @@ from tuner.rollout.targets.command_line.flags import (
     Token,
     token_of,
 )
-from tuner.rollout.targets.command_line.variables import Scope, Variable, nothing, setting_of
-from tuner.rollout.targets.command_line.words import Piece, Word
+from tuner.rollout.targets.command_line.variables import (
+    Scope,
+    Variable,
+    nothing,
+    reference,
+    setting_of,
+)
+from tuner.rollout.targets.command_line.words import Piece, UnreadableError, Word, split
 from tuner.rollout.targets.seam import Stated
 from tuner.rollout.targets.view import Edits, View
 
@@ -147,6 +153,65 @@ def check_plain(text: str, *, source: str) -> None:
 
 
 @dataclass(slots=True)
+class ElsewherePart:
+    """The flags in a variable that is set elsewhere: they are read, and never changed."""
+
+    name: str
+    variable: Variable
+    tokens: Sequence[Token]
+
+    def replace(self, index: int, _: str) -> None:
+        self.remove(index)
+
+    def remove(self, index: int) -> None:
+        raise TargetError(
+            f"{self.tokens[index].place}: {self.tokens[index].text[:40]} stands in {self.name}, "
+            f"which {self.variable.why or 'is set elsewhere'}",
+            hint=self.variable.cure or "Write the flag here, where the others are, and not there.",
+        )
+
+    def append(self, groups: Sequence[Sequence[str]]) -> None:
+        raise AssertionError(groups)
+
+
+def elsewhere(tokens: Sequence[Token]) -> list[ElsewherePart]:
+    """Return the flags that are put in for words, where those may be several and are known.
+
+    Raises TargetError where they cannot be split into words.
+    """
+    values = {index for flag in flags.find(tokens) for index in flag.values}
+    found = list[ElsewherePart]()
+    for index, token in enumerate(tokens):
+        asked, variable = reference(token.text), token.variable
+        if not token.splits or index in values or asked is None or variable is None:
+            continue
+        if token.value is not None and holds_flags(token.value):
+            inner = _inner(token, token.value, asked.name, variable.cure)
+            found.append(ElsewherePart(asked.name, variable, inner))
+    return found
+
+
+def _inner(token: Token, value: str, name: str, cure: str) -> list[Token]:
+    view = View(value, [(at, at + 1) for at in range(len(value))], str, 0)
+    try:
+        commands = split(view, VARIABLE)
+    except UnreadableError as problem:
+        raise TargetError(
+            f"{token.place}: {name} cannot be understood: {problem}",
+            hint=cure or "Mend the quotes there.",
+        ) from None
+    return [
+        token_of(word.pieces, token.place, token.line, lambda _: None, splits=word.splits)
+        for word in (commands[0] if commands else [])
+    ]
+
+
+def holds_flags(value: str) -> bool:
+    """Whether a variable that is split into words is one of flags, and not of a model's name."""
+    return not value.strip() or re.search(r"(^|\s)-", value) is not None
+
+
+@dataclass(slots=True)
 class CommandLine:
     """The parts in order, and which of their words are vLLM's."""
 
@@ -165,7 +230,7 @@ class CommandLine:
     """Why it is vLLM that is started."""
 
     spliced: frozenset[str] = frozenset()
-    """Variables that are parts themselves."""
+    """Variables of flags: parts themselves, or not known here and left."""
 
     @property
     def words(self) -> list[Token]:

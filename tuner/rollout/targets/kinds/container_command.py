@@ -14,6 +14,8 @@ from tuner.rollout.targets.command_line.command_line import (
     Part,
     TextPart,
     check_plain,
+    elsewhere,
+    holds_flags,
 )
 from tuner.rollout.targets.command_line.dialects import VARIABLE
 from tuner.rollout.targets.command_line.flags import Token
@@ -23,7 +25,7 @@ from tuner.rollout.targets.command_line.words import UnreadableError, split
 from tuner.rollout.targets.kinds.containers import Container, environment, lists, variables
 from tuner.rollout.targets.view import Edits, View
 from tuner.rollout.targets.yaml.file import Escape, ListPart, YamlFile
-from tuner.rollout.targets.yaml.nodes import entries, get, items
+from tuner.rollout.targets.yaml.nodes import entries, get, items, text_at
 
 
 @dataclass(slots=True)
@@ -117,7 +119,9 @@ def _flags_begin(parts: Sequence[Part], own_command: bool) -> int:
 def _started(one: Container, tokens: Sequence[Token], own_command: bool) -> str:
     if own_command:
         return " ".join(token.text for token in tokens[:3])[:80]
-    return f"what the image {one.image[:80] or '(none)'} starts"
+    if not (image := one.image or text_at(one.node, "repository")):
+        return "what is built here" if get(one.node, "build") else "nothing that is named"
+    return f"what the image {image[:80]} starts"
 
 
 def _with_variables(
@@ -129,8 +133,9 @@ def _with_variables(
     names = {
         name: (node, at)
         for name, node, at in variables(one)
-        if name == one.variable or (name in used and _holds_flags(node.value[at:]))
+        if name == one.variable or (name in used and holds_flags(node.value[at:]))
     }
+    others = [part for part in elsewhere(tokens) if part.name not in names]
     spliced: list[Part] = [_variable(file, *where) for where in names.values()]
     home: Part
     if spliced:
@@ -149,14 +154,8 @@ def _with_variables(
     else:
         home = _NewList(file, one.node, one.spelling.args, one.spelling.escape)
     spare = parts[-1] if spliced and parts else None
-    return CommandLine(
-        [*parts, *spliced], begin, home, spare, file.edits, evidence, frozenset(names)
-    )
-
-
-def _holds_flags(value: str) -> bool:
-    """Whether a variable that is split into words is one of flags, and not of a model's name."""
-    return not value.strip() or re.search(r"(^|\s)-", value) is not None
+    known = frozenset({*names, *(part.name for part in others)})
+    return CommandLine([*parts, *spliced, *others], begin, home, spare, file.edits, evidence, known)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,18 +9,25 @@ variable is the value of one flag: ``command: vllm serve m --max-num-seqs ${SLOT
 import posixpath
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.flags import canonical
 from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line import flags
-from tuner.rollout.targets.command_line.command_line import CommandLine, TextPart, check_plain
+from tuner.rollout.targets.command_line.command_line import (
+    CommandLine,
+    ElsewherePart,
+    TextPart,
+    check_plain,
+    elsewhere,
+)
 from tuner.rollout.targets.command_line.dialects import VARIABLE
-from tuner.rollout.targets.command_line.names import proof
+from tuner.rollout.targets.command_line.flags import Token
+from tuner.rollout.targets.command_line.names import PROOFS, proof
 from tuner.rollout.targets.command_line.process import server
-from tuner.rollout.targets.command_line.variables import reference
+from tuner.rollout.targets.command_line.variables import Variable, reference
 from tuner.rollout.targets.command_line.words import UnreadableError, split
 from tuner.rollout.targets.env_lines import EnvLine, env_lines
 from tuner.rollout.targets.kinds import compose
@@ -50,6 +57,7 @@ class FlagsServer(Server):
     """None: there is no such variable yet."""
 
     evidence: str = field()  # not the property of Server
+    reader: "_Reader | None" = None
 
     @property
     def _name(self) -> str:
@@ -61,7 +69,16 @@ class FlagsServer(Server):
     def stated(self) -> dict[str, Stated]:
         if self.entry is None:
             return {}
-        return _line(Edits(self.text, self.asked.source), self.entry).stated()
+        return {**self._outside, **self._line(Edits(self.text, self.asked.source)).stated()}
+
+    @property
+    def _outside(self) -> Mapping[str, Stated]:
+        """What the Compose file states that reads the variable."""
+        return {} if self.reader is None else self.reader.flags[self._name]
+
+    def _line(self, edits: Edits) -> CommandLine:
+        assert self.entry is not None
+        return _with_others(_line(edits, self.entry), self.entry, env_lines(self.text))
 
     @property
     def is_new(self) -> bool:
@@ -69,18 +86,60 @@ class FlagsServer(Server):
 
     @property
     def rollout(self) -> Rollout:
+        if self.reader is not None:
+            return self.reader.rollout
         return Rollout(_START.replace(VARIABLE_NAME, self._name))
+
+    @property
+    def notes(self) -> Sequence[str]:
+        """What else decides: the Compose file, and variables that are put into this one."""
+        notes = list[str]()
+        if self.reader is not None and PROOFS & {*self._outside}:
+            notes.append(
+                f"the flags that {self.reader.path} states stay: apply the profile there, too"
+            )
+        if self.entry is not None:
+            line = self._line(Edits(self.text, self.asked.source))
+            known = {part.name for part in line.parts if isinstance(part, ElsewherePart)}
+            notes += [
+                f"{self.asked.source}:{self.entry.line}: ${name} is not set here and stays: "
+                "a flag in it decides over one before it"
+                for name in sorted(line.spliced - known)
+            ]
+        return notes
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
         """Return the text with the variable set; a new file also names the model."""
         if self.entry is None:
             return _with_new(self.text, arguments, self._name, source=self.asked.source)
         edits = Edits(self.text, self.asked.source)
-        _line(edits, self.entry).write(arguments)
+        line = self._line(edits)
+        for name in sorted(line.stated().keys() & self._outside.keys() & arguments.keys()):
+            assert self.reader is not None
+            raise TargetError(
+                f"{self.reader.path}:{self._outside[name].line}: states {name} as well as "
+                f"{self.asked.source}:{self.entry.line}",
+                hint="Remove one of the two.",
+            )
+        line.write(self._own(arguments))
         return _quoted(self.text, edits.result(), self.entry)
 
+    def _own(self, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+        return {name: value for name, value in arguments.items() if name not in self._outside}
+
+    def faults(
+        self,
+        before: Mapping[str, Stated],
+        after: Mapping[str, Stated],
+        arguments: Mapping[str, ArgumentValue],
+    ) -> list[str]:
+        return Server.faults(self, before, after, self._own(arguments))
+
     def reopened(self, text: str) -> "FlagsServer":
-        found = opened(text, replace(self.asked, container=self._name, trusted=True))
+        asked = self.asked
+        if self.reader is None:
+            asked = replace(asked, container=self._name, trusted=True)
+        found = opened(text, asked)
         assert isinstance(found, FlagsServer)
         return found
 
@@ -94,16 +153,13 @@ class ValuesServer(Server):
 
     text: str
     asked: Asked
-    compose_file: str
-    whole: Mapping[str, Stated]
-    """What the Compose file states, with these variables put in."""
-
+    reader: "_Reader"
     found: Mapping[str, EnvLine]
     """Argument → the line that sets its value."""
 
     @property
     def evidence(self) -> str:
-        return f"{self.compose_file}, which takes values of vLLM's flags from it"
+        return f"{self.reader.path}, which takes values of vLLM's flags from it"
 
     @property
     def stated(self) -> dict[str, Stated]:
@@ -111,17 +167,17 @@ class ValuesServer(Server):
             argument: Stated(flags.typed(one.value), one.line)
             for argument, one in self.found.items()
         }
-        return {"model": self.whole["model"], **stated} if "model" in self.whole else stated
+        whole = self.reader.stated
+        return {"model": whole["model"], **stated} if "model" in whole else stated
 
     @property
     def rollout(self) -> Rollout:
-        path = posixpath.join(posixpath.dirname(self.asked.source), self.compose_file)
-        return Rollout(f"docker compose -f {shlex.quote(path)} up -d")
+        return self.reader.rollout
 
     @property
     def notes(self) -> Sequence[str]:
-        path = posixpath.join(posixpath.dirname(self.asked.source), self.compose_file)
-        return (f"the flags that it does not set are in {path}: apply the profile there, too",)
+        where = self.reader.path
+        return (f"the flags that it does not set are in {where}: apply the profile there, too",)
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
         """Return the text with the values of those arguments that the file decides."""
@@ -134,7 +190,7 @@ class ValuesServer(Server):
                 raise TargetError(
                     f"{self.asked.source}:{one.line}: {argument}: a variable cannot carry "
                     f"{value!r}",
-                    hint=f"Write {argument} in {self.compose_file}.",
+                    hint=f"Write {argument} in {self.reader.path}.",
                 )
             check_plain(str(value), source=self.asked.source)
             edits.replace(one.start, one.end, str(value))
@@ -181,35 +237,47 @@ def opened(text: str, asked: Asked) -> FlagsServer | ValuesServer:
         return FlagsServer(text, asked, None, "")
     _refuse_odd(text, source=asked.source)
     lines = list(env_lines(text))
+    reader = _reader(asked, lines)
+    read = {} if reader is None else reader.flags
     holding = {one.name: why for one in lines if (why := _evidence(one))}
+    if reader is not None and read:
+        holding = dict.fromkeys(read, f"{reader.path}, which takes vLLM's flags from it")
+    name = name if name in {one.name for one in lines} or not reader else None
     chosen = [one for one in lines if (one.name == name if name else one.name in holding)]
-    if not chosen and (values := _of_compose(text, asked, lines)) is not None:
-        return values
+    if not chosen and reader is not None and reader.values:
+        return ValuesServer(text, asked, reader, reader.values)
     if len({one.name for one in chosen}) > 1:
         raise UsageError(
             f"{asked.source}: which variable?", hint=f"--container NAME, of {', '.join(holding)}."
         )
-    if not chosen and not (name and asked.trusted):
-        raise _none_of(lines, asked)
-    if chosen and not (evidence := holding.get(chosen[0].name, "")) and not asked.trusted:
-        raise NotVllmError(
-            f"{asked.source}:{chosen[0].line}: {chosen[0].name} is not seen to hold vLLM's flags",
-            hint="One that is vLLM's alone proves it, such as --max-num-seqs. If they are vLLM's: "
-            f"--container {chosen[0].name} --force, on record.",
-        )
     if not chosen:
+        if not (name and asked.trusted):
+            raise _none_of(lines, asked)
         return FlagsServer(text, asked, None, "")
+    only = _only(chosen, asked)
+    if not (evidence := holding.get(only.name, "")) and not asked.trusted:
+        raise NotVllmError(
+            f"{asked.source}:{only.line}: {only.name} is not seen to hold vLLM's flags",
+            hint="One that is vLLM's alone proves it, such as --max-num-seqs. If they are vLLM's: "
+            f"--container {only.name} --force, on record.",
+        )
+    return FlagsServer(text, asked, only, evidence, reader if only.name in read else None)
+
+
+def _only(chosen: Sequence[EnvLine], asked: Asked) -> EnvLine:
+    """Return the line that sets a variable. Raises TargetError where it cannot be edited."""
+    one = chosen[0]
     for other in chosen[1:]:
         raise TargetError(
             f"{asked.source}:{other.line}: {other.name} is set a second time", hint="Remove one."
         )
-    if chosen[0].problem:
+    if one.problem:
         raise TargetError(
-            f"{asked.source}:{chosen[0].line}: the value of {chosen[0].name} cannot be understood: "
-            f"{chosen[0].problem}",
+            f"{asked.source}:{one.line}: the value of {one.name} cannot be understood: "
+            f"{one.problem}",
             hint="Write it on one line, in one pair of quotes, and a comment on a line of its own.",
         )
-    return FlagsServer(text, asked, chosen[0], evidence)
+    return one
 
 
 def _none_of(lines: Sequence[EnvLine], asked: Asked) -> TargetError:
@@ -299,28 +367,76 @@ def _line(edits: Edits, entry: EnvLine) -> CommandLine:
     return CommandLine([part], begin, part, None, edits, why)
 
 
-def _of_compose(text: str, asked: Asked, lines: Sequence[EnvLine]) -> ValuesServer | None:
-    """Return the values of flags that a Compose file beside takes from this one."""
+def _with_others(line: CommandLine, entry: EnvLine, lines: Iterable[EnvLine]) -> CommandLine:
+    """Add the flags of the variables that are put into this one, and leave those not known."""
+    words, set_before = line.words, {one.name: one for one in lines if one.at < entry.at}
+    values = {index for flag in flags.find(words) for index in flag.values}
+    at = None if "model" in flags.stated(words) else flags.model(words)
+    names, known = set[str](), list[Token]()
+    for index, token in enumerate(words):
+        asked = reference(token.text)
+        if not token.splits or asked is None or index in {*values, at}:
+            continue
+        names.add(asked.name)
+        if (one := set_before.get(asked.name)) is not None:
+            variable = Variable(one.value, f"is set in line {one.line}")
+            known.append(replace(token, value=one.value, variable=variable))
+    return replace(line, parts=[*line.parts, *elsewhere(known)], spliced=frozenset(names))
+
+
+@dataclass(frozen=True, slots=True)
+class _Reader:
+    """A Compose file beside, whose command of vLLM's takes variables from this file."""
+
+    path: str
+    stated: Mapping[str, Stated]
+    """What it states, with the variables put in."""
+
+    flags: Mapping[str, Mapping[str, Stated]]
+    """A variable that holds flags → what the file states without it."""
+
+    values: Mapping[str, EnvLine]
+    """Argument → the line that sets its value."""
+
+    @property
+    def rollout(self) -> Rollout:
+        return Rollout(f"docker compose -f {shlex.quote(self.path)} up -d")
+
+
+def _reader(asked: Asked, lines: Sequence[EnvLine]) -> _Reader | None:
+    """Return the Compose file beside a ``.env`` that takes vLLM's flags from it, or values of some.
+
+    One with several servers, of which none is chosen, is passed over.
+    """
     if posixpath.basename(asked.source) != ".env":
         return None
-    for name in compose.NAMES:
-        other = asked.beside.text(name)
-        if other is None:
+    by_name = {line.name: line for line in lines}
+    service = None if asked.container in by_name else asked.container
+    more = {
+        name for suffix in compose.SUFFIXES for name in asked.beside.names(f"*compose*{suffix}")
+    }
+    for name in [*compose.NAMES, *sorted(more - {*compose.NAMES})]:
+        if (other := asked.beside.text(name)) is None:
             continue
         path = posixpath.join(posixpath.dirname(asked.source), name)
         try:
-            one = compose.opened(other, Asked(path, asked.container, beside=asked.beside))
-            stated = one.stated
+            line = compose.opened(other, Asked(path, service, beside=asked.beside)).line
+            stated = line.stated()
+            held = {
+                part.name: replace(line, parts=[one for one in line.parts if one is not part])
+                for part in line.parts
+                if isinstance(part, ElsewherePart) and part.name in by_name
+            }
+            read = {name: one.stated() for name, one in held.items()}
         except (TargetError, UsageError):
             continue
-        by_name = {line.name: line for line in lines}
-        taken = {
+        values = {
             argument: by_name[variable]
-            for argument, variable in _taken(one.line)
+            for argument, variable in _taken(line)
             if variable in by_name and not by_name[variable].problem
         }
-        if taken:
-            return ValuesServer(text, asked, name, stated, taken)
+        if read or values:
+            return _Reader(path, stated, read, values)
     return None
 
 

@@ -1,11 +1,8 @@
 """A quadlet, Podman's unit for a container: the words behind its image, in ``Exec``. Pure."""
 
 import posixpath
-import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import NotVllmError, TargetError
 from tuner.rollout.targets import images
 from tuner.rollout.targets.command_line.command_line import CommandLine, TextPart
@@ -13,14 +10,13 @@ from tuner.rollout.targets.command_line.dialects import SYSTEMD
 from tuner.rollout.targets.command_line.process import server
 from tuner.rollout.targets.kinds.container_command import script_in
 from tuner.rollout.targets.kinds.unit_settings import (
-    Setting,
+    UnitServer,
     environment,
-    is_of_user,
     settings,
     words_of,
 )
 from tuner.rollout.targets.seam import Asked, Platform, Rollout, Stated
-from tuner.rollout.targets.server import Server, check_there, platform_of
+from tuner.rollout.targets.server import check_there, platform_of
 from tuner.rollout.targets.view import Edits
 
 NAME = "quadlet"
@@ -30,22 +26,10 @@ ON_THIS_MACHINE = False
 
 
 @dataclass(frozen=True, slots=True)
-class QuadletServer(Server):
+class QuadletServer(UnitServer):
     """What ``seam.Server`` asks for, of a container that Podman runs."""
 
-    text: str
-    asked: Asked
-    line: CommandLine
     image: Stated
-    setting: Setting
-
-    @property
-    def evidence(self) -> str:
-        return self.line.evidence
-
-    @property
-    def stated(self) -> dict[str, Stated]:
-        return self.line.stated()
 
     @property
     def platform(self) -> Platform:
@@ -53,21 +37,10 @@ class QuadletServer(Server):
 
     @property
     def rollout(self) -> Rollout:
-        unit = shlex.quote(posixpath.basename(self.asked.source).removesuffix(".container"))
-        control = "systemctl --user" if is_of_user(self.text, self.asked) else "systemctl"
-        return Rollout(f"{control} daemon-reload && {control} restart {unit}")
-
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        self.line.write(arguments)
-        result = self.line.edits.result()
-        self.line.edits.changes.clear()
-        return result
+        return self.restarted(posixpath.basename(self.asked.source).removesuffix(".container"))
 
     def reopened(self, text: str) -> "QuadletServer":
         return opened(text, self.asked)
-
-    def rest(self) -> tuple[str, str]:
-        return self.text[: self.setting.start], self.text[self.setting.end :]
 
 
 def opened(text: str, asked: Asked) -> QuadletServer:
@@ -105,4 +78,4 @@ def opened(text: str, asked: Asked) -> QuadletServer:
         )
     line = CommandLine([part], begin, part, None, edits, why)
     stated = Stated(image.text(edits), edits.line(image.start))
-    return QuadletServer(text, asked, line, stated, command)
+    return QuadletServer(text, asked, line, command, stated)

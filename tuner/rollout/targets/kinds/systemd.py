@@ -5,11 +5,9 @@ A drop-in must empty ``ExecStart=`` before it sets it, or systemd refuses a seco
 
 import posixpath
 import re
-import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from tuner.engines.seam import ArgumentValue
 from tuner.errors import NotVllmError, TargetError
 from tuner.rollout.targets.command_line.command_line import CommandLine, TextPart
 from tuner.rollout.targets.command_line.dialects import SYSTEMD
@@ -17,13 +15,13 @@ from tuner.rollout.targets.command_line.process import image_of, server
 from tuner.rollout.targets.kinds.container_command import script_in
 from tuner.rollout.targets.kinds.unit_settings import (
     Setting,
+    UnitServer,
     environment,
-    is_of_user,
     settings,
     words_of,
 )
-from tuner.rollout.targets.seam import Asked, Overruled, Platform, Rollout, Stated
-from tuner.rollout.targets.server import Server, check_there, platform_of
+from tuner.rollout.targets.seam import Asked, Overruled, Platform, Rollout
+from tuner.rollout.targets.server import check_there, platform_of
 from tuner.rollout.targets.view import Edits
 
 NAME = "systemd"
@@ -37,21 +35,8 @@ _HEAD = (
 
 
 @dataclass(frozen=True, slots=True)
-class UnitServer(Server):
+class ServiceServer(UnitServer):
     """What ``seam.Server`` asks for, of a unit's command."""
-
-    text: str
-    asked: Asked
-    line: CommandLine
-    setting: Setting
-
-    @property
-    def evidence(self) -> str:
-        return self.line.evidence
-
-    @property
-    def stated(self) -> dict[str, Stated]:
-        return self.line.stated()
 
     @property
     def platform(self) -> Platform:
@@ -65,28 +50,17 @@ class UnitServer(Server):
     @property
     def rollout(self) -> Rollout:
         folder, name = posixpath.split(self.asked.source)
-        unit = shlex.quote(name if name.endswith(".service") else _unit_of(folder))
-        control = "systemctl --user" if is_of_user(self.text, self.asked) else "systemctl"
-        return Rollout(f"{control} daemon-reload && {control} restart {unit}")
+        return self.restarted(name if name.endswith(".service") else _unit_of(folder))
 
     @property
     def overruled(self) -> Sequence[Overruled]:
         return [*_drop_ins(self.asked)]
 
-    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        self.line.write(arguments)
-        result = self.line.edits.result()
-        self.line.edits.changes.clear()
-        return result
-
-    def reopened(self, text: str) -> "UnitServer":
+    def reopened(self, text: str) -> "ServiceServer":
         return opened(text, self.asked)
 
-    def rest(self) -> tuple[str, str]:
-        return self.text[: self.setting.start], self.text[self.setting.end :]
 
-
-def opened(text: str, asked: Asked) -> UnitServer:
+def opened(text: str, asked: Asked) -> ServiceServer:
     """Return the server of the unit. Raises TargetError."""
     check_there(text, source=asked.source)
     edits = Edits(text, asked.source)
@@ -99,7 +73,7 @@ def opened(text: str, asked: Asked) -> UnitServer:
     started = server(texts)
     if started is not None:
         line = CommandLine([part], started.begin, part, None, edits, started.evidence)
-        return UnitServer(text, asked, line, setting)
+        return ServiceServer(text, asked, line, setting)
     if not asked.trusted:
         raise NotVllmError(
             f"{asked.source}:{edits.line(start)}: ExecStart is not seen to start vLLM: "
@@ -108,7 +82,7 @@ def opened(text: str, asked: Asked) -> UnitServer:
             "an image that starts them. If it is vLLM: --force, on record.",
         )
     flagged = next((n for n, text in enumerate(texts) if n and text.startswith("-")), len(texts))
-    return UnitServer(text, asked, CommandLine([part], flagged, part, None, edits), setting)
+    return ServiceServer(text, asked, CommandLine([part], flagged, part, None, edits), setting)
 
 
 def drop_in(text: str, asked: Asked) -> str:

@@ -1,14 +1,18 @@
-"""The settings of a systemd unit, a drop-in or a quadlet, with their places. Pure."""
+"""A systemd unit, a drop-in or a quadlet: its settings with their places, and its server. Pure."""
 
 import re
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from tuner.engines.seam import ArgumentValue
 from tuner.errors import TargetError
+from tuner.rollout.targets.command_line.command_line import CommandLine
 from tuner.rollout.targets.command_line.dialects import SYSTEMD
 from tuner.rollout.targets.command_line.variables import Scope, Variable
 from tuner.rollout.targets.command_line.words import UnreadableError, Word, split
-from tuner.rollout.targets.seam import Asked
+from tuner.rollout.targets.seam import Asked, Rollout, Stated
+from tuner.rollout.targets.server import Server
 from tuner.rollout.targets.view import Edits, View
 
 _ASSIGNMENT = re.compile(r"[ \t]*([A-Za-z][A-Za-z0-9-]*)[ \t]*=[ \t]*")
@@ -28,6 +32,39 @@ class Setting:
 
     def text(self, edits: Edits) -> str:
         return edits.text[self.start : self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitServer(Server):
+    """What both kinds of unit have in common of what ``seam.Server`` asks for."""
+
+    text: str
+    asked: Asked
+    line: CommandLine
+    setting: Setting
+    """What has the command."""
+
+    @property
+    def evidence(self) -> str:
+        return self.line.evidence
+
+    @property
+    def stated(self) -> dict[str, Stated]:
+        return self.line.stated()
+
+    def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
+        self.line.write(arguments)
+        result = self.line.edits.result()
+        self.line.edits.changes.clear()
+        return result
+
+    def rest(self) -> tuple[str, str]:
+        return self.text[: self.setting.start], self.text[self.setting.end :]
+
+    def restarted(self, unit: str) -> Rollout:
+        """Return how a service is started anew."""
+        control = "systemctl --user" if is_of_user(self.text, self.asked) else "systemctl"
+        return Rollout(f"{control} daemon-reload && {control} restart {shlex.quote(unit)}")
 
 
 def settings(text: str) -> Iterator[Setting]:
