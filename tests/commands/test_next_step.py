@@ -1,50 +1,374 @@
-"""The verdict block of every verdict and engine, and the command that it ends with."""
+"""The verdict block of every command that decides, for every verdict and engine, and the command
+that it ends with."""
 
 import shlex
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import chdir, contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
 
 import pytest
 from typer.main import get_command
 
+from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD
 from tests.support import golden
+from tests.support.builders import flat
 from tests.support.in_process import tuner
-from tests.support.profiles import profile
+from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
+from tests.support.places import ROOT
+from tests.support.profiles import ENGINE, profile, step
+from tests.support.served_metrics import FreeClock, page_of, serving
+from tuner.commands.compare import run as compare
+from tuner.commands.compare import view as compare_view
+from tuner.commands.compare.options import CompareOptions
+from tuner.commands.plan import run as plan
+from tuner.commands.plan import view as plan_view
+from tuner.commands.plan.options import PlanOptions
+from tuner.commands.refine.view import RefinePrint, block_of_refinement
 from tuner.commands.root import app
+from tuner.commands.shared.machine import ThisMachine
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.view import next_command
-from tuner.profile.profile import save
+from tuner.commands.verify import view as verify_view
+from tuner.commands.verify.options import VerifyOptions
+from tuner.commands.watch import view as watch_view
+from tuner.commands.watch.options import WatchOptions
+from tuner.commands.watch.run import run as watch
+from tuner.errors import UndecidedError
+from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.drift import reference
+from tuner.live.watch.promised import Promised
+from tuner.live.watch.verdict import Watch
+from tuner.profile.numbers import SpreadSection
+from tuner.profile.profile import save, seal
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import restored
 from tuner.profile.summary import KINDS, block_of
+from tuner.profile.verdict_block import MOST_LINES, WIDTH, VerdictBlock
+from tuner.runs.compare.comparison import Numbers, Row, Table
+from tuner.runs.compare.evidence import Tuned
+from tuner.runs.compare.ratios import Ratio
+from tuner.runs.refine.acceptance import PairedRatio, PairedResult
+from tuner.runs.refine.refinement import REFINED, Refinement
+from tuner.runs.verify.gates import Gate
+from tuner.runs.verify.verify import Verified
 
-ENGINES = ("vllm", "sim")
-OPTIONS = SweepOptions(traces=(Path("prod.jsonl"),), overrides=("dtype=float32",))
+Kind = Literal["vllm", "serve", "sim"]
+ENGINES: tuple[Kind, ...] = ("vllm", "serve", "sim")
+TRACE = Path("prod.jsonl")
+PROFILE = Path("profile.yaml")
+SERVED = Path("serve.yaml")
+URL = "http://127.0.0.1:8000"
+"""In what is printed; the server of a test has a port of its own."""
+
+REASONS = {
+    "knee": "32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL; 8 gives -51.2% goodput",
+    "plateau": "the traffic never needs more than 14 slots, so more change nothing",
+    "kv_bound": "at 16 the KV cache binds, not the cap (at most 14 ran, 31 preemptions); raise "
+    "gpu_memory_utilization, lower max_model_len or use a smaller kv_cache_dtype",
+    "not_reached": "the curve still rises at the ceiling; sweep on with --ceiling 64",
+    "overloaded": "no cap up to 32 meets the SLO for half of the requests; about 40% of this load "
+    "would fit, or 3 replicas",
+    "inconclusive": "it serves your traffic as well as any in 14 of 40 draws",
+}
 
 
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("verdict", KINDS)
-def test_the_block_of_every_verdict_is_as_agreed(
-    verdict: str, engine: str, request: pytest.FixtureRequest
-) -> None:
-    found = profile(verdict=verdict, engine_=engine)
-    command = next_command(OPTIONS, found, Path("profile.yaml"))
-    golden.check(
-        f"verdicts/{verdict}-{engine}.txt",
-        "\n".join([*block_of(found, next_=command).lines(), ""]),
-        update=request.config.getoption("--update-golden"),
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What one command says in the end, in one case."""
+
+    case: str
+    block: VerdictBlock
+    profile: ServingProfile
+
+
+def resealed(one: ServingProfile, **changes: object) -> ServingProfile:
+    ours = {"schema_version", "digest"}
+    sections = {name: getattr(one, name) for name in type(one).model_fields if name not in ours}
+    return seal(**sections | changes)
+
+
+@cache
+def with_twin(engine: Kind) -> ServingProfile:
+    """Return a profile with a twin that can be asked, made by this engine on this machine."""
+    one = profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS)
+    here = ThisMachine()
+    origin = {"engine": engine, "device": here.device, "versions": here.versions}
+    return resealed(
+        one,
+        engine={**one.engine, "model": "tuner:tiny", "max_model_len": 1024},
+        provenance=one.provenance.model_copy(update=origin),
     )
 
 
+@contextmanager
+def saved(one: ServingProfile) -> Iterator[None]:
+    """Be in a folder in which this is the profile."""
+    with TemporaryDirectory() as folder, chdir(folder):
+        save(one, PROFILE)
+        yield
+
+
+def of_sweep(engine: Kind) -> Iterator[Said]:
+    options = SweepOptions(traces=(TRACE,), seed=3, engine=engine)
+    for verdict in KINDS:
+        short = step(8, goodput_rps=3.9).model_copy(update={"attainment": 0.488})
+        found = profile(
+            verdict=verdict,
+            engine_=engine,
+            reason=REASONS[verdict],
+            curve=(short, step(16), step(32)),
+            engine={**ENGINE, "model": "tuner:tiny"},
+        )
+        if verdict == "overloaded":
+            late = SpreadSection(mean=9e3, p50=9e3, p90=2e4, p95=3e4, p99=4e4)
+            lost = {"attainment": 0.31, "ttft_ms": late}
+            curve = [one.model_copy(update=lost) for one in found.curve]
+            promise = found.promise.model_copy(update=lost)
+            validity = found.validity.model_copy(update={"validated_load": 1.0})
+            found = resealed(found, curve=curve, promise=promise, validity=validity)
+        yield Said(verdict, block_of(found, next_=next_command(options, found, PROFILE)), found)
+
+
+def of_refine(engine: Kind) -> Iterator[Said]:
+    ratio = PairedRatio("goodput", 1.09, 1.05, 1.14, True, 0.99, 0.99, 3.0, 3.0)
+    for better in (False, True):
+        why = f"{REASONS['knee']}{REFINED}nothing better was found"
+        one = with_twin(engine)
+        one = resealed(one, decision=one.decision.model_copy(update={"reason": why}))
+        found = Refinement(
+            chosen={"max_num_seqs": 16, "max_num_batched_tokens": 4096},
+            paired=PairedResult({"goodput": ratio}, None, 6) if better else None,
+            pairs=(),
+            outcome=object() if better else None,  # type: ignore[arg-type]
+            reason=one.decision.reason,
+            tried=(),
+            front=(),
+            importances=(),
+            workload=None,  # type: ignore[arg-type]
+            complete=True,
+            starts_s=(30.0, 30.0),
+            replay_s=540.0,
+            pruned=9,
+            of_others=0,
+            failed=(),
+            warnings=(),
+        )
+        how = RefinePrint(one, PROFILE, TRACE, Path("run"), details=False)
+        yield Said("better" if better else "the knee", block_of_refinement(found, how), one)
+
+
+def of_compare(engine: Kind) -> Iterator[Said]:
+    world = Path("world.yaml") if engine == "sim" else None
+    for with_profile in (False, True):
+        one = with_twin(engine)
+        options = CompareOptions(
+            trace=TRACE,
+            model="tuner:tiny",
+            engine="sim" if engine == "sim" else "vllm",
+            world=world,
+            profile=PROFILE if with_profile else None,
+        )
+        with saved(one):
+            next_ = compare._next(options)
+        how = compare_view.ComparePrint(
+            tuned=Tuned(16, "profile.yaml" if with_profile else "--max-num-seqs"),
+            facts=None,  # type: ignore[arg-type]
+            spent_s=487.0,
+            next=next_,
+            run_dir=Path("run"),
+            warnings=(),
+            said_before=0,
+            details=False,
+        )
+        rows = (
+            row("worker", "one worker", 0.4, 29.0),
+            row("untuned", "untuned", 2.64, 13.6),
+            row("tuned", "tuned", 3.48, 6.2, Ratio(8.7, 8.1, 9.4)),
+        )
+        table = Table("very-heavy", 25, "captured", rows)
+        case = "with a profile" if with_profile else "without one"
+        yield Said(case, compare_view._block(table, how), one)
+
+
+def row(name: str, title: str, rps: float, e2el_s: float, ratio: Ratio | None = None) -> Row:
+    fields: dict[str, Any] = dict.fromkeys(Numbers.__dataclass_fields__)
+    changes = {"requests_per_s": rps, "e2el_p95_s": e2el_s, "e2el_at_least": name == "worker"}
+    numbers = Numbers(**fields | changes | {"tpot_s": flat(0.031)})
+    return Row(name, title, 16, numbers, {"requests_per_s": ratio} if ratio else {}, (), ())
+
+
+@cache
+def planned(load: float, replicas: int | None) -> plan_view.FleetPlan:
+    one = with_twin("vllm")
+    assert one.twin is not None
+    asked = PlanOptions(profile=PROFILE, load=load, replicas=replicas)
+    return plan._planned(asked, one, restored(one.twin, source="here"))
+
+
+def of_plan(engine: Kind) -> Iterator[Said]:
+    one, few = with_twin(engine), planned(3.0, 1)
+    cases = {
+        "enough": planned(1.0, None),
+        "more replicas": planned(3.0, None),
+        "too few": few,
+        "never": replace(few, replicas_needed=None),
+    }
+    for case, found in cases.items():
+        yield Said(case, plan_view._block(found, one, PROFILE), one)
+
+
+def of_verify(engine: Kind) -> Iterator[Said]:
+    one = profile(engine_=engine, engine={**ENGINE, "model": "tuner:tiny"})
+    for served, url in ((0.99, None), (0.71, None), (0.71, URL)):
+        gates = (
+            Gate("slo", served, 0.5, 0.5, True, "half of all requests"),
+            Gate("attainment", served, 0.99, 0.95, served > 0.95, "its bound less 2 points"),
+            Gate("tpot_p95_ms", 31.0, 30.0, 36.0, True, "its bound plus 10 %"),
+        )
+        found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0})
+        kind = "vllm" if url else engine
+        options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
+        case = "kept" if served > 0.95 else "broken"
+        case += " by a server that runs" if url else ""
+        yield Said(case, verify_view._block(found, one, options), one)
+
+
+@cache
+def machine() -> SimulatedServer:
+    """Return a server that keeps its promise, as it looks after a minute and later."""
+    return simulated(WORLD, poisson(RATE, 400.0, seed=2), cap=CAP, until_s=400.0)
+
+
+@cache
+def promised() -> Promised:
+    one = with_twin("vllm")
+    assert one.twin is not None
+    twin = restored(one.twin, source="here")
+    of_traffic = reference(twin, captured_rps=RATE, validated_load=1.25)
+    return Promised(twin, one.decision.slo.slo, CAP, CAPS, 1.0, of_traffic, 0.02, 0.10)
+
+
+SLOWER = "the canary's time per output token is 1.5 times the baseline's (1.4 to 1.6)"
+
+WATCHED = {
+    "still valid": "time per output token is 1.01 times what the law says (0.98 to 1.04)",
+    "drifting": "requests come 1.6 times as often as in the profile's traffic (1.4 to 1.8)",
+    "re-tune now": "iterations take 1.5 times as long as the law says (1.4 to 1.6)",
+    "not enough evidence": "4 windows have no request that ended",
+    "promote": "no measure of the canary is worse than the baseline's by more than 10 %",
+    "roll back": SLOWER,
+    "roll back, into a file": SLOWER,
+    "roll back, and restored": SLOWER,
+    "undecided": "the canary's time to first token is 0.8 to 1.3 times the baseline's",
+}
+
+
+def of_watch(engine: Kind) -> Iterator[Said]:
+    one = with_twin(engine)
+    watched = Watch(promised())
+    for case, reason in WATCHED.items():
+        verdict, _, then = case.partition(", ")
+        is_gate = verdict in {"promote", "roll back", "undecided"}
+        result = watch_view.WatchResult(
+            profile=str(PROFILE),
+            url=URL,
+            canary=URL if is_gate else None,
+            verdict=verdict,
+            reason=reason,
+            watches=(watched, watched),
+            gate=CanaryGate(promised()) if is_gate else None,
+            missed=(0, 0),
+            gaps=(0, 0),
+            restarts=(0, 0),
+            rolled_back="serve.yaml is as it was" if then == "and restored" else None,
+            untold=(),
+            warnings=(),
+        )
+        options = WatchOptions(
+            profile=PROFILE,
+            url=URL,
+            canary=result.canary,
+            for_="60s",
+            rollback=SERVED if then else None,
+        )
+        yield Said(case, watch_view._block(result, one, options), one)
+
+
+CASES: dict[str, Callable[[Kind], Iterator[Said]]] = {
+    "sweep": of_sweep,
+    "refine": of_refine,
+    "compare": of_compare,
+    "plan": of_plan,
+    "verify": of_verify,
+    "watch": of_watch,
+}
+
+
+@pytest.mark.parametrize("command", CASES)
+def test_the_block_of_every_verdict_and_engine_is_as_agreed(
+    command: str, request: pytest.FixtureRequest
+) -> None:
+    parts = []
+    for engine in ENGINES:
+        for said in CASES[command](engine):
+            lines = said.block.lines()
+            assert len(lines) <= MOST_LINES
+            assert max(map(len, lines[:-1])) <= WIDTH
+            parts += [f"[{said.case}, {engine}]", *lines, ""]
+    update = request.config.getoption("--update-golden")
+    golden.check(f"verdicts/{command}.txt", "\n".join(parts), update=update)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize("verdict", KINDS)
-def test_the_next_command_works_as_it_is_printed(verdict: str, engine: str, tmp_path: Path) -> None:
-    found = profile(verdict=verdict, engine_=engine)
-    save(found, tmp_path / "profile.yaml")
-    name, *words = shlex.split(next_command(OPTIONS, found, Path("profile.yaml")))
-    assert name == "tuner"
-    if words[0] == "sweep":  # on a real engine, which makes it long: here only what it asks for
-        asked = get_command(app).commands["sweep"].make_context("sweep", words[1:]).params  # type: ignore[attr-defined]
-        assert asked["overrides"] == ["dtype=float32"]
-        assert (asked["ceiling"], asked["budget"]) in {(64, "15m"), (32, "1800s")}
-        return
-    done = tuner(tmp_path, *words)
-    assert done.returncode == 0, done.stderr
+@pytest.mark.parametrize("command", CASES)
+def test_the_next_command_works_as_it_is_printed(
+    command: str, engine: Kind, tmp_path: Path
+) -> None:
+    tried = set[str]()
+    for number, said in enumerate(CASES[command](engine)):
+        printed = said.block.next
+        if printed in tried:
+            continue
+        tried.add(printed)
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        save(said.profile, folder / PROFILE)
+        run_as_printed(folder, printed)
+
+
+def run_as_printed(folder: Path, printed: str) -> None:
+    """Run what a block ends with. A real engine is not started: what would start one says what it
+    would do. A server is the simulated one, on a clock that nobody waits for."""
+    first, *words = shlex.split(printed)
+    assert first == "tuner"
+    (folder / TRACE).write_text("".join(TRACED[:200]))
+    shutil.copy(ROOT / "examples" / "worlds" / "article.yaml", folder / "world.yaml")
+    (folder / SERVED).write_text("model: tuner:tiny\nmax-num-seqs: 64\n")
+    if "--rollback" in words:
+        assert tuner(folder, "apply", PROFILE, SERVED, "--force").returncode == 0
+    clock = FreeClock()
+    with serving(page_of(machine()), clock) as url:
+        words = [word.replace(URL, url) for word in words]
+        if words[0] == "watch":
+            watched_again(words[1:], folder, clock)
+            return
+        starts = words[0] in {"sweep", "verify"} and "--engine=sim" not in words
+        done = tuner(folder, *words, *(["--dry-run"] if starts else []))
+    measures = words[0] == "sweep"
+    assert done.returncode in ({0, 5, 6} if measures else {0}), (printed, done.stderr)
     assert done.stdout
+
+
+def watched_again(words: list[str], folder: Path, clock: FreeClock) -> None:
+    asked = get_command(app).commands["watch"].make_context("watch", words).params  # type: ignore[attr-defined]
+    assert asked["for_"] == "240s"  # four times as long as it was
+    with chdir(folder), suppress(UndecidedError):
+        watch(WatchOptions(**{**asked, "profile": Path(asked["profile"])}), clock=clock)
+
+
+TRACED = (ROOT / "traces" / "translation.jsonl").read_text().splitlines(keepends=True)

@@ -23,7 +23,10 @@ KINDS = {
 }
 """Verdict → the same in words."""
 
-_HEADLINE = re.compile(r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )")
+_HEADLINE = re.compile(
+    r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )(?:the fewest slots that [^;]*; )?"
+)
+"""What the title and its aside say already, and the objective, which is the same for every knee."""
 
 
 def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
@@ -169,12 +172,20 @@ def _costs(profile: ServingProfile, given: CapNumbers) -> str:
         if now.never_filled:
             return f"nothing: the traffic never fills the {now.max_num_seqs} slots of now"
         return "nothing against now"
-    below = [one for one in profile.curve if one.max_num_seqs < cap and not one.cut]
-    if not below:
-        return ""
-    worse = list(_worse(given, below[-1]))
-    slots = f"{below[-1].max_num_seqs} slots"
-    return f"{', '.join(worse)} than with {slots}" if worse else f"nothing against {slots}"
+    below = [one for one in profile.curve if one.max_num_seqs < cap]
+    return _against(given, below[-1]) if below else ""
+
+
+def _against(given: CapNumbers, below: CurveStep) -> str:
+    """Say what the choice costs against the next smaller step, and what that step would serve."""
+    slots = f"{below.max_num_seqs} slots"
+    fewer = given.attainment - below.attainment > SAME / 2
+    instead = f", which serve {percent(below.attainment)} in SLO" if fewer else ""
+    if below.cut and below.source == "measured":  # its times are those of a part
+        return f"not known against {slots}{instead.replace('serve', 'serve at most')}"
+    worse = list(_worse(given, below))
+    cost = f"{', '.join(worse)} than with" if worse else "nothing against"
+    return f"{cost} {slots}{instead}"
 
 
 def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:

@@ -14,10 +14,12 @@ from tuner.commands.compare.view import ComparePrint, json_object, markdown, ren
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun
 from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.next_step import after, command
-from tuner.commands.shared.options import as_typed, in_plan
+from tuner.commands.shared.next_step import after, asked_for
+from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.run_folder import Where, kept, open_run
+from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import served_in
+from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.view import RunProgress
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.workers.seam import Batching, Setup
@@ -70,6 +72,8 @@ def run(options: CompareOptions) -> None:
     progress = RunProgress(sweep_settings_of(options, settings), None)
     comparing = Comparing(book)
     read = DeviceMeter().read if options.engine == "vllm" else None
+    for warning in not_said(options.trace, trace.warnings):
+        progress.warn(warning)
     with kept(book, where), progress:
         testbed = place.testbed(comparing, settings)
         place.execute(calibrate(requests, testbed, settings, comparing, progress), book)
@@ -85,8 +89,8 @@ def run(options: CompareOptions) -> None:
         )
         run = Comparison(blocks, testbed, comparing, progress, read)
         place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
-    warnings = (*trace.warnings, *warnings_about(options), *blocks.warnings, *run.warnings)
-    _report(options, blocks, tuned, warnings)
+    doubts = (*warnings_about(options), *blocks.warnings, *run.warnings)
+    _report(options, blocks, tuned, doubts, trace.warnings)
 
 
 def _dry_run(
@@ -106,7 +110,7 @@ def _dry_run(
     swept = "" if tuned else ", and a fast sweep before"
     most = max([options.untuned, *([] if tuned is None else [tuned])])
     return DryRun(
-        command=command("compare", *as_typed(replace(options, dry_run=False))),
+        command=asked_for("compare", options, dry_run=False),
         rows=[
             ("serves", f"{names}; load {levels}, with lengths as captured and uniform"),
             ("windows", f"{', '.join(map(str, windows))}, one a block"),
@@ -195,10 +199,17 @@ def _of_profile(options: CompareOptions) -> int | None:
     return load_profile(options.profile).decision.max_num_seqs if options.profile else None
 
 
-def _report(options: CompareOptions, blocks: Blocks, tuned: Tuned, warnings: Sequence[str]) -> None:
+def _report(
+    options: CompareOptions,
+    blocks: Blocks,
+    tuned: Tuned,
+    doubts: Sequence[str],
+    of_trace: Sequence[str],
+) -> None:
     settings, comparing = blocks.settings, blocks.comparing
     tables = comparing.tables(settings.levels, settings.approaches)
     facts = comparing.evidence.facts()
+    warnings = (*of_trace, *doubts)
     result = json_object(tables, blocks, tuned, facts, warnings)
     if options.output is not None:
         _write(options.output, tables, result, markdown(tables, tuned, facts))
@@ -217,7 +228,8 @@ def _report(options: CompareOptions, blocks: Blocks, tuned: Tuned, warnings: Seq
             spent_s=spent_s,
             next=_next(options),
             run_dir=comparing.journal.run_dir,
-            warnings=warnings,
+            warnings=warnings if options.details else doubts,
+            said_before=0 if options.details else len(of_trace),
             details=options.details,
         )
         render(tables, how)
@@ -232,9 +244,11 @@ def _next(options: CompareOptions) -> str:
     """Return what to do with what was compared: roll the profile out, or make one."""
     if options.profile is not None:
         return after(load_profile(options.profile), options.profile, base=options.base)
-    engine = [f"--engine={options.engine}", f"--world={options.world}"] if options.world else []
-    base = [] if options.base is None else [f"--base={options.base}"]
-    return command("sweep", "--trace", options.trace, *base, *engine)
+    same = {"model", "base", "overrides", "engine", "world", "slo", "seed"}
+    as_here = SweepOptions(
+        traces=(options.trace,), **{name: getattr(options, name) for name in same}
+    )
+    return asked_for("sweep", as_here)
 
 
 def _check_folder(folder: Path) -> None:

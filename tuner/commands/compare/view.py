@@ -40,6 +40,9 @@ class ComparePrint:
     next: str
     run_dir: Path
     warnings: Sequence[str]
+    said_before: int
+    """How many more there are of the trace, which were said before."""
+
     details: bool
 
 
@@ -60,7 +63,7 @@ def render(tables: Sequence[Table], how: ComparePrint) -> None:
     console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
     console.print()
     print_block(console, _block(tables[0], how))
-    print_warnings(console, how.warnings, all_=how.details)
+    print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 
 def _block(table: Table, how: ComparePrint) -> VerdictBlock:

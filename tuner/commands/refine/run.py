@@ -26,8 +26,8 @@ from tuner.commands.refine.view import RefinePrint, json_of, render, said_of_spa
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.next_step import command
-from tuner.commands.shared.options import as_typed, check_given
+from tuner.commands.shared.next_step import asked_for
+from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.shared.traffic import one_engines, served_in
@@ -127,7 +127,7 @@ def _dry_run(
     most = max([number(plan.space.knee[CAP]), *(int(one) for one in caps if isinstance(one, int))])
     live = all(knob.name in LIVE for knob in plan.space.knobs)
     return DryRun(
-        command=command("refine", *as_typed(replace(options, dry_run=False))),
+        command=asked_for("refine", options, dry_run=False),
         rows=[
             ("searches", "; ".join(said_of_space(plan.space))),
             (

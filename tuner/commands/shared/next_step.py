@@ -2,8 +2,11 @@
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import LOW, percent, promised
@@ -37,6 +40,11 @@ def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
                 f"asks for {100 * LOW:.0f} %",
                 hint=f"Add replicas or relax the SLO. Next: {after(one, path)}",
             )
+
+
+def asked_for(name: str, options: Any, **changes: Any) -> str:  # noqa: ANN401 - any command's
+    """Return the command that is called with these options, but for the changes."""
+    return command(name, *as_typed(replace(options, **changes)))
 
 
 def command(*words: object) -> str:

@@ -11,8 +11,8 @@ from typing import Any
 
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, Execute, world_of
-from tuner.commands.shared.next_step import command
-from tuner.commands.shared.options import as_typed, in_plan
+from tuner.commands.shared.next_step import asked_for
+from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines import provenance
@@ -181,7 +181,7 @@ def dry_run_of(
     elif settings.fast:
         how = f"every batch size up to {settings.ceiling} is timed, the twin asked, its choice run"
     return DryRun(
-        command=command("sweep", *as_typed(replace(options, dry_run=False))),
+        command=asked_for("sweep", options, dry_run=False),
         rows=[
             ("steps", f"max_num_seqs {how}"),
             *(("ceiling", said) for said in ceiling),

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
@@ -21,8 +21,7 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
-from tuner.commands.shared.next_step import after, command
-from tuner.commands.shared.options import as_typed
+from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
@@ -178,9 +177,7 @@ def next_command(options: SweepOptions, profile: ServingProfile, path: Path) -> 
 
 def again(options: SweepOptions, **changes: Any) -> str:  # noqa: ANN401 - any option
     """Return the command that sweeps again, in a run directory of its own."""
-    return command(
-        "sweep", *as_typed(replace(options, resume=False, run_dir=None, json=False, **changes))
-    )
+    return asked_for("sweep", options, resume=False, run_dir=None, json=False, **changes)
 
 
 def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> None:

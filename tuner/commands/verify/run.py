@@ -14,8 +14,7 @@ from tuner.commands.shared.console import shown
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
-from tuner.commands.shared.next_step import command
-from tuner.commands.shared.options import as_typed
+from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.traffic import one_engines, served_in
 from tuner.commands.shared.trust import check_asked
 from tuner.commands.verify import running
@@ -120,7 +119,7 @@ def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
     replay_s = sum(window.replay_s for window in windows)
     cap = profile.decision.max_num_seqs
     return DryRun(
-        command=command("verify", *as_typed(replace(options, dry_run=False))),
+        command=asked_for("verify", options, dry_run=False),
         rows=[
             ("replays", f"{', '.join(map(str, windows))} at max_num_seqs {cap}"),
             (

@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
-from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.next_step import after, asked_for
+from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.verify.options import VerifyOptions
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import milliseconds, minutes, percent
@@ -103,6 +104,14 @@ def _seen(p95_ms: Mapping[str, float], name: str, words: str) -> str:
 
 def _again(profile: ServingProfile, options: VerifyOptions) -> str:
     """Return the command that tunes anew on this machine with this trace."""
-    return command(
-        "sweep", "--trace", options.trace, "--model", profile.model, "-o", options.profile
+    as_here = SweepOptions(
+        traces=(options.trace,),
+        model=profile.model,
+        output=options.profile,
+        base=options.base,
+        overrides=options.overrides,
+        engine=options.engine,
+        replicas=options.replicas,
+        router=options.router,
     )
+    return asked_for("sweep", as_here)

@@ -17,8 +17,7 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
-from tuner.commands.shared.next_step import command
-from tuner.commands.shared.options import as_typed
+from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
 from tuner.live.watch.journal import plain
@@ -276,7 +275,7 @@ def _next(result: WatchResult, profile: ServingProfile, options: WatchOptions) -
         case "still valid":
             words = ["show", path]
         case _:
-            words = ["watch", *as_typed(_longer(options))]
+            return asked_for("watch", _longer(options))
     return command(*words)
 
 
