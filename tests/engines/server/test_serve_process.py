@@ -15,6 +15,7 @@ import pytest
 from tests.support.completions import Asked, completions
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
+from tuner.engines.patience import started_in_time
 from tuner.engines.server.serve_process import FreePort, PortTakenError, ServeProcess
 from tuner.errors import EngineError
 
@@ -100,13 +101,22 @@ def test_a_server_that_ends_before_it_is_ready_says_why(tmp_path: Path) -> None:
         asyncio.run(process.ready("http://127.0.0.1:9"))
 
 
-def test_a_server_that_never_answers_is_given_up_with_its_last_line(tmp_path: Path) -> None:
+def test_a_server_that_never_answers_is_given_up_with_its_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_START_TIMEOUT", "1")
     log = tmp_path / "serve.log"
-    with launched(log) as process:
-        up(log)
-        with pytest.raises(EngineError, match=r"/health within 0.5 s; its last line: up") as caught:
-            asyncio.run(process.ready("http://127.0.0.1:9", deadline_s=0.5))
-    assert str(log) in caught.value.hint
+
+    async def start() -> None:
+        async with started_in_time(log):
+            with launched(log) as process:
+                up(log)
+                await process.ready("http://127.0.0.1:9")
+
+    with pytest.raises(EngineError, match=r"not start within 1 s; its last words: up") as found:
+        asyncio.run(start())
+    assert str(log) in found.value.hint
+    assert "--start-timeout 1m" in found.value.hint
 
 
 def test_it_is_ready_when_health_says_so(tmp_path: Path) -> None:
@@ -114,7 +124,7 @@ def test_it_is_ready_when_health_says_so(tmp_path: Path) -> None:
         raise AssertionError(asked)
 
     with completions(never, get={"/health": b""}) as url, launched(tmp_path / "log") as process:
-        asyncio.run(process.ready(url, deadline_s=20))
+        asyncio.run(process.ready(url))
 
 
 def test_a_port_that_somebody_else_took_is_told_apart_from_other_failures(tmp_path: Path) -> None:

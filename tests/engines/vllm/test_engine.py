@@ -150,6 +150,29 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.faults
+def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TUNER_START_TIMEOUT", "2")
+    log, before = tmp_path / "vllm.log", cores()
+
+    async def main() -> None:
+        starter = VllmStarter(VLLM_CRAMPED, log=log)
+        starter.resolve(max_num_seqs=2)
+        task = asyncio.create_task(starter.start(max_num_seqs=2))
+        while not (found := cores() - before):  # noqa: ASYNC110 - another process gives no event
+            await asyncio.sleep(0.001)
+        log.write_text("loading weights\n")
+        os.kill(found.pop(), signal.SIGSTOP)
+        await task
+
+    with pytest.raises(EngineError, match="did not start within 2 s; its last words: ") as caught:
+        asyncio.run(main())
+    assert f"Read {log}, or give it longer: --start-timeout" in caught.value.hint
+    assert cores() == before
+
+
+@pytest.mark.faults
 def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
     from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 

@@ -18,6 +18,7 @@ from tuner.commands.shared.options import (
     Overrides,
     Resume,
     RunDir,
+    StartTimeout,
     World,
 )
 
@@ -101,6 +102,7 @@ class CompareOptions:
     force: Annotated[
         bool, typer.Option("--force", help="Take a profile that another machine was measured for.")
     ] = False
+    start_timeout: StartTimeout = None
     any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts, load and order."), IN_PLAN] = 0
     dry_run: DryRun = False

@@ -5,7 +5,14 @@ from typing import Annotated
 
 import typer
 
-from tuner.commands.shared.options import Base, Engine, Json, Overrides, World
+from tuner.commands.shared.options import (
+    Base,
+    Engine,
+    Json,
+    Overrides,
+    StartTimeout,
+    World,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,4 +32,5 @@ class DoctorOptions:
     engine: Engine = "vllm"
     world: World = None
     ceiling: Annotated[int, typer.Option(min=1, help="max_num_seqs of the large engine.")] = 32
+    start_timeout: StartTimeout = None
     json: Json = False

@@ -20,6 +20,7 @@ from tuner.commands.shared.options import (
     Replicas,
     Resume,
     Router,
+    StartTimeout,
     Window,
     World,
 )
@@ -97,6 +98,7 @@ class RefineOptions:
     ] = None
     overrides: Confirmed = ()
     base: ConfirmedBase = None
+    start_timeout: StartTimeout = None
     any_vllm: AnyVllm = False
     seed: Annotated[
         int,

@@ -21,6 +21,7 @@ from tuner.commands.shared.options import (
     Router,
     RunDir,
     ServedEngine,
+    StartTimeout,
     Window,
     World,
 )
@@ -118,6 +119,7 @@ class SweepOptions:
             metavar="RUN_DIR", help="No engine: judge a stored run anew, under another --slo."
         ),
     ] = None
+    start_timeout: StartTimeout = None
     any_vllm: AnyVllm = False
     seed: Annotated[
         int, typer.Option(min=0, help="Of prompts, routing and duplicates."), IN_PLAN

@@ -15,6 +15,7 @@ from tuner.commands.shared.options import (
     Replicas,
     Router,
     ServedEngine,
+    StartTimeout,
     Window,
     World,
 )
@@ -75,6 +76,7 @@ class VerifyOptions:
     ] = False
     overrides: Confirmed = ()
     base: ConfirmedBase = None
+    start_timeout: StartTimeout = None
     any_vllm: AnyVllm = False
     seed: Annotated[int, typer.Option(min=0, help="Of prompts and routing.")] = 0
     junit: Annotated[

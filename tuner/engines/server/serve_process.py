@@ -11,14 +11,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.engines.vllm import failure as vllm_failure
+from tuner.engines.vllm.log import said_since, size_of
 from tuner.errors import EngineError, InputError
 from tuner.system import http, interruption
 from tuner.system.http import Question
 
 HOST = "127.0.0.1"
-
-START_S = 600.0
-"""How long a server may take until it answers at /health."""
 
 STOP_S = 10.0
 """How long it may take to end by itself."""
@@ -78,7 +76,7 @@ class ServeProcess:
         cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path
     ) -> "ServeProcess":
         """Start a command; what it says goes to the log."""
-        log_start = log.stat().st_size if log.exists() else 0
+        log_start = size_of(log)
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
         with log.open("ab") as said:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
@@ -97,11 +95,9 @@ class ServeProcess:
             raise EngineError("the server's guardian did not start", hint=f"Read {log}.")
         return cls(guardian, int(told), log, log_start)
 
-    async def ready(self, url: str, *, deadline_s: float = START_S) -> None:
+    async def ready(self, url: str) -> None:
         """Wait until it answers at /health. Raises EngineError with why it never will, and
         PortTakenError."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + deadline_s
         health = Question(f"{url}/health", most_bytes=_HEALTH_BYTES)
         while True:
             if self._guardian.poll() is not None:
@@ -110,12 +106,6 @@ class ServeProcess:
                 answer = await asyncio.to_thread(http.ask, health, timeout_s=_HEALTH_S)
                 if answer.status == _OK:
                     return
-            if loop.time() > until_s:
-                raise EngineError(
-                    f"the server did not answer at /health within {deadline_s:g} s; its last "
-                    f"line: {vllm_failure.last_line(self._said())}",
-                    hint=f"Read {self._log}.",
-                )
             await asyncio.sleep(_LOOK_S)
 
     def death(self) -> EngineError | None:
@@ -158,6 +148,4 @@ class ServeProcess:
         )
 
     def _said(self) -> str:
-        with self._log.open("rb") as file:
-            file.seek(self._log_start)
-            return file.read().decode(errors="replace")
+        return said_since(self._log, self._log_start)

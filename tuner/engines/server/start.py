@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import count
 
 from tuner.engines import devices, provenance
+from tuner.engines.patience import started_in_time
 from tuner.engines.seam import ArgumentValue, EngineFacts
 from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.engine import ServerEngine
@@ -65,15 +66,16 @@ class ServerStarter(VllmStarter):
             port = FreePort()
             failing.callback(port.release)
             url = f"http://{HOST}:{port.number}"
-            process = ServeProcess.launch(
-                [*_VLLM, "serve", *words(resolved.command, port=port.number)],
-                environment={**resolved.environment, "TUNER_LIVE_SOCKET": str(control_at)},
-                log=self.log,
-            )
-            failing.push_async_callback(process.stop)
-            client = await StreamingClient.start(url, log=self.log)
-            failing.push_async_callback(client.stop)
-            await process.ready(url)
+            async with started_in_time(self.log):
+                process = ServeProcess.launch(
+                    [*_VLLM, "serve", *words(resolved.command, port=port.number)],
+                    environment={**resolved.environment, "TUNER_LIVE_SOCKET": str(control_at)},
+                    log=self.log,
+                )
+                failing.push_async_callback(process.stop)
+                client = await StreamingClient.start(url, log=self.log)
+                failing.push_async_callback(client.stop)
+                await process.ready(url)
             control = EngineControl(control_at, dead=process.death)
             state = await control.opened()
             _check(resolved, state)

@@ -28,6 +28,7 @@ from tuner.engines.vllm.config import Configuration, how, pinned, prompt_vocabul
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.llm import Llm
+from tuner.engines.vllm.log import said_since, size_of
 from tuner.errors import EngineError
 
 _STOP_S = 10.0
@@ -74,7 +75,7 @@ class VllmEngine:
         begun_s: float,
     ) -> "VllmEngine":
         """Start what was configured. Failed or cancelled, nothing is left behind."""
-        log_start, memory_before = _size(log), gpus.memory_used()
+        log_start, memory_before = size_of(log), gpus.memory_used()
         loop = asyncio.get_running_loop()
         construction = loop.run_in_executor(None, vllm_llm.construct, configuration.config, context)
         cancelled = False
@@ -93,7 +94,7 @@ class VllmEngine:
         error = construction.exception()
         if error is not None:
             context.kill()
-            failure = vllm_failure.failed_to_start(error, _tail(log, log_start), str(log))
+            failure = vllm_failure.failed_to_start(error, said_since(log, log_start), str(log))
             with vllm_llm.letting_go():
                 del construction, error
             raise failure
@@ -106,7 +107,7 @@ class VllmEngine:
                 llm,
                 configuration,
                 about=state.about,
-                log_text=_tail(log, log_start),
+                log_text=said_since(log, log_start),
             )
             await engine._warm_up()
         except BaseException:
@@ -229,7 +230,7 @@ class VllmEngine:
             return EngineError("the engine is stopped", hint="Start another one.")
         codes = [process.exitcode for process in self._context.processes if process.exitcode]
         return vllm_failure.died(
-            codes[0] if codes else None, _tail(self._log, self._log_start), str(self._log)
+            codes[0] if codes else None, said_since(self._log, self._log_start), str(self._log)
         )
 
 
@@ -263,16 +264,3 @@ def _device(
         facts["attention_backend"] = backend[1] if backend else None
         facts |= {name: value for name, value in how(config).items() if "sizes" not in name}
     return facts
-
-
-def _size(file: Path) -> int:
-    return file.stat().st_size if file.exists() else 0
-
-
-def _tail(log: Path, start: int) -> str:
-    try:
-        with log.open("rb") as file:
-            file.seek(start)
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""

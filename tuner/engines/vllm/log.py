@@ -46,3 +46,17 @@ def silent(log: Path) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
+
+
+def size_of(log: Path) -> int:
+    return log.stat().st_size if log.exists() else 0
+
+
+def said_since(log: Path, start: int) -> str:
+    """Return what was written to the log after so many bytes; nothing where it cannot be read."""
+    try:
+        with log.open("rb") as file:
+            file.seek(start)
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""

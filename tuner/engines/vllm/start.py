@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.engines import provenance
 from tuner.engines.models import shipped as models
+from tuner.engines.patience import started_in_time
 from tuner.engines.vllm import core_process
 from tuner.engines.vllm import log as vllm_log
 from tuner.engines.vllm.installed import Installed, cautions
@@ -101,7 +102,8 @@ class VllmStarter:
 
         control = scratch.own_folder("vllm") / f"control-{next(_STARTS)}.sock"
         context = core_process.CoreContext(self.log, control=control)
-        return await VllmEngine.start(configuration, context, control, self.log, begun_s)
+        async with started_in_time(self.log):
+            return await VllmEngine.start(configuration, context, control, self.log, begun_s)
 
     def resolved(self, *, max_num_seqs: int) -> Resolved:
         """Return what a server of this engine is started with. Imports vLLM."""

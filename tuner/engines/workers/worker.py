@@ -9,9 +9,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.engines.patience import started_in_time
 from tuner.engines.seam import RequestFailedError
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.core_process import CoreContext
+from tuner.engines.vllm.log import said_since, size_of
 from tuner.engines.workers import worker_process
 from tuner.engines.workers.queue_messages import (
     Completion,
@@ -50,7 +52,7 @@ class QueueWorker:
         died: Callable[[EngineError], None],
     ) -> None:
         self._context = CoreContext(log)
-        self._log, self._log_start = log, log.stat().st_size if log.exists() else 0
+        self._log, self._log_start = log, size_of(log)
         self._requests: Queue[Prompt | Order] = self._context.Queue(queue_size)
         self._results: Queue[Any] = self._context.Queue()
         self._wanted_from: Synchronized[int] = self._context.Value("q", 0)
@@ -77,7 +79,8 @@ class QueueWorker:
             starting.result()
             self._loop.add_reader(self._process.sentinel, self._ended)
             self._listener.start()
-            ready = await self._ready
+            async with started_in_time(self._log):
+                ready = await self._ready
             failing.pop_all()
         return ready
 
@@ -144,9 +147,7 @@ class QueueWorker:
         """On the event loop: the process is no more, and nobody has stopped it."""
         self._loop.remove_reader(self._process.sentinel)
         self._process.join(timeout=1)
-        with self._log.open("rb") as file:
-            file.seek(self._log_start)
-            said = file.read().decode(errors="replace")
+        said = said_since(self._log, self._log_start)
         if not self._ready.done():
             cause = RuntimeError(f"the worker ended with {self._process.exitcode}")
             self._ready.set_exception(vllm_failure.failed_to_start(cause, said, str(self._log)))
