@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from operator import attrgetter
 from pathlib import Path
 from typing import BinaryIO
@@ -19,7 +19,7 @@ import numpy as np
 from tuner.errors import TraceError
 from tuner.system import interruption
 from tuner.trace.columns import Columns, columns_of_batches
-from tuner.trace.formats.columnar.batch import ABSENT, ROWS, Batch, Ints
+from tuner.trace.formats.columnar.batch import ABSENT, ROWS, Batch, Ints, merged
 from tuner.trace.formats.columnar.json_lines import lines_of
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line
 from tuner.trace.formats.reading.record import Tally
@@ -151,7 +151,8 @@ class Draft:
 
 
 class _Index:
-    """Which times each block of the file holds, so that a part is read without the rest."""
+    """Which times each block of the file holds, so that a part is read without the rest, and the
+    rest in order without being held."""
 
     def __init__(self) -> None:
         self.spans_ms: dict[int, tuple[float, float]] = {}
@@ -173,6 +174,15 @@ class _Index:
             for block, (first_ms, last_ms) in self.spans_ms.items()
             if first_ms <= end_ms and last_ms >= begin_ms
         )
+
+    def later_ms(self) -> dict[int, float]:
+        """Return for each block the first of all times in those that follow it."""
+        found: dict[int, float] = {}
+        first_ms = math.inf
+        for block in sorted(self.spans_ms, reverse=True):
+            found[block] = first_ms
+            first_ms = min(first_ms, self.spans_ms[block][0])
+        return found
 
 
 def scan(file: Input, tell: Tell, *, draft: Draft | None = None) -> Scan:
@@ -279,14 +289,37 @@ def since(part: Excerpt, *, start_s: float, length_s: float) -> Excerpt:
     return Excerpt(cut_header(part.header, rows, start_s=start_s, length_s=length_s), moved)
 
 
+def in_order(file: Input, scanned: Scan, tell: Tell) -> Iterator[Batch]:
+    """Yield a scanned file's rows in order of arrival, those of one time in their own; no more are
+    held than are out of order."""
+    later_ms = scanned.index.later_ms()
+    held: list[Batch] = []
+    again = _again(file, scanned, tell, -math.inf, math.inf)
+    for block, batches in groupby(again, key=attrgetter("block")):
+        found = _by_arrival([*held, *batches])
+        ready = [batch.times["timestamp"] <= later_ms[block] for batch in found]
+        held = [one.take(~yes) for one, yes in zip(found, ready, strict=True) if not yes.all()]
+        yield from (one.take(yes) for one, yes in zip(found, ready, strict=True) if yes.any())
+    _check_unchanged(file, scanned)
+
+
 def _by_arrival(batches: Sequence[Batch]) -> Sequence[Batch]:
     """Return the rows in order of arrival; those of one time keep their order."""
-    each = [batch.take(np.argsort(batch.times["timestamp"], kind="stable")) for batch in batches]
-    stamps_ms = [batch.times["timestamp"] for batch in each]
-    if all(one[-1] <= after[0] for one, after in pairwise(stamps_ms)):
+    stamps_ms = [batch.times["timestamp"] for batch in batches]
+    each = [
+        batch
+        if (stamps[1:] >= stamps[:-1]).all()
+        else batch.take(np.argsort(stamps, kind="stable"))
+        for batch, stamps in zip(batches, stamps_ms, strict=True)
+    ]
+    if all(
+        one.times["timestamp"][-1] <= after.times["timestamp"][0] for one, after in pairwise(each)
+    ):
         return each
-    rows = sorted((row for batch in batches for row in batch.rows()), key=attrgetter("timestamp"))
-    return [Batch.of(rows[begin : begin + ROWS]) for begin in range(0, len(rows), ROWS)]
+    whole = merged(batches, np.argsort(np.concatenate(stamps_ms), kind="stable"))
+    return [
+        whole.take(np.arange(at, min(at + ROWS, len(whole)))) for at in range(0, len(whole), ROWS)
+    ]
 
 
 def _numbered(batches: Iterable[Batch], before: int) -> Iterator[Batch]:

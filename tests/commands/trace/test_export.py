@@ -1,4 +1,6 @@
 import json
+import random
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -8,8 +10,9 @@ from tests.commands.trace.test_trace import Run, tuner
 from tests.support.places import ROOT
 from tests.support.traces import HEADER, SAMPLES, SLICES, needs_slices, row, write_lines
 from tuner.trace.formats.reading.record import Row
-from tuner.trace.formats.reading.replayable import Plain, Replayable, replayable
+from tuner.trace.formats.reading.replayable import Plain, Replayable
 from tuner.trace.formats.registry import REPLAY_TOOLS, ReplayTool, open_trace
+from tuner.trace.stream import Input, in_order, scan
 from tuner.trace.trace import load
 
 __all__ = ["tuner"]
@@ -17,11 +20,22 @@ __all__ = ["tuner"]
 SAMPLE = SAMPLES / "translation.jsonl"
 
 
-def plain(*rows: Row, block_size: int = 16, wanted: int | None = None) -> Replayable:
-    return replayable(rows, block_size=block_size, wanted=wanted)
+@dataclass
+class Found:
+    requests: tuple[Plain, ...]
+    of: Replayable
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        return tuple(self.of.notes())
 
 
-def ids(found: Replayable) -> list[tuple[int, ...]]:
+def plain(*rows: Row, block_size: int = 16, wanted: int | None = None) -> Found:
+    found = Replayable(rows, block_size=block_size, wanted=wanted)
+    return Found(tuple(found.plain()), found)
+
+
+def ids(found: Found) -> list[tuple[int, ...]]:
     return [one.hash_ids for one in found.requests]
 
 
@@ -29,10 +43,11 @@ def objects(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_requests_are_in_order_of_arrival_and_count_from_the_first() -> None:
-    found = plain(Row(700, 5, 1), Row(250.5, 6, 2))
+def test_requests_count_from_the_first() -> None:
+    found = plain(Row(250.5, 6, 2), Row(700, 5, 1))
     assert found.requests == (Plain(0, 6, 2, (0,)), Plain(449.5, 5, 1, (1,)))
-    assert (found.block_size, found.left_out, found.notes) == (16, {}, ())
+    assert (found.of.block_size, found.of.left_out, found.notes) == (16, {}, ())
+    assert (found.of.requests, found.of.lasted_ms) == (2, 449.5)
 
 
 def test_what_was_not_served_is_left_out_and_counted() -> None:
@@ -41,7 +56,7 @@ def test_what_was_not_served_is_left_out_and_counted() -> None:
         Row(0, 5, 0, status="aborted"), Row(0, 5, 3, status="aborted"),
     )  # fmt: skip
     assert [one.output_length for one in found.requests] == [1, 3]
-    assert found.left_out == {"error": 1, "rejected": 1, "aborted without output": 1}
+    assert found.of.left_out == {"error": 1, "rejected": 1, "aborted without output": 1}
     assert found.notes == ("1 aborted requests become requests of the tokens they got",)
 
 
@@ -101,6 +116,29 @@ def test_every_row_of_an_export_has_the_four_keys_and_no_header(tuner: Run, tmp_
         assert list(first) == ["timestamp", "input_length", "output_length", "hash_ids"]
         assert (first["timestamp"], second["timestamp"]) == (0, stamp)
         assert type(second["timestamp"]) is type(stamp)
+
+
+@pytest.mark.parametrize("reach", [0, 3, 40, 10_000])
+def test_rows_come_in_order_of_arrival_however_far_they_are_out_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reach: int
+) -> None:
+    monkeypatch.setattr("tuner.trace.formats.reading.byte_chunks.CHUNK_BYTES", 500)
+    chance = random.Random(reach)
+    made = [row(at // 2, input_length=at + 1, session_id=f"s{at % 7}") for at in range(400)]
+    for at in range(0, 400, 9):
+        made[at]["status"] = "error"
+    made.sort(key=lambda one: one["timestamp"] + chance.uniform(0, reach))
+    path = write_lines(tmp_path / "t", HEADER, *made)
+    file = Input(path)
+    batches = list(in_order(file, scan(file, lambda _: None), lambda _: None))
+    rows = [one for batch in batches for one in batch.rows()]
+    expected = sorted(made, key=lambda one: one["timestamp"])
+    assert [(one.timestamp, one.input_length, one.session_id, one.status) for one in rows] == [
+        (one["timestamp"], one["input_length"], one["session_id"], one.get("status", "ok"))
+        for one in expected
+    ]
+    if reach < 50:  # then no more are held than are out of order
+        assert max(map(len, batches)) < 200
 
 
 def test_an_export_says_how_to_replay_it(tuner: Run, tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from tuner.errors import TraceError, UsageError
 from tuner.system.files import whole_file
 from tuner.trace.columns import Columns, columns_of
 from tuner.trace.formats.reading.record import Tally
-from tuner.trace.formats.reading.replayable import replayable
-from tuner.trace.formats.registry import open_trace, replay_tool
+from tuner.trace.formats.reading.replayable import Replayable
+from tuner.trace.formats.registry import replay_tool
 from tuner.trace.parts import drop_longer, only_replica
 from tuner.trace.stream import (
     Draft,
@@ -35,11 +35,11 @@ from tuner.trace.stream import (
     TickSpread,
     convert,
     excerpt,
+    in_order,
     scan,
     since,
-    telling,
 )
-from tuner.trace.trace import Trace, lines_of, reading_warnings
+from tuner.trace.trace import Trace, lines_of
 from tuner.traffic.arrivals import busiest
 from tuner.traffic.likeness import MIN_PARTS, Likeness, likeness
 from tuner.traffic.routing import Router, assign
@@ -130,27 +130,23 @@ def import_(
 
 
 def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
-    exporter = replay_tool(format_name)
+    exporter, file = replay_tool(format_name), Input(trace)
     with whole_file(output, force=force) as out:
-        source, tally = open_trace(trace)
         with _telling(f"reading {trace.name}") as tell:
-            found = replayable(
-                (
-                    row
-                    for batch in telling(source.by_columns(), tally, tell)
-                    for row in batch.rows()
-                ),
-                block_size=source.header.block_size,
+            scanned = scan(file, tell)
+        with _telling(f"writing {output.name}") as tell:
+            found = Replayable(
+                (row for batch in in_order(file, scanned, tell) for row in batch.rows()),
+                block_size=scanned.header.block_size,
                 wanted=exporter.EXPORTED_BLOCK_SIZE,
             )
+            out.writelines(exporter.export(found))
         if not found.requests:
             raise TraceError(
                 f"{trace}: no request was served", hint="There is nothing to replay in it."
             )
-        out.writelines(exporter.export(found))
-    warnings = (*reading_warnings(source.header, tally), *found.notes)
     usage = exporter.usage(shlex.quote(output.name), found)
-    trace_view.print_exported(output, found, usage, warnings)
+    trace_view.print_exported(output, found, usage, (*scanned.warnings, *found.notes()))
 
 
 def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:

@@ -31,10 +31,9 @@ def print_written(
 
 def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable[str]) -> None:
     console = console_for()
-    lasted_s = found.requests[-1].arrival_ms / 1000
     left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
     console.print(
-        f"{shown(str(path))}: {requests(len(found.requests))} over {lasted_s:,.1f}s, "
+        f"{shown(str(path))}: {requests(found.requests)} over {found.lasted_ms / 1000:,.1f}s, "
         f"block ids of {found.block_size} tokens" + (f"; left out: {left_out}" if left_out else ""),
         soft_wrap=True,
     )

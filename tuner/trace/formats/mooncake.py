@@ -41,5 +41,5 @@ def usage(name: str, found: Replayable) -> str:
     return (
         f"PYTHONHASHSEED=0 vllm bench serve --dataset-name timed_trace --dataset-path {name} "
         f"--timed-trace-sec-multiplier 0.001 --timed-trace-chunk-hash-size {found.block_size} "
-        f"--num-prompts {len(found.requests)}"
+        f"--num-prompts {found.requests}"
     )

@@ -96,7 +96,7 @@ class ReplayTool(Protocol):
         ...
 
     def usage(self, name: str, found: Replayable) -> str:
-        """Return the command that replays the file of this name."""
+        """Return the command that replays the file of this name, once its lines were taken."""
         ...
 
 

@@ -28,5 +28,5 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
 def usage(name: str, found: Replayable) -> str:
     return (
         f"PYTHONHASHSEED=0 vllm bench serve --dataset-name timed_trace --dataset-path {name} "
-        f"--timed-trace-chunk-hash-size {found.block_size} --num-prompts {len(found.requests)}"
+        f"--timed-trace-chunk-hash-size {found.block_size} --num-prompts {found.requests}"
     )

@@ -126,7 +126,7 @@ class Reader:
         else:
             places = [*np.flatnonzero(~dirty).tolist(), *(place - first for place, _ in slow)]
             order = np.argsort(np.array(places, np.int64), kind="stable")
-            yield merged(batch.take(~dirty), Batch.of([row for _, row in slow]), order)
+            yield merged([batch.take(~dirty), Batch.of([row for _, row in slow])], order)
 
     def _rows(self, numbered: Iterable[tuple[int, bytes]]) -> Iterator[tuple[int, Row]]:
         """Yield (line number, row) of some lines, read one by one."""

@@ -143,39 +143,43 @@ def _taken(lists: Lists, places: Ints) -> Lists:
     return begins, values[np.repeat(offsets[:-1][places], sizes) + within]
 
 
-def merged(one: Batch, other: Batch, order: Ints) -> Batch:
-    """Return the rows of both, in an order of their places one behind the other."""
-    size, more = len(one), len(other)
+def merged(parts: Sequence[Batch], order: Ints) -> Batch:
+    """Return the rows of all parts, in an order of their places one behind the other."""
 
-    def both(of: Mapping[str, Any], to: Mapping[str, Any], absent: float) -> dict[str, Any]:
+    def joined(name: str, absent: float) -> dict[str, Any]:
+        each = [getattr(part, name) for part in parts]
+        kinds = {key: held[key].dtype for held in each for key in held}
         return {
             key: np.concatenate(
                 [
-                    of[key] if key in of else np.full(size, absent, to[key].dtype),
-                    to[key] if key in to else np.full(more, absent, of[key].dtype),
+                    held[key] if key in held else np.full(len(part), absent, kind)
+                    for part, held in zip(parts, each, strict=True)
                 ]
             )
-            for key in {**of, **to}
+            for key, kind in kinds.items()
         }
 
-    names: dict[str, Names] = {}
-    for key in {**one.names, **other.names}:
-        codes, known = one.names.get(key) or (np.full(size, -1, np.int32), [])
-        added, new = other.names.get(key) or (np.full(more, -1, np.int32), [])
-        names[key] = (
-            np.concatenate([codes, np.where(added < 0, -1, added + len(known))]).astype(np.int32),
-            [*known, *new],
-        )
-    lists: dict[str, Lists] = {}
-    for key in {**one.lists, **other.lists}:
-        begins, values = one.lists.get(key) or (np.zeros(size + 1, np.int64), np.empty(0, np.int64))
-        after, rest = other.lists.get(key) or (np.zeros(more + 1, np.int64), np.empty(0, np.int64))
-        lists[key] = (
-            np.concatenate([begins, after[1:] + begins[-1]]),
-            np.concatenate([values, rest]),
-        )
-    counts = both(one.counts, other.counts, ABSENT)
+    counts = joined("counts", ABSENT)
     if "n" in counts:
         counts["n"] = np.where(counts["n"] == ABSENT, 1, counts["n"])
-    joined = Batch(both(one.times, other.times, np.nan), counts, names, lists, one.block)
-    return joined.take(order)
+    names = {key: _joined_names(parts, key) for key in {k for part in parts for k in part.names}}
+    lists = {key: _joined_lists(parts, key) for key in {k for part in parts for k in part.lists}}
+    return Batch(joined("times", np.nan), counts, names, lists, parts[0].block).take(order)
+
+
+def _joined_names(parts: Sequence[Batch], key: str) -> Names:
+    known: dict[str, int] = {}
+    joined = []
+    for part in parts:
+        codes, names = part.names.get(key) or (np.full(len(part), -1, np.int32), [])
+        places = [known.setdefault(name, len(known)) for name in names]
+        joined.append(np.array([*places, -1], np.int32)[codes])  # -1 is the last
+    return np.concatenate(joined), list(known)
+
+
+def _joined_lists(parts: Sequence[Batch], key: str) -> Lists:
+    nothing = np.empty(0, np.int64)
+    each = [part.lists.get(key) or (np.zeros(len(part) + 1, np.int64), nothing) for part in parts]
+    sizes = np.concatenate([np.diff(offsets) for offsets, _ in each])
+    values = np.concatenate([held[offsets[0] : offsets[-1]] for offsets, held in each])
+    return np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64), values

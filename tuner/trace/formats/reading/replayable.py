@@ -24,23 +24,48 @@ class Plain:
     """One for each block that the prompt begins; those that stand for nothing shared are new."""
 
 
-@dataclass(frozen=True, slots=True)
 class Replayable:
-    """The part of a trace that other tools can replay."""
+    """The part of a trace that other tools can replay, told row by row; what it counts is whole
+    when all were told.
 
-    requests: tuple[Plain, ...]
-    """In order of arrival."""
+    Requests that were never served are left out, and so are those without output: no tool takes
+    them. Of n sequences each becomes a request of its own.
+    """
 
-    block_size: int
-    left_out: dict[str, int]
-    """Why → how many requests."""
+    def __init__(self, rows: Iterable[Row], *, block_size: int, wanted: int | None) -> None:
+        """``rows`` are in order of arrival; ids are for ``wanted`` tokens each, None for as many as
+        they are."""
+        self._rows = rows
+        self._ids = _Ids(block_size, wanted or block_size)
+        self.block_size = self._ids.wanted
+        self.requests = 0
+        self.lasted_ms = 0.0
+        self.left_out: dict[str, int] = {}
+        """Why → how many requests."""
 
-    notes: tuple[str, ...]
-    """What the other tool will do differently."""
+        self._aborted = self._several = 0
+
+    def plain(self) -> Iterator[Plain]:
+        """Yield the requests in order of arrival."""
+        first_ms: float | None = None
+        for row in self._rows:
+            first_ms = row.timestamp if first_ms is None else first_ms
+            lengths = [length for length in _output_lengths(row) if length]
+            if row.status not in SERVED or not lengths:
+                why = f"{row.status} without output" if row.status in SERVED else row.status
+                self.left_out[why] = self.left_out.get(why, 0) + 1
+                continue
+            self._aborted += row.status == "aborted"
+            self._several += len(lengths) > 1
+            self.requests += len(lengths)
+            self.lasted_ms = row.timestamp - first_ms
+            prompt = self._ids.of(row)
+            for length in lengths:
+                yield Plain(self.lasted_ms, row.input_length or 0, length, prompt)
 
     def lines(self, stamp: Callable[[float], float]) -> Iterator[bytes]:
         """Yield Mooncake's keys; ``stamp`` makes of ms what the tool counts in."""
-        for one in self.requests:
+        for one in self.plain():
             row = {
                 "timestamp": stamp(one.arrival_ms),
                 "input_length": one.input_length,
@@ -49,36 +74,13 @@ class Replayable:
             }
             yield msgspec.json.encode(row) + b"\n"
 
-
-def replayable(rows: Iterable[Row], *, block_size: int, wanted: int | None) -> Replayable:
-    """Return the served requests, ids for ``wanted`` tokens each, or for as many as they are.
-
-    Requests that were never served are left out, and so are those without output: no tool takes
-    them. Of n sequences each becomes a request of its own.
-    """
-    found: list[Plain] = []
-    left_out: dict[str, int] = {}
-    notes: list[str] = []
-    ids = _Ids(block_size, wanted or block_size)
-    ordered = sorted(rows, key=lambda row: row.timestamp)
-    aborted = several = 0
-    for row in ordered:
-        lengths = [length for length in _output_lengths(row) if length]
-        if row.status not in SERVED or not lengths:
-            why = f"{row.status} without output" if row.status in SERVED else row.status
-            left_out[why] = left_out.get(why, 0) + 1
-            continue
-        aborted += row.status == "aborted"
-        several += len(lengths) > 1
-        prompt = ids.of(row)
-        arrival_ms = row.timestamp - ordered[0].timestamp
-        found += (Plain(arrival_ms, row.input_length or 0, length, prompt) for length in lengths)
-    if aborted:
-        notes.append(f"{aborted:,} aborted requests become requests of the tokens they got")
-    if several:
-        notes.append(f"{several:,} requests with n > 1 become one request a sequence")
-    notes += ids.notes()
-    return Replayable(tuple(found), ids.wanted, left_out, tuple(notes))
+    def notes(self) -> Iterator[str]:
+        """Yield what the other tool will do differently."""
+        if self._aborted:
+            yield f"{self._aborted:,} aborted requests become requests of the tokens they got"
+        if self._several:
+            yield f"{self._several:,} requests with n > 1 become one request a sequence"
+        yield from self._ids.notes()
 
 
 def _output_lengths(row: Row) -> tuple[int, ...]:

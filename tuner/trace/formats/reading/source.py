@@ -1,7 +1,7 @@
 """A trace file as one format reads it: its header and its rows."""
 
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from tuner.trace.formats.columnar.batch import ROWS, Batch
@@ -36,8 +36,10 @@ class Source:
         if self.batches is not None:
             yield from self.batches
             return
+        number = 0
         while rows := list(islice(self.rows, ROWS)):
-            yield Batch.of(rows)
+            yield replace(Batch.of(rows), block=number)
+            number += 1
 
 
 def columnar(
