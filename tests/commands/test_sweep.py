@@ -34,7 +34,8 @@ CURVE_KEYS = {
     "recomputed_tokens", "cut", "source",
 }  # fmt: skip
 RESULT_KEYS = {
-    "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "curve", "baseline",
+    "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "requirements", "curve",
+    "baseline",
     "twin_error", "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
 }  # fmt: skip
 
@@ -384,6 +385,43 @@ def test_with_check_too_little_served_in_time_ends_with_6_and_the_profile(
         assert re.search(r"other.yaml: only [0-9.]+ % of requests meet the SLO", done.stderr)
         assert profile.load(tmp_path / "other.yaml").decision.max_num_seqs == found["max_num_seqs"]
     assert rescored(tmp_path, "--slo", "e2el=3s").returncode == 0
+
+
+def test_what_is_required_moves_the_choice_or_ends_with_6_and_what_would_keep_it(
+    whole: Whole, tmp_path: Path
+) -> None:
+    shutil.copytree(whole.run_dir, tmp_path / "run")
+    before = whole.result
+    assert (before["max_num_seqs"], before["requirements"]) == (16, [])
+    done = rescored(tmp_path, "--require", "p99 ttft <= 150ms", "--json")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["max_num_seqs"] == 32
+    (one,) = found["requirements"]
+    assert one["kept"]
+    assert one["at_worst"] <= 0.15
+    assert profile.load(tmp_path / "other.yaml").decision.requirements[0].text == one["text"]
+    done = rescored(tmp_path, "--require", "p99 ttft <= 1ms", "--require", "preemptions == 0")
+    assert done.returncode == 6
+    error, hint = done.stderr.splitlines()[-2:]
+    assert re.search(r"max_num_seqs 16 does not keep p99 ttft <= 1ms \(at worst \d+ ms", error)
+    assert "; 32 comes nearest and breaks p99 ttft <= 1ms (" in error
+    assert error.endswith("no load is small enough for it: ask for less")
+    assert hint.startswith("Add replicas or require less. Next: tuner show other.yaml")
+    assert "not kept: p99 ttft <= 1ms" in done.stdout
+    bad = refused(rescored(tmp_path, "--require", "p99 tfft <= 1ms"), 2)
+    assert "character 5: 'tfft' is none of ttft, tpot" in bad
+
+
+def test_a_run_goes_on_under_what_was_required_of_it(folder: Path) -> None:
+    asked = ("--run-dir", "run", "--fast", "--require", "p99 ttft <= 150ms")
+    done = tune(folder, *asked, "--json")
+    assert done.returncode == 0, done.stderr
+    assert tune(folder, *asked, "--resume", "--json").stdout == done.stdout
+    other = tune(folder, "--run-dir", "run", "--fast", "--resume")
+    assert "require" in refused(other, 3)
+    again = json.loads(rescored(folder, "--json").stdout)
+    assert again["requirements"] == json.loads(done.stdout)["requirements"]
 
 
 def rescored(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:

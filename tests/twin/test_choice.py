@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from tuner.engines.scheduler.state import StepLaw
+from tuner.traffic.requirements import parse_requirements
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import plausible, value_of, weigh
+from tuner.twin.choice import Weighed, plausible, value_of, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.load import Loads, loads_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
@@ -131,3 +132,54 @@ def test_where_every_cap_may_be_chosen_the_draws_of_both_loads_belong_together()
     assert len(found.drawn()) == 40
     for values, raised in found.drawn():
         assert tuple(values) == tuple(raised) == CAPS
+
+
+def required(*texts: str) -> Weighed:
+    """Return what is chosen where this is required: without, 8 slots are."""
+    return weigh(
+        loads_of(traffic(), 1.25, seed=0),
+        fitted(noise=0.02),
+        SHAPE,
+        SLO,
+        CAPS,
+        requirements=parse_requirements(texts, headroom=1.25),
+        length_s=200.0,
+    )
+
+
+def test_what_breaks_a_requirement_is_no_candidate() -> None:
+    found = required("p95 tpot <= 10.7ms")  # 10 ms and 0.1 ms for each of up to 7 slots
+    assert found.bounds.broken(8)
+    assert found.best == 4
+    assert tuple(found.eligible) == (1, 2, 4)
+    assert found.interval[1] <= 8
+
+
+def test_a_bound_is_what_draws_stay_on_the_good_side_of() -> None:
+    (one,) = parse_requirements(["attainment >= 50%"], headroom=1.0)
+    found = required("attainment >= 50%")
+    shares = [said.attainment for said in found.samples[8]]
+    assert min(shares) <= found.bounds.of_cap[8][one] <= np.median(shares)
+    assert found.best == 8
+
+
+def test_headroom_has_requirements_of_its_own() -> None:
+    today, raised = parse_requirements(
+        ["attainment >= 90%", "attainment >= 90% at headroom"], headroom=1.25
+    )
+    numbers = required(today.text, raised.text).bounds.of_cap[8]
+    assert numbers[today] > 0.95
+    assert numbers[raised] < numbers[today]
+
+
+def test_where_nothing_keeps_what_is_required_the_nearest_is_named() -> None:
+    found = required("p95 tpot <= 1ms")
+    assert found.best == 8
+    assert tuple(found.eligible) == CAPS
+    assert found.bounds.nearest() == 1
+    assert found.bounds.shown(1).startswith("p95 tpot <= 1ms (10.")
+
+
+def test_gaps_between_tokens_are_asked_of_the_iterations() -> None:
+    (one,) = parse_requirements(["p50 itl <= 20ms"], headroom=1.0)
+    assert required("p50 itl <= 20ms").bounds.of_cap[1][one] == pytest.approx(0.0101, rel=0.02)

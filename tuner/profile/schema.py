@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Literal
 
-from pydantic import JsonValue
+from pydantic import Field, JsonValue
 
 from tuner.profile.numbers import (
     Admission,
@@ -55,6 +55,19 @@ class SloSection(Section):
         )
 
 
+class RequirementSection(Section):
+    """What was required of the choice, in the words of ``--require``. Times in seconds."""
+
+    text: str
+    at_worst: Number | None
+    """What 95 % of the twin's draws stay on the good side of; None where it did not decide."""
+
+    measured: Number | None
+    """In the confirming replay at its load."""
+
+    kept: bool
+
+
 class Decision(Section):
     verdict: Verdict
     max_num_seqs: Seqs
@@ -63,6 +76,12 @@ class Decision(Section):
     reason: str
     objective: str
     slo: SloSection
+    requirements: list[RequirementSection] = Field(default_factory=list)
+    """What was required besides; empty in a profile of an older tuner."""
+
+    @property
+    def broken(self) -> list[RequirementSection]:
+        return [one for one in self.requirements if not one.kept]
 
 
 class Validity(Section):

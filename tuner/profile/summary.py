@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterator
 
 from tuner.profile.numbers import CapNumbers, CurveStep, SpreadSection
-from tuner.profile.schema import ServingProfile
+from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.verdict_block import NAMES, VerdictBlock
+from tuner.traffic.requirements import parse_requirement
+from tuner.twin.required import RequirementCheck
 
 LOW = 0.90
 """Attainment below which that is the answer, and not the cap."""
@@ -33,6 +35,8 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
     """Return the verdict block of a profile; ``next_`` is the command to run."""
     decision, given = profile.decision, promised(profile)
     title = f"max_num_seqs {decision.max_num_seqs}{_now(profile)}"
+    if decision.broken:
+        title = f"not kept: {decision.broken[0].text}: {title}"
     if given.attainment < LOW:
         title = f"only {percent(given.attainment)} of requests meet the SLO: {title}"
     aside = KINDS[decision.verdict]
@@ -120,6 +124,18 @@ def minutes(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60} min {whole % 60} s".removesuffix(" 0 s")
     return f"{whole // 3600} h {whole % 3600 // 60} min".removesuffix(" 0 min")
+
+
+def required(one: RequirementSection) -> str:
+    """Say what was required and what is known of it.
+
+    >>> section = RequirementSection(
+    ...     text="p99 ttft <= 500ms", at_worst=0.612, measured=None, kept=False
+    ... )
+    >>> required(section)
+    'p99 ttft <= 500ms (at worst 612 ms)'
+    """
+    return str(RequirementCheck(parse_requirement(one.text), one.at_worst, one.measured))
 
 
 def _now(profile: ServingProfile) -> str:
@@ -214,6 +230,11 @@ def _longer(share: float) -> str:
 
 
 def _holds(profile: ServingProfile) -> str:
+    told = "; ".join(map(required, profile.decision.requirements))
+    return f"{told}; {_load_held(profile)}" if told else _load_held(profile)
+
+
+def _load_held(profile: ServingProfile) -> str:
     validated = profile.validity.validated_load
     raised = max(profile.promise.predicted, key=lambda one: one.load, default=None)
     share = "" if raised is None else f"{percent(raised.attainment)} in SLO"

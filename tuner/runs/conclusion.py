@@ -53,6 +53,7 @@ def view_of(
         unloaded=workload.unloaded,
         slo=workload.slo,
         caps=doubling(settings.ceiling),
+        requirements=settings.requirements,
         headroom=settings.headroom,
         seed=settings.seed,
         hit_share=_hit_share(evidence, workload, settings.trace_block_size),
@@ -71,7 +72,12 @@ def conclude(
     if view is None or not view.is_believed:
         blocks = evidence.blocks(workload.slo)
         curve = _measured_curve(measured, blocks)
-        verdict = decide(blocks, ceiling=settings.ceiling, complete=complete)
+        verdict = decide(
+            blocks,
+            ceiling=settings.ceiling,
+            complete=complete,
+            requirements=settings.requirements,
+        )
         verdict = _reachable(verdict, workload, curve)
         if view is not None:
             verdict = _doubted(verdict, view)
@@ -193,6 +199,20 @@ def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
     return replace(conclusion, view=view, verdict=verdict)
 
 
+def held_to(
+    verdict: Verdict, confirmed: Measurement | None, with_headroom: Measurement | None
+) -> Verdict:
+    """Return the verdict with what the confirming replays measured of all that is required."""
+    checks = []
+    for required in verdict.requirements:
+        one = required.requirement
+        seen = with_headroom if one.at_headroom else confirmed
+        told = seen is not None and (seen.cut is None or one.name == "attainment")
+        value = one.value_in(seen) if told else required.measured
+        checks.append(replace(required, measured=value))
+    return replace(verdict, requirements=tuple(checks))
+
+
 def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
     """Return how the confirming engine agrees with the ladder's; None where there is no telling."""
     view = conclusion.view
@@ -276,14 +296,19 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     cap, facts = conclusion.verdict.max_num_seqs, evidence.facts()
     uniform = misled(conclusion, settings)
     confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
+    confirmed = measure(confirm, workload.slo) if confirm else None
+    with_headroom = measure(headroom, workload.slo) if headroom else None
+    conclusion = verified(conclusion, evidence)
     return SweepOutcome(
-        conclusion=verified(conclusion, evidence),
+        conclusion=replace(
+            conclusion, verdict=held_to(conclusion.verdict, confirmed, with_headroom)
+        ),
         slo=workload.slo,
         part=workload.part,
         windows=workload.windows,
         arrival_rate_rps=len(workload.judged) / workload.judged_s,
-        confirmed=measure(confirm, workload.slo) if confirm else None,
-        with_headroom=measure(headroom, workload.slo) if headroom else None,
+        confirmed=confirmed,
+        with_headroom=with_headroom,
         aa_check=agreed(conclusion, evidence),
         predictions=predictions(conclusion),
         facts=facts,

@@ -26,6 +26,7 @@ from tuner.profile.schema import (
     Decision,
     EngineSeconds,
     Provenance,
+    RequirementSection,
     ServingProfile,
     SloSection,
     Validity,
@@ -37,7 +38,8 @@ from tuner.replay.measure import Measurement, Spread
 from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
-from tuner.twin.objective import OBJECTIVE
+from tuner.twin.objective import OBJECTIVE, holds
+from tuner.twin.verdict_text import Verdict
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -130,6 +132,23 @@ def slo_section(slo: Slo) -> SloSection:
     )
 
 
+def required_sections(verdict: Verdict) -> list[RequirementSection]:
+    """Return what was required, and whether it is kept."""
+
+    def known(value: float | None) -> float | None:
+        return None if value is None or math.isnan(value) else value
+
+    return [
+        RequirementSection(
+            text=str(one.requirement),
+            at_worst=known(one.bound),
+            measured=known(one.measured),
+            kept=one.is_kept,
+        )
+        for one in verdict.requirements
+    ]
+
+
 def profile_of(
     outcome: SweepOutcome, *, headroom: float, trace_digest: str, origin: Mapping[str, Any]
 ) -> ServingProfile:
@@ -149,6 +168,7 @@ def profile_of(
         reason=verdict.reason,
         objective=OBJECTIVE,
         slo=slo_section(outcome.slo),
+        requirements=required_sections(verdict),
     )
     promise = _promise(outcome)
     twin = (
@@ -191,6 +211,7 @@ def json_object(
         "confidence": verdict.confidence,
         "reason": verdict.reason,
         "slo": slo_section(outcome.slo).model_dump(mode="json"),
+        "requirements": [one.model_dump(mode="json") for one in required_sections(verdict)],
         "curve": [step.model_dump(mode="json") for step in curve_steps(outcome)],
         "baseline": None if baseline is None else baseline.model_dump(mode="json"),
         "twin_error": _twin_error(outcome),
@@ -203,16 +224,13 @@ def json_object(
 
 
 def holds_with_headroom(outcome: SweepOutcome) -> bool:
-    """Whether the chosen cap still served half of the requests in time, and nearly as many as at
-    the captured load, when it was replayed with the load raised."""
+    """Whether the chosen cap, replayed with the load raised, still served half of the requests in
+    time, as many but for next to nothing as at the captured load, and what is required there."""
     raised, base = outcome.with_headroom, outcome.confirmed or outcome.chosen.measured
     if raised is None or base is None:
         return False
-    return raised.attainment >= max(0.5, base.attainment - HEADROOM_LOSS)
-
-
-HEADROOM_LOSS = 0.05
-"""Attainment that a raised load may cost and still count as validated."""
+    required = [one for one in outcome.verdict.requirements if one.requirement.at_headroom]
+    return holds(base.attainment, raised.attainment) and all(one.is_kept for one in required)
 
 
 def _twin_error(outcome: SweepOutcome) -> float | None:

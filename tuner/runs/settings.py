@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
 from tuner.traffic.workload import parse_step_s
@@ -43,6 +44,9 @@ class SweepSettings:
     confirm: Confirm = "inproc"
     """Whether the engine that confirms the choice is in tuner's own process, or behind a server."""
 
+    requirements: tuple[Requirement, ...] = ()
+    """What breaks one is not chosen."""
+
 
 def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
     """Return the settings of a run from its plan: the options as the user wrote them, under this
@@ -51,17 +55,19 @@ def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
     Raises UsageError for a value that cannot be, and KeyError, TypeError or ValueError for what is
     no plan.
     """
+    headroom = float(plan["headroom"])
     return SweepSettings(
         ceiling=int(plan["ceiling"]),
         slo=slo,
         window=str(plan["window"]),
         step_s=parse_step_s(plan["step"]),
         budget_s=parse_duration_s(plan["budget"], option="--budget"),
-        headroom=float(plan["headroom"]),
+        headroom=headroom,
         fast=bool(plan.get("fast")),
         fresh=bool(plan.get("fresh")),
         closed_sessions=bool(plan.get("closed_sessions")),
         seed=int(plan["seed"]),
         trace_block_size=int(plan["trace_block_size"]),
         confirm="server" if plan.get("confirm") == "server" else "inproc",
+        requirements=parse_requirements(list(plan.get("require", ())), headroom=headroom),
     )

@@ -7,12 +7,13 @@ both are the same for every cap and both loads, so that differences between caps
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
+from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
 from tuner.twin.law import FittedLaw
 from tuner.twin.load import Loads
@@ -25,6 +26,7 @@ from tuner.twin.objective import (
     nearly_right,
     right_caps,
 )
+from tuner.twin.required import NOTHING_REQUIRED, Bounds, Numbers, Required
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
 
 DRAWS = 40
@@ -102,6 +104,14 @@ class Weighed:
     unseen: tuple[int, ...]
     """Caps at which the traffic makes batches larger than any that was measured: a guess."""
 
+    bounds: Bounds = field(default_factory=Bounds)
+    """What is required, and how far every cap keeps it."""
+
+    @property
+    def eligible(self) -> Values:
+        """Today's values of the caps that may be chosen by what is required."""
+        return self.bounds.eligible(self.values)
+
     @property
     def confidence(self) -> float:
         return self.agreeing / self.draws
@@ -134,29 +144,34 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     slo: Slo,
     caps: Sequence[int],
     *,
+    requirements: Sequence[Requirement] = (),
+    length_s: float = math.inf,
     everywhere: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Weighed:
-    """Choose a cap for these loads, under the law and under laws as likely.
+    """Choose a cap for these loads, under the law and under laws as likely: of those that meet what
+    is required, where any does. ``length_s`` is how long today's traffic arrives.
 
-    With ``everywhere`` there are samples for every cap at both loads, otherwise only today's of
-    those that may be chosen.
+    With ``everywhere``, and where something is required, there are samples for every cap at both
+    loads, otherwise only today's of those that may be chosen.
     """
-    question = Question(loads, shape, slo)
+    rate_rps = len(loads.today) / length_s
+    question = Question(loads, shape, slo, tuple(requirements), rate_rps)
     replays = {cap: simulate(loads.today, fitted.law, shape, max_num_seqs=cap) for cap in caps}
     values = {cap: value_of(loads.today, replay, slo) for cap, replay in replays.items()}
     raised = question.raised(fitted.law, caps, values)
     requests, kept = len(loads.today), plausible(values)
+    everywhere = everywhere or bool(requirements)
+    laws = list(enumerate(fitted.draws(draws, seed=seed)))
     drawn = [
-        question.drawn(
-            number,
-            law,
-            caps if everywhere and number < DRAWS else kept,
-            raise_all=everywhere and number < DRAWS,
-        )
-        for number, law in enumerate(fitted.draws(draws, seed=seed))
+        question.drawn(number, law, caps if everywhere else kept, raise_all=everywhere)
+        for number, law in laws[:DRAWS]
     ]
+    bounds = Bounds.of(requirements, [one.required for one in drawn])
+    eligible = bounds.eligible(values)
+    kept = plausible(eligible)
+    drawn += [question.drawn(number, law, kept) for number, law in laws[DRAWS:]]
     right = [right_caps(*one.shares(kept), requests=requests) for one in drawn]
     counts = Counter(cap for one in right for cap in one)
     own = choose({cap: values[cap] for cap in kept}, raised, requests=requests)
@@ -177,6 +192,7 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
             if loads.today.output_length.max(initial=0) > 1  # one token is no decoding
             and replays[cap].running_peak > NEAR_ENOUGH * fitted.extrapolated_from
         ),
+        bounds=bounds,
     )
 
 
@@ -185,6 +201,8 @@ class Draw(NamedTuple):
 
     today: Mapping[int, Statistics]
     raised: Mapping[int, Statistics]
+    required: Mapping[int, Numbers]
+    """Of both loads."""
 
     def shares(self, caps: Sequence[int]) -> tuple[Values, Shares]:
         """Return what decides between these caps."""
@@ -201,17 +219,27 @@ class Question:
     loads: Loads
     shape: EngineShape
     slo: Slo
+    requirements: tuple[Requirement, ...] = ()
+    rate_rps: float = 0.0
+    """At which today's requests arrive."""
 
     def drawn(
         self, number: int, law: StepLaw, caps: Sequence[int], *, raise_all: bool = False
     ) -> Draw:
         """Return a draw: with headroom only what may be right today, unless all is asked for."""
-        today = self.at(law, caps, self.loads.today)
+        today, numbers = self.at(law, caps, self.loads.today, self.required(at_headroom=False))
         if not self.loads.raised:
-            return Draw(today, {})
+            return Draw(today, {}, numbers)
         values = {cap: (one.attainment, one.log_tail) for cap, one in today.items()}
         asked = caps if raise_all else nearly_right(values, requests=len(self.loads.today))
-        return Draw(today, self.at(law, asked, self.loads.drawn(number)))
+        more = self.required(at_headroom=True)
+        raised, there = self.at(law, asked, self.loads.drawn(number), more)
+        return Draw(today, raised, {cap: {**numbers[cap], **there.get(cap, {})} for cap in numbers})
+
+    def required(self, *, at_headroom: bool) -> Required:
+        """Return what is required at a load."""
+        asked = tuple(one for one in self.requirements if one.at_headroom == at_headroom)
+        return Required(asked, self.slo, self.rate_rps * (self.loads.headroom**at_headroom))
 
     def raised(self, law: StepLaw, caps: Sequence[int], values: Values) -> Shares:
         """Return the attainment with headroom of every cap by one law: of those that may be right
@@ -220,25 +248,39 @@ class Question:
             return NOT_ASKED
         near = nearly_right(values, requests=len(self.loads.today))
         first, *others = self.loads.raised
-        every = self.at(law, caps, first)
-        copies = [every, *(self.at(law, near, one) for one in others)]
+        every, _ = self.at(law, caps, first)
+        copies = [every, *(self.at(law, near, one)[0] for one in others)]
         return {
             cap: float(np.mean([one[cap].attainment for one in copies if cap in one]))
             for cap in caps
         }
 
-    def at(self, law: StepLaw, caps: Sequence[int], traffic: Traffic) -> Mapping[int, Statistics]:
-        """Return what each cap gives. Above one that never binds, all are the same."""
-        found: dict[int, Statistics] = {}
-        free: Statistics | None = None
+    def at(
+        self,
+        law: StepLaw,
+        caps: Sequence[int],
+        traffic: Traffic,
+        required: Required = NOTHING_REQUIRED,
+    ) -> tuple[Mapping[int, Statistics], Mapping[int, Numbers]]:
+        """Return what each cap gives, and what of that is required. Above one that never binds, all
+        are the same."""
+        found: dict[int, tuple[Statistics, Numbers]] = {}
+        free: tuple[Statistics, Numbers] | None = None
+        log = required.needs_iterations
         for cap in sorted(caps):
             if free is None:
-                replay = simulate(traffic, law, self.shape, max_num_seqs=cap)
-                found[cap] = Statistics.of(traffic, replay, self.slo)
+                replay = simulate(traffic, law, self.shape, max_num_seqs=cap, log=log)
+                found[cap] = (
+                    Statistics.of(traffic, replay, self.slo),
+                    required.numbers(traffic, replay, self.shape),
+                )
                 free = found[cap] if replay.running_peak < cap else None
             else:
                 found[cap] = free
-        return found
+        return (
+            {cap: statistics for cap, (statistics, _) in found.items()},
+            {cap: numbers for cap, (_, numbers) in found.items()},
+        )
 
 
 def _by_cap(

@@ -20,12 +20,14 @@ from tuner.replay.iterations import (
 )
 from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error
-from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Statistics, Weighed, weigh
+from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.load import Loads, loads_of, scaled
 from tuner.twin.objective import holds
+from tuner.twin.required import Bounds
 from tuner.twin.simulation import (
     EngineShape,
     Traffic,
@@ -38,6 +40,9 @@ from tuner.twin.simulation import (
 )
 
 Range = tuple[float, float]
+
+FEW_DRAWS = 20
+"""Of each load that is tried for what is required."""
 
 BISECTIONS = 6
 """Of loads: to a hundredth of the headroom."""
@@ -143,6 +148,31 @@ class Forecast:
             low, high = (middle, high) if holds(today, attained(middle)) else (low, middle)
         return low
 
+    def load_that_meets(self, cap: int) -> float:
+        """Return the largest share of today's load at which a cap keeps all that is required of it,
+        its headroom included; 0 where none does."""
+
+        def keeps(load: float) -> bool:
+            today = scaled(self.traffic, load, np.random.default_rng(0))
+            asked = Question(
+                loads_of(today, self.headroom, seed=0),
+                self.shape,
+                self.slo,
+                self.weighed.bounds.requirements,
+                load * len(self.traffic) / self.length_s,
+            )
+            drawn = [
+                asked.drawn(number, law, (cap,), raise_all=True).required
+                for number, law in enumerate(self.fitted.draws(FEW_DRAWS, seed=0))
+            ]
+            return not Bounds.of(asked.requirements, drawn).broken(cap)
+
+        low, high = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            low, high = (middle, high) if keeps(middle) else (low, middle)
+        return low
+
     def intervals(self, cap: int, *, raised: bool = False) -> dict[str, Range]:
         """Return the 95 % interval of each statistic at a cap, over the draws, as captured or
         with headroom."""
@@ -199,6 +229,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     unloaded: Unloaded,
     slo: Slo,
     caps: Sequence[int],
+    requirements: Sequence[Requirement] = (),
     headroom: float = 1.0,
     seed: int = 0,
     hit_share: float = 0.0,
@@ -234,6 +265,8 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             shape,
             slo,
             caps,
+            requirements=requirements,
+            length_s=length_s,
             everywhere=everywhere,
             draws=PRINTED_DRAWS if everywhere else DRAWS,
         ),

@@ -14,6 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.replay.measure import Measurement
+from tuner.traffic.requirements import Requirement
 from tuner.twin.forecast import Forecast
 from tuner.twin.objective import (
     EQUAL_ATTAINMENT,
@@ -24,6 +25,7 @@ from tuner.twin.objective import (
     choose,
     worth_naming,
 )
+from tuner.twin.required import Bounds, RequirementCheck
 from tuner.twin.uncertainty import (
     Block,
     Point,
@@ -76,15 +78,19 @@ def judge(
     if not complete:
         warnings.append("the run ended early: fewer caps were replayed than planned")
     if max(point.attainment for point in points_) < HALF:
-        return _overloaded(view, points_, ceiling, warnings)
-    seen = {cap: value for cap, value in weighed.values.items() if cap not in weighed.unseen}
+        return _as_required(_overloaded(view, points_, ceiling, warnings), view)
+    eligible = weighed.eligible
+    seen = {cap: value for cap, value in eligible.items() if cap not in weighed.unseen}
     # what is safe to serve is not a guess
     cap = weighed.best
     if cap not in seen and seen:
         cap = choose(seen, weighed.raised, requests=len(view.traffic))
     interval = (min(cap, weighed.interval[0]), max(cap, weighed.interval[1]))
     best = next(point for point in points_ if point.cap == cap)
-    kind, why = kind_of(best, points_, ceiling)
+    refused = [one.cap for one in points_ if one.cap > cap and one.cap not in eligible]
+    kind, why = kind_of(best, [one for one in points_ if one.cap in eligible], ceiling)
+    if refused:
+        kind, why = "knee", f"{refused[0]} breaks {weighed.bounds.shown(refused[0])}"
     why = f"{_choice_in_words(view, cap)}; {why}"
     warnings += kv_warnings(best)
     if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
@@ -98,7 +104,7 @@ def judge(
         warnings.append(
             f"confidence {weighed.confidence:.2f} is below {CONFIDENT}: rivals are close"
         )
-    return Verdict(
+    verdict = Verdict(
         kind=kind,
         max_num_seqs=cap,
         interval=interval,
@@ -106,20 +112,44 @@ def judge(
         reason=f"{headline(kind, cap, interval)}: {why}",
         warnings=tuple(warnings),
     )
+    return _as_required(verdict, view)
+
+
+def _as_required(verdict: Verdict, view: Forecast) -> Verdict:
+    """Return the verdict with what is known of every requirement at its cap and, where no cap keeps
+    all, what comes nearest and which load would do."""
+    bounds = view.weighed.bounds
+    checks = bounds.checks(verdict.max_num_seqs)
+    if all(one.is_kept for one in checks):
+        return replace(verdict, requirements=checks)
+    nearest = bounds.nearest()
+    load = view.load_that_meets(nearest)
+    cure = f"{nearest} comes nearest and breaks {bounds.shown(nearest)}; "
+    if load > 0:
+        cure += (
+            f"it keeps all at {load:.2f} times the load: share this one among "
+            f"{math.ceil(1 / load)} replicas"
+        )
+    else:
+        cure += "no load is small enough for it: ask for less"
+    return replace(verdict, requirements=checks, cure=cure)
 
 
 def _choice_in_words(view: Forecast, cap: int) -> str:
     """Say what makes this the cap to take, and what a smaller or larger one would do."""
     weighed, requests = view.weighed, len(view.traffic)
+    values = weighed.eligible
     load = f"at {view.headroom:g} times the load"
-    if cap != choose(weighed.values, weighed.raised, requests=requests):
+    if cap != choose(values, weighed.raised, requests=requests):
         return (
             f"it serves your traffic as well as any in {weighed.agreeing} of {weighed.draws} draws"
         )
     said = "the fewest slots that serve your traffic as well as any"
+    if len(values) < len(weighed.values):
+        said += " that keep what is required"
     if not weighed.raised:
         return said
-    equal = candidates(weighed.values, requests=requests)
+    equal = candidates(values, requests=requests)
     if max(weighed.raised[one] for one in equal) < HALF:
         said += (
             f" today; none of these serves half of it {load}, and {cap} holds up to "
@@ -130,11 +160,12 @@ def _choice_in_words(view: Forecast, cap: int) -> str:
     smaller = [one for one in equal if one < cap]
     if smaller:
         said += f"; {smaller[-1]} would fall to {weighed.raised[smaller[-1]]:.0%}"
-    other = worth_naming(weighed.values, weighed.raised, cap)
+    raised = {one: share for one, share in weighed.raised.items() if one in values}
+    other = worth_naming(values, raised, cap)
     if other is not None:
         said += (
             f"; {other} would serve {weighed.raised[other]:.0%} {load} instead of "
-            f"{weighed.raised[cap]:.0%}, but {_price(weighed.values, cap, other)}"
+            f"{weighed.raised[cap]:.0%}, but {_price(values, cap, other)}"
         )
     return said
 
@@ -240,11 +271,52 @@ def _machine_warnings(view: Forecast) -> list[str]:
     return found
 
 
-def decide(blocks: Sequence[Block], *, ceiling: int, complete: bool = True) -> Verdict:
-    """Return the verdict that these blocks support.
+def decide(
+    blocks: Sequence[Block],
+    *,
+    ceiling: int,
+    complete: bool = True,
+    requirements: Sequence[Requirement] = (),
+) -> Verdict:
+    """Return the verdict that these blocks support, of the caps that keep what is required of
+    today's load where any does.
 
     ``complete`` is False when the budget ended the run before ``next_trial`` did.
     """
+    bounds = _measured_bounds(points(blocks), requirements)
+    refused = [cap for cap in bounds.of_cap if bounds.broken(cap)]
+    if len(refused) == len(bounds.of_cap):  # none keeps all: as if nothing was required
+        refused = []
+    verdict = _decided(
+        [one for one in blocks if one.trial.max_num_seqs not in refused], ceiling, complete
+    )
+    above = [cap for cap in refused if cap > verdict.max_num_seqs]
+    if above and verdict.kind in {"plateau", "not_reached"}:
+        why = f"{above[0]} breaks {bounds.shown(above[0])}"
+        head = headline("knee", verdict.max_num_seqs, verdict.interval)
+        verdict = replace(verdict, kind="knee", reason=f"{head}: {why}")
+    cure = ""
+    if bounds.broken(verdict.max_num_seqs):
+        nearest = bounds.nearest()
+        cure = f"{nearest} comes nearest and breaks {bounds.shown(nearest)}; share the load"
+    numbers = bounds.of_cap.get(verdict.max_num_seqs, {})
+    checks = tuple(RequirementCheck(one, None, numbers.get(one)) for one in requirements)
+    return replace(verdict, requirements=checks, cure=cure)
+
+
+def _measured_bounds(curve: Sequence[Point], requirements: Sequence[Requirement]) -> Bounds:
+    """Return how far caps that were replayed whole keep what is required of today's load."""
+    today = tuple(one for one in requirements if not one.at_headroom)
+    found = {}
+    for point in curve:
+        numbers = {one: one.value_in(point.last) for one in today}
+        known = {one: value for one, value in numbers.items() if value is not None}
+        if not point.cut:
+            found[point.cap] = {one: known.get(one, math.nan) for one in today}
+    return Bounds(today, found)
+
+
+def _decided(blocks: Sequence[Block], ceiling: int, complete: bool) -> Verdict:
     curve = points(blocks)
     alive = [point for point in curve if not point.cut]
     if not complete and not ladder_is_done(blocks) and curve[-1].cap < ceiling:

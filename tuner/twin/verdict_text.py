@@ -7,6 +7,7 @@ from typing import Literal
 
 from tuner.replay.measure import Measurement
 from tuner.twin.objective import EQUAL_ATTAINMENT, EQUAL_TAIL
+from tuner.twin.required import RequirementCheck
 from tuner.twin.uncertainty import Point, never_binds
 
 VerdictKind = Literal["knee", "plateau", "kv_bound", "not_reached", "overloaded", "inconclusive"]
@@ -34,6 +35,15 @@ class Verdict:
     confidence: float
     reason: str
     warnings: tuple[str, ...] = ()
+    requirements: tuple[RequirementCheck, ...] = ()
+    """What is required of it, and whether it is kept."""
+
+    cure: str = ""
+    """Where nothing keeps it: what comes nearest, and what would."""
+
+    @property
+    def broken(self) -> tuple[RequirementCheck, ...]:
+        return tuple(one for one in self.requirements if not one.is_kept)
 
     @property
     def is_defended(self) -> bool:

@@ -10,8 +10,7 @@ from tests.support.traces import HEADER, row, write_lines
 from tuner.trace.columns import columns_of
 from tuner.trace.formats.concurrency_schedule import Tick, read
 from tuner.trace.trace import load
-from tuner.traffic.concurrency import levels
-from tuner.traffic.held import holding
+from tuner.traffic.concurrency import holding, levels
 
 TICKS = (Tick(0, 2), Tick(10, 4), Tick(20, 0))
 TWO_SECONDS = (5000, 50)

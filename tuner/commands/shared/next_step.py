@@ -9,7 +9,7 @@ from typing import Any
 from tuner.commands.shared.options import as_typed
 from tuner.errors import GateError
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, percent, promised
+from tuner.profile.summary import LOW, percent, promised, required
 
 
 def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> str:
@@ -26,14 +26,32 @@ def after(profile: ServingProfile, path: Path, *, base: Path | None = None) -> s
 
 
 def is_short(profile: ServingProfile) -> bool:
-    """Whether the choice serves too few requests in time to be rolled out."""
-    return profile.decision.verdict == "overloaded" or promised(profile).attainment < LOW
+    """Whether the choice serves too few requests in time to be rolled out, or breaks what is
+    required of it."""
+    decision = profile.decision
+    return (
+        decision.verdict == "overloaded"
+        or promised(profile).attainment < LOW
+        or bool(decision.broken)
+    )
+
+
+def check_required(profile: ServingProfile, path: Path, *, cure: str) -> None:
+    """Raise GateError where the choice breaks what is required of it; ``cure`` says what would keep
+    it, where that is known."""
+    if broken := profile.decision.broken:
+        told = ", ".join(map(required, broken))
+        raise GateError(
+            f"{path}: max_num_seqs {profile.decision.max_num_seqs} does not keep {told}"
+            + (f"; {cure}" if cure else ""),
+            hint=f"Add replicas or require less. Next: {after(profile, path)}",
+        )
 
 
 def check_served(profiles: Mapping[Path, ServingProfile]) -> None:
     """Raise GateError where a choice serves too few requests in time."""
     for path, one in profiles.items():
-        if is_short(one):
+        if one.decision.verdict == "overloaded" or promised(one).attainment < LOW:
             share, cap = percent(promised(one).attainment), one.decision.max_num_seqs
             raise GateError(
                 f"{path}: only {share} of requests meet the SLO at max_num_seqs {cap}, --check "

@@ -116,6 +116,16 @@ DryRun = Annotated[
     typer.Option("--dry-run", help="Start nothing: say what would be run, and in what memory."),
 ]
 Details = Annotated[bool, typer.Option("--details", help="Print all that was found.")]
+Require = Annotated[
+    tuple[str, ...],
+    typer.Option(
+        "--require",
+        metavar="BOUND",
+        help="What must hold: 'p99 ttft <= 500ms', 'attainment >= 99% at headroom', "
+        "'preemptions == 0'; repeatable.",
+    ),
+    IN_PLAN,
+]
 Replicas = Annotated[
     int,
     typer.Option(min=1, help="Servers that shared the trace; one server's part is sent."),

@@ -225,8 +225,12 @@ def plan_of(
 
 def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
     plan = {**in_plan(options), "trace_block_size": trace.header.block_size}
+    plan["require"] = list(options.require)
+    # what is as ever is not told, as in the plans of runs that knew nothing else
     if options.confirm == "inproc":
-        del plan["confirm"]  # as in the plans of runs that knew nothing else
+        del plan["confirm"]
+    if not options.require:
+        del plan["require"]
     return plan
 
 
@@ -344,6 +348,8 @@ def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
     began_s = time.monotonic()
     run_dir, plan = book.run_dir, book.events[0]["plan"]
     try:
+        if options.require:
+            plan = {**plan, "require": list(options.require)}
         settings = settings_in(plan, slo=_slo_in(options.slo or plan["slo"]))
         of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
     except (KeyError, TypeError, ValueError) as error:

@@ -17,6 +17,7 @@ from tuner.commands.shared.options import (
     Json,
     Overrides,
     Replicas,
+    Require,
     Resume,
     Router,
     RunDir,
@@ -87,6 +88,7 @@ class SweepOptions:
         typer.Option(help="ttft=500ms,tpot=50ms,e2el=10s; default: derived on the engine."),
         IN_PLAN,
     ] = None
+    require: Require = ()
     budget: Budget = "15m"
     window: Window = "all"
     step: Annotated[str, typer.Option(help="How long a step replays: 6s at least."), IN_PLAN] = (

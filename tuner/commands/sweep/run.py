@@ -7,7 +7,7 @@ from contextlib import closing, nullcontext
 from pathlib import Path
 
 from tuner.commands.shared import dry_run
-from tuner.commands.shared.next_step import check_served
+from tuner.commands.shared.next_step import check_required, check_served
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
 from tuner.commands.shared.said import not_said
@@ -151,6 +151,7 @@ def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None
         sys.stdout.write(json.dumps(result) + "\n")
     else:
         render(outcome, found, print_of(options, done, found, options.output))
+    check_required(found, options.output, cure=outcome.verdict.cure)
     if options.check:
         check_served({options.output: found})
     if not outcome.verdict.is_defended:

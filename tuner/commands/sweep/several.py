@@ -14,7 +14,7 @@ from rich.table import Table
 
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
-from tuner.commands.shared.next_step import after, check_served, command
+from tuner.commands.shared.next_step import after, check_required, check_served, command
 from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.ceiling import with_ceiling
@@ -314,6 +314,9 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         sys.stdout.write(json.dumps(json_of(report), allow_nan=False) + "\n")
     else:
         render_all(report, options)
+    for name, one in done.items():
+        path = outputs.of_trace[name]
+        check_required(profiles[path], path, cure=one.outcome.verdict.cure)
     if options.check:
         check_served(profiles)
     _refuse(found, outputs)

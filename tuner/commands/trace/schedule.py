@@ -12,7 +12,7 @@ from tuner.trace.formats.reading.header import TraceHeader, header_line, row_lin
 from tuner.trace.formats.reading.record import SERVED, Row
 from tuner.trace.stream import Input, scan
 from tuner.trace.trace import load
-from tuner.traffic.held import Holder, holding
+from tuner.traffic.concurrency import Holder, holding
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings

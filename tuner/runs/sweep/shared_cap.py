@@ -5,7 +5,7 @@ for every practical purpose (GOOD_ATTAINMENT, GOOD_TAIL), and 0 is no worse than
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -163,11 +163,12 @@ def trace_demand(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) ->
     is_decided = verdict.kind != "inconclusive"
     if view is not None and conclusion.by_twin:
         weighed = view.weighed
+        refused = weighed.values.keys() - weighed.eligible
         return TraceDemand(
             trace,
             verdict.max_num_seqs,
-            weighed.values,
-            weighed.drawn(),
+            _refusing(weighed.values, refused),
+            tuple((_refusing(values, refused), raised) for values, raised in weighed.drawn()),
             is_decided,
             raised=weighed.raised,
         )
@@ -179,6 +180,11 @@ def trace_demand(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) ->
     values = {one.cap: (one.attainment, one.log_tail) for one in curve}
     draws = tuple((one, NOT_ASKED) for one in drawn_values(blocks, curve))
     return TraceDemand(trace, verdict.max_num_seqs, values, draws, is_decided)
+
+
+def _refusing(values: Values, refused: Collection[int]) -> Values:
+    """Return the values with those of refused caps the worst that there are."""
+    return {cap: (0.0, math.inf) if cap in refused else one for cap, one in values.items()}
 
 
 def price_of(
@@ -203,7 +209,9 @@ def at_cap(outcome: SweepOutcome, cap: int) -> SweepOutcome:
         return outcome
     view = conclusion.view
     predictions = predictions_of(view, cap) if view is not None and conclusion.by_twin else ()
-    verdict = replace(outcome.verdict, max_num_seqs=cap)
+    verdict = replace(outcome.verdict, max_num_seqs=cap, requirements=(), cure="")
+    if view is not None and conclusion.by_twin:
+        verdict = replace(verdict, requirements=view.weighed.bounds.checks(cap))
     return replace(
         outcome,
         conclusion=replace(conclusion, verdict=verdict),
@@ -271,6 +279,8 @@ def cost_of(price: Price, cap: int) -> str:
     """
     if cap == price.own:
         return f"{price.trace} loses nothing, it is its own"
+    if math.isinf(price.loss) and not price.attainment:
+        return f"{price.trace} (own {price.own}) is served nothing that keeps what is required"
     if math.isinf(price.loss):
         return (
             f"{price.trace} (own {price.own}) is served at most {price.attainment:.1%} within its "

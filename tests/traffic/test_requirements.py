@@ -1,0 +1,100 @@
+import math
+import re
+
+import pytest
+
+from tests.support.builders import measurement
+from tuner.errors import UsageError
+from tuner.replay.iterations import KvCacheUsage
+from tuner.replay.measure import Spread
+from tuner.traffic.requirements import parse_requirement, parse_requirements
+
+SPREAD = Spread(mean=0.1, p50=0.2, p90=0.3, p95=0.4, p99=0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "bound", "at_headroom"),
+    [
+        ("p99 ttft <= 500ms", "p99 ttft", "<= 0.5", False),
+        ("p95 tpot<0.05 s at headroom", "p95 tpot", "< 0.05", True),
+        ("mean  queue <= 1s", "mean queue", "<= 1", False),
+        ("P50 ITL <= 20MS", "p50 itl", "<= 0.02", False),
+        ("attainment >= 99% at headroom", " attainment", ">= 0.99", True),
+        ("attainment > 0.9", " attainment", "> 0.9", False),
+        ("goodput >= 2.5 req/s", " goodput", ">= 2.5", False),
+        ("preemptions == 0", " preemptions", "== 0", False),
+        ("peak kv_cache_usage <= 95 %", "peak kv_cache_usage", "<= 0.95", False),
+    ],
+)
+def test_a_requirement_is_read(text: str, name: str, bound: str, *, at_headroom: bool) -> None:
+    one = parse_requirement(text)
+    assert f"{one.statistic} {one.name}" == name
+    assert f"{one.operator} {one.limit:g}" == bound
+    assert one.at_headroom is at_headroom
+    assert parse_requirement(str(one)) == one
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("p99 tfft <= 60ms", "character 5: 'tfft' is none of ttft, tpot, itl"),
+        ("p98 ttft <= 60ms", "character 1: 'p98' is none of ttft"),
+        ("p99 ttft 60ms", "character 10: '60' is none of <=, <"),
+        ("p99 ttft >= 60ms", "character 10: '>=' is none of <=, <"),
+        ("p99 ttft <= soon", "character 13: 'soon' is none of a number"),
+        ("p99 ttft <= 60", "character 15: the end is none of ms, s"),
+        ("p99 ttft <= 60ms at noon", "character 21: 'noon' is none of headroom"),
+        ("p99 ttft <= 60ms today", "character 18: 'today' is none of at headroom, the end"),
+        ("", "character 1: the end is none of ttft"),
+        ("ttft <= 60ms", "ttft takes mean, p50, p90, p95, p99"),
+        ("peak ttft <= 60ms", "ttft takes mean, p50, p90, p95, p99"),
+        ("p99 attainment >= 99%", "attainment takes no p99"),
+        ("p90 kv_cache_usage <= 90%", "kv_cache_usage takes mean, p99, peak"),
+        ("attainment >= 99", "is not a share from 0 to 1, or up to 100 %"),
+        ("p99 ttft <= 0ms", "is not a time above 0"),
+        ("preemptions == 3", "== is for preemptions == 0 alone"),
+        ("preemptions <= 1.2.3", "'1.2.3' is none of a number"),
+    ],
+)
+def test_what_cannot_be_read_is_named_with_its_place_and_what_may_stand_there(
+    text: str, said: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(said)) as caught:
+        parse_requirement(text)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_load_that_is_not_asked_about_and_a_repetition_are_refused() -> None:
+    with pytest.raises(UsageError, match="of a load that is not asked about"):
+        parse_requirements(["attainment >= 99% at headroom"], headroom=1.0)
+    with pytest.raises(UsageError, match="is given twice"):
+        parse_requirements(["preemptions == 0", "preemptions  == 0"], headroom=1.25)
+
+
+def test_the_bound_lies_on_the_bad_side_of_95_percent_of_the_draws() -> None:
+    drawn = [float(number) for number in range(1, 100)]
+    assert parse_requirement("preemptions <= 5").bound_of(drawn) == pytest.approx(95)
+    assert parse_requirement("goodput >= 5").bound_of(drawn) == pytest.approx(5)
+
+
+def test_what_is_not_known_is_not_kept() -> None:
+    one = parse_requirement("p99 ttft <= 500ms")
+    assert not one.is_met_by(math.nan)
+    assert one.miss(math.nan) == math.inf
+
+
+def test_a_measurement_tells_its_numbers() -> None:
+    one = measurement(
+        8, attainment=0.98, ttft_s=SPREAD, preemptions=3,
+        kv_cache_usage=KvCacheUsage(mean=0.4, p99=0.8, peak=0.9), tpot_s=None,
+    )  # fmt: skip
+    told = {
+        "p99 ttft <= 1s": 0.5,
+        "mean ttft <= 1s": 0.1,
+        "attainment >= 90%": 0.98,
+        "preemptions == 0": 3.0,
+        "peak kv_cache_usage <= 95%": 0.9,
+        "mean kv_cache_usage <= 95%": 0.4,
+        "p95 tpot <= 1s": None,
+    }
+    assert {text: parse_requirement(text).value_in(one) for text in told} == told
