@@ -1,12 +1,13 @@
 """Measure how fast and in how much memory traces are read, beside pandas, polars and DuckDB.
 
-    python scripts/bench_reading.py --rows 10000000 --others PYTHON
+    python scripts/bench_reading.py --rows 10000000 --others PYTHON --keep reading
 
 Files of made-up requests are written to a temporary folder: a CSV with dates, tuner's JSON lines,
-and both packed with gzip. Each is imported and summarised by `tuner trace`, each in a process of
-its own, and read whole by those of the three that PYTHON, an interpreter, has (by default this
-one's); all in one run, so that the ratios carry over to other machines. They check nothing. CPU
-seconds are of all threads, peak memory is the child's resident set.
+and both packed with gzip. Each is read by tuner into columns, which every command begins with, and
+by the commands of `tuner trace`; and read whole by those of the three that PYTHON, an interpreter,
+has (by default this one's), which check nothing. `import` writes all rows again as JSON lines, so
+DuckDB does that too. Each is a process of its own, all in one run, so that the ratios carry over to
+other machines. CPU seconds are of all threads, peak memory is the child's resident set.
 """
 
 import argparse
@@ -22,6 +23,7 @@ from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import evidence
 import numpy as np
 
 TUNER = str(Path(sys.executable).with_name("tuner"))
@@ -32,6 +34,19 @@ OTHERS = {
     ("polars", "jsonl"): "polars.read_ndjson(path)",
     ("duckdb", "csv"): "duckdb.sql(f'create table t as from read_csv({path!r})')",
     ("duckdb", "jsonl"): "duckdb.sql(f'create table t as from read_json({path!r})')",
+}
+WRITE = "copy (from {read}({path!r})) to {out!r} (format json)"
+READ = """
+from pathlib import Path
+from tuner.trace.stream import Input, scan
+scan(Input(Path({path!r})), lambda _: None)
+"""
+WRITTEN, IMPORTED = "duckdb, and written", "`tuner trace import`"
+KINDS = {
+    "azure.csv": "CSV",
+    "azure.csv.gz": "CSV, gzip",
+    "canonical.jsonl": "JSON lines",
+    "canonical.jsonl.gz": "JSON lines, gzip",
 }
 CHUNK = 100_000
 
@@ -85,13 +100,37 @@ def _mib(usage: resource.struct_rusage) -> float:
     return usage.ru_maxrss / 1024
 
 
-def report(what: str, rows: int, command: Sequence[str]) -> None:
-    wall_s, cpu_s, peak_mib = measured(command)
-    print(
-        f"{what:34} {rows / wall_s:>10,.0f} rows/s  {wall_s:6.1f} s  CPU {cpu_s:6.1f} s"
-        f"  peak {peak_mib:6,.0f} MiB",
-        flush=True,
-    )
+def commands(path: Path, python: str, others: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield (what, command line) for all that reads a file; the others first."""
+    kind, out = path.name.split(".")[1], str(path.with_name("out.jsonl"))
+    for library in others:
+        call = OTHERS[library, kind]
+        yield library, [python, "-c", f"import sys, {library}; path = {str(path)!r}; {call}"]
+    if "duckdb" in others:
+        read = "read_csv" if kind == "csv" else "read_json"
+        write = WRITE.format(read=read, path=str(path), out=out)
+        yield WRITTEN, [python, "-c", f"import duckdb; duckdb.sql({write!r})"]
+    yield "tuner, into columns", [sys.executable, "-c", READ.format(path=str(path))]
+    trace, into = [TUNER, "trace"], ["--force", "-o", out]
+    yield "`tuner trace show`", [*trace, "show", "--json", str(path)]
+    yield "`tuner trace cut`, an hour", [*trace, "cut", str(path), "--window", "0s+3600s", *into]
+    yield IMPORTED, [*trace, "import", str(path), *into]
+
+
+def rows_of(path: Path, python: str, others: Sequence[str]) -> list[list[str]]:
+    """Return a row of the table for each reader of a file, and print what it took."""
+    took: dict[str, tuple[float, float]] = {}
+    for what, command in commands(path, python, others):
+        _, cpu_s, peak_mib = measured(command)
+        took[what] = cpu_s, peak_mib
+        print(f"{KINDS[path.name]}  {what}  {cpu_s:.1f} s  {peak_mib:,.0f} MiB", flush=True)
+    rows = []
+    for what, (cpu_s, peak_mib) in took.items():
+        alike = [WRITTEN] if what in (WRITTEN, IMPORTED) else others
+        fastest_s = min((took[one][0] for one in alike if one in took), default=cpu_s)
+        row = [KINDS[path.name], what, f"{cpu_s:.1f} s", f"{cpu_s / fastest_s:.1f}"]
+        rows.append([*row, f"{peak_mib:,.0f} MiB"])
+    return rows
 
 
 def has(python: str, library: str) -> bool:
@@ -103,31 +142,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--others", default=sys.executable, help="interpreter that has them")
+    parser.add_argument("--keep", metavar="NAME", help="Write docs/evidence/NAME.json.")
     options = parser.parse_args()
-    rows, python = options.rows, options.others
-    found = [name for name in ("pandas", "polars", "duckdb") if has(python, name)]
+    found = [name for name in ("pandas", "polars", "duckdb") if has(options.others, name)]
+    table: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
-        output = str(Path(folder) / "imported.jsonl")
         for name, write in (("azure.csv", write_azure), ("canonical.jsonl", write_canonical)):
             path = Path(folder) / name
-            write(path, rows)
+            write(path, options.rows)
             packed = path.with_name(f"{name}.gz")
             with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as file:
                 shutil.copyfileobj(plain, file, 2**20)
             for one in (path, packed):
-                trace = [TUNER, "trace"]
-                show = [*trace, "show", "--json", str(one)]
-                report(f"{one.name}: tuner trace show", rows, show)
-                window = ["--window", "0s+3600s", "--force", "-o", output]
-                report(f"{one.name}: tuner trace cut", rows, [*trace, "cut", str(one), *window])
-                whole = [*trace, "import", str(one), "-o", output, "--force"]
-                report(f"{one.name}: tuner trace import", rows, whole)
-                for library in found:
-                    call = OTHERS[library, one.name.split(".")[1]]
-                    code = f"import sys, {library}; path = sys.argv[1]; {call}"
-                    report(f"{one.name}: {library}", rows, [python, "-c", code, str(one)])
+                table += rows_of(one, options.others, found)
             path.unlink()
             packed.unlink()
+    head = ["file", "read by", "CPU", "times the fastest other", "peak memory"]
+    evidence.keep(options.keep, {"head": head, "rows": table})
 
 
 if __name__ == "__main__":

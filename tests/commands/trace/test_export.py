@@ -124,7 +124,9 @@ def test_rows_come_in_order_of_arrival_however_far_they_are_out_of_it(
 ) -> None:
     monkeypatch.setattr("tuner.trace.formats.reading.byte_chunks.CHUNK_BYTES", 500)
     chance = random.Random(reach)
-    made = [row(at // 2, input_length=at + 1, session_id=f"s{at % 7}") for at in range(400)]
+    made: list[dict[str, Any]] = [
+        row(at // 2, input_length=at + 1, session_id=f"s{at % 7}") for at in range(400)
+    ]
     for at in range(0, 400, 9):
         made[at]["status"] = "error"
     made.sort(key=lambda one: one["timestamp"] + chance.uniform(0, reach))
