@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tuner.commands.schema.run import of_sweep
 from tuner.profile import profile
 
 TRACE = ROOT / "traces" / "translation.jsonl"
@@ -119,6 +121,7 @@ def files(folder: Path) -> set[str]:
 def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole) -> None:
     folder, result = whole.folder, whole.result
     assert result.keys() == RESULT_KEYS
+    Draft202012Validator(of_sweep()).validate(result)
     assert all(step.keys() >= CURVE_KEYS for step in result["curve"])
     assert [step["max_num_seqs"] for step in result["curve"]] == [1, 2, 4, 8, 16, 32]
     assert (result["verdict"], result["max_num_seqs"]) == ("knee", 16)

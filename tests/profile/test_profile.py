@@ -205,6 +205,7 @@ def test_a_missing_key_is_named_with_its_section() -> None:
         ("max-num-seqs: 16\n", "p.yaml: not a serving profile: schema_version is missing"),
         ("- 1\n", "p.yaml:1: not a mapping of keys to values"),
         ("schema_version: 2\n", "p.yaml:1: schema_version: is 2, this tuner reads 1"),
+        ("schema_version: true\n", "p.yaml:1: schema_version: is True, this tuner reads 1"),
         ("schema_version: 1\n", "p.yaml: digest: is missing: the file is cut short or incomplete"),
         ("a: &x [1]\nb: *x\n", "p.yaml:1: anchor or alias 'x'"),
         ("a: !!python/object/apply:os.system [ls]\n",

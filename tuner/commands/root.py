@@ -12,6 +12,7 @@ from tuner.commands.doctor.options import DoctorOptions
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
 from tuner.commands.report.options import ReportOptions
+from tuner.commands.schema.options import SchemaOptions
 from tuner.commands.shared.options import command
 from tuner.commands.show.options import ShowOptions
 from tuner.commands.sweep.options import SweepOptions
@@ -66,5 +67,6 @@ app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))
 app.command("report")(command(ReportOptions, "tuner.commands.report.run"))
 app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
 app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
+app.command("schema")(command(SchemaOptions, "tuner.commands.schema.run"))
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

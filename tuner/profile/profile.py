@@ -88,7 +88,7 @@ def parse(text: str, *, source: str) -> ServingProfile:
             f"{source}: not a serving profile: schema_version is missing",
             hint="Give the file that tuner sweep wrote; the file to write into comes second.",
         )
-    if data["schema_version"] != 1:
+    if data["schema_version"] != 1 or isinstance(data["schema_version"], bool):
         raise _fault(
             root,
             ("schema_version",),

@@ -6,7 +6,7 @@
 import re
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue
 
@@ -144,9 +144,21 @@ class Provenance(Section):
         return f"max_num_seqs and every number are those of one of {self.ranks} data-parallel ranks"
 
 
+_ENGINE: dict[str, JsonValue] = {
+    "required": ["model", "max_num_seqs", "max_num_batched_tokens"],
+    "propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"},
+    "properties": {
+        "model": {"type": "string", "minLength": 1},
+        "max_num_seqs": {"type": "integer", "minimum": 1},
+        "max_num_batched_tokens": {"type": "integer", "minimum": 1},
+    },
+}
+"""For the published schema; ``contradictions`` says the same to whoever loads a profile."""
+
+
 class ServingProfile(Section):
     schema_version: Literal[1]
-    engine: dict[str, JsonValue]
+    engine: Annotated[dict[str, JsonValue], Field(json_schema_extra=_ENGINE)]
     """vLLM's argument names → values, all meant for production."""
 
     decision: Decision
@@ -160,7 +172,7 @@ class ServingProfile(Section):
 
     validity: Validity
     provenance: Provenance
-    digest: str
+    digest: Annotated[str, Field(json_schema_extra={"pattern": "^sha256:[0-9a-f]{64}$"})]
     """``sha256:…`` over the canonical JSON of everything else."""
 
     twin: Twin | None

@@ -13,12 +13,18 @@ from tuner.profile.numbers import (
     Binds,
     CapNumbers,
     ChangeSection,
+    Count,
     CurveStep,
     DeviceUseSection,
+    Fraction,
     KvCacheUsageSection,
     MeasuredNumbers,
+    Number,
     Predicted,
     Promise,
+    Section,
+    Seqs,
+    SeqsRange,
     SpreadSection,
 )
 from tuner.profile.profile import seal
@@ -31,6 +37,7 @@ from tuner.profile.schema import (
     SloSection,
     Validity,
 )
+from tuner.profile.schema import Verdict as VerdictName
 from tuner.profile.stored_twin import stored
 from tuner.replay.device_use import disturbance
 from tuner.replay.iterations import KvCacheUsage
@@ -199,28 +206,58 @@ def profile_of(
     )
 
 
+class SweepResult(Section):
+    """The object that ``tuner sweep --json`` prints of one trace."""
+
+    verdict: VerdictName
+    max_num_seqs: Seqs
+    interval: SeqsRange
+    confidence: Fraction
+    reason: str
+    slo: SloSection
+    requirements: list[RequirementSection]
+    curve: list[CurveStep]
+    baseline: Baseline | None
+    twin_error: Number | None
+    engine_starts: Count
+    engine_seconds: EngineSeconds
+    run_dir: str
+    profile: str
+    """Where it was written."""
+
+    warnings: list[str]
+
+
+def result_of(
+    outcome: SweepOutcome, *, run_dir: str, profile: str, warnings: Sequence[str]
+) -> SweepResult:
+    """Return what a sweep says for programs."""
+    verdict = outcome.verdict
+    return SweepResult(
+        verdict=verdict.kind,
+        max_num_seqs=verdict.max_num_seqs,
+        interval=verdict.interval,
+        confidence=verdict.confidence,
+        reason=verdict.reason,
+        slo=slo_section(outcome.slo),
+        requirements=required_sections(verdict),
+        curve=curve_steps(outcome),
+        baseline=_baseline(outcome.in_use),
+        twin_error=_twin_error(outcome),
+        engine_starts=len(outcome.starts_s),
+        engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
+        run_dir=run_dir,
+        profile=profile,
+        warnings=list(warnings),
+    )
+
+
 def json_object(
     outcome: SweepOutcome, *, run_dir: str, profile: str, warnings: Sequence[str]
 ) -> dict[str, Any]:
     """Return the object that ``tuner sweep --json`` prints."""
-    verdict, baseline = outcome.verdict, _baseline(outcome.in_use)
-    return {
-        "verdict": verdict.kind,
-        "max_num_seqs": verdict.max_num_seqs,
-        "interval": list(verdict.interval),
-        "confidence": verdict.confidence,
-        "reason": verdict.reason,
-        "slo": slo_section(outcome.slo).model_dump(mode="json"),
-        "requirements": [one.model_dump(mode="json") for one in required_sections(verdict)],
-        "curve": [step.model_dump(mode="json") for step in curve_steps(outcome)],
-        "baseline": None if baseline is None else baseline.model_dump(mode="json"),
-        "twin_error": _twin_error(outcome),
-        "engine_starts": len(outcome.starts_s),
-        "engine_seconds": {"starts": sum(outcome.starts_s), "replay": outcome.replay_s},
-        "run_dir": run_dir,
-        "profile": profile,
-        "warnings": list(warnings),
-    }
+    found = result_of(outcome, run_dir=run_dir, profile=profile, warnings=warnings)
+    return found.model_dump(mode="json")
 
 
 def holds_with_headroom(outcome: SweepOutcome) -> bool:

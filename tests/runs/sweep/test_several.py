@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jsonschema import Draft202012Validator
 
 from tests.commands.test_sweep import TRACE, WORLD, refused, wait_for
 from tests.support.in_process import tuner
+from tuner.commands.schema.run import of_sweep
 from tuner.commands.sweep.several import named_warnings, names_of, outputs_of
 from tuner.errors import UsageError
 from tuner.profile import profile
@@ -55,6 +57,7 @@ def test_each_trace_has_its_verdict_and_the_shared_cap_its_price(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
     _, result = tuned
+    Draft202012Validator(of_sweep()).validate(result)
     assert {name: one["max_num_seqs"] for name, one in result["traces"].items()} == {
         "day": 16,
         "night": 8,

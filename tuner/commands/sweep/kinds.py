@@ -35,6 +35,7 @@ from tuner.commands.sweep.one_trace import (
     warnings_of,
 )
 from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.results import KindsResult
 from tuner.commands.sweep.view import (
     TABLE_WIDTH,
     NamedProgress,
@@ -399,7 +400,8 @@ def json_of(found: Sequence[KindOutcome], run_dir: Path) -> dict[str, Any]:
         cost = one.per_million
         cost = cost if cost is not None and math.isfinite(cost) else None
         kinds[one.kind] = {**result, **said, "cost_per_million_output_tokens": cost}
-    return {"kinds": kinds, "run_dir": str(run_dir)}
+    whole = KindsResult.model_validate({"kinds": kinds, "run_dir": str(run_dir)})
+    return whole.model_dump(mode="json")
 
 
 def render_kinds(found: Sequence[KindOutcome], run_dir: Path, options: SweepOptions) -> None:

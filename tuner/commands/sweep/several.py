@@ -37,6 +37,7 @@ from tuner.commands.sweep.one_trace import (
     warnings_of,
 )
 from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.results import SeveralResult
 from tuner.commands.sweep.view import (
     TABLE_WIDTH,
     NamedProgress,
@@ -362,7 +363,7 @@ def json_of(report: SeveralSweeps) -> dict[str, Any]:
     """Return the object that ``tuner sweep --json`` prints of several traces: one of each as for a
     single trace, and what they share."""
     sharing = report.found.sharing
-    return {
+    found = {
         "shared": {
             "verdict": sharing.kind,
             "max_num_seqs": sharing.max_num_seqs,
@@ -389,6 +390,7 @@ def json_of(report: SeveralSweeps) -> dict[str, Any]:
         "engine_seconds": {"starts": sum(report.starts_s), "replay": _replay_s(report)},
         "run_dir": str(report.run_dir),
     }
+    return SeveralResult.model_validate(found).model_dump(mode="json")
 
 
 def _price(one: Price) -> dict[str, Any]:

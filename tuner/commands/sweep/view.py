@@ -168,7 +168,7 @@ def next_command(options: SweepOptions, profile: ServingProfile, path: Path) -> 
     with the profile."""
     decision, real = profile.decision, profile.provenance.engine != "sim"
     if real and decision.verdict == "not_reached" and options.traces:
-        return again(options, ceiling=2 * options.ceiling)
+        return again(options, ceiling=2 * max(one.max_num_seqs for one in profile.curve))
     if real and decision.verdict == "inconclusive" and options.traces:
         budget_s = parse_duration_s(options.budget, option="--budget")
         return again(options, budget=f"{2 * budget_s:g}s")

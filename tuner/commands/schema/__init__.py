@@ -1,0 +1,1 @@
+"""``tuner schema``: what the files that tuner reads and writes must hold, as JSON Schema."""
