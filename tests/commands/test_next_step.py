@@ -20,7 +20,7 @@ from tests.support.builders import flat
 from tests.support.in_process import tuner
 from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tests.support.places import ROOT
-from tests.support.profiles import ENGINE, profile, step
+from tests.support.profiles import ENGINE, profile, resealed, step
 from tests.support.served_metrics import FreeClock, page_of, serving
 from tuner.commands.compare import run as compare
 from tuner.commands.compare import view as compare_view
@@ -44,7 +44,7 @@ from tuner.live.watch.drift import reference
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.verdict import Watch
 from tuner.profile.numbers import SpreadSection
-from tuner.profile.profile import save, seal
+from tuner.profile.profile import save
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.profile.summary import KINDS, block_of
@@ -84,12 +84,6 @@ class Said:
     case: str
     block: VerdictBlock
     profile: ServingProfile
-
-
-def resealed(one: ServingProfile, **changes: object) -> ServingProfile:
-    ours = {"schema_version", "digest"}
-    sections = {name: getattr(one, name) for name in type(one).model_fields if name not in ours}
-    return seal(**sections | changes)
 
 
 @cache

@@ -1,6 +1,7 @@
 """`tuner verify` as its users meet it: on the machine that was tuned, and on one that is slower."""
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.profiles import resealed
 from tuner.commands.verify.junit import junit
 from tuner.errors import GateError
 from tuner.profile.profile import load, save, seal
+from tuner.profile.schema import ServingProfile
 
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
@@ -160,3 +163,54 @@ def test_what_is_no_junit_is_not_overwritten(folder: Path) -> None:
         assert done.returncode == 3
         assert f"{name}: is there already and is no JUnit file" in done.stderr
         assert (folder / name).read_bytes() == before
+
+
+def offline(folder: Path, one: ServingProfile, *options: str) -> subprocess.CompletedProcess[str]:
+    save(one, folder / "asked.yaml")
+    return tuner(folder, "verify", "asked.yaml", "--offline", *options)
+
+
+def test_a_verdict_follows_from_what_its_profile_holds(folder: Path) -> None:
+    done = offline(folder, load(folder / "profile.yaml"))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "max_num_seqs 16 follows from its profile" in done.stdout
+    assert max(map(len, done.stdout.splitlines())) <= 80
+
+
+def test_a_choice_that_its_own_twin_refutes_does_not(folder: Path) -> None:
+    one = load(folder / "profile.yaml")
+    other = resealed(
+        one,
+        engine={**one.engine, "max_num_seqs": 4},
+        decision=one.decision.model_copy(update={"max_num_seqs": 4, "interval": (4, 4)}),
+    )
+    done = offline(folder, other, "--json")
+    assert done.returncode == 6
+    broken = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"] if not gate["kept"]}
+    assert broken["choice"]["measured"] == 0
+    assert "the choice is right under 0% of the profile's laws" in done.stderr
+
+
+def test_nor_a_promise_that_its_own_twin_does_not_give(folder: Path) -> None:
+    one = load(folder / "profile.yaml")
+    slo = one.decision.slo.model_copy(update={"tpot_ms": 15.0})  # an iteration takes 20 ms
+    found = resealed(one, decision=one.decision.model_copy(update={"slo": slo}))
+    done = offline(folder, found)
+    assert done.returncode == 6
+    assert re.search(r"0\.\d% were served within the SLO, promised were 9\d", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("--offline", "--trace", "prod.jsonl"), 2, "--offline replays nothing"),
+        (("--offline", "--dry-run"), 2, "--offline starts nothing"),
+        ((), 2, "no trace given"),
+    ],
+)
+def test_offline_or_with_a_trace(
+    folder: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    done = tuner(folder, "verify", "profile.yaml", *words)
+    assert (done.returncode, len(done.stderr.splitlines())) == (code, 2)
+    assert said in done.stderr

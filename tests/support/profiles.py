@@ -148,6 +148,13 @@ def profile(
     )
 
 
+def resealed(one: ServingProfile, **changes: object) -> ServingProfile:
+    """Return the profile with other sections, whole again."""
+    ours = {"schema_version", "digest"}
+    sections = {name: getattr(one, name) for name in type(one).model_fields if name not in ours}
+    return seal(**sections | changes)
+
+
 _TEXT = st.text(max_size=30)
 _VALUES = st.recursive(
     st.none()

@@ -31,7 +31,16 @@ class VerifyOptions:
     """
 
     profile: Annotated[Path, typer.Argument(help="Serving profile with a twin.")]
-    trace: Annotated[Path, typer.Option(help="Trace to replay: the profile's, or today's.")]
+    trace: Annotated[
+        Path | None, typer.Option(help="Trace to replay: the profile's, or today's.")
+    ] = None
+    offline: Annotated[
+        bool,
+        typer.Option(
+            "--offline",
+            help="Replay nothing: ask the profile's own twin whether its verdict follows.",
+        ),
+    ] = False
     engine: ServedEngine = "vllm"
     world: World = None
     url: Annotated[

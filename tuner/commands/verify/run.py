@@ -29,9 +29,10 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.stored_twin import restored
+from tuner.profile.stored_twin import StoredTwin, restored
 from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
+from tuner.runs.verify.offline import offline_gates
 from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
@@ -41,6 +42,7 @@ from tuner.traffic.workload import keep_what_fits, parse_step_s
 def run(options: VerifyOptions) -> None:
     """Verify and print. Raises GateError when a promise is broken, and other TunerErrors."""
     running.check_options(options)
+    _check_offline(options)
     if options.dry_run:
         if options.url is not None:
             raise UsageError(
@@ -51,7 +53,10 @@ def run(options: VerifyOptions) -> None:
         return
     with junit(options.junit, profile=str(options.profile), said=said) as write:
         profile = load_profile(options.profile)
-        found = _verified(_asked(options, profile))
+        if options.offline:
+            found = Verified(offline_gates(profile, _twin(options, profile)), 0.0, {})
+        else:
+            found = _verified(_asked(options, profile))
         write(found.gates)
         _report(options, profile, found)
 
@@ -66,7 +71,24 @@ class _Asked:
     tell: Callable[[str], None]
 
 
-def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
+def _check_offline(options: VerifyOptions) -> None:
+    """Raise UsageError for options that do not go together."""
+    if options.offline and (options.trace is not None or options.url is not None):
+        raise UsageError(
+            "--offline replays nothing", hint="Leave out --trace and --url, or --offline."
+        )
+    if options.offline and (options.dry_run or options.engine == "sim"):
+        raise UsageError(
+            "--offline starts nothing", hint="Leave out --dry-run and --engine, or --offline."
+        )
+    if not options.offline and options.trace is None:
+        raise UsageError(
+            "no trace given", hint="Give --trace FILE, or --offline to ask the profile alone."
+        )
+
+
+def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
+    """Return the profile's twin. Raises ProfileError, and GateError where nothing is promised."""
     if profile.twin is None:
         raise ProfileError(
             f"{options.profile}: twin: is null: the windows alone decided this profile",
@@ -78,7 +100,13 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
             "that could be kept",
             hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
         )
-    twin = restored(profile.twin, source=str(options.profile))
+    return restored(profile.twin, source=str(options.profile))
+
+
+def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
+    assert options.trace is not None
+    twin = _twin(options, profile)
+    assert profile.twin is not None
     step_s = parse_step_s(options.step)
     trace = load(options.trace)
     served = served_in(trace, options.trace)
@@ -212,7 +240,7 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
     if options.json:
         result = {
             "profile": str(options.profile),
-            "trace": str(options.trace),
+            "trace": None if options.trace is None else str(options.trace),
             "kept": not broken,
             "gates": [asdict(gate) for gate in found.gates],
             "p95_ms": dict(found.p95_ms),
@@ -223,5 +251,9 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
     if broken:
         raise GateError(
             "; ".join(map(said, broken)),
-            hint="Do not roll it out: sweep again on this machine with this trace.",
+            hint=(
+                "Do not roll it out: sweep again."
+                if options.offline
+                else "Do not roll it out: sweep again on this machine with this trace."
+            ),
         )

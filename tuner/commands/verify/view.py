@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from rich.table import Table
 
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
-from tuner.commands.shared.next_step import after, asked_for
+from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.verify.options import VerifyOptions
 from tuner.profile.schema import ServingProfile
@@ -15,7 +15,7 @@ from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
 
 TIMES = {"tpot_p95_ms": "p95 TPOT", "ttft_p95_ms": "p95 TTFT", "e2el_p95_ms": "p95 E2EL"}
-SHARES = ("slo", "attainment")
+SHARES = ("slo", "attainment", "headroom", "choice")
 
 
 def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> None:
@@ -23,13 +23,21 @@ def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     console = console_for(at_least=80)
     console.print(_table(found))
     console.print()
-    print_block(console, _block(found, profile, options))
+    block = _offline_block if options.offline else _block
+    print_block(console, block(found, profile, options))
 
 
 def said(gate: Gate) -> str:
     """Return a gate that was not kept in words."""
     if gate.name == "slo":
         return f"{gate.measured:.1%} were served within the SLO: fewer than {gate.limit:.0%}"
+    if gate.name == "choice":
+        return f"the choice is right under {gate.measured:.0%} of the profile's laws: too few"
+    if gate.name == "headroom":
+        return (
+            f"{gate.measured:.1%} are served within the SLO with headroom, promised were "
+            f"{gate.promised:.1%} (at least {gate.limit:.1%})"
+        )
     if gate.name == "attainment":
         return (
             f"{gate.measured:.1%} were served within the SLO, promised were {gate.promised:.1%} "
@@ -92,6 +100,30 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     )
 
 
+def _offline_block(
+    found: Verified, profile: ServingProfile, options: VerifyOptions
+) -> VerdictBlock:
+    """Return whether the verdict follows from what the profile holds."""
+    gates = {one.name: one for one in found.gates}
+    broken, cap = [one for one in found.gates if not one.kept], profile.decision.max_num_seqs
+    choice, share = gates["choice"], gates.get("attainment") or gates["slo"]
+    laws = f"right under {percent(choice.measured)} of the laws that the profile keeps"
+    gives = f"{percent(share.measured)} in SLO by the profile's twin"
+    if share.name == "attainment":
+        gives += f"; promised {percent(share.promised)}, held to {percent(share.limit)}"
+    rows = [
+        ("choice", f"{laws}; said when made: {percent(choice.promised)}"),
+        ("gives", gives),
+        ("rests on", "the profile alone: nothing was replayed, no engine was started"),
+    ]
+    title = f"max_num_seqs {cap} {'does not follow' if broken else 'follows'} from its profile"
+    aside = (
+        f"{len(broken)} of {len(gates)} gates broken" if broken else f"all {len(gates)} gates kept"
+    )
+    next_ = command("show", options.profile) if broken else after(profile, options.profile)
+    return VerdictBlock(title, aside, rows, next_)
+
+
 def _held(gate: Gate, words: str) -> str:
     return f"{words} {milliseconds(gate.measured)} (held to {milliseconds(gate.limit)})"
 
@@ -104,6 +136,7 @@ def _seen(p95_ms: Mapping[str, float], name: str, words: str) -> str:
 
 def _again(profile: ServingProfile, options: VerifyOptions) -> str:
     """Return the command that tunes anew on this machine with this trace."""
+    assert options.trace is not None
     as_here = SweepOptions(
         traces=(options.trace,),
         model=profile.model,

@@ -1,0 +1,94 @@
+"""Does a profile's verdict follow from what the profile holds? Gates without any replay. Pure.
+
+The twin that a profile stores is asked the question of the sweep once more: the same loads, the
+same objective and requirements, under every law that it keeps. A profile that was put together, or
+one that another version of tuner would judge otherwise, does not pass.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from tuner.engines.scheduler.state import StepLaw
+from tuner.profile.schema import ServingProfile
+from tuner.profile.stored_twin import MOST_STORED, StoredTwin
+from tuner.runs.verify.gates import ATTAINMENT_TOLERANCE, HALF, Gate
+from tuner.traffic.requirements import parse_requirement
+from tuner.twin.choice import Weighed, weigh
+from tuner.twin.load import loads_of
+
+if TYPE_CHECKING:
+    from tuner.twin.law import FittedLaw
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLaw:
+    """The laws of a stored twin, as a fitted one gives them."""
+
+    law: StepLaw
+    extrapolated_from: int
+    kept: Sequence[StepLaw]
+
+    def draws(self, _count: int, *, seed: int) -> Sequence[StepLaw]:
+        del seed  # they were drawn when the profile was made
+        return self.kept
+
+
+def offline_gates(profile: ServingProfile, twin: StoredTwin) -> list[Gate]:
+    """Return every gate on the profile by itself."""
+    cap, decision = profile.decision.max_num_seqs, profile.decision
+    weighed = _weighed(profile, twin)
+    right = weighed.rightness.get(cap, 0.0)
+    bound = "half of the stored laws"
+    attained, _ = weighed.values[cap]
+    return [
+        Gate("choice", right, decision.confidence, HALF, right >= HALF, bound),
+        Gate("slo", attained, attained, HALF, attained >= HALF, "half of all requests"),
+        *_promised(profile, twin, weighed),
+        *_required(profile, weighed),
+    ]
+
+
+def _weighed(profile: ServingProfile, twin: StoredTwin) -> Weighed:
+    stored = _StoredLaw(twin.law, twin.extrapolated_from, twin.draws)
+    caps = {one.max_num_seqs for one in profile.curve} | {profile.decision.max_num_seqs}
+    return weigh(
+        loads_of(twin.traffic, profile.promise.headroom, seed=profile.provenance.seed),
+        cast("FittedLaw", stored),
+        twin.shape,
+        profile.decision.slo.slo,
+        sorted(caps),
+        requirements=[parse_requirement(one.text) for one in profile.decision.requirements],
+        length_s=twin.length_s,
+        draws=len(twin.draws),
+    )
+
+
+def _promised(profile: ServingProfile, twin: StoredTwin, weighed: Weighed) -> list[Gate]:
+    """Gate on the shares that the twin foresaw at each load; of a trace so long that the profile
+    keeps a stretch of it, they are of other requests."""
+    if len(twin.traffic) >= MOST_STORED:
+        return []
+    cap, found = profile.decision.max_num_seqs, []
+    bound = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
+    for one in profile.promise.predicted:
+        low, _ = one.intervals.get("attainment", (one.attainment, one.attainment))
+        floor = max(0.0, min(low, one.attainment) - ATTAINMENT_TOLERANCE)
+        share = weighed.values[cap][0] if one.load == 1.0 else weighed.raised.get(cap)
+        if share is not None:
+            name = "attainment" if one.load == 1.0 else "headroom"
+            found.append(Gate(name, share, one.attainment, floor, share >= floor, bound))
+    return found
+
+
+def _required(profile: ServingProfile, weighed: Weighed) -> list[Gate]:
+    """Gate on what is required of the choice, as far as the twin can tell."""
+    found = []
+    checks = weighed.bounds.checks(profile.decision.max_num_seqs)
+    for section, check in zip(profile.decision.requirements, checks, strict=False):
+        if check.bound is not None:
+            limit = check.requirement.limit
+            before = check.bound if section.at_worst is None else section.at_worst
+            bound = "required of 95 % of laws"
+            found.append(Gate(section.text, check.bound, before, limit, check.is_kept, bound))
+    return found
