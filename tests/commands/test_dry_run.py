@@ -38,8 +38,10 @@ def said(folder: Path, *words: str) -> dict[str, Any]:
     ("words", "row", "holds"),
     [
         (("sweep",), "time", "at most 15 min of engine: 2 starts"),
+        (("sweep",), "windows", "where an output token takes 20 ms and one of a prompt 0.2 ms"),
         (("sweep", "--fresh"), "steps", "1, 2, 4, 8, 16, 32, a new engine for each"),
         (("refine", "profile.yaml"), "searches", "searching max_num_seqs (live)"),
+        (("refine", "profile.yaml"), "windows", "where an output token takes 20 ms"),
         (("compare",), "time", "18 starts and 30 replays of up to 20 s"),
         (("verify", "profile.yaml"), "replays", "at max_num_seqs 16"),
     ],

@@ -18,11 +18,19 @@ def _nobody_was_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
 
-def test_what_the_import_said_the_sweep_does_not_repeat_but_counts(tmp_path: Path) -> None:
+def test_what_the_import_said_no_command_repeats_but_counts(tmp_path: Path) -> None:
     shutil.copy(ROOT / "traces" / "translation.jsonl", tmp_path / "raw.jsonl")
     done = tuner(tmp_path, "trace", "import", "raw.jsonl", "-o", "prod.jsonl")
     assert WARNING in done.stdout
-    assert WARNING in tuner(tmp_path, "trace", "show", "prod.jsonl").stdout
+    for words in (
+        ("show", "prod.jsonl"),
+        ("cut", "prod.jsonl", "--window", "0s+200s", "-o", "cut.jsonl"),
+        ("show", "cut.jsonl"),
+    ):
+        said = tuner(tmp_path, "trace", *words).stdout
+        assert WARNING not in said
+        assert "1 warning said before" in said
+    assert "no hash_ids" in tuner(tmp_path, "trace", "show", "prod.jsonl", "--json").stdout
     swept = tuner(tmp_path, "sweep", "--trace", "prod.jsonl", *SIM)
     assert WARNING not in swept.stdout + swept.stderr
     assert "more warning" in swept.stdout

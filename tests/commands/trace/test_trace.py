@@ -139,7 +139,7 @@ def test_what_was_assumed_is_said_once_at_the_import_and_ever_after(
     ]
     path, out = write_lines(tmp_path / "t", *turns), tmp_path / "out"
     assert tuner("trace", "import", path, "-o", out).out.count(DELAYED) == 1
-    assert tuner("trace", "show", path).out.count(f"Warning: {DELAYED}") == 1
+    assert json.loads(tuner("trace", "show", path, "--json").out)["warnings"].count(DELAYED) == 1
     assert tuner("trace", "show", out).out.count(f"note: {DELAYED}") == 1
 
 

@@ -64,14 +64,14 @@ def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
 
 
 def render(found: FleetPlan, profile: ServingProfile, path: Path, *, details: bool) -> None:
-    """Print what each cap gives at this load, and how many replicas it takes."""
+    """Print what to run at this load and how many replicas it takes, then what each cap gives."""
     console = console_for()
-    console.print(_table(found))
-    if details:
-        console.print()
-        console.print(f"SLO {shown(profile.decision.slo.slo)}")
-    console.print()
     print_block(console, _block(found, profile, path))
+    console.print()
+    console.print(_table(found))
+    console.print()
+    if details:
+        console.print(f"SLO {shown(profile.decision.slo.slo)}")
     print_warnings(console, found.warnings, all_=details)
 
 

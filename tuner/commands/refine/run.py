@@ -24,7 +24,7 @@ from tuner.commands.refine.ray import check_ray, site_of
 from tuner.commands.refine.space import space_of
 from tuner.commands.refine.view import RefinePrint, json_of, render, said_of_space
 from tuner.commands.shared import dry_run
-from tuner.commands.shared.dry_run import DryRun, asked_of
+from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
 from tuner.commands.shared.machine import check_machine
 from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.options import check_given
@@ -50,9 +50,6 @@ from tuner.runs.refine.trial_runner import LocalTrialRunner
 from tuner.runs.result import profile_of, second_thoughts
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
-from tuner.traffic.arrivals import busiest_window
-from tuner.traffic.sampling import sample_windows
-from tuner.traffic.window import choose_part
 
 if TYPE_CHECKING:
     from tuner.commands.shared.engine import Execute
@@ -121,8 +118,7 @@ def _dry_run(
 ) -> DryRun:
     """Return what a refinement would do."""
     settings = plan.settings
-    part = choose_part(requests, settings.window, length_s=settings.step_s, busiest=busiest_window)
-    windows = sample_windows(requests, part, step_s=settings.step_s, drain_s=0.0)
+    windows = windows_of(requests, settings.window, step_s=settings.step_s)
     caps = [value for knob in plan.space.knobs if knob.name == CAP for value in knob.values]
     most = max([number(plan.space.knee[CAP]), *(int(one) for one in caps if isinstance(one, int))])
     live = all(knob.name in LIVE for knob in plan.space.knobs)
@@ -130,13 +126,7 @@ def _dry_run(
         command=asked_for("refine", options, dry_run=False),
         rows=[
             ("searches", "; ".join(said_of_space(plan.space))),
-            (
-                "windows",
-                (
-                    f"{', '.join(map(str, windows))} a trial at most, shortened where the budget "
-                    "asks for it"
-                ),
-            ),
+            ("windows", f"a trial replays {windows}; fewer seconds where the budget asks for it"),
             (
                 "time",
                 f"at most {minutes(settings.budget_s)} of engine; "

@@ -20,6 +20,11 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.profile.summary import minutes
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.arrivals import busiest_window
+from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
+from tuner.traffic.sampling import sample_windows
+from tuner.traffic.window import choose_part
+from tuner.traffic.workload import LOADED
 
 CPU_BLOCK_SIZE = 128
 GPU_BLOCK_SIZE = 16
@@ -127,6 +132,22 @@ def cache_of(
         source=source,
         mean_fit=int(blocks / float(np.mean(held))),
         longest_fit=blocks // max(held),
+    )
+
+
+def windows_of(requests: Sequence[TraceRequest], asked: str, *, step_s: float) -> str:
+    """Say which windows a step replays, as far as that is known before an engine is timed."""
+    part = choose_part(requests, asked, length_s=step_s, busiest=busiest_window)
+    ends_s = [
+        one.input_length * S_PER_PROMPT_TOKEN + one.output_length * S_PER_OUTPUT_TOKEN
+        for one in requests
+    ]
+    drain_s = LOADED * float(np.percentile(ends_s, 95))
+    windows = sample_windows(requests, part, step_s=step_s, drain_s=drain_s)
+    return (
+        f"{', '.join(map(str, windows))}, where an output token takes "
+        f"{S_PER_OUTPUT_TOKEN * 1e3:g} ms and one of a prompt {S_PER_PROMPT_TOKEN * 1e3:g} ms; "
+        "others on an engine of another pace, which is timed first"
     )
 
 

@@ -9,7 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tuner.commands.shared.dry_run import DryRun, asked_of
+from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
 from tuner.commands.shared.engine import OR_SERVED, Execute, world_of
 from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.options import in_plan
@@ -41,7 +41,6 @@ from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.arrivals import busiest_window
-from tuner.traffic.sampling import sample_windows
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_window
@@ -172,8 +171,7 @@ def dry_run_of(
     step_s = affordable_step_s(
         settings.step_s, steps=steps, budget_s=settings.budget_s, starts_s=0.0
     )
-    part = choose_part(traffic.requests, settings.window, length_s=step_s, busiest=busiest_window)
-    windows = sample_windows(traffic.requests, part, step_s=step_s, drain_s=0.0)
+    windows = windows_of(traffic.requests, settings.window, step_s=step_s)
     caps = ", ".join(map(str, doubling(settings.ceiling)))
     how = f"{caps}, live on one engine, then the choice on a fresh one"
     if settings.fresh:
@@ -185,13 +183,7 @@ def dry_run_of(
         rows=[
             ("steps", f"max_num_seqs {how}"),
             *(("ceiling", said) for said in ceiling),
-            (
-                "windows",
-                (
-                    f"{', '.join(map(str, windows))} a step, or shorter by what the last requests "
-                    "take to end"
-                ),
-            ),
+            ("windows", f"a step replays {windows}"),
             (
                 "time",
                 (

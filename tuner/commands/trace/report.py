@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from rich.table import Table
 
 from tuner.commands.shared.console import console_for, shown
 from tuner.commands.trace import plot as trace_plot
-from tuner.commands.trace.view import headline, print_warnings, requests, rows_line
+from tuner.commands.trace.view import headline, print_new, requests, rows_line
 from tuner.trace.columns import Floats
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.traffic.levels import Levels
@@ -80,7 +81,8 @@ def print_json(report: TraceReport) -> None:
     sys.stdout.write(json.dumps(_rounded(found)) + "\n")
 
 
-def print_report(report: TraceReport) -> None:
+def print_report(report: TraceReport, *, new: Sequence[str]) -> None:
+    """Print it for people; ``new`` are the warnings that no command has said of this trace."""
     console = console_for(at_least=LEAST_WIDTH)
     traffic, header = report.traffic, report.header
     model = f", model {header.model}" if header.model else ""
@@ -104,7 +106,7 @@ def print_report(report: TraceReport) -> None:
         _print_part(console, report.part)
     if report.shares is not None:
         _print_shares(console, report.shares)
-    print_warnings(console, report.warnings)
+    print_new(console, new, of=report.warnings)
 
 
 def _print_arrivals(console: Console, traffic: TrafficSummary) -> None:

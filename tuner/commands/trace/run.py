@@ -1,7 +1,7 @@
 """Run ``tuner trace``, once its options are read."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from rich.progress import (
 )
 
 from tuner.commands.shared.console import shown
-from tuner.commands.shared.said import mark_said
+from tuner.commands.shared.said import mark_said, not_said
 from tuner.commands.trace import report as trace_report
 from tuner.commands.trace import view as trace_view
 from tuner.errors import TraceError, UsageError
@@ -98,8 +98,7 @@ def show(file: Input, replicas: Replicas, part: CutOptions, *, as_json: bool) ->
     if as_json:
         trace_report.print_json(report)
     else:
-        trace_report.print_report(report)
-        mark_said(file.path, report.warnings)
+        trace_report.print_report(report, new=not_said(file.path, report.warnings))
 
 
 def import_(
@@ -125,8 +124,8 @@ def import_(
         with _telling(f"writing {output.name}") as tell:
             convert(file, scanned, out, tell, spread=spread, draft=draft)
     warnings += trace_warnings(scanned.columns, traffic, scanned.header)
-    trace_view.print_written(output, traffic, scanned.header, warnings)
-    mark_said(output, warnings)
+    new = _new(file.path, output, warnings)
+    trace_view.print_written(output, traffic, scanned.header, warnings, new=new)
 
 
 def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
@@ -169,7 +168,14 @@ def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:
             out.writelines(lines_of(trace))
     traffic = describe(columns)
     warnings = (*scanned.warnings, *trace_warnings(columns, traffic, header))
-    trace_view.print_written(output, traffic, header, warnings)
+    new = _new(file.path, output, warnings)
+    trace_view.print_written(output, traffic, header, warnings, new=new)
+
+
+def _new(trace: Path, output: Path, warnings: Sequence[str]) -> list[str]:
+    """Return the warnings to say of a trace that was written: none that was said of its source."""
+    mark_said(output, warnings)
+    return not_said(trace, warnings)
 
 
 def _chosen(trace: Trace, columns: Columns, part: CutOptions) -> Trace:

@@ -1,6 +1,6 @@
 """Render a trace that was written; every view of a trace shares these lines."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from rich import box
@@ -17,16 +17,20 @@ LIST_WIDTH = 130
 
 
 def print_written(
-    path: Path, traffic: TrafficSummary, header: TraceHeader, warnings: Iterable[str]
+    path: Path,
+    traffic: TrafficSummary,
+    header: TraceHeader,
+    warnings: Sequence[str],
+    *,
+    new: Sequence[str],
 ) -> None:
     console = console_for()
     console.print(f"{shown(str(path))}: {headline(traffic)}", soft_wrap=True)
     console.print(rows_line(header))
-    said = list(warnings)
     for note in header.notes:
-        if note not in said:
+        if note not in warnings:
             console.print(f"note: {shown(note)}", soft_wrap=True)
-    print_warnings(console, said)
+    print_new(console, new, of=warnings)
 
 
 def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable[str]) -> None:
@@ -66,6 +70,15 @@ def rows_line(header: TraceHeader) -> str:
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
     for warning in warnings:
         console.print(f"[yellow]Warning:[/] {shown(warning)}", soft_wrap=True)
+
+
+def print_new(console: Console, new: Sequence[str], *, of: Sequence[str]) -> None:
+    """Print the warnings that no command has said of this trace, and how many were."""
+    print_warnings(console, new)
+    if (before := len({*of}) - len(new)) > 0:
+        console.print(
+            f"{before} warning{'s' * (before > 1)} said before: tuner trace show --json has all"
+        )
 
 
 def print_formats() -> None:
