@@ -35,7 +35,6 @@ HOMES = {
     "vllm": {"capture.stat_logger", "engines.live_scheduler", "engines.vllm", "engines.workers"},
     "torch": set[str](),
     "optuna": {"runs.refine"},
-    "plotly": {"commands.compare.plot"},
     "prometheus_client": {"capture.spool", "live.exporter", "live.prometheus"},
     "psutil": {"engines.devices"},
     "pynvml": {"engines.gpus"},
@@ -75,7 +74,6 @@ HEAVY = {
     "numba",
     "numpy",
     "optuna",
-    "plotly",
     "pydantic",
     "ray",
     "scipy",
@@ -231,7 +229,6 @@ def test_what_is_imported_is_declared() -> None:
             *project["dependencies"],
             *extras["vllm"],
             *extras["ray"],
-            *extras["report"],
         ]
         for name in [re.split(r"[<>=\[ ]", requirement)[0]]
     }

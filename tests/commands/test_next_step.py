@@ -186,7 +186,7 @@ def of_compare(engine: Kind) -> Iterator[Said]:
         )
         table = Table("very-heavy", 25, "captured", rows)
         case = "with a profile" if with_profile else "without one"
-        yield Said(case, compare_view._block(table, how), one)
+        yield Said(case, compare_view.block_of(table, how), one)
 
 
 def row(name: str, title: str, rps: float, e2el_s: float, ratio: Ratio | None = None) -> Row:
@@ -224,7 +224,7 @@ def of_verify(engine: Kind) -> Iterator[Said]:
             Gate("attainment", served, 0.99, 0.95, served > 0.95, "its bound less 2 points"),
             Gate("tpot_p95_ms", 31.0, 30.0, 36.0, True, "its bound plus 10 %"),
         )
-        found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0})
+        found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0}, ())
         kind = "vllm" if url else engine
         options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
         case = "kept" if served > 0.95 else "broken"

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from tuner.commands.report import axes
-from tuner.commands.report.chart import Chart, Line, drawn
-from tuner.commands.report.html import tag
-from tuner.commands.report.page import File, Page, csv_of, written
-from tuner.commands.report.thin import steps, thinned
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import Chart, Line, drawn
+from tuner.commands.report.drawing.html import tag
+from tuner.commands.report.drawing.page import File, Page, csv_of, written
+from tuner.commands.report.drawing.thin import steps, thinned
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;"
 

@@ -97,7 +97,7 @@ class CompareOptions:
     run_dir: RunDir = None
     output: Annotated[
         Path | None,
-        typer.Option("-o", "--output", help="Folder for Markdown, JSON and a plot."),
+        typer.Option("-o", "--output", help="Folder for Markdown, JSON and a page."),
     ] = None
     force: Annotated[
         bool, typer.Option("--force", help="Take a profile that another machine was measured for.")

@@ -1,6 +1,5 @@
 """``tuner compare``: from its options to the printed result."""
 
-import importlib.util
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,8 @@ from typing import Any
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.place import ComparePlace, place_of
 from tuner.commands.compare.view import ComparePrint, json_object, markdown, render
+from tuner.commands.report.compare import page_of, steps_of
+from tuner.commands.report.drawing.page import POINTS, written
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun
 from tuner.commands.shared.machine import check_machine
@@ -30,7 +31,6 @@ from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.compare.approaches import chosen
 from tuner.runs.compare.blocks import Blocks
-from tuner.runs.compare.comparison import Table
 from tuner.runs.compare.evidence import Comparing, Tuned
 from tuner.runs.compare.load_levels import parse_levels
 from tuner.runs.compare.run import Comparison, calibrate
@@ -211,27 +211,23 @@ def _report(
     facts = comparing.evidence.facts()
     warnings = (*of_trace, *doubts)
     result = json_object(tables, blocks, tuned, facts, warnings)
+    spent_s = sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s()
+    how = ComparePrint(
+        tuned=tuned,
+        facts=facts,
+        spent_s=spent_s,
+        next=_next(options),
+        run_dir=comparing.journal.run_dir,
+        warnings=warnings if options.details else doubts,
+        said_before=0 if options.details else len(of_trace),
+        details=options.details,
+    )
     if options.output is not None:
-        _write(options.output, tables, result, markdown(tables, tuned, facts))
-        if importlib.util.find_spec("plotly") is None:
-            sys.stderr.write(
-                "No plot: plotly is not installed. Run pip install 'tuner[report]', and the "
-                "command again with --resume.\n"
-            )
+        page = written(page_of(tables, how, steps=steps_of(comparing), budget=POINTS))
+        _write(options.output, page, result, markdown(tables, tuned, facts))
     if options.json:
         sys.stdout.write(json.dumps(result) + "\n")
     else:
-        spent_s = sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s()
-        how = ComparePrint(
-            tuned=tuned,
-            facts=facts,
-            spent_s=spent_s,
-            next=_next(options),
-            run_dir=comparing.journal.run_dir,
-            warnings=warnings if options.details else doubts,
-            said_before=0 if options.details else len(of_trace),
-            details=options.details,
-        )
         render(tables, how)
     if not any(row.numbers for table in tables for row in table.rows):
         errors = [text for table in tables for row in table.rows for text in row.errors]
@@ -263,14 +259,11 @@ def _check_folder(folder: Path) -> None:
         files.check_writable(folder / name)
 
 
-def _write(folder: Path, tables: Sequence[Table], result: dict[str, object], page: str) -> None:
-    files.write_atomically(folder / "comparison.md", page.encode())
+def _write(folder: Path, page: str, result: dict[str, object], tables: str) -> None:
+    files.write_atomically(folder / "comparison.md", tables.encode())
     text = json.dumps(result, indent=1) + "\n"
     files.write_atomically(folder / "comparison.json", text.encode())
-    if importlib.util.find_spec("plotly") is not None:
-        from tuner.commands.compare import plot as compare_plot  # noqa: PLC0415 - plotly, where there is one
-
-        files.write_atomically(folder / "comparison.html", compare_plot.page(tables).encode())
+    files.write_atomically(folder / "comparison.html", page.encode())
 
 
 def _static(options: CompareOptions) -> Batching:

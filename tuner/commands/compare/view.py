@@ -50,23 +50,23 @@ def render(tables: Sequence[Table], how: ComparePrint) -> None:
     """Print every table, and below it what was seen; last the verdict."""
     console = console_for(at_least=80)
     for table in tables:
-        console.print(f"[bold]{shown(_title(table))}[/]")
+        console.print(f"[bold]{shown(title_of(table))}[/]")
         printed = plain_table()
-        for heading in _headings(how.facts):
+        for heading in headings_of(how.facts):
             left = heading == "approach"
             printed.add_column(heading, justify="left" if left else "right", no_wrap=True)
         for row in table.rows:
-            printed.add_row(*(shown(cell) for cell in _cells(row, how.facts)))
+            printed.add_row(*(shown(cell) for cell in cells(row, how.facts)))
         console.print(printed)
         _print_notes(console, table, details=how.details)
         console.print()
     console.print(f"measurements: {shown(how.run_dir)}", soft_wrap=True)
     console.print()
-    print_block(console, _block(tables[0], how))
+    print_block(console, block_of(tables[0], how))
     print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 
-def _block(table: Table, how: ComparePrint) -> VerdictBlock:
+def block_of(table: Table, how: ComparePrint) -> VerdictBlock:
     """Return what tuning was good for: the tuned engine, held against the first way of serving and
     against nobody's choice. ``table`` is the heaviest load with lengths as captured."""
     rows = {row.approach: row for row in table.rows}
@@ -110,19 +110,19 @@ def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:
     """Return the tables as a page, or part of one."""
     lines = []
     for table in tables:
-        headings = [heading.replace("\n", " ") for heading in _headings(facts)]
+        headings = [heading.replace("\n", " ") for heading in headings_of(facts)]
         headings.append("what was seen")
-        lines += [f"**{_title(table)}**", ""]
+        lines += [f"**{title_of(table)}**", ""]
         lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
         for row in table.rows:
             seen = ". ".join((*row.notes, *row.errors))
-            lines.append("| " + " | ".join((*_cells(row, facts), seen.replace("|", "/"))) + " |")
+            lines.append("| " + " | ".join((*cells(row, facts), seen.replace("|", "/"))) + " |")
         lines.append("")
     lines.append(f"Tuned: `max_num_seqs={tuned.max_num_seqs}`, from {tuned.source}.")
     return "\n".join(lines) + "\n"
 
 
-def _title(table: Table) -> str:
+def title_of(table: Table) -> str:
     kind = "lengths as captured" if table.lengths == "captured" else "uniform lengths"
     seen = {row.approach: row.numbers for row in table.rows if row.numbers}
     flown = f"{seen['untuned'].in_flight_mean:.0f} measured untuned" if "untuned" in seen else ""
@@ -137,7 +137,7 @@ def _title(table: Table) -> str:
     return f"{level}, {kind}{offered}"
 
 
-def _headings(facts: EngineFacts) -> tuple[str, ...]:
+def headings_of(facts: EngineFacts) -> tuple[str, ...]:
     return (*HEADINGS, "GPU\nbusy" if _has_gpu(facts) else "engine\nbusy", "idle")
 
 
@@ -145,7 +145,7 @@ def _has_gpu(facts: EngineFacts) -> bool:
     return facts.device.get("kind") == "gpu"
 
 
-def _cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
+def cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
     title = row.title
     if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
         title += f" ({row.max_num_seqs})"

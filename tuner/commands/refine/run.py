@@ -23,6 +23,7 @@ from tuner.commands.refine.plan import (
 from tuner.commands.refine.ray import check_ray, site_of
 from tuner.commands.refine.space import space_of
 from tuner.commands.refine.view import RefinePrint, json_of, render, said_of_space
+from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
 from tuner.commands.shared.machine import check_machine
@@ -179,13 +180,10 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
     save(result, begun.book.run_dir / "profile.yaml")
     check_output(options.output, force=None)
     save(result, options.output)
+    printed = json_of(found, plan, run_dir=begun.book.run_dir, profile_path=options.output)
+    keep_result(begun.book.run_dir, printed)
     if options.json:
-        sys.stdout.write(
-            json.dumps(
-                json_of(found, plan, run_dir=begun.book.run_dir, profile_path=options.output)
-            )
-            + "\n"
-        )
+        sys.stdout.write(json.dumps(printed) + "\n")
         return
     how = RefinePrint(result, options.output, options.trace, begun.book.run_dir, options.details)
     render(found, plan, how)

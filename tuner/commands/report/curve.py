@@ -1,18 +1,84 @@
 """The curve of a profile: goodput and latencies by cap, today and with headroom. Pure."""
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.commands.report import axes
-from tuner.commands.report.chart import Area, Chart, Dots, Item, Line, Mark, Stretch, heights
-from tuner.commands.report.load_curve import LoadCurve, asked
-from tuner.commands.report.page import Cell, Figure, File, Section, Table, csv_of
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import (
+    Area,
+    Chart,
+    Dots,
+    Item,
+    Line,
+    Mark,
+    Stretch,
+    heights,
+)
+from tuner.commands.report.drawing.page import Cell, Figure, File, Section, Table, csv_of
+from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin, restored
 from tuner.profile.summary import milliseconds, percent
 from tuner.traffic.slo import Slo
+from tuner.twin.load import scaled
+from tuner.twin.simulation import Traffic, attainment, simulate
+
+ASKED = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A number by the law itself, and between which ends 95 % of the laws as likely have it."""
+
+    middle: float
+    low: float
+    high: float
+
+
+LoadCurve = Mapping[int, Mapping[str, Estimate]]
+"""Cap → name of a statistic → what it is; NaN where no request has one."""
+
+
+def asked(twin: StoredTwin, slo: Slo, caps: Sequence[int], *, load: float, seed: int) -> LoadCurve:
+    """Return what each cap gives at ``load`` times the stored traffic."""
+    traffic = twin.traffic
+    if load != 1.0:
+        traffic = scaled(traffic, load, np.random.default_rng(seed))
+    rate_rps = len(traffic) / twin.length_s
+    return {cap: _estimates(traffic, twin, slo, cap, rate_rps) for cap in caps}
+
+
+def _estimates(
+    traffic: Traffic, twin: StoredTwin, slo: Slo, cap: int, rate_rps: float
+) -> dict[str, Estimate]:
+    def of(law: StepLaw) -> tuple[float, ...]:
+        replay = simulate(traffic, law, twin.shape, max_num_seqs=cap)
+        return (
+            attainment(traffic, replay, slo) * rate_rps,
+            _quantile(replay.ttft_s, 0.99),
+            _quantile(replay.tpot_s, 0.95),
+            _quantile(replay.e2el_s, 0.99),
+        )
+
+    middle = of(twin.law)
+    samples = np.array([of(law) for law in twin.draws] or [middle])
+    found = {}
+    for number, name in enumerate(ASKED):
+        known = samples[:, number][np.isfinite(samples[:, number])]
+        low, high = np.quantile(known, (0.025, 0.975)) if len(known) else (np.nan, np.nan)
+        value = middle[number]
+        found[name] = Estimate(value, float(min(low, value)), float(max(high, value)))
+    return found
+
+
+def _quantile(values: NDArray[np.float64], share: float) -> float:
+    known = values[np.isfinite(values)]
+    return float(np.quantile(known, share)) if len(known) else np.nan
 
 
 @dataclass(frozen=True, slots=True)

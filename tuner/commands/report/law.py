@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tuner.commands.report import axes
-from tuner.commands.report.chart import Area, Chart, Dots, Item, Line
-from tuner.commands.report.page import Cell, Figure, File, Section, Table, csv_of
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import Area, Chart, Dots, Item, Line
+from tuner.commands.report.drawing.page import Cell, Figure, File, Section, Table, csv_of
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.iterations import BatchTime
 

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from tuner.commands.report import axes
-from tuner.commands.report.chart import Chart, Dots, Item, Look, Mark
-from tuner.commands.report.page import Cell, Figure, Part, Section, Table
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import Chart, Dots, Item, Look, Mark
+from tuner.commands.report.drawing.page import Cell, Figure, Part, Section, Table
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import milliseconds, percent
 

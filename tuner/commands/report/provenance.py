@@ -2,7 +2,7 @@
 
 import json
 
-from tuner.commands.report.page import Cell, Section, Table
+from tuner.commands.report.drawing.page import Cell, Section, Table
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
 

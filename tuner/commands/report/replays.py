@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.commands.report import axes
-from tuner.commands.report.chart import LOW_HEIGHT, Chart, Item, Line, Look, Mark, heights
-from tuner.commands.report.page import Cell, Figure, File, Folded, Section, Table, csv_of
-from tuner.commands.report.thin import MOST_POINTS, steps, thinned
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import LOW_HEIGHT, Chart, Item, Line, Look, Mark, heights
+from tuner.commands.report.drawing.page import Cell, Figure, File, Folded, Section, Table, csv_of
+from tuner.commands.report.drawing.thin import MOST_POINTS, steps, thinned
 from tuner.profile.summary import milliseconds, percent
 from tuner.replay.iterations import BatchTime, batch_times, joined
 from tuner.replay.measure import Measurement, Spread, measure

@@ -4,16 +4,14 @@ import os
 import sys
 from pathlib import Path
 
-from tuner.commands.report import sweep
+from tuner.commands.report import compare, refine, sweep, verify, watch
+from tuner.commands.report.drawing.page import GENERATOR, POINTS, Page, written
 from tuner.commands.report.options import ReportOptions
-from tuner.commands.report.page import GENERATOR, Page, written
 from tuner.commands.shared.run_folder import command_of
 from tuner.errors import ProfileError, RunError, TargetError
+from tuner.live.watch.journal import NAME as WINDOWS
 from tuner.runs import journal
 from tuner.system import files
-
-POINTS = 40_000
-"""Of all lines of a page together: with these it stays well below MOST_BYTES."""
 
 MOST_BYTES = 1_500_000
 FEWEST_POINTS = 1_000
@@ -41,19 +39,36 @@ def _page(source: Path, *, budget: int) -> Page:
                 hint="Give the folder of a run (runs/...), or a serving profile.",
             )
         return sweep.of_profile(source, budget=budget)
+    if (source / WINDOWS).exists() and not (source / "journal.jsonl").exists():
+        return watch.of_run(source)
     if not (source / "journal.jsonl").exists():
         raise RunError(
             f"{source}: holds no run: there is no journal.jsonl",
             hint="Give the folder that a command named behind measurements:, such as runs/...",
         )
     book = journal.read(source)
-    its = command_of(book)
-    if its != "sweep":
+    of_run = OF_RUN.get(command_of(book) or "")
+    if of_run is None:
         raise RunError(
-            f"{source}: is the run of tuner {its or 'something else'}, which has no report",
-            hint="Give the folder of a sweep, or a serving profile.",
+            f"{source}: its plan is not of a command that has a report",
+            hint="Give the folder of a sweep, refine, compare, verify or watch, or a profile.",
         )
-    return sweep.of_run(book, budget=budget)
+    try:
+        return of_run(book, budget=budget)
+    except (KeyError, TypeError, ValueError, AttributeError) as problem:
+        raise RunError(
+            f"{source}/journal.jsonl: an event makes no sense ({problem!r})",
+            hint="Give the folder of a run as tuner wrote it.",
+        ) from problem
+
+
+OF_RUN = {
+    "sweep": sweep.of_run,
+    "refine": refine.of_run,
+    "compare": compare.of_run,
+    "verify": verify.of_run,
+}
+"""Command → what makes the page of its run."""
 
 
 def _check_output(options: ReportOptions) -> None:

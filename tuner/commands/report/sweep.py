@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.commands.report.curve import Curves, curve_files, curve_section
+from tuner.commands.report.drawing.page import Cell, File, Page, Section, Table
 from tuner.commands.report.law import law_files, law_section
-from tuner.commands.report.page import Cell, File, Page, Section, Table
 from tuner.commands.report.predicted import predicted_section
 from tuner.commands.report.provenance import provenance_section
 from tuner.commands.report.replays import (
@@ -89,7 +89,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
         next=command("sweep", "--resume", "--run-dir", run_dir),
         budget=budget,
         steps=steps,
-        partly=_said_of(lost),
+        partly=said_of(lost),
         traffic=_traffic(run_dir),
         windows=() if chosen is None else chosen.windows,
     )
@@ -103,11 +103,12 @@ def of_run(book: Journal, *, budget: int) -> Page:
         done = rescored(SweepOptions(rescore=run_dir), book)
     except InputError as problem:
         partly = f"{shown.partly} Nothing can be decided yet: {problem}."
-        return _undecided(replace(shown, partly=partly), evidence)
+        return undecided(replace(shown, partly=partly), evidence)
     return profile_page(sealed(done, warnings_of(done)), shown, source=str(run_dir))
 
 
-def _said_of(lost: Sequence[str]) -> str:
+def said_of(lost: Sequence[str]) -> str:
+    """Return what could not be read back, in one sentence; empty where all could."""
     if not lost:
         return ""
     more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
@@ -223,7 +224,7 @@ def _traffic_section(shown: Shown, twin: StoredTwin | None) -> Section | None:
     return traffic_section(one.arrival_s, one.input_length, one.output_length, note=note)
 
 
-def _undecided(shown: Shown, evidence: Evidence) -> Page:
+def undecided(shown: Shown, evidence: Evidence) -> Page:
     """Return the page of a run that had not come far enough for a verdict."""
     seen = seen_batches(shown.steps)
     plan = evidence.journal.events[0]["plan"]

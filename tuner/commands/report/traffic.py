@@ -6,9 +6,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.commands.report import axes
-from tuner.commands.report.chart import Area, Chart, Item, Line, Look, Stretch
-from tuner.commands.report.page import Cell, Figure, Section, Table
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import Area, Chart, Item, Line, Look, Stretch
+from tuner.commands.report.drawing.page import Cell, Figure, Section, Table
 from tuner.profile.summary import minutes
 from tuner.traffic.window import Window
 

@@ -28,7 +28,7 @@ from tuner.system.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
 
-_MARKS = {"compare": "compare", "refine": "objective", "sweep": "ceiling"}
+_MARKS = {"compare": "compare", "verify": "verify", "refine": "objective", "sweep": "ceiling"}
 """Command → what its plans hold, and those of the commands after it do not."""
 
 _BEFORE_ANY_NUMBER = {"plan", "trace", "start", "choice", "trial"}

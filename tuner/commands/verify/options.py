@@ -91,5 +91,8 @@ class VerifyOptions:
     junit: Annotated[
         Path | None, typer.Option(help="Write the gates as JUnit XML too, for CI.")
     ] = None
+    run_dir: Annotated[
+        Path | None, typer.Option(help="Keep the replays and the gates there, for tuner report.")
+    ] = None
     dry_run: DryRun = False
     json: Json = False

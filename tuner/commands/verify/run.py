@@ -5,10 +5,12 @@ import json
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
 
+from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.dry_run import DryRun, asked_of
@@ -28,10 +30,13 @@ from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, UsageError
 from tuner.profile.profile import load as load_profile
+from tuner.profile.profile import save
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
 from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
+from tuner.runs import journal
+from tuner.runs.journal import Journal
 from tuner.runs.verify.offline import offline_gates
 from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
@@ -54,11 +59,36 @@ def run(options: VerifyOptions) -> None:
     with junit(options.junit, profile=str(options.profile), said=said) as write:
         profile = load_profile(options.profile)
         if options.offline:
-            found = Verified(offline_gates(profile, _twin(options, profile)), 0.0, {})
+            gates = offline_gates(profile, _twin(options, profile))
+            found = Verified(gates, 0.0, {}, ())
         else:
-            found = _verified(_asked(options, profile))
+            asked = _asked(options, profile)
+            book = None if options.run_dir is None else _book(options.run_dir, options, profile)
+            found = _verified(asked)
+            if book is not None:
+                _keep(found, profile, options, book)
         write(found.gates)
         _report(options, profile, found)
+
+
+def _book(run_dir: Path, options: VerifyOptions, profile: ServingProfile) -> Journal:
+    """Begin the folder of this verification, before an engine is started. Raises RunError."""
+    plan = {"verify": True, "profile_digest": profile.digest, "trace": str(options.trace)}
+    return journal.create(run_dir, plan)
+
+
+def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book: Journal) -> None:
+    """Keep what was measured and judged in the folder of the run. Raises RunError, TargetError."""
+    for replay in found.replays:
+        cap = replay.max_num_seqs
+        took_s = replay.elapsed_s
+        book.append_replay(
+            replay, purpose="verify", max_num_seqs=cap, elapsed_s=took_s, window=0, trial=0,
+            at_s=replay.start_s + took_s,
+        )  # fmt: skip
+    book.close()
+    save(profile, book.run_dir / "profile.yaml")
+    keep_result(book.run_dir, _result(options, found))
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +103,11 @@ class _Asked:
 
 def _check_offline(options: VerifyOptions) -> None:
     """Raise UsageError for options that do not go together."""
-    if options.offline and (options.trace is not None or options.url is not None):
+    replayed = (options.trace, options.url, options.run_dir)
+    if options.offline and any(one is not None for one in replayed):
         raise UsageError(
-            "--offline replays nothing", hint="Leave out --trace and --url, or --offline."
+            "--offline replays nothing",
+            hint="Leave out --trace, --url and --run-dir, or --offline.",
         )
     if options.offline and (options.dry_run or options.engine == "sim"):
         raise UsageError(
@@ -235,17 +267,21 @@ def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is tol
     return _Place(None, RunningStarter(server), interruption.run, None), question
 
 
+def _result(options: VerifyOptions, found: Verified) -> dict[str, Any]:
+    """Return the object that ``tuner verify --json`` prints."""
+    return {
+        "profile": str(options.profile),
+        "trace": None if options.trace is None else str(options.trace),
+        "kept": all(gate.kept for gate in found.gates),
+        "gates": [asdict(gate) for gate in found.gates],
+        "p95_ms": dict(found.p95_ms),
+    }
+
+
 def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) -> None:
     broken = [gate for gate in found.gates if not gate.kept]
     if options.json:
-        result = {
-            "profile": str(options.profile),
-            "trace": None if options.trace is None else str(options.trace),
-            "kept": not broken,
-            "gates": [asdict(gate) for gate in found.gates],
-            "p95_ms": dict(found.p95_ms),
-        }
-        sys.stdout.write(json.dumps(result) + "\n")
+        sys.stdout.write(json.dumps(_result(options, found)) + "\n")
     else:
         render(found, profile, options)
     if broken:

@@ -64,6 +64,8 @@ class Verified:
     p95_ms: Mapping[str, float]
     """What clients saw, by name: TTFT, TPOT, E2EL."""
 
+    replays: Sequence[Replay]
+
 
 async def verify(
     requests: Sequence[TraceRequest],
@@ -104,7 +106,7 @@ async def verify(
     seen = measure(replays, question.slo)
     times = {"ttft": seen.ttft_s, "tpot": seen.tpot_s, "e2el": seen.e2el_s}
     p95_ms = {name: 1e3 * one.p95 for name, one in times.items() if one is not None}
-    return Verified(found, now_s() - began_s, p95_ms)
+    return Verified(found, now_s() - began_s, p95_ms, replays)
 
 
 Windows = Sequence[tuple[Window, Sequence[TraceRequest]]]

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 Told = Callable[[float], str]
 
@@ -140,18 +139,19 @@ def seconds(value: float) -> str:
 
 
 def spread_out(places: Sequence[float], *, least: float, low: float, high: float) -> list[float]:
-    """Return places moved as little as it takes to be ``least`` apart and inside."""
+    """Return places moved until they are ``least`` apart, from ``low`` to ``high`` where all fit.
+
+    >>> spread_out([10.0, 10.0, 2.0], least=3.0, low=0.0, high=10.0)
+    [7.0, 10.0, 2.0]
+    """
     order = sorted(range(len(places)), key=lambda one: places[one])
-    moved = [places[one] for one in order]
-    for _ in range(len(moved)):
-        for i, (one, other) in enumerate(pairwise(moved)):
-            if other - one < least:
-                middle = (one + other) / 2
-                moved[i], moved[i + 1] = middle - least / 2, middle + least / 2
-    if moved:
-        shift = max(0.0, low - moved[0]) - max(0.0, moved[-1] - high)
-        moved = [one + shift for one in moved]
-    found = [0.0] * len(places)
-    for place, value in zip(order, moved, strict=True):
-        found[place] = value
+    found = list(places)
+    free = low
+    for one in order:
+        found[one] = free = max(places[one], free)
+        free += least
+    free = high
+    for one in reversed(order):
+        found[one] = free = min(found[one], free)
+        free -= least
     return found

@@ -3,15 +3,15 @@
 Colours are classes that the page's style sheet names; sizes are pixels at a width of 360.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.commands.report.axes import Axis, spread_out
-from tuner.commands.report.html import Html, tag
+from tuner.commands.report.drawing.axes import Axis, spread_out
+from tuner.commands.report.drawing.html import Html, tag
 
 WIDTH = 360.0
 HEIGHT, LOW_HEIGHT = 210.0, 132.0
@@ -264,3 +264,71 @@ def _labels(chart: Chart, frame: _Frame) -> Iterator[Html]:
 
 def _text(text: str, x: float, y: float, look: str, anchor: str = "start") -> Html:
     return tag("text", text, class_=look, x=f"{x:.1f}", y=f"{y:.1f}", text_anchor=anchor)
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """One bar of a list, with its value written behind it."""
+
+    label: str
+    value: float | None
+    """None where there is none: that is said."""
+
+    ends: tuple[float, float] | None = None
+    """Its interval."""
+
+    is_least: bool = False
+    """Whether the truth is more."""
+
+    look: Look = "plain"
+
+
+ROW, MOST_LETTERS = 24.0, 24
+VALUE_WIDTH = 66.0
+
+
+def barred(bars: Sequence[Bar], told: Callable[[float], str]) -> Html:
+    """Return bars one below the other, from 0 on; where one is negative, to both sides of it."""
+    known = [one.value for one in bars if one.value is not None]
+    ends = [end for one in bars if one.ends is not None for end in one.ends]
+    low, high = min([0.0, *known, *ends]), max([0.0, *known, *ends])
+    left = LETTER * min(MOST_LETTERS, max((len(one.label) for one in bars), default=0)) + 8
+    scale = (WIDTH - VALUE_WIDTH - left) / ((high - low) or 1.0)
+
+    def x(value: float) -> float:
+        return left + (value - low) * scale
+
+    parts: list[Html] = []
+    for number, one in enumerate(bars):
+        y = ROW * number + 4
+        label = one.label if len(one.label) <= MOST_LETTERS else f"{one.label[: MOST_LETTERS - 1]}…"
+        parts.append(_text(label, left - 6, y + 12, f"label {one.look}", "end"))
+        if one.value is None:
+            parts.append(_text("not measured", x(0.0) + 4, y + 12, "label"))
+            continue
+        begin, end = sorted((x(0.0), x(one.value)))
+        parts.append(
+            tag("rect", class_=f"bar {one.look}", x=f"{begin:.1f}", y=f"{y:g}",
+                width=f"{max(1.0, end - begin):.1f}", height="16", rx="2")
+        )  # fmt: skip
+        reach = end
+        if one.ends is not None:
+            first, last = (x(each) for each in one.ends)
+            middle, reach = f"{y + 8:g}", max(end, last)
+            parts.append(
+                tag(
+                    "line",
+                    class_="whisker",
+                    x1=f"{first:.1f}",
+                    x2=f"{last:.1f}",
+                    y1=middle,
+                    y2=middle,
+                )
+            )
+        value = f"{'> ' if one.is_least else ''}{told(one.value)}"
+        parts.append(_text(value, reach + 5, y + 12, f"label {one.look}"))
+    listed = "; ".join(
+        f"{one.label}: {'not measured' if one.value is None else told(one.value)}" for one in bars
+    )
+    height = ROW * len(bars) + 4
+    return tag("svg", *parts, viewBox=f"0 0 {WIDTH:g} {height:g}", role="img", aria_label=listed)

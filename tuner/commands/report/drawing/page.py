@@ -12,11 +12,14 @@ from dataclasses import dataclass, field
 from importlib.resources import files
 from urllib.parse import quote
 
-from tuner.commands.report.chart import Chart, drawn
-from tuner.commands.report.html import Child, Html, joined, tag
+from tuner.commands.report.drawing.chart import Chart, drawn
+from tuner.commands.report.drawing.html import Child, Html, joined, tag
 
 GENERATOR = "tuner report"
 """In the head of every page: by this a later report knows what it may overwrite."""
+
+POINTS = 25_000
+"""Of all lines over time of a page together: with these it stays well below 1.5 MB."""
 
 Cell = Child | tuple[Child, str]
 """What stands in a table, or that and its class."""
@@ -27,7 +30,7 @@ class Figure:
     """A chart with its caption."""
 
     title: str
-    chart: Chart
+    chart: Chart | Html
     note: str = ""
 
 
@@ -198,7 +201,8 @@ def _part(part: Part) -> Html:
 
 def _figure(figure: Figure) -> Html:
     note = tag("span", figure.note) if figure.note else None
-    return tag("figure", tag("figcaption", figure.title, note), drawn(figure.chart))
+    chart = figure.chart if isinstance(figure.chart, Html) else drawn(figure.chart)
+    return tag("figure", tag("figcaption", figure.title, note), chart)
 
 
 def _table(table: Table) -> Html:

@@ -1,0 +1,155 @@
+"""``tuner report`` of what refine, compare, verify and watch leave."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.commands.report.test_report import outline
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+from tuner.live.watch.watched import WindowSummary
+
+SIM = (
+    *("--trace", ROOT / "traces" / "translation.jsonl", "--engine=sim"),
+    *("--world", ROOT / "examples" / "worlds" / "article-quiet.yaml"),
+)
+PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a profile of a simulated machine."""
+    folder = tmp_path_factory.mktemp("runs")
+    done = tuner(folder, "sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16")
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def report(folder: Path, run_dir: str) -> tuple[list[str], str]:
+    """Return the headings of the page of a run, and the page."""
+    done = tuner(folder, "report", run_dir)
+    assert done.returncode == 0, done.stderr
+    page = folder / "report.html"
+    return outline(page).headings, page.read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def refined(folder: Path) -> dict[str, Any]:
+    """What a refinement of that profile printed."""
+    done = tuner(
+        folder, "refine", "profile.yaml", *SIM, "--run-dir=refined", "--json", "--step=20s"
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_refinement_shows_every_trial_before_its_profile(
+    folder: Path, refined: dict[str, Any]
+) -> None:
+    assert json.loads((folder / "refined" / "result.json").read_text()) == refined
+    headings, text = report(folder, "refined")
+    assert headings[1] == "Search"
+    assert "Replays over time" in headings
+    assert text.count("max_num_batched_tokens=") >= len(refined["trials"])
+
+
+@pytest.mark.usefixtures("refined")
+def test_an_interrupted_refinement_is_shown_as_far_as_it_came(folder: Path, tmp_path: Path) -> None:
+    journal = folder / "refined" / "journal.jsonl"
+    begun = tmp_path / "begun"
+    begun.mkdir()
+    (begun / "journal.jsonl").write_text("".join(journal.read_text().splitlines(keepends=True)[:4]))
+    headings, text = report(tmp_path, "begun")
+    assert headings[0] == "Not decided yet"
+    assert "This run has not ended" in text
+
+
+def test_a_comparison_shows_every_approach_at_every_load(folder: Path) -> None:
+    done = tuner(
+        folder, "compare", *SIM, "--run-dir=compared", "--approaches=worker,untuned,tuned",
+        "--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "--json", "-o", "page",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    headings, text = report(folder, "compared")
+    assert headings[1:3] == ["Heavy, as captured", "Heavy, uniform lengths"]
+    served = [
+        row["measured"]["requests_per_s"] for row in json.loads(done.stdout)["tables"][0]["rows"]
+    ]
+    assert [one for one in served if f"<td>{one:.2f}</td>" not in text] == []
+    assert "Heavy, as captured" in outline(folder / "page" / "comparison.html").headings
+    assert "This run has not ended" not in text
+
+
+def test_a_verification_shows_its_gates_and_what_they_judged(folder: Path) -> None:
+    done = tuner(
+        folder, "verify", "profile.yaml", *SIM, "--run-dir=verified", "--json", "--step=20s"
+    )
+    found = json.loads(done.stdout)
+    headings, text = report(folder, "verified")
+    assert (
+        headings[0]
+        == f"max_num_seqs {_cap(folder)} {'keeps' if found['kept'] else 'breaks'} its promise"
+    )
+    assert headings[1:] == ["Gates", "Replays over time", "Data"]
+    assert text.count(">kept</td>") + text.count(">broken</td>") == len(found["gates"])
+
+
+def _cap(folder: Path) -> int:
+    text = (folder / "profile.yaml").read_text()
+    return int(text.partition("\n  max_num_seqs: ")[2].split()[0])
+
+
+def test_a_verification_that_was_not_ended_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "begun").mkdir()
+    plan = {"event": "plan", "format": 2, "plan": {"verify": True}}
+    (tmp_path / "begun" / "journal.jsonl").write_text(json.dumps(plan) + "\n")
+    done = tuner(tmp_path, "report", "begun")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 2)
+
+
+def window(number: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - any number
+    """A window of ten seconds with forty requests, as promised."""
+    seen = WindowSummary(
+        number=number, begin_s=10.0 * number, end_s=10.0 * number + 10, arrived=40, finished=40,
+        failed=0, gap_ms=20.0, promised_gap_ms=20.0, slowness=1.0, ttft_p95_ms=(50.0, None),
+        promised_ttft_p95_ms=60.0, e2el_p95_ms=None, promised_e2el_p95_ms=None, running=4.0,
+        promised_running=4.0, waiting=0.0, kv_cache_usage=0.1, preemptions=0.0, restarts=0,
+    )  # fmt: skip
+    return {**asdict(seen), **changes}
+
+
+def watched(folder: Path, *lines: dict[str, Any]) -> None:
+    begin = {"event": "begin", "profile": "p.yaml", "url": "http://<b>:1"}
+    text = "".join(json.dumps(one) + "\n" for one in (begin, *lines))
+    (folder / "windows.jsonl").write_text(text + '{"event": "win')
+
+
+def test_a_watch_shows_its_last_verdict_and_when_it_changed(tmp_path: Path) -> None:
+    ok = {"event": "window", "verdict": "still valid", **window(1)}
+    slow = {"event": "window", "verdict": "drifting", **window(2, gap_ms=None, slowness=1.5)}
+    watched(tmp_path, ok, slow)
+    headings, text = report(tmp_path, ".")
+    assert headings == ["drifting", "Windows", "In numbers", "Data"]
+    assert "still valid from window 1; drifting from window 2" in text
+    assert "80 requests in 20 s" in text
+    assert "http://&lt;b&gt;:1" in text
+
+
+def test_a_watch_of_a_canary_shows_both_sides(tmp_path: Path) -> None:
+    pair = {"baseline": window(1), "canary": window(1), "effects": {}, "verdict": "undecided"}
+    watched(tmp_path, {"event": "pair", **pair}, {"event": "pair", **pair})
+    _, text = report(tmp_path, ".")
+    assert ">canary</text>" in text
+    assert ">baseline</text>" in text
+
+
+@pytest.mark.parametrize("line", ["[]", '{"event": "window"}', '{"event": "window", "verdict": 1}'])
+def test_what_is_no_window_is_named_with_its_line(line: str, tmp_path: Path) -> None:
+    (tmp_path / "windows.jsonl").write_text(line + "\n")
+    done = tuner(tmp_path, "report", ".")
+    assert done.returncode == 3
+    assert "windows.jsonl:1: is no window of a watch" in done.stderr

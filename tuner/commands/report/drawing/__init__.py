@@ -1,0 +1,1 @@
+"""What a page is made of: HTML, charts, and their sheet of styles."""

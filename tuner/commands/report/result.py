@@ -1,0 +1,40 @@
+"""What a command printed as JSON, kept in its run's folder."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tuner.errors import RunError
+from tuner.system import files
+
+NAME = "result.json"
+"""In the run directory: the object that the command prints with ``--json``."""
+
+
+def keep_result(run_dir: Path, found: Mapping[str, Any]) -> None:
+    """Write the result of a run. Raises TargetError."""
+    files.write_atomically(
+        run_dir / NAME, (json.dumps(found, indent=1) + "\n").encode(), mode=0o600
+    )
+
+
+def read_result(
+    run_dir: Path, check: Callable[[Mapping[str, Any]], object]
+) -> tuple[dict[str, Any], str]:
+    """Return the result of a run, and the text of its file. ``check`` reads all that is used of it,
+    so that a file that makes no sense is refused. Raises RunError."""
+    path = run_dir / NAME
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text)
+        check(found)
+    except FileNotFoundError:
+        raise RunError(
+            f"{path}: is not there: the run has not ended", hint="Run the command to its end."
+        ) from None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as problem:
+        raise RunError(
+            f"{path}: makes no sense ({problem!r})", hint="Run the command again."
+        ) from None
+    return dict(found), text

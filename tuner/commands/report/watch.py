@@ -1,0 +1,176 @@
+"""The report of a watch: every window beside what the profile promises of it."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.commands.report.drawing import axes
+from tuner.commands.report.drawing.chart import Chart, Item, Line, Mark
+from tuner.commands.report.drawing.page import Cell, Figure, File, Page, Section, Table, csv_of
+from tuner.commands.report.drawing.thin import MOST_POINTS, thinned
+from tuner.commands.shared.next_step import command
+from tuner.errors import RunError
+from tuner.live.watch.journal import NAME
+
+MOST_ROWS = 200
+"""Of the table: the newest windows; all of them are in the data."""
+
+NUMBERS = (
+    "number", "begin_s", "end_s", "arrived", "finished", "failed", "gap_ms", "promised_gap_ms",
+    "slowness", "running", "promised_running", "waiting", "kv_cache_usage", "preemptions",
+)  # fmt: skip
+
+Window = Mapping[str, Any]
+
+
+def of_run(run_dir: Path) -> Page:
+    """Return the report of a watch's windows. Raises RunError."""
+    begins, windows = _read(run_dir / NAME)
+    ours = [one.get("canary", one) for one in windows]
+    last = windows[-1]["verdict"]
+    first = begins[-1] if begins else {}
+    counted = f"{len(windows)} window{'s' * (len(windows) != 1)}"
+    seconds = ours[-1]["end_s"] - ours[0]["begin_s"]
+    rows = [
+        ("server", str(first.get("url", "-"))),
+        ("profile", str(first.get("profile", "-"))),
+        ("seen", f"{sum(int(one['arrived']) for one in ours):,} requests in {seconds:,.0f} s"),
+        ("changed", _changes(windows)),
+    ]
+    content = csv_of(NUMBERS, [[one.get(name) for name in NUMBERS] for one in ours])
+    return Page(
+        kind=f"Watch {run_dir}",
+        title=str(last),
+        now="",
+        aside=f"after {counted}" + (", baseline against canary" if "canary" in windows[-1] else ""),
+        rows=rows,
+        next=command("show", first["profile"]) if "profile" in first else "",
+        sections=[
+            Section("Windows", "Each beside what the profile promises of it.", [_figures(windows)]),
+            Section("In numbers", "", [_table(windows)]),
+        ],
+        files=[File("windows.csv", "every window", "text/csv", content)],
+    )
+
+
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window]]:
+    """Return how the watches began, and every window or pair; a torn last line is left out."""
+    begins, windows = list[dict[str, Any]](), list[Window]()
+    try:
+        lines = path.read_bytes().split(b"\n")[:-1]
+    except OSError as problem:
+        raise RunError(f"{path}: {problem.strerror}", hint="Make it readable.") from None
+    for number, line in enumerate(lines, 1):
+        try:
+            one = json.loads(line)
+            if one["event"] == "begin":
+                begins.append(one)
+                continue
+            for seen in (one["baseline"], one["canary"]) if one["event"] == "pair" else (one,):
+                assert all(seen[name] is None or float(seen[name]) >= 0 for name in NUMBERS)
+            str(one["verdict"])
+            windows.append(one)
+        except (ValueError, KeyError, TypeError, AssertionError):
+            raise RunError(
+                f"{path}:{number}: is no window of a watch",
+                hint="Give the --run-dir of tuner watch as it wrote it.",
+            ) from None
+    if not windows:
+        raise RunError(f"{path}: holds no window yet", hint="Watch for longer.")
+    return begins, windows
+
+
+def _changes(windows: Sequence[Window]) -> str:
+    """Return when the verdict changed."""
+    found, before = list[str](), ""
+    for number, one in enumerate(windows, 1):
+        if one["verdict"] != before:
+            before = str(one["verdict"])
+            found.append(f"{before} from window {number}")
+    return "; ".join(found[-6:])
+
+
+_Number = tuple[str, str, str | None, axes.Told]
+"""Title of a chart, what it shows, what is promised of it, and how it is told."""
+
+CHARTS: tuple[_Number, ...] = (
+    ("Decode time per token", "gap_ms", "promised_gap_ms", lambda ms: axes.seconds(ms / 1e3)),
+    ("Iterations over the law", "slowness", None, lambda value: f"{value:g}x"),
+    ("Requests running", "running", "promised_running", axes.whole),
+    ("Requests waiting", "waiting", None, axes.whole),
+    ("Requests a second", "rate", None, axes.whole),
+    ("KV cache in use", "kv_cache_usage", None, axes.share),
+)
+
+
+def _figures(windows: Sequence[Window]) -> list[Figure]:
+    sides = ("baseline", "canary") if "canary" in windows[-1] else ("",)
+    pairs = [one for one in windows if not sides[0] or "canary" in one]
+    return [_figure(pairs, sides, one) for one in CHARTS]
+
+
+def _figure(windows: Sequence[Window], sides: Sequence[str], what: _Number) -> Figure:
+    title, name, promised, told = what
+    items: list[Item] = []
+    values: list[float] = []
+    ours = [one[sides[-1]] if sides[-1] else one for one in windows]
+    at = np.array([float(one["end_s"]) for one in ours])
+    at -= at[0]
+    if promised is not None:
+        x, y = _line(at, [_value(one, promised) for one in ours])
+        items.append(Line(x, y, label="promised", is_dashed=True))
+        values += y.tolist()
+    for side in sides:
+        x, y = _line(at, [_value(one[side] if side else one, name) for one in windows])
+        label = side or ("seen" if promised else "")
+        items.append(Line(x, y, label=label, look="accent" if side == sides[-1] else "plain"))
+        values += y.tolist()
+    if name == "slowness":
+        items.append(Mark(1.0, "", "y", is_dashed=True))
+        values.append(1.0)
+    most = max((one for one in values if math.isfinite(one)), default=0.0)
+    x_axis = axes.time(at.tolist(), label="seconds since the first window")
+    said = f"{title} by window, at most {told(most)}."
+    return Figure(title, Chart(said, x_axis, axes.linear(values, told), items))
+
+
+def _line(at: np.ndarray, values: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    return thinned(at, np.array(values, float), most=MOST_POINTS)
+
+
+def _value(one: Window, name: str) -> float:
+    if name == "rate":
+        return float(one["arrived"]) / max(1e-9, float(one["end_s"]) - float(one["begin_s"]))
+    value = one[name]
+    return math.nan if value is None else float(value)
+
+
+HEADINGS = (
+    "window", "req/s", "running", "promised", "waiting", "ms/token", "promised", "law x", "KV",
+    "failed", "verdict",
+)  # fmt: skip
+
+
+def _table(windows: Sequence[Window]) -> Table:
+    rows: list[list[Cell]] = []
+    for one in windows[-MOST_ROWS:]:
+        seen = one.get("canary", one)
+        numbers = [
+            f"{_value(seen, 'rate'):.2f}",
+            *(_number(seen, name, ".1f") for name in ("running", "promised_running", "waiting")),
+            *(_number(seen, name, ".2f") for name in ("gap_ms", "promised_gap_ms", "slowness")),
+            _number(seen, "kv_cache_usage", ".0%"),
+            f"{seen['failed']:,}",
+        ]
+        rows.append([f"{seen['number']:,}", *numbers, str(one["verdict"])])
+    caption = "Every window" if len(windows) <= MOST_ROWS else f"The newest {MOST_ROWS} windows"
+    return Table(caption, HEADINGS, rows, text=(0, 10))
+
+
+def _number(one: Window, name: str, digits: str) -> str:
+    value = _value(one, name)
+    return f"{value:{digits}}" if math.isfinite(value) else "-"
