@@ -1,6 +1,7 @@
 """How often is a decision rule right? On random worlds, whose truth is known.
 
     python scripts/study_worlds.py --worlds 50 [--harder] [--rule ladder+ramp ...]
+    python scripts/study_worlds.py --headroom --first 1000 --worlds 120 --keep headroom
     python scripts/study_worlds.py --smoke
 
 A rule gets a Lab, an engine on the world's noisy machine, spends engine time on it as it likes and
@@ -8,6 +9,10 @@ answers with a cap and its confidence. The truth is the whole trace on the same 
 noise. Printed per rule and level of noise: the share of answers that are the true best cap, the
 share within tolerance (attainment within 0.02, p99 E2EL within 10 %), the same among the answers
 given with confidence >= 0.95 and how many those are, and the engine seconds spent.
+
+With --headroom each world is asked as a sweep asks it (one ramp after the other until sure), for
+today's load alone and for 1.25 times the load besides, and both answers are held against the truth
+at both loads. It goes on where an earlier run with the same --keep was ended.
 """
 
 import argparse
@@ -17,12 +22,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from time import monotonic
-from typing import Final
+from typing import Any, Final
 
 import evidence
 import numpy as np
 from numpy.random import Generator
 from random_worlds import CAPS, NOISE, Case, case, shape_of
+from scipy.stats import beta
 from study_sweeps import parsed, workers
 
 from tuner.engines.scheduler.model import abort, advance
@@ -38,8 +44,10 @@ from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import step_law
 from tuner.twin.check import Observed, check, lag_s, median_error
 from tuner.twin.choice import weigh
-from tuner.twin.law import Segment, fit_law
-from tuner.twin.load import Loads
+from tuner.twin.law import FittedLaw, Segment, fit_law
+from tuner.twin.load import Loads, loads_of
+from tuner.twin.objective import EQUAL_ATTAINMENT, HALF, candidates, choose, right_caps
+from tuner.twin.simulation import attainment, simulate
 
 WINDOW_S = 60.0
 DRAIN_S = 10.0
@@ -243,9 +251,14 @@ def main() -> None:
     parser.add_argument("--harder", action="store_true", help="worlds the twin cannot represent")
     parser.add_argument("--rule", action="append", choices=RULES, help="default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--headroom", action="store_true", help="the choice for both loads")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="end after about so many")
     options = parsed(parser, smoke="--worlds 1 --processes 1")
     rules = options.rule or list(RULES)
     begin_s = monotonic()
+    if options.headroom:
+        study_headroom(options)
+        return
     jobs = [
         (seed, level)
         for seed in range(options.first, options.first + options.worlds)
@@ -259,6 +272,154 @@ def main() -> None:
             report([one for one in results if (one.rule, one.level) == (rule, level)])
     evidence.keep(options.keep, [asdict(one) for one in results])
     print(f"{options.worlds} worlds in {monotonic() - begin_s:.0f} s")
+
+
+HEADROOM: Final = 1.25
+OTHER_COPIES: Final = 10_000
+"""Seed of the copies of requests that the truth at the headroom load is of: none that is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class BothLoads:
+    """Two answers in one world, and the truth about every cap in CAPS."""
+
+    seed: int
+    level: str
+    for_today: int
+    """By the rule that asks today's load alone."""
+
+    cap: int
+    confidence: float
+    attainment: tuple[float, ...]
+    tail_s: tuple[float, ...]
+    raised: tuple[float, ...]
+    """Attainment with headroom, in the mean over copies of the load that nobody was asked about."""
+
+
+def both_loads(job: tuple[int, str]) -> BothLoads:
+    seed, level = job
+    one = case(seed, level)
+    law, shape = step_law(one.world.step, CEILING), shape_of(one.world, known=False)
+    copies = loads_of(one.traffic, HEADROOM, seed=OTHER_COPIES).raised
+    raised = [
+        float(
+            np.mean(
+                [attainment(t, simulate(t, law, shape, max_num_seqs=cap), one.slo) for t in copies]
+            )
+        )
+        for cap in CAPS
+    ]
+    fitted, lag = _fitted_as_a_sweep(one)
+    known = replace(shape_of(one.world, known=True), lag_s=lag)
+    today, found = (
+        weigh(loads, fitted, known, one.slo, CAPS)
+        for loads in (Loads(one.traffic), loads_of(one.traffic, HEADROOM, seed=seed))
+    )
+    return BothLoads(
+        seed,
+        level,
+        today.best,
+        found.best,
+        found.confidence,
+        one.attainment,
+        one.tail_s,
+        tuple(raised),
+    )
+
+
+def _fitted_as_a_sweep(one: Case) -> tuple[FittedLaw, float]:
+    """Return the law after a whole window at the ceiling and ramps until both loads are sure."""
+    lab = Lab(one)
+    segment, window = lab.window(CEILING, busiest_s(one, WINDOW_S), WINDOW_S)
+    segments, rng = [segment], np.random.default_rng(one.world.seed)
+    dwell_s = 5 * float(np.median(segment.log["duration_s"]))
+    shape, loads = (
+        shape_of(one.world, known=True),
+        loads_of(one.traffic, HEADROOM, seed=one.world.seed),
+    )
+    while True:
+        segments.append(lab.ramp(WINDOW_S, dwell_s, rng))
+        fitted = fit_law(segments, max_num_seqs=CEILING)
+        lag = lag_s([window], fitted.law, shape)
+        sure = weigh(loads, fitted, replace(shape, lag_s=lag), one.slo, CAPS).confidence >= SURE
+        if sure or len(segments) > MOST_RAMPS:
+            return fitted, lag
+
+
+MOST_RAMPS: Final = 4
+
+
+def study_headroom(options: argparse.Namespace) -> None:
+    """Ask every world, keep what was found as it comes, and print what it says."""
+    begin_s, name = monotonic(), options.keep
+    known = evidence.found(name) if name and (evidence.FOLDER / f"{name}.json").exists() else []
+    seeds = range(options.first, options.first + options.worlds)
+    done = {(one["seed"], one["level"]) for one in known}
+    jobs = [(seed, level) for seed in seeds for level in NOISE if (seed, level) not in done]
+    with workers(options.processes) as pool:
+        for one in pool.imap(both_loads, jobs):
+            known.append(asdict(one))
+            if monotonic() - begin_s > 60 * options.minutes:
+                break
+    for row in (*headroom_rows(known), *calibration_rows(known)):
+        print(*row, sep=" | ")
+    evidence.keep(name, known)
+    print(f"{len(known)} of {3 * options.worlds} in {monotonic() - begin_s:.0f} s")
+
+
+def headroom_rows(found: Sequence[dict[str, Any]]) -> list[list[object]]:
+    """Return level, worlds, of these where an equal of today holds the headroom, how many answers
+    lose more than a tolerance there by either rule, and what the rule costs today."""
+    rows: list[list[object]] = []
+    for level in ("truth", *NOISE):
+        of_level = [
+            one for one in found if one["level"] == (level if level != "truth" else "quiet")
+        ]
+        alive, lost_today, lost, worst = 0, 0, 0, 0.0
+        for one in of_level:
+            values, raised = _truth(one)
+            equal = candidates(values)
+            best = max(raised[cap] for cap in equal)
+            if best < HALF:
+                continue
+            alive += 1
+            pair = one["for_today"], one["cap"]
+            if level == "truth":
+                pair = choose(values), choose(values, raised)
+            lost_today += raised[pair[0]] < best - EQUAL_ATTAINMENT
+            lost += raised[pair[1]] < best - EQUAL_ATTAINMENT
+            worst = max(worst, values[pair[0]][0] - values[pair[1]][0])
+        rows.append([level, len(of_level), alive, lost_today, lost, f"{worst:.4f}"])
+    return rows
+
+
+def calibration_rows(found: Sequence[dict[str, Any]]) -> list[list[object]]:
+    """Return per band of confidence how many answers there are, the share that is right for every
+    practical purpose at both loads, and its one-sided 95 % bound (Clopper and Pearson)."""
+    rows: list[list[object]] = []
+    for name, low, high in (
+        ("0.95 and more", 0.95, 2),
+        ("0.80 to 0.95", 0.8, 0.95),
+        ("below", -1, 0.8),
+    ):
+        right = [
+            one["cap"] in right_caps(*_truth(one))
+            for one in found
+            if low <= one["confidence"] < high
+        ]
+        hits, count = sum(right), len(right)
+        bound = float(beta.ppf(0.05, hits, count - hits + 1)) if hits else 0.0
+        share = f"{hits / count:.3f}" if count else "-"
+        rows.append([name, count, share, f"{bound:.3f}" if count else "-"])
+    return rows
+
+
+def _truth(one: dict[str, Any]) -> tuple[dict[int, tuple[float, float]], dict[int, float]]:
+    values = zip(CAPS, one["attainment"], one["tail_s"], strict=True)
+    return (
+        {cap: (share, math.log(tail)) for cap, share, tail in values},
+        dict(zip(CAPS, one["raised"], strict=True)),
+    )
 
 
 def report(results: Sequence[Result]) -> None:
