@@ -220,7 +220,6 @@ def of_verify(engine: Kind) -> Iterator[Said]:
     one = profile(engine_=engine, engine={**ENGINE, "model": "tuner:tiny"})
     for served, url in ((0.99, None), (0.71, None), (0.71, URL)):
         gates = (
-            Gate("slo", served, 0.5, 0.5, True, "half of all requests"),
             Gate("attainment", served, 0.99, 0.95, served > 0.95, "its bound less 2 points"),
             Gate("tpot_p95_ms", 31.0, 30.0, 36.0, True, "its bound plus 10 %"),
         )

@@ -85,6 +85,22 @@ def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path)
     assert failed == broken
 
 
+def test_what_is_required_is_gated_in_place_of_what_is_promised(folder: Path) -> None:
+    asked = ("p95 tpot <= 1s", "attainment >= 10%", "attainment >= 99% at headroom")
+    required = [word for text in asked for word in ("--require", text)]
+    done = verify(folder, "--world", "slow.yaml", "--force", "--json", *required)
+    gates = {gate["name"]: gate for gate in json.loads(done.stdout)["gates"]}
+    assert done.returncode == 6  # the promise of the others
+    assert gates["tpot_p95_ms"]["kept"]
+    assert gates["attainment"]["kept"]
+    assert gates["tpot_p95_ms"]["limit_is"] == "required: p95 tpot <= 1s"
+    assert not gates["e2el_p95_ms"]["kept"]
+    assert "not asked: attainment >= 99% at headroom" in done.stderr
+    strict = verify(folder, "--world", "world.yaml", "--require", "p50 ttft <= 1ms")
+    assert strict.returncode == 6
+    assert re.search(r"ttft_p50 was [0-9.]+ ms, required: p50 ttft <= 1ms", strict.stderr)
+
+
 def test_another_machine_is_refused_unless_it_is_wanted(folder: Path) -> None:
     done = verify(folder, "--world", "slow.yaml")
     assert done.returncode == 6

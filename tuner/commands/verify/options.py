@@ -13,6 +13,7 @@ from tuner.commands.shared.options import (
     DryRun,
     Json,
     Replicas,
+    Require,
     Router,
     ServedEngine,
     StartTimeout,
@@ -74,6 +75,7 @@ class VerifyOptions:
     ] = None
     window: Window = "all"
     step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s"
+    require: Require = ()
     tolerance: Annotated[
         float,
         typer.Option(min=0.0, max=10.0, help="How much worse than promised is kept: 0.1 is 10 %."),

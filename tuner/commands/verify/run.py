@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import sys
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -41,6 +42,7 @@ from tuner.runs.verify.offline import offline_gates
 from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
+from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.workload import keep_what_fits, parse_step_s
 
 
@@ -158,6 +160,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         step_s=step_s,
         tolerance=options.tolerance,
         seed=options.seed,
+        requirements=_requirements(options, profile),
         max_rps=options.max_rps,
     )
     if options.url is None:
@@ -167,6 +170,12 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
     else:
         place, question = _running(options, options.url, profile, requests, question, tell)
     return _Asked(requests, question, place, tell)
+
+
+def _requirements(options: VerifyOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
+    """Return what is required here, or else what was required of the profile."""
+    before = [one.text for one in profile.decision.requirements]
+    return parse_requirements(options.require or before, headroom=math.inf)
 
 
 def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:

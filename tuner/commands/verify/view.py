@@ -15,7 +15,10 @@ from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
 
 TIMES = {"tpot_p95_ms": "p95 TPOT", "ttft_p95_ms": "p95 TTFT", "e2el_p95_ms": "p95 E2EL"}
-SHARES = ("slo", "attainment", "headroom", "choice")
+SHARES = (
+    "attainment", "headroom", "choice",
+    "kv_cache_usage_mean", "kv_cache_usage_p99", "kv_cache_usage_peak",
+)  # fmt: skip
 
 
 def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> None:
@@ -29,8 +32,10 @@ def render(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
 
 def said(gate: Gate) -> str:
     """Return a gate that was not kept in words."""
-    if gate.name == "slo":
-        return f"{gate.measured:.1%} were served within the SLO: fewer than {gate.limit:.0%}"
+    if not gate.is_promise:
+        unit = " ms" if gate.name.endswith("_ms") else ""
+        told = f"{gate.measured:.1%}" if gate.name in SHARES else f"{gate.measured:,.1f}{unit}"
+        return f"{gate.name.removesuffix('_ms')} was {told}, {gate.limit_is}"
     if gate.name == "choice":
         return f"the choice is right under {gate.measured:.0%} of the profile's laws: too few"
     if gate.name == "headroom":
@@ -56,14 +61,13 @@ def _table(found: Verified) -> Table:
         column.justify = "left"
     for gate in found.gates:
         told = "{:.1%}" if gate.name in SHARES else "{:,.1f}"
-        kept, broken = ("enough", "too few") if gate.name == "slo" else ("kept", "broken")
         table.add_row(
             gate.name,
-            "-" if gate.name == "slo" else told.format(gate.promised),
+            told.format(gate.promised) if gate.is_promise else "-",
             told.format(gate.measured),
             told.format(gate.limit),
             f"  {shown(gate.limit_is)} ",
-            kept if gate.kept else f"[bold red]{broken}[/]",
+            "kept" if gate.kept else "[bold red]broken[/]",
         )
     return table
 
@@ -72,28 +76,30 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
     """Return whether the promise was kept, and by how much."""
     gates = {one.name: one for one in found.gates}
     broken = [one for one in found.gates if not one.kept]
-    share = gates.get("attainment") or gates["slo"]
+    share = gates.get("attainment")
     times = [
         _held(gates[name], words) if name in gates else _seen(found.p95_ms, name, words)
         for name, words in TIMES.items()
     ]
-    source = "the worst that the profile's twin says of these windows"
-    held_to = f"{source}; of times {100 * options.tolerance:g} % more"
-    promised = f"; promised {percent(share.promised)}"
-    if share.name == "slo":
-        held_to, promised = share.limit_is, ""
-    given = f"{percent(share.measured)} in SLO{promised}, held to {percent(share.limit)}"
+    held_to = [one.limit_is for one in found.gates if not one.is_promise]
+    if any(one.is_promise for one in found.gates):
+        source = "the worst that the profile's twin says of these windows"
+        held_to.append(f"{source}; of times {100 * options.tolerance:g} % more")
+    given = ""
+    if share is not None:
+        promised = f"; promised {percent(share.promised)}" if share.is_promise else ""
+        given = f"{percent(share.measured)} in SLO{promised}, held to {percent(share.limit)}"
     rows = [
         ("gives", given),
         ("times", ", ".join(filter(None, times))),
-        ("held to", held_to),
+        ("held to", "; ".join(held_to)),
         ("took", f"{minutes(found.engine_s)} of {'server' if options.url else 'engine'}"),
     ]
     cap, count = profile.decision.max_num_seqs, len(found.gates)
     return VerdictBlock(
         f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise",
         f"{len(broken)} of {count} gates broken" if broken else f"all {count} gates kept",
-        rows,
+        [(name, text) for name, text in rows if text],
         _again(profile, options)
         if broken and options.engine != "sim"
         else after(profile, options.profile),
@@ -106,10 +112,11 @@ def _offline_block(
     """Return whether the verdict follows from what the profile holds."""
     gates = {one.name: one for one in found.gates}
     broken, cap = [one for one in found.gates if not one.kept], profile.decision.max_num_seqs
-    choice, share = gates["choice"], gates.get("attainment") or gates["slo"]
+    choice, share = gates["choice"], gates.get("attainment")
     laws = f"right under {percent(choice.measured)} of the laws that the profile keeps"
-    gives = f"{percent(share.measured)} in SLO by the profile's twin"
-    if share.name == "attainment":
+    gives = "not asked: the profile keeps the busiest stretch of its traffic alone"
+    if share is not None:
+        gives = f"{percent(share.measured)} in SLO by the profile's twin"
         gives += f"; promised {percent(share.promised)}, held to {percent(share.limit)}"
     rows = [
         ("choice", f"{laws}; said when made: {percent(choice.promised)}"),

@@ -12,15 +12,15 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.profile.stored_twin import StoredTwin
+from tuner.profile.summary import LOW
 from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.requirements import TIMES, Requirement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.twin.simulation import Traffic, met, simulate, traffic_of
 
 ATTAINMENT_TOLERANCE = 0.02
-HALF = 0.5
-"""Share of requests that an engine worth rolling out serves within the SLO at least."""
 
 SLACK_S = {"ttft_s": 0.005, "tpot_s": 0.0005, "e2el_s": 0.005}
 """A time so little longer is no broken promise, whatever its share."""
@@ -39,6 +39,9 @@ class Gate:
     kept: bool
     limit_is: str
     """Where the limit is from, in words."""
+
+    is_promise: bool = True
+    """Whether the limit is what the profile promises; otherwise it is what was asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +79,7 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
     draws = [_expected(law, twin, slo, cap, parts) for law in twin.draws]
     most = max([middle.preempted, *(one.preempted for one in draws)])
     return [
-        *_share_gates(measured.attainment_bound, middle, draws),
+        _share_gate(measured.attainment_bound, middle, draws),
         *(
             gate
             for name in ("ttft_s", "tpot_s", "e2el_s")
@@ -92,17 +95,49 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
     ]
 
 
-def _share_gates(
-    attained: float, middle: _Expected, draws: Sequence[_Expected]
-) -> tuple[Gate, Gate]:
-    """Gate on the share served within the SLO: half of all, and what was promised."""
+def required_gates(requirements: Sequence[Requirement], measured: Measurement) -> list[Gate]:
+    """Return a gate for each requirement of the captured load that the engine's clients, or the
+    engine itself, tell of."""
+    found = []
+    for one in requirements:
+        value = None if one.at_headroom else one.value_in(measured)
+        if value is not None:
+            unit = 1e3 if one.name in TIMES else 1.0
+            name = f"{one.name}_{one.statistic}" if one.statistic else one.name
+            found.append(
+                Gate(
+                    name=f"{name}_ms" if one.name in TIMES else name,
+                    measured=value * unit,
+                    promised=one.limit * unit,
+                    limit=one.limit * unit,
+                    kept=one.is_met_by(value),
+                    limit_is=f"required: {one}",
+                    is_promise=False,
+                )
+            )
+    return found
+
+
+def least_gate(measured: Measurement) -> Gate:
+    """Return the gate of a server of which nothing is promised, and nothing is required."""
+    attained = measured.attainment_bound
+    return Gate(
+        name="attainment",
+        measured=attained,
+        promised=LOW,
+        limit=LOW,
+        kept=attained >= LOW,
+        limit_is="what any server is asked for; --require says otherwise",
+        is_promise=False,
+    )
+
+
+def _share_gate(attained: float, middle: _Expected, draws: Sequence[_Expected]) -> Gate:
+    """Gate on the share served within the SLO."""
     low = float(np.quantile([one.attainment for one in draws], 0.025))
     floor = max(0.0, min(low, middle.attainment) - ATTAINMENT_TOLERANCE)
     bound = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
-    return (
-        Gate("slo", attained, middle.attainment, HALF, attained >= HALF, "half of all requests"),
-        Gate("attainment", attained, middle.attainment, floor, attained >= floor, bound),
-    )
+    return Gate("attainment", attained, middle.attainment, floor, attained >= floor, bound)
 
 
 def _time_gate(

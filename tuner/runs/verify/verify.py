@@ -15,15 +15,19 @@ from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.verify.gates import Gate, gates
+from tuner.runs.verify.gates import Gate, gates, least_gate, required_gates
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
+from tuner.traffic.requirements import KV, Requirement
 from tuner.traffic.sampling import sample_windows
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window, choose_part, in_window
 from tuner.traffic.workload import LOADED, keep_what_fits
+
+ENGINES_OWN = ("queue", "preemptions", KV)
+"""What only the engine knows, and not its clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +53,24 @@ class Verification:
     repeats: bool = True
     """Whether a broken promise is measured once more."""
 
+    requirements: tuple[Requirement, ...] = ()
+    """What is held to these is not held to the promise as well."""
+
     max_rps: float | None = None
     """Requests per second that are sent at most, in the mean of a window: others are left out."""
+
+    @property
+    def told(self) -> tuple[Requirement, ...]:
+        """The requirements that can be held against this replay."""
+        return tuple(one for one in self.requirements if self.why_not(one) is None)
+
+    def why_not(self, one: Requirement) -> str | None:
+        """Say why a requirement is not held against this replay; None where it is."""
+        if one.at_headroom:
+            return "the captured load is replayed"
+        if self.place and one.name in ENGINES_OWN:
+            return "a server that runs does not tell it of a replay"
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +109,9 @@ async def verify(
     began_s = now_s()
     engine = await starter.start(max_num_seqs=question.max_num_seqs)
     try:
+        for one in question.requirements:
+            if (why := question.why_not(one)) is not None:
+                tell(f"not asked: {one}: {why}")
         for caution in engine.facts.cautions:
             tell(f"Warning: {caution}")
         kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
@@ -128,21 +151,24 @@ async def _step(
 def _judged(
     replays: Sequence[Replay], windows: Windows, question: Verification, *, repeats: int
 ) -> list[Gate]:
-    found = gates(
+    measured = measure(replays, question.slo)
+    required = required_gates(question.told, measured)
+    if not question.is_vllm:
+        return required or [least_gate(measured)]
+    promised = gates(
         question.twin,
         question.slo,
         question.max_num_seqs,
         windows,
-        measure(replays, question.slo),
+        measured,
         hash_block_size=question.trace_block_size,
         hit_share=question.hit_share,
         tolerance=question.tolerance,
         repeats=repeats,
     )
-    if not question.is_vllm:
-        return [gate for gate in found if gate.name == "slo"]
     # a server that runs does not tell its preemptions a replay
-    return [gate for gate in found if not (question.place and gate.name == "preemptions")]
+    held = {gate.name for gate in required} | ({"preemptions"} if question.place else set())
+    return [*required, *(gate for gate in promised if gate.name not in held)]
 
 
 def windows_of(
