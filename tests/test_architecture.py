@@ -33,6 +33,7 @@ beside what reads and writes them."""
 
 HOMES = {
     "vllm": {"capture.stat_logger", "engines.live_scheduler", "engines.vllm", "engines.workers"},
+    "mlflow": {"commands.export.mlflow"},
     "torch": set[str](),
     "optuna": {"runs.refine"},
     "prometheus_client": {"capture.spool", "live.exporter", "live.prometheus"},
@@ -82,7 +83,7 @@ HEAVY = {
 }
 """What ``tuner --help`` has no time for."""
 
-IMPORT_NAMES = {"nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
+IMPORT_NAMES = {"mlflow-skinny": "mlflow", "nvidia-ml-py": "pynvml", "pyyaml": "yaml"}
 
 
 @cache
@@ -229,6 +230,7 @@ def test_what_is_imported_is_declared() -> None:
             *project["dependencies"],
             *extras["vllm"],
             *extras["ray"],
+            *extras["mlflow"],
         ]
         for name in [re.split(r"[<>=\[ ]", requirement)[0]]
     }

@@ -9,6 +9,7 @@ from tuner.commands.capture import options as capture
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.diff.options import DiffOptions
 from tuner.commands.doctor.options import DoctorOptions
+from tuner.commands.export.options import ExportOptions
 from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.options import RefineOptions
 from tuner.commands.report.options import ReportOptions
@@ -67,6 +68,7 @@ app.command("watch")(command(WatchOptions, "tuner.commands.watch.run"))
 app.command("report")(command(ReportOptions, "tuner.commands.report.run"))
 app.command("doctor")(command(DoctorOptions, "tuner.commands.doctor.run"))
 app.command("compare")(command(CompareOptions, "tuner.commands.compare.run"))
+app.command("export")(command(ExportOptions, "tuner.commands.export.run"))
 app.command("schema")(command(SchemaOptions, "tuner.commands.schema.run"))
 app.add_typer(trace.app, name="trace")
 app.add_typer(capture.app, name="capture")

@@ -7,10 +7,9 @@ from pathlib import Path
 from tuner.commands.report import compare, refine, sweep, verify, watch
 from tuner.commands.report.drawing.page import GENERATOR, POINTS, Page, written
 from tuner.commands.report.options import ReportOptions
-from tuner.commands.shared.run_folder import command_of
+from tuner.commands.shared.run_folder import command_of, read_run
 from tuner.errors import ProfileError, RunError, TargetError
 from tuner.live.watch.journal import NAME as WINDOWS
-from tuner.runs import journal
 from tuner.system import files
 
 MOST_BYTES = 1_500_000
@@ -41,12 +40,7 @@ def _page(source: Path, *, budget: int) -> Page:
         return sweep.of_profile(source, budget=budget)
     if (source / WINDOWS).exists() and not (source / "journal.jsonl").exists():
         return watch.of_run(source)
-    if not (source / "journal.jsonl").exists():
-        raise RunError(
-            f"{source}: holds no run: there is no journal.jsonl",
-            hint="Give the folder that a command named behind measurements:, such as runs/...",
-        )
-    book = journal.read(source)
+    book = read_run(source)
     of_run = OF_RUN.get(command_of(book) or "")
     if of_run is None:
         raise RunError(

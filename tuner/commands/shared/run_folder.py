@@ -70,6 +70,16 @@ def check_command(book: journal.Journal, command: str) -> None:
         )
 
 
+def read_run(run_dir: Path) -> journal.Journal:
+    """Return the journal of a folder that is said to be a run's. Raises RunError."""
+    if not (run_dir / "journal.jsonl").exists():
+        raise RunError(
+            f"{run_dir}: holds no run: there is no journal.jsonl",
+            hint="Give the folder that a command named behind measurements:, such as runs/...",
+        )
+    return journal.read(run_dir)
+
+
 def command_of(book: journal.Journal) -> str | None:
     """Return the command whose run this is; None where its plan does not tell."""
     plan = book.events[0]["plan"]

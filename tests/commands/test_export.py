@@ -1,0 +1,123 @@
+"""`tuner export`: a run's measurements for other programs, and one of MLflow's runs."""
+
+import csv
+import json
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.in_process import tuner
+from tests.support.places import ROOT
+from tuner.profile.profile import load
+
+WORLD = ROOT / "examples" / "worlds" / "article.yaml"
+TRACE = ROOT / "traces" / "translation.jsonl"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a finished run."""
+    path = tmp_path_factory.mktemp("export")
+    words = ("sweep", "--engine", "sim", "--world", WORLD, "--trace", TRACE, "--fast")
+    assert tuner(path, *words, "--run-dir", "run").returncode == 0
+    return path
+
+
+def export(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return tuner(folder, "export", *words)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def test_every_step_replay_request_and_iteration_is_a_row(folder: Path) -> None:
+    done = export(folder, "run")
+    assert (done.returncode, done.stderr) == (0, "")
+    found = {name: rows(folder / "run" / "export" / f"{name}.csv") for name in TABLES}
+    curve = load(folder / "run" / "profile.yaml").curve
+    assert [int(one["max_num_seqs"]) for one in found["curve"]] == [
+        one.max_num_seqs for one in curve
+    ]
+    assert [float(one["tpot_p95_ms"]) for one in found["curve"]] == [
+        one.tpot_ms.p95 for one in curve if one.tpot_ms
+    ]
+    lines = (folder / "run" / "journal.jsonl").read_text().splitlines()
+    replayed = [one for one in map(json.loads, lines) if one["event"] == "replay"]
+    assert len(found["replays"]) == len(replayed)
+    for name in ("requests", "iterations"):
+        assert len(found[name]) == sum(int(one[name]) for one in found["replays"])
+    first = found["requests"][0]
+    taken_s = float(first["first_token_s"]) - float(first["planned_s"])
+    assert float(first["ttft_s"]) == pytest.approx(taken_s)
+
+
+TABLES = ("curve", "replays", "requests", "iterations")
+
+
+def test_parquet_has_the_same_columns_and_keeps_their_types(folder: Path) -> None:
+    assert export(folder, "run", "-o", "as_csv").returncode == 0
+    assert export(folder, "run", "--to", "parquet", "-o", "as_parquet").returncode == 0
+    tables = {name: pq.read_table(folder / "as_parquet" / f"{name}.parquet") for name in TABLES}
+    for name, table in tables.items():
+        text = rows(folder / "as_csv" / f"{name}.csv")
+        assert (table.column_names, table.num_rows) == (list(text[0]), len(text))
+    assert str(tables["iterations"].schema.field("duration_s").type) == "double"
+
+
+def test_a_run_becomes_one_of_mlflows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("mlflow")
+    from mlflow.tracking import MlflowClient  # noqa: PLC0415 - an extra
+
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    uri = (folder / "mlruns").as_uri()
+    words = ("run", "--to", "mlflow", "--tracking-uri", uri, "--experiment", "nightly")
+    done = export(folder, *words)
+    assert done.returncode == 0, done.stderr
+    client, profile = MlflowClient(tracking_uri=uri), load(folder / "run" / "profile.yaml")
+    (run,) = client.search_runs([client.get_experiment_by_name("nightly").experiment_id])
+    assert run.info.status == "FINISHED"
+    assert run.data.params["max_num_seqs"] == str(profile.decision.max_num_seqs)
+    assert run.data.tags["tuner.verdict"] == profile.decision.verdict
+    history = client.get_metric_history(run.info.run_id, "attainment")
+    assert {one.step: one.value for one in history} == {
+        one.max_num_seqs: one.attainment for one in profile.curve
+    }
+    assert [one.path for one in client.list_artifacts(run.info.run_id)] == ["profile.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("none",), 3, "none: holds no run"),
+        (("run", "--to", "xlsx"), 2, "xlsx"),
+        (("run", "--tracking-uri", "file:x"), 2, "--tracking-uri is for --to mlflow"),
+        (("run", "--to", "mlflow", "-o", "here"), 2, "-o is for files"),
+        (("run", "-o", "run/profile.yaml"), 3, "cannot be a folder"),
+        (("begun",), 3, "nothing is measured yet"),
+        (("begun", "--to", "mlflow"), 3, "has no profile"),
+    ],
+)
+def test_what_cannot_be_exported_is_said_and_nothing_is_written(
+    folder: Path, words: tuple[str, ...], code: int, said: str
+) -> None:
+    begun = folder / "begun"
+    begun.mkdir(exist_ok=True)
+    first, _ = (folder / "run" / "journal.jsonl").read_text().split("\n", 1)
+    (begun / "journal.jsonl").write_text(first + "\n")
+    before = sorted(folder.rglob("*"))
+    done = export(folder, *words)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert said in done.stderr
+    assert sorted(folder.rglob("*")) == before
+
+
+def test_tables_that_are_there_are_left_alone(folder: Path) -> None:
+    assert export(folder, "run", "-o", "twice").returncode == 0
+    done = export(folder, "run", "-o", "twice")
+    assert done.returncode == 3
+    assert "twice/curve.csv: is there already" in done.stderr
+    assert export(folder, "run", "-o", "twice", "--force").returncode == 0

@@ -1,0 +1,1 @@
+"""``tuner export``: a run's measurements for other programs."""
