@@ -74,9 +74,13 @@ def test_people_are_told_what_it_needs_and_how_far_that_can_be_trusted(folder: P
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        (["profile.yaml", "--load", "0"], 2, "a load of 0 cannot be planned for"),
-        (["profile.yaml", "--load", "nan"], 2, "a load of nan cannot be planned for"),
-        (["profile.yaml", "--rps", "-3"], 2, "cannot be planned for"),
+        (
+            ["profile.yaml", "--load", "0"],
+            2,
+            "--load 0: cannot be planned for\nGive more than 0, up to 1,000,000 times",
+        ),
+        (["profile.yaml", "--load", "nan"], 2, "--load nan: cannot be planned for"),
+        (["profile.yaml", "--rps", "-3"], 2, "--rps -3: cannot be planned for"),
         (["profile.yaml", "--load", "1", "--rps", "3"], 2, "--load and --rps say the same"),
         (["profile.yaml", "--load", "50", "--replicas", "2"], 2, "on one replica is no question"),
         (["none.yaml"], 3, "none.yaml"),

@@ -63,7 +63,8 @@ def parse_duration_s(text: str, *, option: str) -> float:
     found = _DURATION.fullmatch(text.strip())
     if found is None or float(found["value"]) == 0:
         raise UsageError(
-            f"{option}: {text!r} is not a positive duration", hint="Write 90s, 1.5m or 2h."
+            f"{option}: {text!r} is not a positive duration",
+            hint="Write a number above 0 with ms, s, m or h: 90s, 1.5m or 2h.",
         )
     return float(found["value"]) * _UNITS_S[found["unit"]]
 

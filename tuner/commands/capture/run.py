@@ -23,6 +23,8 @@ from tuner.traffic.window import parse_duration_s
 CLOCKS_APART_S = 3600.0
 """How far the clock of the Prometheus may be ahead of ours."""
 
+TIMES = "Write now, how long ago (2h), a date, or seconds since 1970, not milliseconds."
+
 TOKEN = "TUNER_PROMETHEUS_TOKEN"  # noqa: S105 - the name of the variable
 
 
@@ -81,10 +83,7 @@ def _time_s(text: str, now_s: float, *, option: str) -> float:
     """Read ``now``, ``2h`` (ago), a date, or seconds since 1970; none of the future."""
     time_s = _read_s(text, now_s, option=option)
     if not 0 <= time_s <= now_s + CLOCKS_APART_S:
-        raise UsageError(
-            f"{option} {text}: no time that can have been recorded",
-            hint="Write how long ago (2h), a date, or seconds since 1970, not milliseconds.",
-        )
+        raise UsageError(f"{option} {text}: no time that can have been recorded", hint=TIMES)
     return time_s
 
 
@@ -96,7 +95,16 @@ def _read_s(text: str, now_s: float, *, option: str) -> float:
     try:
         date = datetime.fromisoformat(text)
     except ValueError:
+        pass
+    else:
+        return _since_1970_s(date)
+    try:
         return now_s - parse_duration_s(text, option=option)
+    except UsageError:
+        raise UsageError(f"{option}: cannot read {text!r}", hint=TIMES) from None
+
+
+def _since_1970_s(date: datetime) -> float:
     try:
         return date.astimezone(UTC).timestamp() if date.tzinfo else date.astimezone().timestamp()
     except (ValueError, OverflowError):  # the first and the last days that a date can name

@@ -15,6 +15,7 @@ from tuner.profile.stored_twin import StoredTwin, restored
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 
 MOST_LOAD = 16.0
+MOST_TIMES = 1e6
 LEAST_TARGET = 0.9
 """What is planned for where the profile itself promises less: nobody wants more of that."""
 
@@ -85,12 +86,13 @@ def _load(options: PlanOptions, captured_rps: float) -> float:
     if options.load is not None and options.rps is not None:
         raise UsageError("--load and --rps say the same thing", hint="Give one of them.")
     load = options.load if options.load is not None else 1.0
+    asked, unit, most = f"--load {load:g}", "times the traffic, such as 1.5", MOST_TIMES
     if options.rps is not None:
         load = options.rps / captured_rps
-    if not (math.isfinite(load) and 0 < load <= 1e6):
+        asked, unit, most = f"--rps {options.rps:g}", "requests a second", MOST_TIMES * captured_rps
+    if not (math.isfinite(load) and 0 < load <= MOST_TIMES):
         raise UsageError(
-            f"a load of {load:g} cannot be planned for",
-            hint="Give a positive multiple of the traffic, such as --load 1.5.",
+            f"{asked}: cannot be planned for", hint=f"Give more than 0, up to {most:,.0f} {unit}."
         )
     return load
 

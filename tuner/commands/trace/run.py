@@ -247,7 +247,11 @@ def _replica(columns: Columns, asked: str) -> int:
     if asked.isascii() and asked.isdecimal() and len(asked) < 10:
         return int(asked)
     if asked != "busiest":
-        raise UsageError(f"--replica {asked!r} is no number", hint="Write a number, or busiest.")
+        numbers = np.unique(columns.replica[columns.replica >= 0])[:20]
+        there = ", ".join(map(str, numbers.tolist())) or "none"
+        raise UsageError(
+            f"--replica {asked!r} is no number", hint=f"Write busiest or a number; there: {there}."
+        )
     known = columns.replica >= 0
     if not known.any():
         raise UsageError(

@@ -74,8 +74,9 @@ class SimStarter:
         for name, value in arguments.items():
             if name not in VARIABLE or not isinstance(value, int) or value < 1:
                 raise EngineError(
-                    f"{name}={value} is nothing that a simulated engine can be started with",
-                    hint=f"It takes whole numbers for {', '.join(VARIABLE)}.",
+                    f"{name}={value}: a simulated engine takes whole numbers from 1 for "
+                    f"{', '.join(VARIABLE)}",
+                    hint="Leave it out, or write it into the world file.",
                 )
             found[name] = value
         world = self._world

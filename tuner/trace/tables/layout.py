@@ -379,7 +379,10 @@ def _role_of(name: str) -> tuple[Role, Unit | None]:
         return name, None
     if role in SPANS | TIMES and suffix in UNITS:
         return role, UNITS[suffix]
-    raise _RefusedError(f"{name!r} is nothing that a column can be")
+    raise _RefusedError(
+        f"{name!r} is nothing that a column can be (times and spans also with their unit, as "
+        f"duration_ms): {', '.join(ROLES)}"
+    )
 
 
 def _named(column: Column) -> str:

@@ -116,9 +116,10 @@ def refused(place: str, shape: Shape, plan: Refusal, asked: Asked) -> TraceError
     message = f"{place}:{max(1, shape.first_line - 1)}: {plan.what}; seen: {seen}"
     message = printable(message + (f"; taken: {taken}" if taken else ""))
     if not plan.columns and not plan.time_forms:
-        return TraceError(
-            message, hint="Export it with the time, the prompt's and the output's tokens."
-        )
+        cure = "Export it with the time, the prompt's and the output's tokens."
+        if asked.columns:
+            cure = f"--columns ROLE=HEADING takes headings as they stand, or #1 to #{len(named)}."
+        return TraceError(message, hint=cure)
     command = ["tuner", "trace", "import", "-" if place == STDIN else place]
     columns = {**asked.columns, **plan.columns}
     if columns:
