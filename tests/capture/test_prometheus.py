@@ -355,7 +355,7 @@ def test_no_part_of_an_address_that_may_be_a_secret_is_said(url: str) -> None:
 def test_times_and_addresses_are_checked_before_anything_is_asked(tmp_path: Path) -> None:
     for url, begin, end, says in (
         ("http://x", "1h", "2h", "--from 1h is not before --to 2h"),
-        ("http://x", "soon", "now", "'soon' is not a positive duration"),
+        ("http://x", "soon", "now", "cannot read 'soon'"),
         ("prometheus:9090", "1h", "now", "neither http:// nor https://"),
         ("http://[::1", "1h", "now", "no address"),
         ("http://x", "0001-01-01", "now", "--from 0001-01-01: no time that can have been recorded"),
