@@ -33,7 +33,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet attack coverage
-.PHONY: fix docs readme golden studies bench clean setup setup-dev
+.PHONY: fix docs readme golden shots studies bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -100,6 +100,9 @@ readme: setup  ## Tune the sample trace and put what tuner printed into README.m
 
 golden: setup-dev  ## Rewrite tests/golden; read the diff before you commit it
 	$(BIN)/python -m pytest --update-golden -m "not vllm" $(PYTEST_ARGS)
+
+shots: setup-dev  ## Look at a report in Chromium, and take the pictures of the docs
+	$(BIN)/python scripts/shots.py
 
 studies: setup-dev  ## Run every study at its smallest, only to see that none is broken
 	@for study in scripts/study_*.py; do \

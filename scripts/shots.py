@@ -1,0 +1,236 @@
+"""Look at reports in a real Chromium: what it complains of, and how they look.
+
+    python scripts/shots.py                 # make docs/shots: a report and a terminal
+    python scripts/shots.py PAGE --out DIR  # check one page, and take its pictures
+
+A page is opened from disk at 400, 800 and 1600 pixels, light and dark. It is a fault when the
+browser logs an error, when anything is fetched, when a script ran, or when the page is wider than
+the window. Faults are printed, and the exit code is 1. Without a Chromium it is 3.
+"""
+
+import argparse
+import asyncio
+import base64
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from rich.console import Console
+from rich.text import Text
+
+ROOT = Path(__file__).resolve().parent.parent
+NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
+WIDTHS = (400, 800, 1600)
+STARTS_WITHIN_S = 60.0
+OPENED_MARK = "SHOTS"
+NO_BROWSER = 3
+
+
+class Browser:
+    """One tab of a Chromium, driven through its DevTools protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self.socket, self.number = socket, 0
+        self.events: list[dict[str, Any]] = []
+
+    async def call(self, method: str, **params: Any) -> dict[str, Any]:  # noqa: ANN401 - JSON
+        """Call a method and return its result; events that come meanwhile are kept."""
+        self.number += 1
+        await self.socket.send_json({"id": self.number, "method": method, "params": params})
+        while True:
+            message = json.loads((await self.socket.receive()).data)
+            if message.get("id") == self.number:
+                if "error" in message:
+                    raise RuntimeError(f"{method}: {message['error']}")
+                return dict(message["result"])
+            self.events.append(message)
+
+    async def until(self, event: str) -> None:
+        """Wait for an event."""
+        while not any(one.get("method") == event for one in self.events):
+            self.events.append(json.loads((await self.socket.receive()).data))
+
+    async def value(self, expression: str) -> Any:  # noqa: ANN401 - whatever the page has
+        found = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return found["result"].get("value")
+
+
+@asynccontextmanager
+async def browser(program: str) -> AsyncIterator[Browser]:
+    """Start a Chromium without a window, for the time of the block."""
+    folder = tempfile.mkdtemp(prefix="tuner-shots-")
+    process = await asyncio.create_subprocess_exec(
+        program, "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars",
+        "--disable-dev-shm-usage", "--disable-background-networking", "--no-first-run",
+        "--remote-debugging-port=0", f"--user-data-dir={folder}", "about:blank",
+        stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stderr is not None
+    try:
+        async with asyncio.timeout(STARTS_WITHIN_S):
+            line = b""
+            while b"DevTools listening on ws://" not in line:
+                line = await process.stderr.readline()
+                if not line:
+                    raise RuntimeError(f"{program} ended before it could be asked")
+        address = line.split(b"ws://")[1].split(b"/")[0].decode()
+        async with aiohttp.ClientSession() as session:
+            async with session.get(f"http://{address}/json/list") as answer:
+                tab = next(one for one in await answer.json() if one["type"] == "page")
+            async with session.ws_connect(tab["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                yield Browser(socket)
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        await process.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+async def looked_at(tab: Browser, page: str) -> tuple[list[str], dict[str, bytes]]:
+    """Open a page at every width, light and dark; return its faults, and its pictures by name."""
+    faults, pictures = list[str](), dict[str, bytes]()
+    for domain in ("Page", "Log", "Runtime", "Network"):
+        await tab.call(f"{domain}.enable")
+    for scheme in ("light", "dark"):
+        for width in WIDTHS:
+            await _sized(tab, width, scheme)
+            tab.events.clear()
+            await tab.call("Page.navigate", url=page)
+            await tab.until("Page.loadEventFired")
+            where = f"{width} px, {scheme}"
+            faults += [f"{where}: {one}" for one in await _faults(tab, width, page)]
+            picture = await tab.call("Page.captureScreenshot", format="png")
+            pictures[f"{width}-{scheme}.png"] = base64.b64decode(picture["data"])
+    return faults, pictures
+
+
+async def _sized(tab: Browser, width: int, scheme: str, height: int = 1000) -> None:
+    await tab.call(
+        "Emulation.setDeviceMetricsOverride",
+        width=width, height=height, deviceScaleFactor=1, mobile=False,
+    )  # fmt: skip
+    feature = {"name": "prefers-color-scheme", "value": scheme}
+    await tab.call("Emulation.setEmulatedMedia", features=[feature])
+
+
+async def _faults(tab: Browser, width: int, page: str) -> list[str]:
+    wide = await tab.value("document.documentElement.scrollWidth")
+    marked = await tab.value(f"typeof window.{OPENED_MARK}")
+    found = [] if wide <= width else [f"is {wide} pixels wide"]
+    found += [] if marked == "undefined" else ["a script ran"]
+    for event in tab.events:
+        params = event.get("params", {})
+        match event.get("method"):
+            case "Log.entryAdded" if params["entry"]["level"] in {"error", "warning"}:
+                found.append(f"the browser says: {params['entry']['text']}")
+            case "Runtime.exceptionThrown" | "Runtime.consoleAPICalled":
+                found.append(f"a script ran: {params}")
+            case "Network.requestWillBeSent":
+                url = str(params["request"]["url"])
+                if url != page and not url.startswith("data:"):
+                    found.append(f"fetches {url[:200]}")
+            case _:
+                pass
+    return found
+
+
+def chromium() -> str | None:
+    """Return the Chromium on PATH."""
+    return next((found for name in NAMES if (found := shutil.which(name))), None)
+
+
+async def _looked_at(program: str, page: str) -> tuple[list[str], dict[str, bytes]]:
+    async with browser(program) as tab:
+        return await looked_at(tab, page)
+
+
+def check(program: str, page: Path, out: Path) -> list[str]:
+    """Return the faults of a page, and keep its pictures in a folder."""
+    faults, pictures = asyncio.run(_looked_at(program, page.resolve().as_uri()))
+    out.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        (out / f"{page.stem}-{name}").write_bytes(picture)
+    return [f"{page.name}, {one}" for one in faults]
+
+
+async def pictured(program: str, page: str, *, width: int, height: int) -> bytes:
+    """Return one picture of a page."""
+    async with browser(program) as tab:
+        await tab.call("Page.enable")
+        await _sized(tab, width, "light", height)
+        await tab.call("Page.navigate", url=page)
+        await tab.until("Page.loadEventFired")
+        picture = await tab.call("Page.captureScreenshot", format="png")
+        return base64.b64decode(picture["data"])
+
+
+SWEEP = (
+    *("sweep", "--trace", str(ROOT / "traces" / "translation.jsonl"), "--engine", "sim"),
+    *("--world", str(ROOT / "examples" / "worlds" / "article-noisy.yaml")),
+    *("--slo", "e2el=20s,tpot=60ms", "--run-dir", "runs/translation"),
+)
+COLUMNS = 80
+
+
+def shipped(program: str, out: Path) -> list[str]:
+    """Make the pictures of the docs: a sweep's report, and its last screen. Return the faults of
+    the report."""
+    tuner = Path(sys.executable).with_name("tuner")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        page, screen = folder / "report.html", folder / "screen.html"
+        words = {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
+        done = subprocess.run(  # noqa: S603 - our own program
+            [str(tuner), *SWEEP],
+            cwd=folder,
+            env=os.environ | words,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        report = [str(tuner), "report", "runs/translation"]
+        subprocess.run(report, cwd=folder, check=True)  # noqa: S603 - likewise
+        console = Console(width=COLUMNS, record=True, file=io.StringIO())
+        console.print(Text.from_ansi(done.stdout))
+        screen.write_text(console.export_html(inline_styles=True), encoding="utf-8")
+        out.mkdir(parents=True, exist_ok=True)
+        for source, target, (width, height) in (
+            (page, "report.png", (1000, 1180)),
+            (screen, "terminal.png", (800, 490)),
+        ):
+            work = pictured(program, source.as_uri(), width=width, height=height)
+            (out / target).write_bytes(asyncio.run(work))
+            if quant := shutil.which("pngquant"):  # half as large
+                shrink = [quant, "--force", "--ext", ".png", str(out / target)]
+                subprocess.run(shrink, check=True)  # noqa: S603 - likewise
+        return check(program, page, folder / "shots")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("page", nargs="?", type=Path)
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "shots")
+    asked = parser.parse_args()
+    program = chromium()
+    if program is None:
+        sys.stderr.write(f"no Chromium on PATH ({', '.join(NAMES)}): apt-get install chromium\n")
+        return NO_BROWSER
+    if asked.page is None:
+        faults = shipped(program, asked.out)
+    else:
+        faults = check(program, asked.page, asked.out)
+    sys.stdout.write("".join(f"{one}\n" for one in faults))
+    return 1 if faults else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
