@@ -12,6 +12,7 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.shared.options import times
 from tuner.profile import profile
+from tuner.profile.numbers import FrontEndSection
 from tuner.profile.schema import ServingProfile
 
 
@@ -101,6 +102,35 @@ def test_what_cannot_be_planned_is_said_in_two_lines(
 def _without_twin(path: Path, one: ServingProfile) -> None:
     names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
     profile.save(profile.seal(**{name: getattr(one, name) for name in names}, twin=None), path)
+
+
+def test_a_front_end_that_is_too_busy_is_said_with_its_cure(folder: Path) -> None:
+    one = profile.load(folder / "profile.yaml")
+    names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
+    of_requests = FrontEndSection(
+        contention=1.0,
+        request_ms=1000 * 0.8 / one.validity.arrival_rate_rps,
+        input_token_ms=0.0,
+        delivery_ms=1.0,
+        chunk_ms=0.0,
+        processes=1,
+        utilisation=0.8,
+    )
+    behind = profile.seal(
+        **{name: getattr(one, name) for name in names}, twin=one.twin, front_end=of_requests
+    )
+    profile.save(behind, folder / "behind.yaml")
+    assert profile.load(folder / "behind.yaml").front_end == of_requests
+
+    def said(load: str) -> str:
+        done = plan(folder, "behind.yaml", "--json", "--replicas", "1", "--load", load)
+        (warning,) = [one for one in json.loads(done.stdout)["warnings"] if "front end" in one]
+        return str(warning)
+
+    assert "busy 80% of its time, little is left: serve with --api-server-count 2" in said("1")
+    assert "busy 120% of its time, nothing is promised there" in said("1.5")
+    done = plan(folder, "behind.yaml", "--json", "--replicas", "1", "--load", "0.5")
+    assert "front end" not in done.stdout
 
 
 @pytest.mark.parametrize("load", ["1.5", "1.5x", "150%", " 150 % "])

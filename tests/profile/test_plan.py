@@ -1,5 +1,6 @@
 """The stored twin, asked about other loads and fleets."""
 
+from dataclasses import replace
 from typing import get_args
 
 import numpy as np
@@ -9,6 +10,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.plan import FleetRouter, ask, least_in_flight, parts_of, replicas_for
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
+from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import EngineShape, Traffic
 
 SHAPE = EngineShape(
@@ -55,6 +57,16 @@ def test_more_load_than_a_server_carries_shows_at_every_cap() -> None:
     )
     assert [one.attainment_middle for one in light] == [1.0, 1.0]
     assert all(one.attainment_middle < 0.1 for one in heavy)
+
+
+def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
+    slow = replace(twin(), front_end=FrontEnd(delivery_s=1.0))
+    (before,) = ask(twin(), SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
+    (behind,) = ask(slow, SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
+    assert before.attainment_middle == 1.0
+    assert behind.attainment_middle == 0.0
+    assert before.e2el_p99_ms is not None
+    assert behind.e2el_p99_ms == pytest.approx(before.e2el_p99_ms + 1000, abs=1)
 
 
 def needed(load: float, router: FleetRouter) -> int:

@@ -89,8 +89,8 @@ def test_a_profile_on_disk_reads_back(tmp_path: Path) -> None:
 
 def test_the_sections_come_in_reading_order() -> None:
     assert list(yaml.safe_load(TEXT)) == [
-        "schema_version", "engine", "decision", "baseline", "curve", "promise", "admission",
-        "validity", "provenance", "digest", "twin",
+        "schema_version", "engine", "decision", "baseline", "curve", "promise",
+        "front_end", "admission", "validity", "provenance", "digest", "twin",
     ]  # fmt: skip
 
 

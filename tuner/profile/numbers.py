@@ -255,6 +255,25 @@ class EngineShapeSection(Section):
         return {key: value for key, value in found.items() if later.get(key, ...) != value}
 
 
+class FrontEndSection(Section):
+    """What stood before the engine of the server that confirmed: see ``twin.front_end``."""
+
+    contention: Limit
+    """How many times as long an iteration took as in the ladder's engine at equal work."""
+
+    request_ms: Number
+    input_token_ms: Number
+    """Before the scheduler, for each request and for each token of its prompt."""
+
+    delivery_ms: Number
+    chunk_ms: Number
+    """After it, for which a chunk is under way, and for which it keeps the front end busy."""
+
+    processes: Seqs
+    utilisation: Number
+    """The share of its time for which each of them is busy at the captured load."""
+
+
 class Twin(Section):
     """The twin that decided, so that `tuner plan` can ask it about other loads."""
 

@@ -18,7 +18,7 @@ from tuner.system.jit import compiled
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import Statistics
 from tuner.twin.load import chosen, scaled
-from tuner.twin.simulation import Traffic, simulate
+from tuner.twin.simulation import Traffic
 
 FleetRouter = Literal["least", "rr", "random"]
 
@@ -184,7 +184,7 @@ def _answer(
     weights = np.array([len(part) for part in busy], float)
     samples = np.array([_pooled(busy, law, twin, slo, cap, weights) for law in twin.draws])
     middle = _pooled(busy, twin.law, twin, slo, cap, weights)
-    peak = max(simulate(part, twin.law, twin.shape, max_num_seqs=cap).running_peak for part in busy)
+    peak = max(twin.replayed(part, twin.law, max_num_seqs=cap).running_peak for part in busy)
     low, high = np.nanquantile(samples, (0.025, 0.975), axis=0)
     return CapForecast(
         max_num_seqs=cap,
@@ -211,8 +211,7 @@ def _pooled(  # noqa: PLR0913, PLR0917 - one law, one cap, some replicas
 ) -> Floats:
     """Return the mean of each statistic over the replicas, by their requests."""
     values = [
-        Statistics.of(part, simulate(part, law, twin.shape, max_num_seqs=cap), slo)
-        for part in parts
+        Statistics.of(part, twin.replayed(part, law, max_num_seqs=cap), slo) for part in parts
     ]
     return np.asarray(np.average(np.array(values, float), axis=0, weights=weights))
 

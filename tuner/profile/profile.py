@@ -15,6 +15,7 @@ from tuner.profile.numbers import (
     Admission,
     Baseline,
     CurveStep,
+    FrontEndSection,
     Promise,
     Twin,
 )
@@ -47,6 +48,7 @@ def seal(  # noqa: PLR0913 - one argument a section
     validity: Validity,
     provenance: Provenance,
     twin: Twin | None,
+    front_end: FrontEndSection | None = None,
 ) -> ServingProfile:
     """Put the sections together under their digest. Raises ProfileError if they contradict."""
     profile = ServingProfile.model_validate(
@@ -60,6 +62,7 @@ def seal(  # noqa: PLR0913 - one argument a section
             "admission": admission,
             "validity": validity,
             "provenance": provenance,
+            "front_end": front_end,
             "twin": twin,
             "digest": "",
         }

@@ -16,6 +16,7 @@ from tuner.profile.numbers import (
     Count,
     CurveStep,
     Fraction,
+    FrontEndSection,
     Limit,
     Number,
     Promise,
@@ -167,6 +168,9 @@ class ServingProfile(Section):
 
     curve: list[CurveStep]
     promise: Promise
+    front_end: FrontEndSection | None = None
+    """None where no server confirmed, or an older tuner measured."""
+
     admission: Admission | None
     """None where the SLO has no limit on the TTFT, or the windows alone decided."""
 

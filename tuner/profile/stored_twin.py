@@ -15,10 +15,17 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.errors import ProfileError
-from tuner.profile.numbers import EngineShapeSection, StepLawSection, Twin, TwinErrors
+from tuner.profile.numbers import (
+    EngineShapeSection,
+    FrontEndSection,
+    StepLawSection,
+    Twin,
+    TwinErrors,
+)
 from tuner.twin.check import Errors
 from tuner.twin.forecast import Forecast
-from tuner.twin.simulation import EngineShape, Traffic
+from tuner.twin.front_end import FrontEnd, simulate_behind
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 
 MOST_STORED = 4000
 LAWS = 20
@@ -38,6 +45,14 @@ class StoredTwin:
     draws: tuple[StepLaw, ...]
     traffic: Traffic
     length_s: float
+    front_end: FrontEnd | None = None
+    """What stands before the engine; None: nothing that was measured."""
+
+    def replayed(self, traffic: Traffic, law: StepLaw, *, max_num_seqs: int) -> TwinReplay:
+        """Return what clients would have seen under one of the laws."""
+        if self.front_end is None:
+            return simulate(traffic, law, self.shape, max_num_seqs=max_num_seqs)
+        return simulate_behind(self.front_end, traffic, law, self.shape, max_num_seqs=max_num_seqs)
 
 
 def stored(view: Forecast, *, seed: int) -> Twin:
@@ -86,8 +101,9 @@ def stored(view: Forecast, *, seed: int) -> Twin:
     )
 
 
-def restored(section: Twin, *, source: str) -> StoredTwin:
-    """Return the stored twin. Raises ProfileError when its data makes no sense."""
+def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = None) -> StoredTwin:
+    """Return the stored twin, behind a front end where one is given. Raises ProfileError when its
+    data makes no sense."""
     try:
         raw = zlib.decompress(base64.b64decode(section.data, validate=True))
         requests, laws, width = np.frombuffer(raw[:_HEAD_BYTES], "<u4").tolist()
@@ -121,6 +137,18 @@ def restored(section: Twin, *, source: str) -> StoredTwin:
         draws=tuple(_law(one, sizes) for one in values),
         traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
         length_s=section.length_s,
+        front_end=None if front_end is None else _front_end(front_end),
+    )
+
+
+def _front_end(section: FrontEndSection) -> FrontEnd:
+    return FrontEnd(
+        contention=section.contention,
+        request_s=section.request_ms / 1e3,
+        input_token_s=section.input_token_ms / 1e3,
+        delivery_s=section.delivery_ms / 1e3,
+        chunk_s=section.chunk_ms / 1e3,
+        processes=section.processes,
     )
 
 

@@ -2,24 +2,15 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
 from tuner.errors import EngineError
+from tuner.replay.records import ProbeResult
 from tuner.trace.trace import TraceRequest
 
 PROBES = 7
 MAX_PROBE_TOKENS = 64
 """Enough to time a token; the rest of a long reply would cost time and say nothing new."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """One unloaded request; times in seconds."""
-
-    input_length: int
-    ttft_s: float
-    tpot_s: float | None
 
 
 async def probe(
@@ -49,5 +40,24 @@ async def probe(
         assert reply.first_token_s is not None
         outputs = reply.seen_s
         tpot_s = (outputs[-1] - outputs[0]) / (tokens - 1) if tokens > 1 else None
-        results.append(ProbeResult(request.input_length, reply.first_token_s - start_s, tpot_s))
+        await engine.take_iterations()  # which completes the reply
+        results.append(
+            ProbeResult(
+                request.input_length,
+                reply.first_token_s - start_s,
+                tpot_s,
+                output_tokens=tokens,
+                passage_s=_passage_s(reply, start_s),
+            )
+        )
     return results[1:]
+
+
+def _passage_s(reply: Reply, start_s: float) -> tuple[float, ...]:
+    if reply.queued_s is None or not reply.output_s:
+        return ()
+    assert reply.first_token_s is not None
+    assert reply.last_token_s is not None
+    sent_s = start_s if reply.sent_s is None else reply.sent_s
+    engine = (reply.queued_s, reply.output_s[0], reply.output_s[-1])
+    return (sent_s, *engine, reply.first_token_s, reply.last_token_s)

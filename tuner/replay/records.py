@@ -1,4 +1,4 @@
-"""The records of one whole replay: a row for each request that was sent. Pure.
+"""The records of one whole replay: a row for each request that was sent; and of a probe. Pure.
 
 Times are seconds from the start of the replay on the event loop's clock, unless said otherwise.
 """
@@ -101,6 +101,19 @@ class RequestRecord:
         return slo.met_by(
             input_length=self.input_length, ttft_s=ttft_s, tpot_s=self.tpot_s, e2el_s=e2el_s
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeResult:
+    """One unloaded request; times in seconds."""
+
+    input_length: int
+    ttft_s: float
+    tpot_s: float | None
+    output_tokens: int = 0
+    passage_s: tuple[float, ...] = ()
+    """When it was sent, came to the engine's scheduler, had its first and its last token in the
+    engine, and the same at its client; none where the engine does not tell."""
 
 
 @dataclass(frozen=True, slots=True)

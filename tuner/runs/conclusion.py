@@ -29,6 +29,7 @@ from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import check, median_error
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast, StepChange, forecast
+from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, strain
 from tuner.twin.knee import decide, judge
 from tuner.twin.objective import HALF, choose
 from tuner.twin.simulation import shape_of, simulate, traffic_of
@@ -226,6 +227,30 @@ def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
     )
 
 
+def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
+    """Return what stands before the engine that confirmed the choice; None where that was no
+    server, or told too little."""
+    cap, view = conclusion.verdict.max_num_seqs, conclusion.view
+    logs = [one.iterations for one in evidence.confirming("confirm", cap)]
+    if evidence.facts().engine != "serve" or not logs:
+        return None
+    contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
+    return fit_front_end(evidence.passages(cap), contention=contention)
+
+
+def strains(conclusion: Conclusion, front_end: FrontEnd | None) -> list[str]:
+    """Say where the front end is too busy, today and with headroom."""
+    view = conclusion.view
+    if view is None or front_end is None:
+        return []
+    busy = front_end.busy(view.traffic, view.length_s)
+    found = (
+        strain(load * busy, load=load, processes=front_end.processes)
+        for load in dict.fromkeys((1.0, view.headroom))
+    )
+    return [one for one in found if one is not None]
+
+
 def _measured_curve(
     measured: Mapping[int, Measurement], blocks: Sequence[Block]
 ) -> tuple[CurvePoint, ...]:
@@ -295,6 +320,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     """Return all that was found, the confirming replays included."""
     cap, facts = conclusion.verdict.max_num_seqs, evidence.facts()
     uniform = misled(conclusion, settings)
+    front_end = front_end_of(conclusion, evidence)
     confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
     confirmed = measure(confirm, workload.slo) if confirm else None
     with_headroom = measure(headroom, workload.slo) if headroom else None
@@ -310,11 +336,17 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         confirmed=confirmed,
         with_headroom=with_headroom,
         aa_check=agreed(conclusion, evidence),
+        front_end=front_end,
         predictions=predictions(conclusion),
         facts=facts,
         ladder_engine=evidence.ladder_engine(),
         starts_s=evidence.starts_s(),
         replay_s=evidence.replay_s(),
         dropped=dropped,
-        warnings=(*facts.cautions, *warnings, *([uniform] if uniform else [])),
+        warnings=(
+            *facts.cautions,
+            *warnings,
+            *([uniform] if uniform else []),
+            *strains(conclusion, front_end),
+        ),
     )

@@ -9,11 +9,12 @@ from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import device_use, disturbance
 from tuner.replay.measure import Measurement, measure
-from tuner.replay.records import Replay
+from tuner.replay.records import ProbeResult, Replay
 from tuner.runs.journal import Event, Journal
 from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
 from tuner.traffic.window import Part, Window
 from tuner.twin.check import Observed, observed
+from tuner.twin.front_end import Passages, passages_of, probed_passages
 from tuner.twin.law import Segment
 from tuner.twin.uncertainty import Block, Purpose, Trial
 
@@ -95,6 +96,17 @@ class Evidence:
                 [one["tpot_s"] for one in results if one["tpot_s"] is not None],
             )
         return None
+
+    def passages(self, cap: int) -> list[Passages]:
+        """Return the ways of requests through the front end of the server that confirms this cap:
+        its probes, and the replays at today's load."""
+        probes = [
+            probed_passages([_probe(one) for one in event["results"]])
+            for event in self.journal.of("probe")
+            if event.get("purpose") == "confirm"
+        ]
+        replays = self.confirming("confirm", cap)
+        return [*probes, *(passages_of(one.records, one.iterations) for one in replays)]
 
     def user_unloaded(self) -> Unloaded | None:
         """Return what an idle engine does as its users see it: behind the server that confirms,
@@ -255,3 +267,8 @@ class Evidence:
     def _replays(self) -> Iterator[Event]:
         """Yield the replays and ramps of trials, the confirming engine's left out."""
         return (one for one in self.journal.of("replay") if one["purpose"] not in CONFIRMING)
+
+
+def _probe(one: Event) -> ProbeResult:
+    passage_s = tuple(one.get("passage_s", ()))
+    return ProbeResult(**{**one, "passage_s": passage_s})

@@ -10,6 +10,7 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
 from tuner.twin.aa_check import AaCheck
 from tuner.twin.forecast import Forecast, Range, StepChange
+from tuner.twin.front_end import FrontEnd
 from tuner.twin.verdict_text import Verdict
 
 Source = Literal["measured", "twin", "both"]
@@ -115,6 +116,9 @@ class SweepOutcome:
     warnings: tuple[str, ...]
     in_use: InUse | None = None
     """None where nothing is known of what is set now."""
+
+    front_end: FrontEnd | None = None
+    """What stands before the confirming engine; None where that was no server."""
 
     @property
     def verdict(self) -> Verdict:

@@ -5,8 +5,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from tuner.engines.seam import EngineFacts
-from tuner.replay.probe import ProbeResult
-from tuner.replay.records import Replay
+from tuner.replay.records import ProbeResult, Replay
 from tuner.runs.evidence import Evidence, Selection
 from tuner.runs.journal import Journal
 from tuner.twin.uncertainty import Trial

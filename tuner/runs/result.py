@@ -17,6 +17,7 @@ from tuner.profile.numbers import (
     CurveStep,
     DeviceUseSection,
     Fraction,
+    FrontEndSection,
     KvCacheUsageSection,
     MeasuredNumbers,
     Number,
@@ -202,6 +203,7 @@ def profile_of(
             retune_when=RETUNE_WHEN,
         ),
         provenance=_provenance(outcome, facts, origin),
+        front_end=_front_end(outcome),
         twin=twin,
     )
 
@@ -218,6 +220,9 @@ class SweepResult(Section):
     requirements: list[RequirementSection]
     curve: list[CurveStep]
     baseline: Baseline | None
+    front_end: FrontEndSection | None
+    """None where no server confirmed."""
+
     twin_error: Number | None
     engine_starts: Count
     engine_seconds: EngineSeconds
@@ -243,6 +248,7 @@ def result_of(
         requirements=required_sections(verdict),
         curve=curve_steps(outcome),
         baseline=_baseline(outcome.in_use),
+        front_end=_front_end(outcome),
         twin_error=_twin_error(outcome),
         engine_starts=len(outcome.starts_s),
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
@@ -284,11 +290,16 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             said.append("no fresh engine confirmed the choice")
         return said
     found = outcome.aa_check
+    behind_server = outcome.front_end is not None and outcome.front_end.contention > 1
     if found is not None and found.speed_differs:
         said.append(
             f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
-            f"says, beyond the {found.slower_limit:.0%} that the machine varies by: its KV pool "
-            "or its graph sizes change its speed, or the machine did"
+            f"says, beyond the {found.slower_limit:.0%} that the machine varies by: "
+            + (
+                "its front end takes CPU from it"
+                if behind_server
+                else "its KV pool or its graph sizes change its speed, or the machine did"
+            )
         )
     if found is not None and found.attainment_differs:
         said.append(
@@ -340,6 +351,21 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
         twin_error=_twin_error(outcome),
         **origin,
+    )
+
+
+def _front_end(outcome: SweepOutcome) -> FrontEndSection | None:
+    one, view = outcome.front_end, outcome.conclusion.view
+    if one is None or view is None:
+        return None
+    return FrontEndSection(
+        contention=one.contention,
+        request_ms=one.request_s * 1e3,
+        input_token_ms=one.input_token_s * 1e3,
+        delivery_ms=one.delivery_s * 1e3,
+        chunk_ms=one.chunk_s * 1e3,
+        processes=one.processes,
+        utilisation=one.busy(view.traffic, view.length_s),
     )
 
 

@@ -10,6 +10,7 @@ comes evenly between the first and the last token of each sequence. That costs a
 requests, not of their tokens.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -17,8 +18,8 @@ import numpy as np
 
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
-from tuner.replay.records import RequestRecord
-from tuner.twin.simulation import Traffic, TwinReplay
+from tuner.replay.records import ProbeResult, RequestRecord
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 
 WARNED_UTILISATION = 0.7
 MOST_UTILISATION = 0.9
@@ -65,6 +66,25 @@ class FrontEnd:
         """Return the share of its time for which a process is busy, with requests of these mean
         lengths."""
         return rate_rps * self.work_s(input_length, output_length) / self.processes
+
+    def busy(self, traffic: Traffic, length_s: float) -> float:
+        """Return the same for traffic that comes within so many seconds."""
+        if not len(traffic):
+            return 0.0
+        lengths = float(traffic.input_length.mean()), float(traffic.output_length.mean())
+        return self.utilisation(len(traffic) / length_s, *lengths)
+
+
+def strain(utilisation: float, *, load: float, processes: int) -> str | None:
+    """Say that a front end is too busy for what is promised behind it, and what helps."""
+    if utilisation <= WARNED_UTILISATION:
+        return None
+    enough = math.ceil(processes * utilisation / WARNED_UTILISATION)
+    nothing = "nothing is promised there" if utilisation > MOST_UTILISATION else "little is left"
+    return (
+        f"at {load:g} times the load the front end is busy {utilisation:.0%} of its time, "
+        f"{nothing}: serve with --api-server-count {enough}"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +133,24 @@ def passages_of(records: Sequence[RequestRecord], iterations: IterationLog) -> P
         engine_last_s=column("engine_last_s"),
         first_s=column("first_token_s"),
         last_s=column("last_token_s"),
+    )
+
+
+def probed_passages(probes: Sequence[ProbeResult]) -> Passages:
+    """Return the ways of requests that were sent one at a time, and whose times were told."""
+    known = [one for one in probes if one.passage_s]
+    times = np.array([one.passage_s for one in known], dtype=float).reshape(-1, 6).T
+    sent_s, queued_s, engine_first_s, engine_last_s, first_s, last_s = times
+    return Passages(
+        sent_s=sent_s,
+        input_length=np.array([one.input_length for one in known], np.int64),
+        output_length=np.array([one.output_tokens for one in known], np.int64),
+        reached_s=queued_s,
+        queued_s=queued_s,
+        engine_first_s=engine_first_s,
+        engine_last_s=engine_last_s,
+        first_s=first_s,
+        last_s=last_s,
     )
 
 
@@ -190,13 +228,32 @@ def _least_squares(off: Callable[[Floats], Floats], typical: Floats) -> list[flo
         loss="soft_l1",
         f_scale=max(float(np.median(np.abs(off(np.zeros(len(typical)))))), 1e-6),
     )
-    values: list[float] = found.x.tolist()
+    values: list[float] = np.where(found.x > 1e-6 * typical, found.x, 0.0).tolist()
     return values
 
 
 def reaches_scheduler(front_end: FrontEnd, traffic: Traffic) -> Traffic:
     """Return the traffic as the scheduler gets it: in the same order, later."""
     return replace(traffic, arrival_s=_queued_s(front_end, traffic.arrival_s, traffic.input_length))
+
+
+def simulate_behind(
+    front_end: FrontEnd,
+    traffic: Traffic,
+    law: StepLaw,
+    shape: EngineShape,
+    *,
+    max_num_seqs: int,
+) -> TwinReplay:
+    """Replay traffic at one cap as its clients see it: ``law`` is of an engine without a front
+    end."""
+    replay = simulate(
+        reaches_scheduler(front_end, traffic),
+        law.slowed(front_end.contention),
+        replace(shape, lag_s=0.0),
+        max_num_seqs=max_num_seqs,
+    )
+    return through(front_end, traffic, replay)
 
 
 def through(front_end: FrontEnd, traffic: Traffic, replay: TwinReplay) -> TwinReplay:

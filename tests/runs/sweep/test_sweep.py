@@ -395,6 +395,34 @@ def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(tmp_path:
     assert again.verdict.max_num_seqs == whole.verdict.max_num_seqs
 
 
+class Served(SimStarter):
+    """Its engines say that they are behind a server."""
+
+    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
+        engine = await super().start(max_num_seqs=max_num_seqs, world=world)
+        engine._facts = replace(engine.facts, engine="serve")
+        return engine
+
+
+def test_what_a_server_adds_to_its_engine_is_fitted_and_kept(tmp_path: Path) -> None:
+    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2))
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        sweeping = sweep(
+            HALF, SimStarter(SLOTS_COST_LATE), settings, book, Notes(), confirming=Served(BEHIND)
+        )
+        outcome = run(sweeping)
+    found = outcome.front_end
+    assert found is not None
+    # An iteration of n sequences takes 30 + 0.6 n milliseconds instead of 20 + 0.6 n.
+    assert found.contention == pytest.approx(33 / 23, rel=0.03)
+    assert found.work_s(1000, 1000) == pytest.approx(0, abs=1e-3)
+    assert Evidence(journal.read(tmp_path / "run")).passages(outcome.verdict.max_num_seqs)
+
+
+def test_no_server_no_front_end(tmp_path: Path) -> None:
+    assert swept(tmp_path / "run", settings=UP_TO_8, traffic=HALF).front_end is None
+
+
 class Piped(SimStarter):
     """Its engines say that they do what the scheduler model does not know."""
 

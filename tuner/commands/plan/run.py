@@ -12,6 +12,7 @@ from tuner.profile.plan import MOST_REPLICAS, CapForecast, ask, attained, replic
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
+from tuner.twin.front_end import strain
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 
 MOST_LOAD = 16.0
@@ -28,7 +29,7 @@ def run(options: PlanOptions) -> None:
             f"{options.profile}: twin: is null: the windows alone decided this profile",
             hint="Sweep on a quieter machine or longer, so that the twin is believed.",
         )
-    twin = restored(profile.twin, source=str(options.profile))
+    twin = restored(profile.twin, source=str(options.profile), front_end=profile.front_end)
     found = _planned(options, profile, twin)
     if options.json:
         sys.stdout.write(json.dumps(json_of(found)) + "\n")
@@ -70,7 +71,10 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         stored_requests=len(twin.traffic),
         steps=steps,
         twin_error=profile.provenance.twin_error,
-        warnings=_warnings(profile, load / replicas, steps, needed),
+        warnings=[
+            *_warnings(profile, load / replicas, steps, needed),
+            *_strain(twin, load / replicas),
+        ],
     )
 
 
@@ -121,3 +125,12 @@ def _warnings(
     if needed is None:
         said.append(f"{MOST_REPLICAS:,} replicas do not serve the share that is asked for")
     return said
+
+
+def _strain(twin: StoredTwin, load: float) -> list[str]:
+    """Say where the front end of a replica is too busy for what is said behind it."""
+    if twin.front_end is None:
+        return []
+    busy = load * twin.front_end.busy(twin.traffic, twin.length_s)
+    said = strain(busy, load=load, processes=twin.front_end.processes)
+    return [] if said is None else [said]

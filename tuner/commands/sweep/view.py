@@ -36,6 +36,9 @@ from tuner.traffic.window import parse_duration_s
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
 
+LEAST_US = 0.05
+"""What a prompt's token costs less is not shown."""
+
 LEAST_SHARE = 0.005
 """Of busy time: what binds more seldom is nothing."""
 
@@ -184,8 +187,9 @@ def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> N
     """Print the curve, the verdict and what to do with it."""
     console = console_for(at_least=TABLE_WIDTH)
     console.print(curve_table(outcome))
-    if note := _of_twin_alone(outcome):
-        console.print(note)
+    for note in (_of_twin_alone(outcome), _of_front_end(profile)):
+        if note:
+            console.print(note)
     if how.details:
         _print_details(console, outcome)
     console.print()
@@ -246,6 +250,19 @@ def _of_twin_alone(outcome: SweepOutcome) -> str:
     if not caps:
         return ""
     return f"{', '.join(caps)}: by the twin alone; the others were replayed too"
+
+
+def _of_front_end(profile: ServingProfile) -> str:
+    """Say what the server that confirmed added, part by part."""
+    one = profile.front_end
+    if one is None:
+        return ""
+    each_us = one.input_token_ms * 1e3
+    a_token = f" + {each_us:.1f} µs a token" if each_us >= LEAST_US else ""
+    return (
+        f"front end: iterations {one.contention - 1:+.0%}, {one.request_ms:.1f} ms{a_token} "
+        f"before them, {one.delivery_ms + one.chunk_ms:.1f} ms after, {one.utilisation:.0%} busy"
+    )
 
 
 def _print_details(console: Console, outcome: SweepOutcome) -> None:
