@@ -26,4 +26,23 @@ changed words in what is deployed (rollout/targets). runs/sweep/sweep.py is wher
 called, commands/sweep where it is asked for.
 
 ``cli.py`` is the entry and the one error boundary, ``errors.py`` all that is raised on purpose.
+
+For scripts and notebooks there are six names here, those of ``__all__``; commands/api.py has them,
+and is imported when one of them is asked for.
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tuner.commands.api import Profile, Run, TunerError, load_profile, load_run, sweep
+
+__all__ = ["Profile", "Run", "TunerError", "load_profile", "load_run", "sweep"]
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401 - any of those
+    """Import what is asked for: whoever only wants a part of tuner pays for that alone."""
+    if name not in __all__:
+        raise AttributeError(f"module 'tuner' has no attribute {name!r}")
+    from tuner.commands import api  # noqa: PLC0415 - numpy
+
+    return getattr(api, name)

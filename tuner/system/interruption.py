@@ -80,6 +80,12 @@ def happened() -> bool:
     return _command.count > 0
 
 
+def cancel() -> None:
+    """End the work that ``run`` does in another thread, in order, as a signal would."""
+    if _command.cancel is not None:
+        _command.cancel()
+
+
 def words() -> Words:
     """Return the last words of a command that was interrupted."""
     return _command.words()

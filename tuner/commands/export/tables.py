@@ -9,7 +9,8 @@ from tuner.replay.records import Replay, RequestRecord
 from tuner.runs.journal import Journal
 
 Cell = str | int | float | bool | None
-Row = dict[str, Cell]
+Row = dict[str, Any]
+"""Name of a column → a Cell."""
 
 _OF_REQUEST = [one.name for one in fields(RequestRecord) if one.name != "itl_s"]
 

@@ -3,7 +3,9 @@
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import closing, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 from tuner.commands.shared import dry_run
@@ -15,6 +17,7 @@ from tuner.commands.sweep import kinds, several
 from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
+    SweptTraffic,
     beside_now,
     confirming_of,
     dry_run_of,
@@ -32,9 +35,11 @@ from tuner.commands.sweep.one_trace import (
 )
 from tuner.commands.sweep.options import AUTO, SweepOptions
 from tuner.commands.sweep.view import RunProgress, print_of, render
+from tuner.engines.seam import Starter
 from tuner.errors import UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
 from tuner.runs import journal
 from tuner.runs.result import json_object
 
@@ -82,15 +87,43 @@ def _check_confirm(options: SweepOptions) -> None:
 
 
 def _run_one(options: SweepOptions, path: Path) -> None:
+    asked = prepared(options, path)
+    if options.dry_run:
+        run = dry_run_of(asked.options, asked.traffic, asked.starter, asked.ceiling)
+        dry_run.show(run, as_json=options.json)
+        return
+    _conclude(asked.options, swept(asked, path), keep=True)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedSweep:
+    """A sweep of one trace, checked; nothing has been started for it."""
+
+    options: SweepOptions
+    """With the ceiling as a number."""
+
+    traffic: SweptTraffic
+    starter: Starter
+    ceiling: Sequence[str]
+    """Why the ceiling is that; nothing where it was given."""
+
+    began_s: float
+
+
+def prepared(options: SweepOptions, path: Path) -> AskedSweep:
+    """Read and check all that a sweep needs. Raises TunerError."""
     began_s = time.monotonic()
     profile.check_output(options.output, force=options.force)
     traffic = traffic_of(options, path)
     starter = starter_of(options, traffic.trace.header.model)
     traffic = one_servers(traffic, options, starter)
     options, (traffic,), ceiling = with_ceiling(options, [traffic], starter)
-    if options.dry_run:
-        dry_run.show(dry_run_of(options, traffic, starter, ceiling), as_json=options.json)
-        return
+    return AskedSweep(options, traffic, starter, ceiling, began_s)
+
+
+def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
+    """Measure all that the run does not hold yet, and judge it. Raises TunerError."""
+    options, traffic, starter = asked.options, asked.traffic, asked.starter
     arguments = starter.resolve(max_num_seqs=options.ceiling)
     plan = plan_of(options, traffic.trace, arguments, ranks=ranks_of(starter))
     exporter = Exporter(options.metrics_port) if options.metrics_port else None
@@ -99,7 +132,7 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     progress = RunProgress(traffic.settings, exporter)
     for warning in not_said(path, traffic.warnings):
         progress.warn(warning)
-    for said in [*ceiling, *taken_from_base(options)]:
+    for said in [*asked.ceiling, *taken_from_base(options)]:
         progress.stage(said)
     with closing(exporter) if exporter else nullcontext(), kept(book, where):
         keep_trace(traffic, book)
@@ -108,17 +141,15 @@ def _run_one(options: SweepOptions, path: Path) -> None:
                 traffic, starter, book, progress, confirming=confirming_of(options, starter)
             )
             outcome = beside_now(found, starter, options)
-        wall_s = time.monotonic() - began_s
-        done = FinishedSweep(
+        return FinishedSweep(
             outcome,
             traffic.settings,
             traffic.warnings,
             book.run_dir,
             traffic.trace.digest,
-            wall_s,
+            time.monotonic() - asked.began_s,
             ranks_of(starter),
         )
-        _conclude(options, done, keep=True)
 
 
 def _rescore(options: SweepOptions, run_dir: Path) -> None:
@@ -136,17 +167,25 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
     _conclude(options, rescored(options, book), keep=False)
 
 
-def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None:
-    """Write the profile, into the run directory first if it is to be kept there, and print."""
-    outcome, said = done.outcome, warnings_of(done)
-    found = sealed(done, said)
+def written(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> ServingProfile:
+    """Write the profile, into the run directory first if it is to be kept there; return it."""
+    found = sealed(done, warnings_of(done))
     if keep:
         profile.save(found, done.run_dir / "profile.yaml")
     profile.check_output(options.output, force=options.force)
     profile.save(found, options.output)
+    return found
+
+
+def _conclude(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> None:
+    """Write the profile, into the run directory first if it is to be kept there, and print."""
+    outcome, found = done.outcome, written(options, done, keep=keep)
     if options.json:
         result = json_object(
-            outcome, run_dir=str(done.run_dir), profile=str(options.output), warnings=said
+            outcome,
+            run_dir=str(done.run_dir),
+            profile=str(options.output),
+            warnings=warnings_of(done),
         )
         sys.stdout.write(json.dumps(result) + "\n")
     else:

@@ -1,0 +1,127 @@
+"""The Python API: what `import tuner` offers scripts and notebooks."""
+
+import asyncio
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tuner
+from tests.support.places import ROOT
+from tests.support.profiles import ENGINE, profile
+from tuner.profile.profile import save
+
+NOTEBOOK = ROOT / "examples" / "notebook" / "tuning.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("api")
+    shutil.copy(ROOT / "traces" / "translation.jsonl", path)
+    shutil.copy(ROOT / "examples" / "worlds" / "article.yaml", path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def cells(folder: Path) -> dict[str, Any]:
+    """Return what the notebook's names are, once its cells were run inside an event loop."""
+    found: dict[str, Any] = {}
+
+    async def kernel() -> None:
+        for cell in NOTEBOOK.read_text(encoding="utf-8").split("# %%")[1:]:
+            exec(compile("#" + cell, str(NOTEBOOK), "exec"), found)
+            await asyncio.sleep(0)
+
+    with pytest.MonkeyPatch.context() as here:
+        here.chdir(folder)
+        asyncio.run(kernel())
+    return found
+
+
+def test_a_notebook_tunes_inside_the_event_loop_that_runs_already(cells: dict[str, Any]) -> None:
+    assert cells["arguments"]["max_num_seqs"] == 16
+    assert cells["run"].profile.verdict == "knee"
+    assert cells["run"].profile.is_defended
+    assert [step["max_num_seqs"] for step in cells["profile"].curve()] == [1, 2, 4, 8, 16, 32]
+    assert cells["slowest_s"] > 1
+
+
+def test_a_run_is_read_back_as_it_was(cells: dict[str, Any], folder: Path) -> None:
+    run = tuner.load_run(folder / cells["run"].run_dir)
+    assert run.profile.sections == cells["profile"].sections
+    assert len(run.replays()) > 0
+    assert sum(one["requests"] for one in run.replays()) == len(run.requests())
+    assert sum(one["iterations"] for one in run.replays()) == len(run.iterations())
+    assert str(run) == str(run.profile)
+    assert str(run).startswith("max_num_seqs 16")
+
+
+def test_what_a_profile_may_not_set_is_no_engine_argument(tmp_path: Path) -> None:
+    save(profile(engine={**ENGINE, "worker_cls": "a.B"}), tmp_path / "p.yaml")
+    arguments = tuner.load_profile(tmp_path / "p.yaml").engine_args()
+    assert arguments["max_num_batched_tokens"] == 8192
+    assert "worker_cls" not in arguments
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"celing": 64}, "has no option 'celing'"),
+        ({"json": True}, "has no option 'json'"),
+        ({"ceiling": "many"}, "'many' is no ceiling"),
+        ({"headroom": 99}, "is not from 1 to 10"),
+        ({"seed": -1}, "'--seed'"),
+        ({"engine": "sim"}, "--engine sim needs a world"),
+    ],
+)
+def test_options_are_checked_as_on_the_command_line(
+    folder: Path, options: dict[str, Any], said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    with pytest.raises(tuner.TunerError, match=re.escape(said)):
+        tuner.sweep("translation.jsonl", **options)
+
+
+def run_script(text: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    (folder / "script.py").write_text(text)
+    command = [sys.executable, "script.py"]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+
+def test_a_script_that_an_engine_could_not_import_again_is_refused_at_once(folder: Path) -> None:
+    done = run_script("import tuner\ntuner.sweep('translation.jsonl')\n", folder)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("tuner.errors.UsageError: ")
+    assert "script.py:2: runs when the engine's process imports the main module again" in last
+
+
+def test_one_that_is_guarded_goes_on(folder: Path) -> None:
+    guarded = "import tuner\nif __name__ == '__main__':\n    tuner.sweep('no.jsonl')\n"
+    assert "no.jsonl: no such file" in run_script(guarded, folder).stderr.splitlines()[-1]
+
+
+def test_importing_tuner_imports_nothing_else() -> None:
+    code = "import sys, tuner; print(*[m for m in sys.modules if m.startswith(('tuner', 'numpy'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["tuner"]
+
+
+def test_every_name_is_documented() -> None:
+    page = (ROOT / "docs" / "api.md").read_text(encoding="utf-8")
+    for name in tuner.__all__:
+        one = getattr(tuner, name)
+        assert f"`{name}" in page
+        assert inspect.getdoc(one)
+        if name in {"Profile", "Run"}:
+            for method in [each for each in vars(one) if not each.startswith("_")]:
+                assert re.search(rf"`(?:{name}\.)?{method}\b", page), method
+
+
+def test_what_is_not_there_is_said_as_of_any_module() -> None:
+    with pytest.raises(AttributeError, match="module 'tuner' has no attribute 'swep'"):
+        _ = tuner.swep
