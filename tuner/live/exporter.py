@@ -1,13 +1,58 @@
 """tuner's own Prometheus metrics, while a run or a watch goes on."""
 
+import socket
+import socketserver
+import threading
 from collections.abc import Mapping, Sequence
+from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
 from tuner.errors import UsageError
 from tuner.live.watch.choice import CapCheck
 from tuner.live.watch.verdict import MonitorReading
 from tuner.replay.measure import Measurement
+
+MOST_CLIENTS = 8
+"""At a time; another one's connection is closed."""
+
+CLIENT_S = 10.0
+"""How long a client may say nothing, or take nothing."""
+
+
+_Request = socket.socket | tuple[bytes, socket.socket]
+
+
+class _Handler(WSGIRequestHandler):
+    timeout = CLIENT_S
+
+    def log_message(self, *_: object) -> None:
+        """Nobody is told of each request."""
+
+
+class _Server(socketserver.ThreadingMixIn, WSGIServer):
+    """Serves some clients at a time, each in a thread of its own."""
+
+    daemon_threads = True
+
+    def server_activate(self) -> None:
+        self._places = threading.BoundedSemaphore(MOST_CLIENTS)
+        super().server_activate()
+
+    def process_request(self, request: _Request, client_address: object) -> None:
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        super().process_request(request, client_address)
+
+    def process_request_thread(self, request: _Request, client_address: object) -> None:
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._places.release()
+
+    def handle_error(self, *_: object) -> None:
+        """A client that goes away, or says nothing for too long, is no error of ours."""
 
 
 class _Endpoint:
@@ -19,13 +64,15 @@ class _Endpoint:
     def __init__(self, port: int) -> None:
         self.registry = CollectorRegistry()
         try:
-            self._server, self._thread = start_http_server(
-                port, addr="127.0.0.1", registry=self.registry
-            )
+            app = make_wsgi_app(self.registry)
+            self._server = make_server("127.0.0.1", port, app, _Server, _Handler)
         except OSError as error:
             raise UsageError(
                 f"--metrics-port {port}: {error.strerror}", hint="Choose a free port."
             ) from error
+        self.port = self._server.server_port
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     def close(self) -> None:
         self._server.shutdown()

@@ -19,6 +19,8 @@ MAX_BYTES = 1 << 20
 """A profile has some 20 KB; the pure-Python scanner, which alone knows the places, is slow."""
 
 _STR = "tag:yaml.org,2002:str"
+_NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
+_MOST_DIGITS = 300
 _NEVER_FOLD = 1 << 20
 _LINE_BREAKS = frozenset("\n\r\x85\u2028\u2029")
 
@@ -120,12 +122,23 @@ def _at(source: str, problem: yaml.MarkedYAMLError) -> str:
 def construct(node: yaml.Node, *, source: str, error: type[InputError]) -> object:
     """Return the plain data of a composed node. Raises ``error`` for tags that are not data."""
     try:
-        return SafeConstructor().construct_document(node)
+        return _Constructor().construct_document(node)
     except ConstructorError as problem:
         raise error(_at(source, problem), hint="Use plain YAML values.") from None
     except ValueError as problem:
         place = f"{source}:{node.start_mark.line + 1}"
         raise error(f"{place}: {problem}", hint="Use plain YAML values.") from None
+
+
+class _Constructor(SafeConstructor):
+    """Refuses numbers that take long to read, or that Python will not spell out again."""
+
+    def construct_scalar(self, node: yaml.ScalarNode | yaml.MappingNode) -> str:
+        if node.tag in _NUMBERS and len(node.value) > _MOST_DIGITS:
+            raise ConstructorError(
+                problem=f"a number of {len(node.value)} characters", problem_mark=node.start_mark
+            )
+        return super().construct_scalar(node)
 
 
 class _Dumper(yaml.SafeDumper):

@@ -498,3 +498,15 @@ def test_a_number_of_too_many_digits_is_replaced_as_a_word_and_refused_as_a_numb
         assert Path(file).read_text() == long
     else:
         assert DIGITS not in Path(file).read_text()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "value", [":".join("1" * 3000), "0b1" + "_1" * 30_000, "0x" + "f" * 9_000, "1:" * 3000 + "1.5"]
+)
+def test_a_number_that_takes_long_to_read_is_refused_with_its_place(run: Tuner, value: str) -> None:
+    text = f"model: {MODEL}\nmax-num-seqs: 64\nother: {value}\n"
+    Path("c.yaml").write_text(text)
+    found = refused(run("apply", "p.yaml", "c.yaml"), 3)
+    assert found == f"c.yaml:3: a number of {len(value)} characters"
+    assert Path("c.yaml").read_text() == text

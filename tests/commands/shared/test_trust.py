@@ -1,5 +1,6 @@
 """What a profile of somebody else's may set of an engine that is started here."""
 
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -52,6 +53,15 @@ def test_a_value_moves_no_cursor() -> None:
         check_asked(rude, Options(), source=SOURCE)
     assert (str(caught.value) + caught.value.hint).isprintable()
     assert len(str(caught.value)) < 250
+
+
+@pytest.mark.attack
+def test_what_a_hint_says_to_paste_is_one_word_for_a_shell() -> None:
+    rude = profile(engine={**ENGINE, "worker_cls": "a.B; touch $(id) `id` 'x'"})
+    with pytest.raises(ProfileError) as caught:
+        check_asked(rude, Options(), source=SOURCE)
+    pasted = caught.value.hint.partition(": ")[2]
+    assert shlex.split(pasted) == ["--set", "worker_cls=a.B; touch $(id) `id` 'x'"]
 
 
 @pytest.mark.vllm

@@ -89,6 +89,23 @@ def test_the_knees_lines_are_thresholds() -> None:
     assert red["KV cache in use"] == [limits.kv_cache_usage.limit]
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("reason", "written"),
+    [
+        ("<script>alert(1)</script>", "&lt;script&gt;alert(1)&lt;/script&gt;"),
+        ("[x](javascript:a)", "\\[x\\](javascript:a)"),
+        ("![x](http://evil.example/p.png)", "\\!\\[x\\](http://evil.example/p.png)"),
+        ("a | b **c** `d`", "a / b \\*\\*c\\*\\* \\`d\\`"),
+        ("${__user.login} $__rate", "&#36;{\\_\\_user.login} &#36;\\_\\_rate"),
+        ("a\u202eb\x1b[2J", "a\\\\u202eb\\\\x1b\\[2J"),
+    ],
+)
+def test_the_text_of_a_strangers_profile_is_only_text(reason: str, written: str) -> None:
+    about = dashboard(profile(reason=reason))["panels"][0]
+    assert about["options"]["content"].startswith(f"**{written}**\n")
+
+
 def test_the_panels_do_not_cover_each_other() -> None:
     taken = [
         (x, y)

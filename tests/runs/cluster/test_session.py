@@ -1,6 +1,9 @@
 """Joining a cluster or starting one: what is no address, and signals meanwhile."""
 
+import os
 import signal
+import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -54,3 +57,45 @@ def test_a_signal_while_a_cluster_is_started_leaves_no_folder(
         assert len(made) == 1
         assert list(Path(place).iterdir()) == []
         assert signal.alarm(0) == 0
+
+
+def test_a_cluster_without_a_token_is_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined = object.__new__(session.RaySession)
+    monkeypatch.delenv("RAY_AUTH_MODE", raising=False)
+    (caution,) = joined.cautions()
+    assert "asks for no token" in caution
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    assert joined.cautions() == ()
+
+
+LOCAL_AND_STRANGERS = """
+import os, subprocess, sys
+import ray
+from tuner.runs.cluster.session import RaySession
+one = RaySession("local")
+words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address"]
+words.append(ray.get_runtime_context().gcs_address)
+bare = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+bare["HOME"] = os.getcwd()
+wrong = bare | {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32}
+asked = [dict(os.environ), bare | {"RAY_AUTH_MODE": "disabled"}, wrong]
+print([subprocess.run(words, env=env, capture_output=True).returncode == 0 for env in asked])
+print(one.cautions(), len(os.environ["RAY_AUTH_TOKEN"]), os.listdir())
+one.close()
+"""
+
+
+@pytest.mark.attack
+@pytest.mark.services
+@pytest.mark.timeout(180)
+def test_a_cluster_of_our_own_lets_nobody_in_without_its_token(tmp_path: Path) -> None:
+    env = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
+    done = subprocess.run(
+        [sys.executable, "-c", LOCAL_AND_STRANGERS],
+        cwd=tmp_path,
+        env={**env, "HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-2:] == ["[True, False, False]", "() 64 []"]

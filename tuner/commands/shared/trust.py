@@ -1,6 +1,7 @@
 """What a profile may set of the engine that a command starts, and what the user must ask for."""
 
 import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +13,7 @@ from tuner.engines.vllm.allowed import not_allowed
 from tuner.engines.vllm.values import same
 from tuner.errors import ProfileError, UsageError
 from tuner.profile.schema import ServingProfile
+from tuner.system.printable import printable
 
 MOST_SHOWN = 60
 """Characters of a value that somebody else wrote."""
@@ -48,7 +50,8 @@ def check_arguments(
         raise ProfileError(
             f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "
             "send data, and whoever made the profile wrote it",
-            hint="If you trust it, ask for the same: " + " ".join(f"--set {one}" for one in words),
+            hint="If you trust it, ask for the same: "
+            + " ".join(f"--set {shlex.quote(one)}" for one in words),  # to be pasted into a shell
         )
 
 
@@ -63,6 +66,5 @@ def _has(arguments: Mapping[str, Any], name: str, value: object) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = value if isinstance(value, str) else json.dumps(value)
-    printable = "".join(one if one.isprintable() else "?" for one in text)
-    return printable if len(printable) <= MOST_SHOWN else f"{printable[: MOST_SHOWN - 1]}…"
+    text = printable(value if isinstance(value, str) else json.dumps(value))
+    return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"

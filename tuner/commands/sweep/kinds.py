@@ -137,7 +137,7 @@ def _swept(
     book = open_run(where, _plan_of_all(plans, kinds))
     books = open_each(book, plans)
     progress = RunProgress(traffic.settings, None)
-    for warning in (*not_said(path, traffic.warnings), *left_out):
+    for warning in (*not_said(path, traffic.warnings), *session.cautions(), *left_out):
         progress.warn(warning)
     for said in taken_from_base(options):
         progress.stage(said)

@@ -1,6 +1,8 @@
 """A dashboard for Grafana: what the profile promises as lines in what the server does. Pure."""
 
+import html
 import json
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -12,6 +14,7 @@ from tuner.rollout.monitoring.lines import LATENCIES, Latency, Lines, lines
 from tuner.rollout.monitoring.panels import Panel, Target, arranged
 from tuner.rollout.monitoring.prometheus_rules import own_matchers, short
 from tuner.rollout.monitoring.promql import Servers
+from tuner.system.printable import printable
 
 NAME = "grafana-dashboard"
 DEFAULT_FILE = "tuner-dashboard.json"
@@ -100,7 +103,10 @@ def _row(step: CurveStep, chosen: int) -> str:
 
 
 def _plain(words: str) -> str:
-    return " ".join(words.split()).replace("|", "/")
+    """Return words for Markdown in which nothing is a tag, a link, a table or a variable."""
+    line = printable(" ".join(words.split())).replace("|", "/")
+    line = re.sub(r"([\\`*_\[\]!~])", r"\\\1", html.escape(line, quote=False))
+    return line.replace("$", "&#36;")
 
 
 def _load(limits: Lines, servers: Servers) -> Iterator[Panel]:

@@ -7,6 +7,7 @@ both back.
 import atexit
 import logging
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -38,6 +39,7 @@ LONGEST_FOLDER = 18
 """Characters that a path of 107, which is all that a socket may have, leaves before Ray's own."""
 
 _NODE_ID = "ray.io/node-id"
+_TOKENS = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # nothing is told to anybody; read by the import
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what Ray is going to do
@@ -134,6 +136,9 @@ class RaySession:
             how |= {"_temp_dir": f"{self.folder}/r"}  # Ray opens its own to everybody
             # Ray's own 15 lets whatever else runs on the machine take an engine's time
             os.environ.setdefault("RAY_worker_niceness", "0")
+            if os.environ.keys().isdisjoint(_TOKENS):
+                # Ray makes a token as well, in a file of the home folder that all may read
+                os.environ[_TOKENS[0]] = secrets.token_hex(32)
         else:
             _check_answers(address)
         logging.getLogger("ray").setLevel(logging.CRITICAL)
@@ -156,6 +161,13 @@ class RaySession:
             ray.shutdown()
         if self.folder is not None:
             shutil.rmtree(self.folder, ignore_errors=True)
+
+    def cautions(self) -> tuple[str, ...]:
+        """Return what to beware of: whoever reaches a cluster without a token runs code in it."""
+        if os.environ.get("RAY_AUTH_MODE", "").lower() == "token":  # Ray sets it where it found one
+            return ()
+        words = "the Ray cluster asks for no token: whoever reaches its ports runs code as you"
+        return (f"{words}; set RAY_AUTH_MODE=token where it is started, and here (docs/ray.md)",)
 
     def nodes(self) -> list[Node]:
         """Return the nodes that are alive, in a steady order."""

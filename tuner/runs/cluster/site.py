@@ -65,7 +65,7 @@ class ClusterSite:
 
     def runner(self, evidence: Evidence, watcher: Watcher) -> ClusterTrialRunner:
         """Return the runner that these nodes make."""
-        for line in self.left_out:
+        for line in (*self.session.cautions(), *self.left_out):
             watcher.warn(line)
         watcher.stage(
             f"up to {self.width} engine{'s' * (self.width != 1)} at a time on {len(self.nodes)} "
