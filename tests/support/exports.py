@@ -329,6 +329,41 @@ TEXTS: dict[str, str | bytes] = {
         ("time_local", "prompt_tokens", "completion_tokens"),
         lambda one: (f"{one.start:%d/%b/%Y:%H:%M:%S.%f} +0000", one.prompt, one.output),
     ),
+    "Athena": table(
+        ("eventtime", "inputtokencount", "outputtokencount", "invocationlatency", "modelid"),
+        lambda one: (f"{naive(one.start)} UTC", one.prompt, one.output,
+                     round(1000 * one.took_s), "m"),
+        quoted=True,
+    ),
+    "Kibana, durations": table(
+        ("@timestamp", "llm.usage.prompt_tokens", "llm.usage.completion_tokens", "event.duration"),
+        lambda one: (f"{one.start:%b %d, %Y @ %H:%M:%S}.{one.start.microsecond // 1000:03d}",
+                     f"{one.prompt:,}", f"{one.output:,}", f"{round(1000 * one.took_s) * 10**6:,}"),
+        quoted=True,
+    ),
+    "Helicone": table(
+        ("response_created_at", "response_status", "request_created_at", "delay_ms",
+         "total_tokens", "prompt_tokens", "completion_tokens", "request_model"),
+        lambda one: (iso(one.end), 200, iso(one.start), round(1000 * one.took_s),
+                     one.prompt + one.output, one.prompt, one.output, "m"),
+    ),
+    "Redshift UNLOAD": table(
+        ("request_time", "prompt_tokens", "completion_tokens", "model"),
+        lambda one: (naive(one.start), one.prompt, one.output, "m"), delimiter="|",
+    ),
+    "Kong": lines(
+        lambda one: {
+            "started_at": ms(one.start),
+            "latencies": {"request": round(1000 * one.took_s), "kong": 1},
+            "ai": {"usage": {"prompt_tokens": one.prompt, "completion_tokens": one.output}},
+            "response": {"status": 200},
+        }
+    ),
+    "decimal commas, UTF-16": table(
+        ("Time", "Prompt Tokens", "Completion Tokens", "Duration (s)"),
+        lambda one: (naive(one.start), one.prompt, one.output,
+                     f"{one.took_s:.3f}".replace(".", ",")), delimiter=";",
+    ).encode("utf-16"),
 }  # fmt: skip
 """Name → file."""
 
@@ -337,6 +372,7 @@ WITH_ENDS = frozenset(
         *("PostgreSQL COPY csv", "Datadog", "Excel, German", "Excel, American", "Splunk"),
         *("Azure Log Analytics", "LiteLLM, some columns", "Snowflake", "MySQL", "OpenRouter"),
         *("Ollama", "epoch nanoseconds", "end and duration", "Go durations", "Parquet", "Feather"),
+        *("Athena", "Kibana, durations", "Helicone", "Kong", "decimal commas, UTF-16"),
     }
 )
 

@@ -392,3 +392,27 @@ def test_a_delimiter_is_one_character() -> None:
 def test_a_delimiter_of_ones_own_is_taken(tmp_path: Path) -> None:
     rows, _ = opened(tmp_path / "t", stamped("1,5").replace(",", "^"), Asked(delimiter="^"))
     assert rows[0].input_length == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "e2e_ms"),
+    [
+        (("0,800", "1,200"), [800, 1200]),  # no thousand begins with 0
+        (("1,250", "2,500"), [1250, 2500]),  # as thousands a token would take minutes
+        (("1,250,000", "2,500,000"), [1_250_000_000, 2_500_000_000]),
+    ],
+)
+def test_a_comma_in_a_duration_parts_what_leaves_a_token_its_time(
+    tmp_path: Path, cells: tuple[str, str], e2e_ms: list[float]
+) -> None:
+    text = "ts;prompt_tokens;completion_tokens;duration_s\n" + "".join(
+        f"{AT_S + place};10;50;{cell}\n" for place, cell in enumerate(cells)
+    )
+    rows, _ = opened(tmp_path / "t", text)
+    assert [row.e2e_ms for row in rows] == e2e_ms
+
+
+def test_a_comma_that_could_part_either_is_refused(tmp_path: Path) -> None:
+    text = f"ts;prompt_tokens;completion_tokens;duration_ms\n{AT_S};10;50;25,000\n"
+    refused = refusal(tmp_path / "t", text)
+    assert "duration_ms: 25,000 may be 25000 or 25.000" in str(refused)

@@ -145,12 +145,20 @@ def plain_number(text: str, decimal: str) -> str:
     return text.replace(",", "") if _GROUPED.match(text) and "," in text else text
 
 
-def decimal_mark(texts: Iterable[str]) -> str:
-    """Return the mark before the fractions of these numbers: a comma only where none can be of
-    thousands."""
+def decimal_marks(texts: Sequence[str]) -> str:
+    """Return the mark before the fractions of these numbers; both where a comma may part the
+    thousands or the fractions of every one.
+
+    >>> decimal_marks(["0,800", "1,250"]), decimal_marks(["850", "1,250"])
+    (',', '.')
+    >>> decimal_marks(["1,800", "1,250"])
+    '.,'
+    """
     marked = [text for text in texts if "," in text]
-    groups = all(re.fullmatch(r"-?\d{1,3}(,\d{3})+(\.\d*)?", text) for text in marked)
-    return "," if marked and not groups else "."
+    if not all(re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text) for text in marked):
+        return ","
+    one_comma = [text for text in marked if text.count(",") == 1 and "." not in text]
+    return ".," if marked and len(one_comma) == len(texts) else "."
 
 
 def written_ms(text: str) -> float | None:
@@ -164,7 +172,7 @@ def written_ms(text: str) -> float | None:
     return None
 
 
-def spans_of(  # noqa: PLR0911 - one rule after another
+def spans_of(
     cells: Sequence[object], tokens: Sequence[int], *, heading: Unit | None, of_a_token: bool
 ) -> Spans | str | None:
     """Return how these spans are written; what is not clear, or None where they are none.
@@ -176,7 +184,29 @@ def spans_of(  # noqa: PLR0911 - one rule after another
     texts = [one.strip() for one, _ in known if isinstance(one, str)]
     if texts and sum(written_ms(text) is not None for text in texts) * 2 >= len(known):
         return Spans(None, why="with their units")
-    decimal = decimal_mark(texts)
+    read = [_spans(known, mark, heading, of_a_token=of_a_token) for mark in decimal_marks(texts)]
+    if len(read) == 1:
+        return read[0]
+    likely = {
+        one.ms(texts[0]): one
+        for one in read
+        if isinstance(one, Spans) and of_a_token and _is_likely(one, known)
+    }
+    if len(likely) != 1:
+        return f"{texts[0]} may be {texts[0].replace(',', '')} or {texts[0].replace(',', '.')}"
+    return next(iter(likely.values()))
+
+
+def _is_likely(spans: Spans, known: Sequence[tuple[object, int]]) -> bool:
+    """Whether an output token takes as long as on some server."""
+    read = [(spans.ms(one), n) for one, n in known if n > 0]
+    each = sorted(ms / n for ms, n in read if isinstance(ms, float | int))
+    return bool(each) and TOKEN_MS[0] <= each[len(each) // 2] <= TOKEN_MS[1]
+
+
+def _spans(
+    known: Sequence[tuple[object, int]], decimal: str, heading: Unit | None, *, of_a_token: bool
+) -> Spans | str | None:
     numbers = [
         (number(plain_number(one.strip(), decimal)) if isinstance(one, str) else one, n)
         for one, n in known

@@ -109,6 +109,7 @@ SPAN = frozenset(
     {
         *("duration", "latency", "elapsed", "took", "taken", "e2e", "e2el", "runtime", "rt", "lat"),
         *("processing", "execution", "inference", "service", "wall", "lasted", "dur"),
+        *("durations", "latencies", "timings"),
     }
 )
 NOT_A_TIME = frozenset(
@@ -130,6 +131,7 @@ NOISE = frozenset(
         *("usage", "llm", "ai", "num", "number", "no", "nr", "n", "count", "counts", "total"),
         *("sum", "of", "the", "attributes", "metadata", "body", "data", "fields", "value", "unix"),
         *("epoch", "utc", "gmt", "request", "req", "native", "log", "api", "source", "iso"),
+        *("invocation",),
     }
 )
 """Words that say nothing more of what a column is."""
@@ -180,6 +182,16 @@ _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _WORD = re.compile(r"[a-zµ]+[0-9]?[a-z]*|\d+")
 LONGEST_HEADING = 200
 
+VOCABULARY = frozenset().union(
+    *(PROMPT_IF_TOKENS, OUTPUT_IF_TOKENS, COUNTS, NOT_A_COUNT, CACHED, CREATED_IN_CACHE, TIME),
+    *(BEGIN, WRITTEN, END, SPAN, NOT_A_TIME, NOT_A_SPAN, NOISE, UNITS),
+    *(name.split() for names in WHOLE.values() for name in names),
+)
+_PARTS = frozenset(
+    {word for word in VOCABULARY if len(word) > 3} | {"id", "ts", "ms", "end", "max"}
+)
+"""Words that may stand in another without a mark between: shorter ones are in words by chance."""
+
 
 @dataclass(frozen=True, slots=True)
 class Meaning:
@@ -201,7 +213,21 @@ def words_of(heading: str) -> list[str]:
     """
     spaced = _CAMEL.sub(" ", heading[:LONGEST_HEADING])
     found = _WORD.findall(spaced.lower().replace("gen_ai", " ").replace("e2_e", "e2e"))
-    return [word for word in found if not word.isdecimal()]
+    return [part for word in found if not word.isdecimal() for part in _parts(word) or [word]]
+
+
+def _parts(word: str) -> list[str]:
+    """Return the words that some databases write as one, in lower case; nothing where it is none.
+
+    >>> _parts("inputtokencount"), _parts("modelid"), _parts("started"), _parts("contextual")
+    (['input', 'token', 'count'], ['model', 'id'], ['started'], [])
+    """
+    if word in VOCABULARY:
+        return [word]
+    for end in range(len(word) - 1, 1, -1):
+        if word[:end] in _PARTS and (rest := _parts(word[end:])) and rest[0] in _PARTS:
+            return [word[:end], *rest]
+    return []
 
 
 def meanings(heading: str) -> Iterator[Meaning]:
