@@ -139,7 +139,7 @@ class Lab:
             max_num_batched_tokens=world.budget,
             block_size=world.kv.block_size,
             kv_blocks=world.kv.blocks,
-            late_release=world.step.async_release,
+            async_scheduling=world.step.async_release,
             rows=rows,
             log_length=200_000,
         )

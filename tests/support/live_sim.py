@@ -155,7 +155,7 @@ def simulated(  # noqa: PLR0913 - the machine, its traffic, and what happens to 
         max_num_batched_tokens=world.budget,
         block_size=world.kv.block_size,
         kv_blocks=world.kv.blocks,
-        late_release=world.step.async_release,
+        async_scheduling=world.step.async_release,
         rows=max(1, len(traffic)),
         log_length=65_536,
         token_length=int(traffic.output_length.sum()) + 1024,

@@ -241,7 +241,8 @@ class EngineShapeSection(Section):
     kv_blocks: Seqs
     max_model_len: Seqs
     late_release: bool
-    """Slot and blocks come free one iteration late, as with async scheduling."""
+    """Asynchronous scheduling: who finishes comes free, and who arrives is known, one iteration
+    later."""
 
     prefix_caching: bool
     reserves_prompts: bool = False

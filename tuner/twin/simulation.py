@@ -87,7 +87,8 @@ class EngineShape:
     kv_blocks: int
     max_model_len: int
     late_release: bool = False
-    """Slot and blocks come free one iteration late, as with async scheduling."""
+    """Asynchronous scheduling: who finishes comes free, and who arrives is known, one iteration
+    later."""
 
     prefix_caching: bool = False
     """A preempted request may find some of its blocks again."""
@@ -194,7 +195,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         max_num_batched_tokens=shape.max_num_batched_tokens,
         block_size=shape.block_size,
         kv_blocks=shape.kv_blocks,
-        late_release=shape.late_release,
+        async_scheduling=shape.late_release,
         prefix_caching=shape.prefix_caching,
         reserves_prompts=shape.reserves_prompts,
         prefill_schedule_interval=shape.prefill_schedule_interval,

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tuner.engines.scheduler.model import abort, advance
+from tuner.engines.scheduler.queue import let_go
 from tuner.engines.scheduler.state import (
     ABORTED,
     DONE,
@@ -37,7 +38,7 @@ def scheduler_of(  # noqa: PLR0913 - the engine's arguments, with values that ne
     max_num_batched_tokens: int = 1000,
     kv_blocks: int = 1000,
     block_size: int = 1,
-    late_release: bool = False,
+    async_scheduling: bool = False,
     reserves_prompts: bool = False,
     prefill_schedule_interval: int = 1,
     log_length: int = 10_000,
@@ -48,7 +49,7 @@ def scheduler_of(  # noqa: PLR0913 - the engine's arguments, with values that ne
         max_num_batched_tokens=max_num_batched_tokens,
         block_size=block_size,
         kv_blocks=kv_blocks,
-        late_release=late_release,
+        async_scheduling=async_scheduling,
         reserves_prompts=reserves_prompts,
         prefill_schedule_interval=prefill_schedule_interval,
         rows=len(requests),
@@ -187,16 +188,16 @@ def test_nothing_is_held_back_when_nothing_decodes() -> None:
     assert requests["scheduled_s"].tolist() == [0, 1]
 
 
-def test_a_slot_comes_free_one_iteration_later_with_late_release() -> None:
+def test_a_slot_comes_free_one_iteration_later_with_async_scheduling() -> None:
     same = [(0.0, 1, 1), (0.0, 1, 3), (0.0, 1, 1)]
     early, _ = play(scheduler_of(same, max_num_seqs=2))
-    late, _ = play(scheduler_of(same, max_num_seqs=2, late_release=True))
+    late, _ = play(scheduler_of(same, max_num_seqs=2, async_scheduling=True))
     assert early["scheduled_s"].tolist() == [0, 0, 1]
     assert late["scheduled_s"].tolist() == [0, 0, 2]
 
 
-def test_late_release_costs_nothing_when_nothing_else_could_run() -> None:
-    requests, _ = play(scheduler_of([(0, 1, 1), (0, 1, 1)], max_num_seqs=1, late_release=True))
+def test_async_scheduling_costs_nothing_when_nothing_else_could_run() -> None:
+    requests, _ = play(scheduler_of([(0, 1, 1), (0, 1, 1)], max_num_seqs=1, async_scheduling=True))
     assert requests["last_token_s"].tolist() == [1, 2]
 
 
@@ -287,7 +288,7 @@ LIMITS = st.fixed_dictionaries(
         "max_num_seqs": st.integers(1, 6),
         "max_num_batched_tokens": st.integers(4, 40),
         "kv_blocks": st.integers(13, 40),
-        "late_release": st.booleans(),
+        "async_scheduling": st.booleans(),
         "reserves_prompts": st.booleans(),
         "prefill_schedule_interval": st.sampled_from([1, 2, 5]),
     }
@@ -308,9 +309,15 @@ def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
     assert log["preemptions"].sum() == done["preemptions"].sum()
     computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
     needed = done["input_length"].sum() + done["output_length"].sum() - len(requests)
-    assert computed == needed + log["recomputed_tokens"].sum()
+    lost = log["recomputed_tokens"].sum()
+    if limits[
+        "async_scheduling"
+    ]:  # who is preempted with the last token under way computes no more
+        assert needed <= computed <= needed + lost
+    else:
+        assert computed == needed + lost
     assert (np.diff(done["scheduled_s"]) >= 0).all()
-    scheduler.state["free_blocks"] += scheduler.state["held_blocks"]
+    let_go(scheduler.state[0], scheduler.requests, scheduler.running)
     assert scheduler.state["free_blocks"] == limits["kv_blocks"]
 
 

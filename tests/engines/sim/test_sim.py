@@ -332,7 +332,7 @@ def test_one_by_one_or_all_at_once_the_times_are_the_same(
         max_num_batched_tokens=16,
         block_size=4,
         kv_blocks=20,
-        late_release=late,
+        async_scheduling=late,
         rows=len(traffic),
     )
     arrival_s, inputs, outputs = (np.array(column) for column in zip(*traffic, strict=True))

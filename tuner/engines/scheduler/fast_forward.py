@@ -51,7 +51,7 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     batch = state["running"]
     closed = _is_closed(state, requests)
-    if batch > state["max_num_batched_tokens"] or state["held_slots"] > 0:
+    if batch > state["max_num_batched_tokens"] or state["finished"] > 0:
         return
     if state["waiting"] > 0 and not closed:
         return
@@ -59,10 +59,12 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
     paced = state["prefill_schedule_interval"] > 1  # then it matters how many wait
     next_s = its.NEVER if closed and not paced else arrival_s(state, requests)
     now, used, done = state["now"], state["kv_blocks"] - state["free_blocks"], 0
-    while done < most and next_s > now:
+    seen = state["seen_s"] if state["async_scheduling"] else now
+    while done < most and next_s > seen:
         end = now + (law.decode_s[batch] + law.context_token_s * context)
         if end > until:
             break
+        seen = now if state["async_scheduling"] else end
         now = end
         done += 1
         context += batch
@@ -79,5 +81,5 @@ def fast_forward(scheduler: Scheduler, law: StepLaw, until: float) -> None:
         state["backed_up"] = state["waiting"] > 0
     state["since_prefill"] += done
     used = (used + state["kv_blocks"] - state["free_blocks"]) // 2
-    total(state, now - state["now"], done, used)
-    state["now"] = now
+    total(state, now - state["now"], done, batch, used)
+    state["now"], state["seen_s"] = now, seen

@@ -19,15 +19,17 @@ from tuner.engines.scheduler.fast_forward import fast_forward
 from tuner.engines.scheduler.queue import (
     allocate,
     arrival_s,
+    arrive,
     lacking,
     leave,
+    let_go,
     preempt,
     recover,
     release,
     total,
     wait,
 )
-from tuner.engines.scheduler.state import Noise, Record, Records, Scheduler, StepLaw
+from tuner.engines.scheduler.state import Noise, Record, Scheduler, StepLaw
 from tuner.system.jit import compiled
 
 
@@ -50,8 +52,6 @@ def _holds_prefill(scheduler: Scheduler) -> bool:
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
     if state["since_prefill"] + 1 >= state["prefill_schedule_interval"] or state["backed_up"]:
         return False
-    if state["held_slots"] > 0:  # vLLM does not know yet that they have finished
-        return True
     for row in running[: state["running"]]:  # noqa: SIM110 - numba has no any()
         if not requests[row]["unfinished"]:
             return True
@@ -67,7 +67,7 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
     i = 0
     while i < state["running"] and budget > 0:
         request = requests[running[i]]
-        if decode_only and request["unfinished"]:
+        if request["status"] == its.FINISHED or (decode_only and request["unfinished"]):
             i += 1
             continue
         left = request["input_length"] + request["generated"] - request["computed"]
@@ -79,8 +79,14 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
             victim = requests[last]
             iteration["preemptions"] += 1
             iteration["recomputed_tokens"] += victim["computed"]
-            preempt(state, victim)
-            wait(state, requests, last, True)
+            if victim["status"] == its.FINISHED:  # it waits until its last token is there
+                victim["preemptions"] += 1
+                release(state, victim)
+                state["finished"] -= 1
+                state["gone"] += 1
+            else:
+                preempt(state, victim)
+                wait(state, requests, last, True)
             if state["running"] == i:
                 return -1
         if request["unfinished"]:
@@ -95,11 +101,7 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
 def _admit(scheduler: Scheduler, budget: int, decode_only: bool) -> None:
     """Admit waiting requests, first come first served, while slots, budget and blocks last."""
     state, requests, running = scheduler.state[0], scheduler.requests, scheduler.running
-    while (
-        state["waiting"] > 0
-        and budget > 0
-        and state["running"] + state["held_slots"] < state["max_num_seqs"]
-    ):
+    while state["waiting"] > 0 and budget > 0 and state["running"] < state["max_num_seqs"]:
         row = state["first_waiting"]
         request = requests[row]
         recover(state, request)
@@ -130,22 +132,23 @@ def _schedule(scheduler: Scheduler) -> None:
     iteration["decode_seqs"] = iteration["context_tokens"] = 0
     iteration["prefill_seqs"] = iteration["prefill_tokens"] = 0
     iteration["preemptions"] = iteration["recomputed_tokens"] = 0
+    requests, now_s = scheduler.requests, state["now"]
     while True:
-        held_slots, held_blocks = state["held_slots"], state["held_blocks"]
         decode_only = _holds_prefill(scheduler)
         budget = _schedule_running(scheduler, state["max_num_batched_tokens"], decode_only)
         _admit(scheduler, budget, decode_only)
         if budget >= 0 and not decode_only:
             state["backed_up"] = state["waiting"] > 0
         iteration["running"] = state["running"]
-        iteration["waiting"] = state["waiting"]
+        iteration["waiting"] = state["waiting"] + state["gone"]
         iteration["kv_blocks_used"] = state["kv_blocks"] - state["free_blocks"]
-        state["held_slots"] -= held_slots
-        state["held_blocks"] -= held_blocks
-        state["free_blocks"] += held_blocks
+        state["gone"] = 0
+        let_go(state, requests, scheduler.running)
         if iteration["decode_seqs"] + iteration["prefill_seqs"] > 0:
             state["since_prefill"] += 1
+            state["seen_s"] = now_s
             return
+        arrive(state, requests, now_s)
 
 
 @compiled
@@ -183,7 +186,7 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
     if scheduler.log.size > 0:
         scheduler.log[state["logged"]] = scheduler.iteration[0]
         state["logged"] += 1
-    kept = 0
+    kept, finished = 0, False
     for row in running[: state["running"]]:
         request = scheduler.requests[row]
         request["computed"] += request["scheduled"]
@@ -201,29 +204,30 @@ def _finish_iteration(scheduler: Scheduler) -> bool:
                 state["tokens"] += 1
             if request["generated"] == request["output_length"]:
                 request["status"] = its.FINISHED
-                release(state, request)
-                continue
+                finished = True
+                if not state["async_scheduling"]:
+                    release(state, request)
+                    continue
+                state["finished"] += 1
         running[kept] = row
         kept += 1
-    finished = bool(kept < state["running"])
     state["running"] = kept
     return finished
 
 
 @compiled
-def _wake(state: Record, requests: Records, until: float) -> bool:
+def _wake(scheduler: Scheduler, until: float) -> bool:
     """Let the requests that are due wait, jumping over idle time; is there work before `until`?"""
+    state, requests = scheduler.state[0], scheduler.requests
     while state["now"] < until:
-        while arrival_s(state, requests) <= state["now"]:
-            if requests[state["arrived"]]["status"] == its.COMING:
-                wait(state, requests, state["arrived"], False)
-            state["arrived"] += 1
-        if state["running"] + state["waiting"] > 0:
+        arrive(state, requests, state["seen_s"] if state["async_scheduling"] else state["now"])
+        if state["running"] - state["finished"] + state["waiting"] > 0:
             return True
+        let_go(state, requests, scheduler.running)  # nothing is under way
         next_s = arrival_s(state, requests)
         if next_s >= until:
             return False
-        state["now"] = next_s
+        state["now"] = state["seen_s"] = max(state["now"], next_s)
     return False
 
 
@@ -245,7 +249,7 @@ def _begin_iteration(scheduler: Scheduler, law: StepLaw, noise: Noise) -> int:
     state["in_flight"] = 1
     state["preemptions"] += iteration["preemptions"]
     state["recomputed_tokens"] += iteration["recomputed_tokens"]
-    total(state, iteration["duration_s"], 1, iteration["kv_blocks_used"])
+    total(state, iteration["duration_s"], 1, iteration["running"], iteration["kv_blocks_used"])
     return its.REACHED
 
 
@@ -270,7 +274,7 @@ def advance(
                 return its.DONE
         if unseen and state["running"] > 0:
             fast_forward(scheduler, law, until)
-        if not _wake(state, scheduler.requests, until):
+        if not _wake(scheduler, until):
             return its.REACHED
         reason = _begin_iteration(scheduler, law, noise)
     return reason

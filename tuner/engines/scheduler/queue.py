@@ -1,7 +1,7 @@
 """The scheduler model's waiting queue, KV blocks and totals."""
 
 from tuner.engines.scheduler import state as its
-from tuner.engines.scheduler.state import Record, Records
+from tuner.engines.scheduler.state import Ints, Record, Records
 from tuner.system.jit import compiled
 
 
@@ -80,12 +80,8 @@ def recover(state: Record, request: Record) -> None:
 
 @compiled
 def release(state: Record, request: Record) -> None:
-    """Take slot and blocks from a request that left running; finished ones may hold them on."""
-    if state["late_release"] and request["status"] == its.FINISHED:
-        state["held_slots"] += 1
-        state["held_blocks"] += request["blocks"]
-    else:
-        state["free_blocks"] += request["blocks"]
+    """Take the blocks from a request that left running."""
+    state["free_blocks"] += request["blocks"]
     request["blocks"] = 0
 
 
@@ -97,11 +93,36 @@ def arrival_s(state: Record, requests: Records) -> float:
 
 
 @compiled
-def total(state: Record, seconds: float, iterations: int, used: int) -> None:
+def let_go(state: Record, requests: Records, running: Ints) -> None:
+    """Free slots and blocks of those who finished while the scheduler was a batch ahead."""
+    if state["finished"] == 0:
+        return
+    kept = 0
+    for row in running[: state["running"]]:
+        if requests[row]["status"] == its.FINISHED:
+            release(state, requests[row])
+        else:
+            running[kept] = row
+            kept += 1
+    state["running"] = kept
+    state["finished"] = 0
+
+
+@compiled
+def arrive(state: Record, requests: Records, until_s: float) -> None:
+    """Let those wait who have reached the scheduler by then."""
+    while arrival_s(state, requests) <= until_s:
+        if requests[state["arrived"]]["status"] == its.COMING:
+            wait(state, requests, state["arrived"], False)
+        state["arrived"] += 1
+
+
+@compiled
+def total(state: Record, seconds: float, iterations: int, running: int, used: int) -> None:
     """Enter iterations of one batch into the totals."""
     state["iterations"] += iterations
     state["busy_s"] += seconds
-    state["running_s"] += seconds * state["running"]
+    state["running_s"] += seconds * running
     state["block_s"] += seconds * used
     state["most_blocks"] = max(state["most_blocks"], used)
-    state["most_running"] = max(state["most_running"], state["running"])
+    state["most_running"] = max(state["most_running"], running)

@@ -51,15 +51,16 @@ STATE = np.dtype(
         ("last_waiting", "i8"),
         ("rows", "i8"),
         ("arrived", "i8"),  # rows before this one have reached the scheduler
-        ("late_release", "i8"),  # 1: slot and blocks come free one iteration late
+        ("async_scheduling", "i8"),  # 1: the next iteration is scheduled while one is computed
+        ("seen_s", "f8"),  # then: who reached the scheduler by this time is known to it
         ("prefix_caching", "i8"),  # 1: a preempted request may find its blocks again
         ("reserves_prompts", "i8"),  # 1: a request is let in where all of its prompt has room
         ("given_blocks", "i8"),  # how often a block was given to a request
         ("prefill_schedule_interval", "i8"),  # 1: every iteration may carry prefill
         ("since_prefill", "i8"),  # iterations since the last one that carried prefill
         ("backed_up", "i8"),  # 1: requests still waited when prefill was last let in
-        ("held_slots", "i8"),  # finished, not free yet
-        ("held_blocks", "i8"),
+        ("finished", "i8"),  # of those in running: their last token came while scheduling ahead
+        ("gone", "i8"),  # of those, preempted in the iteration that is being scheduled
         ("jitter", "i8"),  # how much of the noise and of the buffers is used
         ("stall", "i8"),
         ("logged", "i8"),
@@ -162,7 +163,7 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     max_num_batched_tokens: int,
     block_size: int,
     kv_blocks: int,
-    late_release: bool = False,
+    async_scheduling: bool = False,
     prefix_caching: bool = False,
     reserves_prompts: bool = False,
     prefill_schedule_interval: int = 1,
@@ -176,7 +177,7 @@ def new_scheduler(  # noqa: PLR0913 - the engine's arguments
     state["max_num_batched_tokens"] = max_num_batched_tokens
     state["block_size"] = block_size
     state["kv_blocks"] = state["free_blocks"] = kv_blocks
-    state["late_release"] = late_release
+    state["async_scheduling"] = async_scheduling
     state["prefix_caching"] = prefix_caching
     state["reserves_prompts"] = reserves_prompts
     state["prefill_schedule_interval"] = state["since_prefill"] = prefill_schedule_interval

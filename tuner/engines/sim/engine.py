@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.scheduler import model
+from tuner.engines.scheduler.queue import let_go
 from tuner.engines.scheduler.state import (
     DONE,
     FULL,
@@ -60,7 +61,7 @@ class SimEngine:
             max_num_batched_tokens=world.budget,
             block_size=world.kv.block_size,
             kv_blocks=world.kv.blocks,
-            late_release=world.step.async_release,
+            async_scheduling=world.step.async_release,
             prefill_schedule_interval=world.prefill_schedule_interval,
             rows=_ROWS,
             log_length=_LOG_LENGTH,
@@ -215,8 +216,7 @@ class SimEngine:
         state = self._state
         if state["in_flight"]:
             await asyncio.sleep(float(state["end"]) - self._loop.time())
-        state["free_blocks"] += state["held_blocks"]
-        state["held_slots"] = state["held_blocks"] = 0
+        let_go(state, self._scheduler.requests, self._scheduler.running)
         self._noise = self._engine_noise.anew(self._loop.time())
         self._state["jitter"] = 0
 
