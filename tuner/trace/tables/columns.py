@@ -260,7 +260,9 @@ class _Block:
     def _pseudonyms(self, role: Role, column: Column) -> Names:
         codes, values = names(pc.cast(self._raw(column), pa.string()))
         if self.plan.as_published and role == "model":
-            return codes, values
+            bare = [value.strip() for value in values]
+            known = [place if name else -1 for place, name in enumerate(bare)]
+            return np.array([*known, -1], np.int32)[codes], bare
         numbers = [self.converter.names[role].of(value) for value in values]
         places = [-1 if number is None else place for place, number in enumerate(numbers)]
         told = np.array([*places, -1], np.int32)[codes]
