@@ -2,16 +2,19 @@
 
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.builders import facts, replay_of, request, settings
+from tests.support.builders import facts, measurement, replay_of, request, settings
 from tuner.engines.scheduler.state import StepLaw
+from tuner.replay.iterations import KvCacheUsage
 from tuner.runs import journal
 from tuner.runs.conclusion import conclude
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion
+from tuner.runs.result import memory_marks
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.window import Part, Window
 from tuner.traffic.workload import workload_of
@@ -52,3 +55,22 @@ def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
     assert found.view.traffic.cached_length.sum() == cached
     presumed = [one for one in found.verdict.warnings if "holds all 99% of the prompt" in one]
     assert len(presumed) == prefix_caching
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({}, []),
+        (
+            {"preemptions": 12, "recomputed_tokens": 900},
+            ["preempted 12 times at 8 and computed 900"],
+        ),
+        ({"kv_cache_usage": KvCacheUsage(0.5, 0.9, 0.97)}, ["was 97% full at 8"]),
+    ],
+)
+def test_a_confirming_engine_that_runs_short_of_memory_is_marked_unasked(
+    changes: dict[str, Any], said: list[str]
+) -> None:
+    marks = memory_marks(measurement(8, **changes))
+    assert len(marks) == len(said)
+    assert all(one in mark for one, mark in zip(said, marks, strict=True))

@@ -47,7 +47,7 @@ from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.objective import OBJECTIVE, holds
-from tuner.twin.verdict_text import Verdict
+from tuner.twin.verdict_text import KV_FULL, Verdict
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -281,6 +281,23 @@ def _twin_error(outcome: SweepOutcome) -> float | None:
     return view.error if view is not None and math.isfinite(view.error) else None
 
 
+def memory_marks(one: Measurement) -> list[str]:
+    """Say where the engine itself ran short of KV cache at the choice, asked for or not."""
+    usage, said = one.kv_cache_usage, []
+    cure = "raise gpu_memory_utilization, or require preemptions == 0"
+    if one.preemptions:
+        said.append(
+            f"the confirming engine preempted {one.preemptions} times at {one.max_num_seqs} and "
+            f"computed {one.recomputed_tokens} tokens again: {cure}"
+        )
+    elif usage is not None and usage.peak > KV_FULL:
+        said.append(
+            f"the KV cache of the confirming engine was {usage.peak:.0%} full at "
+            f"{one.max_num_seqs}: a little more load preempts; {cure}"
+        )
+    return said
+
+
 def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]:
     """Say where the fresh engine and the ladder disagree, and whether the headroom holds."""
     said = []
@@ -289,6 +306,7 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
         if not settings.fresh and outcome.verdict.kind != "overloaded":
             said.append("no fresh engine confirmed the choice")
         return said
+    said += memory_marks(one)
     found = outcome.aa_check
     behind_server = outcome.front_end is not None and outcome.front_end.contention > 1
     if found is not None and found.speed_differs:

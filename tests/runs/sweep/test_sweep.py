@@ -1,6 +1,7 @@
 """The whole run on the simulated engine: what is measured, kept, resumed and confirmed."""
 
 import json
+import re
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -250,6 +251,35 @@ def test_slots_that_only_the_headroom_needs_are_chosen_and_named(tmp_path: Path)
         "load; 1 would fall to 96%; today's traffic fills 1 at most, the rest is for the headroom; "
         "1 gives +0.0% goodput, +0% p95 TPOT, +0% p99 E2EL"
     )
+
+
+# Of HALF, 200 output tokens/s, 8 slots of the ladder's machine serve 250 too: they give 323. Those
+# of a confirming one that is slower give 8 / 36.8 ms = 217, and 16 give 16 / 41.6 ms = 384.
+SLOWER = World(step=replace(SLOTS_COST_LATE.step, a=0.032))
+UP_TO_16 = replace(SETTINGS, ceiling=16)
+
+
+def test_a_headroom_that_falls_short_of_what_was_said_moves_the_choice(tmp_path: Path) -> None:
+    notes = Notes()
+    found = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, notes=notes)
+    assert "fewer were served with headroom than the twin said: replaying 16" in notes.told
+    assert found.verdict.max_num_seqs == 16
+    assert re.search(
+        r"at 1.25 times the load 8 served (at most )?\d+\.\d% of the windows that were replayed, "
+        r"where the twin said 100.0% at least; 16 served 100.0% there, and as much today",
+        found.verdict.reason,
+    )
+    assert found.confirmed is not None
+    assert found.confirmed.max_num_seqs == 16
+    again = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, resume=True)
+    assert again.verdict == found.verdict
+
+
+def test_without_room_in_the_budget_the_next_cap_is_named(tmp_path: Path) -> None:
+    short = replace(UP_TO_16, budget_s=560.0)
+    found = swept(tmp_path, settings=short, traffic=HALF, confirming=SLOWER)
+    assert found.verdict.max_num_seqs == 8
+    assert "; 16 was not replayed there: a larger --budget does" in found.verdict.warnings[0]
 
 
 def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:

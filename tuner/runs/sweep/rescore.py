@@ -8,6 +8,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.headroom import after_headroom
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
 
@@ -31,6 +32,7 @@ def rescore(
     slo = settings.slo or slo_for(kept, evidence.user_unloaded() or unloaded)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
     conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
+    conclusion = after_headroom(conclusion, evidence, workload, settings).conclusion
     if not conclusion.curve:
         raise RunError(
             f"{journal.run_dir}: no step of the ladder was measured",

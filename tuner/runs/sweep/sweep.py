@@ -5,7 +5,7 @@ confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything
 journal before the next step begins, so that a resumed run measures only the rest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from tuner.engines.seam import Engine, EngineFacts, Starter
@@ -29,6 +29,7 @@ from tuner.runs.ladder import (
 )
 from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.headroom import HeadroomCheck, after_headroom
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.workload import (
@@ -317,8 +318,7 @@ class SweepRun:
         if self.conclusion.verdict.kind == "overloaded":
             return
         await self.conclude_for_users()
-        workload, verdict = self.workload, self.conclusion.verdict
-        settings, cap = self.settings, verdict.max_num_seqs
+        settings, verdict = self.settings, self.conclusion.verdict
         if verdict.kind == "overloaded":
             return
         loads = {"confirm": 1.0, "headroom": settings.headroom}
@@ -326,6 +326,13 @@ class SweepRun:
             del loads["confirm"]
         if settings.fast or settings.headroom <= 1.0:
             del loads["headroom"]
+        await self.replay_at(verdict.max_num_seqs, loads)
+        await self.settle_headroom()
+
+    async def replay_at(self, cap: int, loads: Mapping[str, float]) -> None:
+        """Replay every window on an engine of this cap at these loads, as far as the budget goes
+        and not twice."""
+        settings, workload = self.settings, self.workload
         rule = CutRule(workload.slo, HALF)
         for purpose, load in loads.items():
             done = len(self.evidence.confirming(purpose, cap))
@@ -342,3 +349,25 @@ class SweepRun:
             replays = self.evidence.confirming(purpose, cap)
             if len(replays) > done:
                 self.watcher.measured(f"{in_words(purpose)} {cap}", measure(replays, workload.slo))
+
+    async def settle_headroom(self) -> None:
+        """Hold the measured headroom against the twin's; where it falls short, replay the next cap
+        there once, if the budget has room."""
+
+        def found() -> HeadroomCheck:
+            return after_headroom(self.conclusion, self.evidence, self.workload, self.settings)
+
+        check = found()
+        if check.wanted is not None:
+            left_s = self.settings.budget_s - self.evidence.spent_s() - self.confirm_start_s()
+            if left_s >= sum(window.replay_s for window in self.workload.windows):
+                self.watcher.stage(
+                    f"fewer were served with headroom than the twin said: replaying {check.wanted}"
+                )
+                await self.replay_at(check.wanted, {"headroom": self.settings.headroom})
+                check = found()
+        before = self.conclusion.verdict.max_num_seqs
+        self.conclusion = check.conclusion
+        cap = self.conclusion.verdict.max_num_seqs
+        if cap != before and self.confirms_alone():
+            await self.replay_at(cap, {"confirm": 1.0})

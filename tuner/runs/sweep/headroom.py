@@ -1,0 +1,131 @@
+"""The headroom as it was measured, against what the twin said of that very replay. Pure.
+
+A choice that serves fewer there than the twin's 95 % interval allows, or breaks what is required
+there, is held against the next cap in the same windows, once: the choice moves where that serves
+more and is as good today, and otherwise is told with both numbers.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tuner.engines.scheduler.state import StepLaw
+from tuner.replay.measure import Measurement, measure
+from tuner.runs.evidence import Evidence
+from tuner.runs.outcome import Conclusion
+from tuner.runs.settings import SweepSettings
+from tuner.traffic.scaling import scale_load
+from tuner.traffic.workload import Workload
+from tuner.twin.choice import DRAWS
+from tuner.twin.forecast import Forecast
+from tuner.twin.objective import EQUAL_ATTAINMENT, candidates
+from tuner.twin.simulation import met, simulate, traffic_of
+from tuner.twin.verdict_text import headline
+
+
+@dataclass(frozen=True, slots=True)
+class HeadroomCheck:
+    """What the measured headroom makes of a conclusion."""
+
+    conclusion: Conclusion
+    wanted: int | None = None
+    """The cap that is to be replayed there too before more can be said."""
+
+
+def after_headroom(
+    conclusion: Conclusion, evidence: Evidence, workload: Workload, settings: SweepSettings
+) -> HeadroomCheck:
+    """Return the conclusion after the headroom was replayed; as it is where it was not."""
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    seen = _seen(evidence, workload, cap)
+    if view is None or not conclusion.by_twin or seen is None:
+        return HeadroomCheck(conclusion)
+    told = _shortfall(seen, least_expected(view, workload, settings, cap), settings)
+    if told is None:
+        return HeadroomCheck(conclusion)
+    eligible = view.weighed.eligible
+    above = min((one for one in eligible if one > cap), default=None)
+    if above is None:
+        return HeadroomCheck(_warned(conclusion, f"{told}; no larger cap may be chosen"))
+    other = _seen(evidence, workload, above)
+    if other is None:
+        said = f"{told}; {above} was not replayed there: a larger --budget does"
+        return HeadroomCheck(_warned(conclusion, said), wanted=above)
+    told += f"; {above} served {other.attainment:.1%} there"
+    if other.attainment <= seen.attainment_bound + EQUAL_ATTAINMENT:
+        told += ", no more: what is said of this load is too good"
+    elif above not in candidates(eligible, requests=len(view.traffic)):
+        told += ", and costs something today"
+    else:
+        return HeadroomCheck(_moved(conclusion, view, above, told))
+    return HeadroomCheck(_warned(conclusion, told))
+
+
+def _shortfall(seen: Measurement, least: float, settings: SweepSettings) -> str | None:
+    """Say in what the measured headroom falls short; None where it does not."""
+    broken = [
+        one
+        for one in settings.requirements
+        if one.at_headroom
+        and (value := one.value_in(seen)) is not None
+        and not one.is_met_by(value)
+    ]
+    if seen.attainment_bound >= least - EQUAL_ATTAINMENT and not broken:
+        return None
+    share = f"{'at most ' if seen.cut else ''}{seen.attainment_bound:.1%}"
+    why = f"which breaks {broken[0]}" if broken else f"where the twin said {least:.1%} at least"
+    return (
+        f"at {settings.headroom:g} times the load {seen.max_num_seqs} served {share} of the "
+        f"windows that were replayed, {why}"
+    )
+
+
+def least_expected(view: Forecast, workload: Workload, settings: SweepSettings, cap: int) -> float:
+    """Return the lower end of the twin's 95 % interval of the attainment in the windows that are
+    replayed with headroom at a cap."""
+    parts = []
+    for window in workload.windows:
+        sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)
+        traffic = traffic_of(
+            sent, hash_block_size=settings.trace_block_size, hit_share=view.hit_share
+        )
+        parts.append((traffic, window.start_s, window.weight))
+
+    def attained(law: StepLaw) -> float:
+        good = total = 0.0
+        for traffic, start_s, weight in parts:
+            scored = traffic.arrival_s >= start_s
+            replay = simulate(traffic, law, view.shape, max_num_seqs=cap)
+            good += weight * float(met(traffic, replay, view.slo)[scored].sum())
+            total += weight * float(scored.sum())
+        return good / total if total else 1.0
+
+    drawn = [attained(law) for law in view.fitted.draws(DRAWS, seed=settings.seed)]
+    return float(np.quantile(drawn, 0.025, method="weibull"))
+
+
+def _seen(evidence: Evidence, workload: Workload, cap: int) -> Measurement | None:
+    """Return what all windows with headroom gave at a cap; None before all were replayed."""
+    replays = evidence.confirming("headroom", cap)
+    return measure(replays, workload.slo) if len(replays) == len(workload.windows) else None
+
+
+def _warned(conclusion: Conclusion, said: str) -> Conclusion:
+    verdict = conclusion.verdict
+    return replace(conclusion, verdict=replace(verdict, warnings=(said, *verdict.warnings)))
+
+
+def _moved(conclusion: Conclusion, view: Forecast, cap: int, why: str) -> Conclusion:
+    """Return the conclusion with the larger cap, which costs nothing today."""
+    verdict, weighed = conclusion.verdict, view.weighed
+    low, high = verdict.interval
+    interval = (low, max(high, cap))
+    moved = replace(
+        verdict,
+        max_num_seqs=cap,
+        interval=interval,
+        confidence=min(verdict.confidence, weighed.rightness.get(cap, 0.0)),
+        reason=f"{headline(verdict.kind, cap, interval)}: {why}, and as much today",
+        requirements=weighed.bounds.checks(cap),
+    )
+    return replace(conclusion, verdict=moved)
