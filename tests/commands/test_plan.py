@@ -142,3 +142,20 @@ def test_a_load_that_is_none_is_refused_with_those_there_are(folder: Path) -> No
     refused = plan(folder, "profile.yaml", "--load", "half")
     assert refused.returncode == 2
     assert "give 1.5, 1.5x or 150%" in refused.stderr
+
+
+def test_what_is_required_is_held_against_every_replica(folder: Path) -> None:
+    kept = planned(folder, "--require", "p99 ttft <= 10s", "--require", "preemptions == 0")
+    assert kept["broken"] == []
+    assert [one.split(" (")[0] for one in kept["required"]] == [
+        "p99 ttft <= 10s", "preemptions == 0"
+    ]  # fmt: skip
+    asked = ("profile.yaml", "--json", "--replicas", "1", "--load", "3")
+    done = plan(folder, *asked, "--require", "p99 ttft <= 1s")
+    assert done.returncode == 6
+    found = json.loads(done.stdout)
+    assert found["broken"] == found["required"]
+    assert 2 <= found["replicas_that_keep"] <= 6
+    assert f"On {found['replicas_that_keep']} replicas it keeps all." in done.stderr
+    never = plan(folder, *asked, "--require", "p99 ttft <= 1ms")
+    assert "No number of replicas keeps it: require less." in never.stderr

@@ -119,7 +119,7 @@ def replicas_for(  # noqa: PLR0913 - what is asked of the twin
     if not carries(LEAST_LOAD):
         return None
     guess = max(1, math.ceil(load / _most_load(carries)))
-    return _least(enough, guess, MOST_REPLICAS)
+    return least(enough, guess, MOST_REPLICAS)
 
 
 def _most_load(carries: Callable[[float], bool]) -> float:
@@ -131,7 +131,7 @@ def _most_load(carries: Callable[[float], bool]) -> float:
     return low
 
 
-def _least(enough: Callable[[int], bool], guess: int, most: int) -> int | None:
+def least(enough: Callable[[int], bool], guess: int, most: int) -> int | None:
     """Return the least number that is enough, from a guess on outwards, then by halving."""
     high = min(guess, most)
     low = 0

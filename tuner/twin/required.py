@@ -105,7 +105,7 @@ class Bounds:
         cls, requirements: Sequence[Requirement], drawn: Sequence[Mapping[int, Numbers]]
     ) -> "Bounds":
         """Return the bounds over draws, each of the same caps."""
-        if not requirements:
+        if not requirements or not drawn:
             return cls()
         return cls(
             tuple(requirements),

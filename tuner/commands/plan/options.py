@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Details, Json, times
+from tuner.commands.shared.options import Details, Json, Require, times
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,7 @@ class PlanOptions:
             help="Share to serve within the SLO; default: what the profile promises.",
         ),
     ] = None
+    require: Require = ()
     seed: Annotated[int, typer.Option(min=0, help="Of copies and of the routing.")] = 0
     details: Details = False
     json: Json = False

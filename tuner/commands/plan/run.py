@@ -6,12 +6,14 @@ import sys
 from typing import Any
 
 from tuner.commands.plan.options import PlanOptions
-from tuner.commands.plan.view import FleetPlan, json_of, render
-from tuner.errors import ProfileError, UsageError
+from tuner.commands.plan.view import FleetPlan, json_of, render, replicas_in_words
+from tuner.errors import GateError, ProfileError, UsageError
 from tuner.profile.plan import MOST_REPLICAS, CapForecast, ask, attained, replicas_for
 from tuner.profile.profile import load as load_profile
+from tuner.profile.required import bounds_of, replicas_that_keep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
+from tuner.traffic.requirements import parse_requirements
 from tuner.twin.front_end import strain
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
 
@@ -35,6 +37,8 @@ def run(options: PlanOptions) -> None:
         sys.stdout.write(json.dumps(json_of(found)) + "\n")
     else:
         render(found, profile, options.profile, details=options.details)
+    if found.broken:
+        _refuse(found)
 
 
 def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) -> FleetPlan:
@@ -55,6 +59,15 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
             hint="Leave out --replicas to find out how many the load needs.",
         )
     steps = ask(twin, slo, caps, replicas=replicas, **how)
+    headroom = profile.promise.headroom
+    before = [one.text for one in profile.decision.requirements]
+    requirements = parse_requirements(options.require or before, headroom=headroom)
+    bounds = bounds_of(twin, slo, caps, requirements, headroom=headroom, replicas=replicas, **how)
+    keeping = None
+    if bounds.of_cap and bounds.broken(cap):
+        keeping = replicas_that_keep(
+            twin, slo, cap, requirements, headroom=headroom, guess=replicas, **how
+        )
     raised = NOT_ASKED
     if profile.promise.headroom > 1:
         how["load"] = load * profile.promise.headroom
@@ -65,16 +78,31 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         replicas=replicas,
         router=options.router,
         max_num_seqs=cap,
-        best=choose({one.max_num_seqs: _value(one) for one in steps}, raised),
+        best=choose(bounds.eligible({one.max_num_seqs: _value(one) for one in steps}), raised),
         attainment=target,
         replicas_needed=needed,
         stored_requests=len(twin.traffic),
         steps=steps,
+        required=[str(one) for one in bounds.checks(cap)] if bounds.of_cap else [],
+        broken=[str(one) for one in bounds.checks(cap) if not one.is_kept] if bounds.of_cap else [],
+        replicas_that_keep=keeping,
         twin_error=profile.provenance.twin_error,
         warnings=[
             *_warnings(profile, load / replicas, steps, needed),
             *_strain(twin, load / replicas),
         ],
+    )
+
+
+def _refuse(found: FleetPlan) -> None:
+    """Raise GateError where the profile's cap breaks what is required of it at this load."""
+    cure = "No number of replicas keeps it: require less."
+    if found.replicas_that_keep is not None:
+        cure = f"On {replicas_in_words(found.replicas_that_keep)} it keeps all."
+    raise GateError(
+        f"max_num_seqs {found.max_num_seqs} on {replicas_in_words(found.replicas)} does not keep "
+        f"{', '.join(found.broken)}",
+        hint=cure,
     )
 
 

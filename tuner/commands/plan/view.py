@@ -1,6 +1,6 @@
 """The output of ``tuner plan``."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,14 @@ class FleetPlan:
     steps: list[CapForecast]
     twin_error: float | None
     warnings: list[str]
+    required: list[str] = field(default_factory=list)
+    """What is required of the profile's cap on these replicas, and at worst given."""
+
+    broken: list[str] = field(default_factory=list)
+    """Which of it is not kept."""
+
+    replicas_that_keep: int | None = None
+    """On how many replicas all of it is kept; None where it is, or on none."""
 
 
 def json_of(found: FleetPlan) -> dict[str, Any]:
@@ -77,7 +85,7 @@ def render(found: FleetPlan, profile: ServingProfile, path: Path, *, details: bo
 
 def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBlock:
     needed, cap = found.replicas_needed, found.max_num_seqs
-    title = f"max_num_seqs {cap} on {_replicas(needed or found.replicas)}"
+    title = f"max_num_seqs {cap} on {replicas_in_words(needed or found.replicas)}"
     if needed is None:
         title = f"no number of replicas serves {percent(found.attainment)} of this load in SLO"
     one = next(step for step in found.steps if step.max_num_seqs == cap)
@@ -86,10 +94,14 @@ def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBloc
     likely, worst = percent(one.attainment_middle), percent(at_least)
     rows = [
         ("load", load + _of_a_stretch(found.stored_requests)),
-        ("gives", f"{likely} in SLO on {_replicas(found.replicas)}, {worst} at least"),
+        ("gives", f"{likely} in SLO on {replicas_in_words(found.replicas)}, {worst} at least"),
     ]
     if needed is not None:
-        rows.append(("needs", f"{_replicas(needed)} for {percent(found.attainment)} at least"))
+        rows.append(
+            ("needs", f"{replicas_in_words(needed)} for {percent(found.attainment)} at least")
+        )
+    if found.required:
+        rows.append(("requires", "; ".join(found.required)))
     if found.best != cap:
         best = next(step for step in found.steps if step.max_num_seqs == found.best)
         there = percent(best.attainment_middle)
@@ -97,12 +109,12 @@ def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBloc
     error = found.twin_error
     told = "held against no replay" if error is None else f"off by {percent(error)} in replays"
     rows.append(("rests on", f"the profile's twin, {told}; at least: under 97.5 % of its laws"))
-    short = is_short(profile) or at_least < found.attainment
+    short = is_short(profile) or bool(found.broken) or at_least < found.attainment
     step = command("show", path) if short else after(profile, path)
     return VerdictBlock(title, f"forecast, router {found.router}", rows, step)
 
 
-def _replicas(count: int) -> str:
+def replicas_in_words(count: int) -> str:
     return f"{count:,} replica{'s' * (count != 1)}"
 
 

@@ -1,4 +1,4 @@
-"""The headroom as it was measured, against what the twin said of that very replay. Pure.
+"""The headroom as it was measured, against what the twin said of that very replay.
 
 A choice that serves fewer there than the twin's 95 % interval allows, or breaks what is required
 there, is held against the next cap in the same windows, once: the choice moves where that serves
