@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.support.places import ROOT, THIRD_PARTY
-from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest
+from tuner.trace import stream
+from tuner.trace.trace import Trace, TraceHeader, TraceRequest, digest, write
 
 SAMPLES = ROOT / "traces"
 SLICES = THIRD_PARTY / "traces"
@@ -50,3 +51,12 @@ def request(
 def trace_of(*requests: TraceRequest, block_size: int = 16) -> Trace:
     header = TraceHeader(source="test", block_size=block_size)
     return Trace(header, requests, digest(requests, block_size))
+
+
+def cut(whole: Trace, path: Path, *, start_s: float, length_s: float) -> Trace:
+    """Return a part of a trace, written to a file and cut as ``tuner trace cut`` does."""
+    write(whole, path)
+    file = stream.Input(path)
+    scanned = stream.scan(file, lambda _: None)
+    found = stream.excerpt(file, scanned, lambda _: None, start_s=start_s, length_s=length_s)
+    return stream.since(found, start_s=start_s, length_s=length_s).trace()

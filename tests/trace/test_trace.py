@@ -10,6 +10,7 @@ from tests.support.traces import (
     HEADER,
     SAMPLES,
     SLICES,
+    cut,
     needs_slices,
     request,
     row,
@@ -18,7 +19,7 @@ from tests.support.traces import (
 )
 from tuner.errors import TargetError, TraceError
 from tuner.trace.parts import drop_longer
-from tuner.trace.trace import TraceHeader, TraceRequest, cut, digest, load, write
+from tuner.trace.trace import TraceHeader, TraceRequest, digest, load, write
 
 
 def test_rows_in_any_order_are_sorted_and_equal_stamps_keep_theirs(tmp_path: Path) -> None:
@@ -171,30 +172,32 @@ def test_the_size_of_blocks_is_part_of_the_traffic() -> None:
 
 def test_a_cut_keeps_gaps_and_row_numbers(tmp_path: Path) -> None:
     whole = trace_of(*(request(i, arrival_s=float(i * i)) for i in range(6)))
-    part = cut(whole, start_s=3.0, length_s=13.0)
+    part = cut(whole, tmp_path / "whole", start_s=3.0, length_s=13.0)
     assert [(one.row, one.arrival_s) for one in part.requests] == [(2, 1.0), (3, 6.0)]
     write(part, tmp_path / "t")
     assert load(tmp_path / "t").requests == part.requests
 
 
-def test_a_cut_moves_the_origin() -> None:
+def test_a_cut_moves_the_origin(tmp_path: Path) -> None:
     whole = trace_of(request(0, 0.0), request(1, 10.0))
     header = dataclasses.replace(whole.header, time_origin="2026-11-21T10:00:00Z")
-    part = cut(dataclasses.replace(whole, header=header), start_s=5.0, length_s=10.0)
+    part = cut(
+        dataclasses.replace(whole, header=header), tmp_path / "t", start_s=5.0, length_s=10.0
+    )
     assert part.header.time_origin == "2026-11-21T10:00:05+00:00"
     assert part.header.rows_read == part.header.rows_kept == 1
 
 
-def test_an_origin_that_is_no_date_is_lost_in_a_cut() -> None:
+def test_an_origin_that_is_no_date_is_lost_in_a_cut(tmp_path: Path) -> None:
     whole = trace_of(request(0, 0.0))
     header = dataclasses.replace(whole.header, time_origin="yesterday")
-    part = cut(dataclasses.replace(whole, header=header), start_s=0.0, length_s=1.0)
+    part = cut(dataclasses.replace(whole, header=header), tmp_path / "t", start_s=0.0, length_s=1.0)
     assert part.header.time_origin is None
 
 
-def test_an_empty_cut_is_refused() -> None:
+def test_an_empty_cut_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no request arrives in 5s\+1s") as caught:
-        cut(trace_of(request(0, 1.0), request(1, 4.0)), start_s=5.0, length_s=1.0)
+        cut(trace_of(request(0, 1.0), request(1, 4.0)), tmp_path / "t", start_s=5.0, length_s=1.0)
     assert caught.value.hint == "The trace runs from 1.0s to 4.0s."
 
 

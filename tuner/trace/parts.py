@@ -1,4 +1,4 @@
-"""Take a part of a trace by the length of its requests or their server; by time: ``trace.cut``."""
+"""Take a part of a trace by the length of its requests or their server; by time: ``stream``."""
 
 import dataclasses
 

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from tuner.errors import TraceError
 from tuner.system.files import whole_file
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line, row_line
 from tuner.trace.formats.reading.record import Row, Status, Tally
 from tuner.trace.formats.registry import open_trace
 
-__all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "cut", "digest", "load", "write"]
+__all__ = ["Status", "Trace", "TraceHeader", "TraceRequest", "digest", "load", "write"]
 
 DECIMALS_S, DECIMALS_MS = 6, 3
 """Times are kept to the microsecond: finer than any clock that stamps requests."""
@@ -102,27 +101,6 @@ def lines_of(trace: Trace) -> Iterator[bytes]:
     """Yield the lines of the canonical form."""
     yield header_line(trace.header)
     yield from _lines(trace.requests)
-
-
-def cut(trace: Trace, *, start_s: float, length_s: float) -> Trace:
-    """Return the requests that arrive in [start_s, start_s + length_s), with start_s as the origin.
-
-    Gaps and row numbers stay. Raises TraceError when there are none.
-    """
-    first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
-    requests = tuple(
-        dataclasses.replace(request, arrival_s=round(request.arrival_s - start_s, DECIMALS_S))
-        for request in trace.requests
-        if first_us <= microseconds(request.arrival_s) < end_us
-    )
-    if not requests:
-        raise TraceError(
-            f"no request arrives in {start_s:g}s+{length_s:g}s",
-            hint=f"The trace runs from {trace.requests[0].arrival_s:.1f}s to "
-            f"{trace.requests[-1].arrival_s:.1f}s.",
-        )
-    header = cut_header(trace.header, len(requests), start_s=start_s, length_s=length_s)
-    return Trace(header, requests, digest(requests, header.block_size), trace.warnings)
 
 
 def cut_header(header: TraceHeader, rows: int, *, start_s: float, length_s: float) -> TraceHeader:
