@@ -304,7 +304,10 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
     one = outcome.confirmed
     if one is None:
         if not settings.fresh and outcome.verdict.kind != "overloaded":
-            said.append("no fresh engine confirmed the choice")
+            said.append(
+                "no fresh engine confirmed the choice: give a larger --budget, or try it with "
+                "tuner verify"
+            )
         return said
     said += memory_marks(one)
     found = outcome.aa_check
@@ -316,26 +319,33 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             + (
                 "its front end takes CPU from it"
                 if behind_server
-                else "its KV pool or its graph sizes change its speed, or the machine did"
+                else "its KV pool or its graph sizes change its speed, or the machine did: sweep "
+                "again with --fresh"
             )
         )
     if found is not None and found.attainment_differs:
         said.append(
             f"the confirming engine served {found.attainment:+.1%} of requests within the SLO "
-            "against the ladder's at equal speed: measure again"
+            "against the ladder's at equal speed: sweep again"
         )
     for step in outcome.curve:
         seen = disturbance(step.measured.device) if step.measured is not None else None
         if seen is not None:
             cap = step.numbers.max_num_seqs
-            said.append(f"{seen} while {cap} was replayed: its numbers are theirs too")
+            said.append(
+                f"{seen} while {cap} was replayed: its numbers are theirs too; sweep again when "
+                "the machine is quiet"
+            )
     headroom = settings.headroom
     if headroom > 1 and outcome.with_headroom is None:
-        said.append(f"{headroom:g} times the load was not replayed: only the twin speaks of it")
+        said.append(
+            f"{headroom:g} times the load was not replayed, only the twin speaks of it: give a "
+            "larger --budget"
+        )
     elif headroom > 1 and not holds_with_headroom(outcome):
         said.append(
             f"in the windows that were replayed the choice does not hold at {headroom:g} times the "
-            "load"
+            "load: before that comes, add a replica (tuner plan)"
         )
     return said
 

@@ -101,9 +101,7 @@ def judge(
     if (doubt := _doubt(view)) is not None:
         kind, why = "inconclusive", doubt
     elif weighed.confidence < CONFIDENT:
-        warnings.append(
-            f"confidence {weighed.confidence:.2f} is below {CONFIDENT}: rivals are close"
-        )
+        warnings.append(_rivals(weighed.confidence))
     verdict = Verdict(
         kind=kind,
         max_num_seqs=cap,
@@ -113,6 +111,13 @@ def judge(
         warnings=tuple(warnings),
     )
     return _as_required(verdict, view)
+
+
+def _rivals(confidence: float) -> str:
+    return (
+        f"confidence {confidence:.2f} is below {CONFIDENT}: rivals are close; a larger --budget "
+        "tells them apart"
+    )
 
 
 def _as_required(verdict: Verdict, view: Forecast) -> Verdict:
@@ -334,7 +339,7 @@ def _decided(blocks: Sequence[Block], ceiling: int, complete: bool) -> Verdict:
             "a longer --window or a quieter machine would settle it"
         )
     elif confidence < CONFIDENT:
-        warnings.append(f"confidence {confidence:.2f} is below {CONFIDENT}: rivals are close")
+        warnings.append(_rivals(confidence))
     return Verdict(
         kind=kind,
         max_num_seqs=best.cap,

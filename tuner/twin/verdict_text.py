@@ -202,9 +202,10 @@ def kv_warnings(chosen: Point) -> list[str]:
         return [
             (
                 f"{one.preemptions} preemptions at {chosen.cap} made {one.recomputed_tokens} "
-                "tokens be computed again"
+                "tokens be computed again: raise gpu_memory_utilization or lower max_model_len"
             )
         ]
     if one.kv_cache_usage is not None and one.kv_cache_usage.peak > KV_FULL:
-        return [f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {chosen.cap}"]
+        full = f"the KV cache was {one.kv_cache_usage.peak:.0%} full at {chosen.cap}"
+        return [f"{full}: raise gpu_memory_utilization before more traffic comes"]
     return []

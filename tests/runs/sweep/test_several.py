@@ -115,7 +115,8 @@ def test_profiles_of_each_trace_and_of_all_are_written(
     )
     assert any("those of day, the busiest" in one for one in shared.provenance.warnings)
     assert any(one.startswith("day, night: no hash_ids") for one in shared.provenance.warnings)
-    assert "night: no fresh engine confirmed the choice" in shared.provenance.warnings  # at 16
+    said = [one for one in shared.provenance.warnings if one.startswith("night: ")]
+    assert any("no fresh engine confirmed the choice" in one for one in said)  # at 16
     assert (folder / "run" / "night" / "profile.yaml").read_bytes() == (
         folder / "out" / "night.yaml"
     ).read_bytes()

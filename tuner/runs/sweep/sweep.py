@@ -175,7 +175,7 @@ class SweepRun:
             self.dropped = {"over_max_model_len": dropped}
             self.warnings.append(
                 f"{dropped} of {len(requests)} requests are longer than "
-                f"max_model_len={facts.max_model_len} and were left out"
+                f"max_model_len={facts.max_model_len} and were left out: raise it to tune for them"
             )
         return kept
 
@@ -235,7 +235,7 @@ class SweepRun:
                 if trial.purpose != "tie_break":
                     self.warnings.append(
                         f"the budget left no room for {in_words(trial.purpose)} "
-                        f"{trial.max_num_seqs}"
+                        f"{trial.max_num_seqs}: give a larger --budget"
                     )
                 return trial.purpose != "ladder"
             self.recorder.begin(trial)
