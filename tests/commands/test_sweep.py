@@ -37,7 +37,7 @@ CURVE_KEYS = {
 }  # fmt: skip
 RESULT_KEYS = {
     "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "requirements", "curve",
-    "baseline",
+    "baseline", "front_end",
     "twin_error", "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
 }  # fmt: skip
 
