@@ -317,7 +317,7 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
             f"the confirming engine's iterations took {found.slower:+.0%} of what the ladder's law "
             f"says, beyond the {found.slower_limit:.0%} that the machine varies by: "
             + (
-                "its front end takes CPU from it"
+                "its front end takes CPU from it, or others on the machine did"
                 if behind_server
                 else "its KV pool or its graph sizes change its speed, or the machine did: sweep "
                 "again with --fresh"
