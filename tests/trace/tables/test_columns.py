@@ -100,6 +100,9 @@ def test_damage_to_rows_of_digits_alone_is_told_alike(path: Path, seed: int) -> 
         (b'"e2e_ms":3}', b'"e2e_ms":3} '), (b'"output_length":7,"e2e_ms":3}', b'"e2e_ms":3}'),
         (b'"timestamp":3.3,', b'"timestamp":3.3,"timestamp":3.3,'), (b"3.3", b"0"),
         (b"\n", b"\r\n"),
+        (b'"output_length":7', b'"output_length":7,"model":5'),
+        (b'"output_length":7', b'"output_length":7,"session_id":5'),
+        (b'"output_length":7', b'"output_length":7,"stream":1'),
         (b'"e2e_ms"', b'"input_length"'), (b"}\n", b"}\n\n"), (b"30,", b'"30",'),
     ],
 )  # fmt: skip

@@ -56,6 +56,7 @@ class Reader:
         self.lines, self.row_by_row = lines, row_by_row
         self.block_size, self.whole_stamps, self.headed = block_size, whole_stamps, headed
         self.known = ARROW | {"timestamp": int64()} if whole_stamps else ARROW
+        self.numeric = {key: self.known[key] for key in (*TIMES, *COUNTS) if key != "stream"}
         self.types = {key: self.known[key] for key in MAIN_KEYS}
         """Of the keys that were met so far: fewer are read faster."""
 
@@ -94,7 +95,7 @@ class Reader:
 
     def _batch(self, block: bytes) -> Batch | None:
         """Return the rows of a block if there is nothing to say of any of them."""
-        table = numbers_table(block, self.known, needed=MAIN_KEYS)
+        table = numbers_table(block, self.numeric, needed=MAIN_KEYS)
         if table is None:
             table = json_table(block, self.types, strict=True)
         if table is None and len(self.types) < len(self.known):
