@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 Returned = TypeVar("Returned")
 
+REFUSED: Any = typer.BadParameter.__mro__[1]
+"""Of typer's own command-line parser: all that it says of wrong usage."""
+
 NOT_HERE = {"traces", "json", "details", "dry_run", "check", "rescore", "ray", "ray_cpus", "prices"}
 """Options of ``tuner sweep`` that are not of the API: they print, or are not of one trace here."""
 
@@ -158,11 +161,12 @@ def _names() -> frozenset[str]:
 def _typed(trace: Path, options: Mapping[str, Any], arguments: Mapping[str, Any]) -> SweepOptions:
     """Return the options as the command line would, which checks every value. Raises UsageError."""
     texts = tuple(f"{key}={value}" for key, value in arguments.items())
-    words = as_typed(SweepOptions(traces=(trace,), overrides=texts, **options))
+    several = {name: tuple(one) for name, one in options.items() if isinstance(one, list)}
+    words = as_typed(SweepOptions(traces=(trace,), overrides=texts, **{**options, **several}))
     parser: Any = get_command(app)
     try:
         found = parser.commands["sweep"].make_context("sweep", words).params
-    except typer.BadParameter as problem:
+    except REFUSED as problem:
         raise UsageError(
             f"tuner.sweep: {problem.format_message()}", hint="docs/cli.md says what it may be."
         ) from None

@@ -157,7 +157,8 @@ def _compared(profile: ServingProfile) -> CapNumbers | None:
 def _gives(profile: ServingProfile, given: CapNumbers) -> str:
     now = _compared(profile)
     share = percent(given.attainment)
-    parts = [f"{share} in SLO{_beside(share, None if now is None else percent(now.attainment))}"]
+    beside = _instead(profile, given) if now is None else _beside(share, percent(now.attainment))
+    parts = [f"{share} in SLO{beside}"]
     for name, statistic, label in (("tpot_ms", "p95", "TPOT"), ("ttft_ms", "p99", "TTFT")):
         time = _time(given, name, statistic)
         if time is not None:
@@ -188,20 +189,32 @@ def _costs(profile: ServingProfile, given: CapNumbers) -> str:
         if now.never_filled:
             return f"nothing: the traffic never fills the {now.max_num_seqs} slots of now"
         return "nothing against now"
-    below = [one for one in profile.curve if one.max_num_seqs < cap]
-    return _against(given, below[-1]) if below else ""
-
-
-def _against(given: CapNumbers, below: CurveStep) -> str:
-    """Say what the choice costs against the next smaller step, and what that step would serve."""
-    slots = f"{below.max_num_seqs} slots"
-    fewer = given.attainment - below.attainment > SAME / 2
-    instead = f", which serve {percent(below.attainment)} in SLO" if fewer else ""
-    if below.cut and below.source == "measured":  # its times are those of a part
-        return f"not known against {slots}{instead.replace('serve', 'serve at most')}"
+    below = _below(profile)
+    if below is None or _is_part(below):
+        return ""
     worse = list(_worse(given, below))
-    cost = f"{', '.join(worse)} than with" if worse else "nothing against"
-    return f"{cost} {slots}{instead}"
+    slots = f"{below.max_num_seqs} slots"
+    return f"{', '.join(worse)} than with {slots}" if worse else f"nothing against {slots}"
+
+
+def _below(profile: ServingProfile) -> CurveStep | None:
+    """Return the next smaller step; None where the choice is the smallest."""
+    cap = profile.decision.max_num_seqs
+    return next((one for one in reversed(profile.curve) if one.max_num_seqs < cap), None)
+
+
+def _is_part(one: CurveStep) -> bool:
+    """Whether a step's numbers are those of a replay that was cut."""
+    return one.cut and one.source == "measured"
+
+
+def _instead(profile: ServingProfile, given: CapNumbers) -> str:
+    """Say what the next smaller step would serve, where that is less: " (8 slots: 88.1 %)"."""
+    below = _below(profile)
+    if below is None or given.attainment - below.attainment <= SAME / 2:
+        return ""
+    most = "at most " * _is_part(below)
+    return f" ({below.max_num_seqs} slots: {most}{percent(below.attainment)})"
 
 
 def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
