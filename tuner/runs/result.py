@@ -47,7 +47,8 @@ from tuner.runs.outcome import InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.objective import OBJECTIVE, holds
-from tuner.twin.verdict_text import KV_FULL, Verdict
+from tuner.twin.required import RequirementCheck
+from tuner.twin.verdict_text import KV_FULL
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -140,7 +141,7 @@ def slo_section(slo: Slo) -> SloSection:
     )
 
 
-def required_sections(verdict: Verdict) -> list[RequirementSection]:
+def required_sections(checks: Sequence[RequirementCheck]) -> list[RequirementSection]:
     """Return what was required, and whether it is kept."""
 
     def known(value: float | None) -> float | None:
@@ -153,7 +154,7 @@ def required_sections(verdict: Verdict) -> list[RequirementSection]:
             measured=known(one.measured),
             kept=one.is_kept,
         )
-        for one in verdict.requirements
+        for one in checks
     ]
 
 
@@ -176,7 +177,7 @@ def profile_of(
         reason=verdict.reason,
         objective=OBJECTIVE,
         slo=slo_section(outcome.slo),
-        requirements=required_sections(verdict),
+        requirements=required_sections(verdict.requirements),
     )
     promise = _promise(outcome)
     twin = (
@@ -245,7 +246,7 @@ def result_of(
         confidence=verdict.confidence,
         reason=verdict.reason,
         slo=slo_section(outcome.slo),
-        requirements=required_sections(verdict),
+        requirements=required_sections(verdict.requirements),
         curve=curve_steps(outcome),
         baseline=_baseline(outcome.in_use),
         front_end=_front_end(outcome),

@@ -18,6 +18,7 @@ from tuner.commands.shared.options import (
     Headroom,
     Json,
     Replicas,
+    Require,
     Resume,
     Router,
     StartTimeout,
@@ -62,6 +63,7 @@ class RefineOptions:
     ] = "goodput"
     engine: Engine = "vllm"
     world: World = None
+    require: Require = ()
     budget: Budget = "20m"
     step: Annotated[
         str, typer.Option(help="How long each trial replays: 6s at least."), IN_PLAN

@@ -81,12 +81,22 @@ def plan_of(
     ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
     objectives = parse_objectives(options.objective)
     is_same = profile.validity.trace_digest == trace.digest
+    required = options.require or [
+        one.text
+        for one in profile.decision.requirements
+        if options.headroom > 1 or not one.text.endswith("at headroom")
+    ]
     return Plan(
         profile=profile,
         space=space,
         objectives=objectives,
         settings=settings_in(
-            {**in_plan(options), "ceiling": ceiling, "trace_block_size": trace.header.block_size},
+            {
+                **in_plan(options),
+                "require": required,
+                "ceiling": ceiling,
+                "trace_block_size": trace.header.block_size,
+            },
             slo=profile.decision.slo.slo,
         ),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
@@ -108,7 +118,9 @@ def rests_on(options: RefineOptions, plan: Plan, trace: Trace, machine: str) -> 
         "trace_digest": trace.digest,
         "machine": machine,
         "space": {knob.name: list(knob.values) for knob in plan.space.knobs},
-        **in_plan(options),
+        **{name: value for name, value in in_plan(options).items() if name != "require"},
+        # as in the plans of runs that knew nothing of it
+        **({"require": list(options.require)} if options.require else {}),
     }
 
 

@@ -27,7 +27,7 @@ from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun, asked_of, windows_of
 from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.next_step import asked_for
+from tuner.commands.shared.next_step import asked_for, check_required
 from tuner.commands.shared.options import check_given
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
@@ -39,7 +39,7 @@ from tuner.engines.models import shipped as models
 from tuner.errors import UsageError
 from tuner.profile.profile import check_output, save, seal
 from tuner.profile.profile import load as load_profile
-from tuner.profile.schema import ServingProfile
+from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.summary import minutes
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
@@ -48,9 +48,10 @@ from tuner.runs.refine.knobs import CAP, LIVE, number
 from tuner.runs.refine.refinement import Plan, Refinement
 from tuner.runs.refine.run import refine
 from tuner.runs.refine.trial_runner import LocalTrialRunner
-from tuner.runs.result import profile_of, second_thoughts
+from tuner.runs.result import profile_of, required_sections, second_thoughts
 from tuner.system import interruption
 from tuner.trace.trace import Trace, TraceRequest, load
+from tuner.twin.required import RequirementCheck
 
 if TYPE_CHECKING:
     from tuner.commands.shared.engine import Execute
@@ -184,9 +185,29 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
     keep_result(begun.book.run_dir, printed)
     if options.json:
         sys.stdout.write(json.dumps(printed) + "\n")
-        return
-    how = RefinePrint(result, options.output, options.trace, begun.book.run_dir, options.details)
-    render(found, plan, how)
+    else:
+        how = RefinePrint(
+            result, options.output, options.trace, begun.book.run_dir, options.details
+        )
+        render(found, plan, how)
+    check_required(result, options.output, cure="")
+
+
+def _of_knee(begun: _Begun, found: Refinement) -> list[RequirementSection]:
+    """Return what the knee, which is kept, measured of what is required of it here; what the
+    profile says of it where nothing else is required."""
+    if not begun.options.require:
+        return begun.plan.profile.decision.requirements
+    knee = dict(begun.plan.space.knee)
+    seen = next((row.measured for row in found.tried if row.configuration == knee), None)
+    return required_sections(
+        [
+            RequirementCheck(
+                one, None, None if seen is None or one.at_headroom else one.value_in(seen)
+            )
+            for one in begun.plan.settings.requirements
+        ]
+    )
 
 
 def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
@@ -197,7 +218,9 @@ def _profile(begun: _Begun, found: Refinement, wall_s: float) -> ServingProfile:
             for name in type(profile).model_fields
             if name not in {"schema_version", "digest"}
         }
-        decision = profile.decision.model_copy(update={"reason": found.reason})
+        decision = profile.decision.model_copy(
+            update={"reason": found.reason, "requirements": _of_knee(begun, found)}
+        )
         return seal(**{**sections, "decision": decision})
     origin = {
         "tuner": version("tuner"),

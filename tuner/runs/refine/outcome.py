@@ -9,6 +9,7 @@ from tuner.profile.numbers import CurveStep, SpreadSection
 from tuner.profile.schema import ServingProfile
 from tuner.replay.measure import Measurement, Spread, measure
 from tuner.replay.records import Replay
+from tuner.runs.conclusion import held_to
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome, predictions_of
 from tuner.runs.refine.comparison import is_live
@@ -18,12 +19,14 @@ from tuner.runs.refine.surrogate import TwinNumbers
 from tuner.runs.refine.trial_runner import RAMP, SEARCH, Build, FinishedTrial, TrialRunner
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.requirements import Requirement
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import Workload
 from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
+from tuner.twin.required import RequirementCheck
 from tuner.twin.simulation import traffic_of
 from tuner.twin.verdict_text import Verdict
 
@@ -84,10 +87,11 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
     settings: SweepSettings,
     facts: EngineFacts,
     caps: Sequence[int],
+    printed: bool = False,
 ) -> Forecast | None:
     """Return the twin of the engines that these (replay, number of its engine, token budget) were
     made on; None without any iteration. ``sent`` holds what the windows that were replayed whole
-    sent."""
+    sent. Only what is ``printed`` is weighed at every cap."""
     segments, free_s = list[Segment](), 0.0
     for replay, engine, _ in replays:
         start_s = max(free_s, replay.start_s)
@@ -110,10 +114,11 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
         unloaded=workload.unloaded,
         slo=workload.slo,
         caps=caps,
+        requirements=settings.requirements,
         headroom=settings.headroom,
         seed=settings.seed,
         hit_share=_hit_share(sent, settings.trace_block_size),
-        everywhere=True,
+        everywhere=printed,
     )
 
 
@@ -136,6 +141,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
     workload: Workload,
     confirmed: Sequence[Replay],
     with_headroom: Sequence[Replay],
+    requirements: Sequence[Requirement],
     reason: str,
     confidence: float,
     starts_s: tuple[float, ...],
@@ -149,7 +155,14 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
     if by_twin and view is not None:
         low, high = view.weighed.interval
         interval = (min(low, cap), max(high, cap))
-    verdict = Verdict(profile.decision.verdict, cap, interval, confidence, reason)
+    raised = measure(with_headroom, workload.slo) if with_headroom else None
+    checks = tuple(RequirementCheck(one, None) for one in requirements)
+    if by_twin and view is not None:
+        checks = view.weighed.bounds.checks(cap)
+    verdict = Verdict(
+        profile.decision.verdict, cap, interval, confidence, reason, requirements=checks
+    )
+    verdict = held_to(verdict, measured, raised)
     return SweepOutcome(
         conclusion=Conclusion(verdict, _curve(view, measured), view, by_twin=by_twin),
         slo=workload.slo,
@@ -157,7 +170,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
         windows=workload.windows,
         arrival_rate_rps=len(workload.judged) / workload.judged_s,
         confirmed=measured,
-        with_headroom=measure(with_headroom, workload.slo) if with_headroom else None,
+        with_headroom=raised,
         aa_check=None,
         predictions=predictions_of(view, cap) if view is not None and by_twin else (),
         facts=facts,
@@ -232,7 +245,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         for done in runner.served(SEARCH)
         if is_live(done.configuration, one)
     }
-    view = twin_of(runner, one, runner.done(), workload, settings, tried=tried)
+    view = twin_of(runner, one, runner.done(), workload, settings, tried=tried, printed=True)
     cap = number(one[CAP])
     return outcome_of(
         profile,
@@ -242,6 +255,7 @@ async def validate(  # noqa: PLR0913 - the choice, and all that its profile tell
         workload=workload,
         confirmed=[replay for done in runner.served(ALONE) for replay in done.replays],
         with_headroom=[replay for done in runner.served(RAISED) for replay in done.replays],
+        requirements=settings.requirements,
         reason=reason,
         confidence=confidence,
         starts_s=runner.evidence.starts_s(),
@@ -265,6 +279,7 @@ def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
     settings: SweepSettings,
     *,
     tried: Collection[int] = (),
+    printed: bool = False,
 ) -> Forecast | None:
     """Return the twin of the engines that share what needs a restart with a configuration, asked
     about the caps of a curve and those that were ``tried`` besides."""
@@ -287,4 +302,5 @@ def twin_of(  # noqa: PLR0913 - what was measured, and what is asked of it
         settings=settings,
         facts=at(runner.facts_of(restart_key(one)), one),
         caps=caps_of(settings.ceiling, number(one[CAP]), *tried),
+        printed=printed,
     )

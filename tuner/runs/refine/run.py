@@ -276,6 +276,7 @@ class _Run:
             step_s=step_s,
             build=self._build(),
             hash_block_size=self.settings.trace_block_size,
+            requirements=self.settings.requirements,
         )
 
     def _with_all(self, problem: SearchProblem) -> SearchProblem:

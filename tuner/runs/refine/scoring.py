@@ -4,6 +4,7 @@ A trial is held against the knee as it was replayed in the same place, by the re
 together.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from tuner.runs.refine.trial_runner import (
     TrialRunner,
     is_knee,
 )
+from tuner.traffic.requirements import Requirement
 from tuner.traffic.workload import Workload
 
 LOST = 0.10
@@ -58,6 +60,9 @@ class SearchProblem:
 
     hash_block_size: int
     """Tokens that one of the trace's hash ids stands for."""
+
+    requirements: Sequence[Requirement] = ()
+    """What breaks one is no candidate: it counts as serving too few."""
 
     @property
     def aims(self) -> tuple[Objective, ...]:
@@ -137,9 +142,10 @@ class Scoring:
         values = gains(problem.objectives, measured, knee)
         if values is None:
             return None
+        missed = broken_by(measured, problem.requirements)
         surrogate, one, room = problem.surrogate, done.configuration, has_room(measured)
         if surrogate is None or not surrogate.tells(one):  # then there is no control variate
-            lacking = deficit(measured.attainment, knee.attainment)
+            lacking = max(deficit(measured.attainment, knee.attainment), missed)
             return Score(values, lacking, values, None, room)
         *ours, of_goodput = surrogate.control_variate(one, done.replays, problem.aims)
         *theirs, of_knees = surrogate.control_variate(
@@ -152,7 +158,7 @@ class Scoring:
         foreseen = surrogate.foresee(one)
         return Score(
             combined(problem.objectives, foreseen, usual, attainment=attained_by_knee),
-            deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee),
+            max(deficit(min(1.0, measured.attainment - of_goodput), attained_by_knee), missed),
             values,
             None if foreseen is None else foreseen.gains,
             room,
@@ -205,6 +211,18 @@ class Scoring:
             ]
             found.append(max(attained, default=0.0))
         return found
+
+
+def broken_by(measured: Measurement, requirements: Sequence[Requirement]) -> float:
+    """Return by how much of its limit a trial misses what it misses most of what is required of
+    today's load; less than any deficit where it misses nothing."""
+    misses = [
+        one.miss(value)
+        for one in requirements
+        if not one.at_headroom and (value := one.value_in(measured)) is not None
+    ]
+    most = max(misses, default=0.0)
+    return most if most > 0 else -math.inf
 
 
 def has_room(measured: Measurement) -> bool:
