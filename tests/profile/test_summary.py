@@ -74,3 +74,16 @@ def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str)
     origin = one.provenance.model_copy(update={"confirm": confirm})
     rows = dict(block_of(one.model_copy(update={"provenance": origin}), next_="").rows)
     assert rows["checked"].startswith(f"99.5 % {where}")
+
+
+@pytest.mark.parametrize(
+    ("cap", "cut", "given"),
+    [(8, False, " (8 slots: 48.8 %)"), (1, False, " (1 slot: 48.8 %)"),
+     (8, True, " (8 slots: at most 48.8 %)")],
+)  # fmt: skip
+def test_it_says_what_the_next_smaller_step_would_serve(cap: int, cut: bool, given: str) -> None:
+    source = "measured" if cut else "twin"
+    less = step(cap).model_copy(update={"attainment": 0.488, "cut": cut, "source": source})
+    rows = dict(block_of(profile(curve=(less, step(16))), next_="").rows)
+    assert rows["gives"].startswith(f"99.5 % in SLO{given}, p95 TPOT")
+    assert ("costs" in rows) != cut  # the times of a part are no times of the whole

@@ -193,7 +193,7 @@ def _costs(profile: ServingProfile, given: CapNumbers) -> str:
     if below is None or _is_part(below):
         return ""
     worse = list(_worse(given, below))
-    slots = f"{below.max_num_seqs} slots"
+    slots = _slots(below)
     return f"{', '.join(worse)} than with {slots}" if worse else f"nothing against {slots}"
 
 
@@ -214,7 +214,11 @@ def _instead(profile: ServingProfile, given: CapNumbers) -> str:
     if below is None or given.attainment - below.attainment <= SAME / 2:
         return ""
     most = "at most " * _is_part(below)
-    return f" ({below.max_num_seqs} slots: {most}{percent(below.attainment)})"
+    return f" ({_slots(below)}: {most}{percent(below.attainment)})"
+
+
+def _slots(one: CurveStep) -> str:
+    return f"{one.max_num_seqs} slot{'s' * (one.max_num_seqs != 1)}"
 
 
 def _worse(given: CapNumbers, other: CapNumbers) -> Iterator[str]:
