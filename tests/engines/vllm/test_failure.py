@@ -44,6 +44,35 @@ def test_without_a_root_cause_the_log_is_named() -> None:
     assert error.hint == "Read run/vllm.log."
 
 
+@pytest.mark.parametrize(
+    ("said", "shown", "cure"),
+    [
+        (
+            (
+                "Engine core initialization failed. See root cause above. Failed core proc(s): "
+                "{'EngineCore': -9}"
+            ),
+            "vLLM did not start: EngineCore was killed by SIGKILL",
+            "Lower gpu_memory_utilization",
+        ),
+        (
+            (
+                "Available memory on node 0 (7 GiB) is less than requested (200 GiB). Decrease "
+                "--kv-cache-memory-bytes"
+            ),
+            "less than requested",
+            "Lower kv_cache_memory_bytes",
+        ),
+        ("[enforce fail at device.cc:186] Too many open files", "open files", "ulimit -n"),
+        ("could not create a primitive", "primitive", "Lower gpu_memory_utilization"),
+    ],
+)
+def test_the_cure_is_of_what_failed(said: str, shown: str, cure: str) -> None:
+    error = failed_to_start(RuntimeError(said), "", "run/vllm.log")
+    assert shown in str(error)
+    assert cure in error.hint
+
+
 def test_an_engine_that_died_of_an_error_tells_that_one() -> None:
     assert "AssertionError: 3 != 4" in str(died(1, FATAL, "vllm.log"))
 

@@ -121,6 +121,14 @@ def test_latencies_beat_the_sum_of_gaps(tmp_path: Path) -> None:
     assert ok.e2e_ms == 1250
 
 
+def test_the_servers_own_queue_comes_after_the_clients(tmp_path: Path) -> None:
+    """Of vLLM 0.33: the first waited 0.1 s in the server, and none in the client."""
+    (ok, failed), _ = read(tmp_path / "t", result(server_queue_times=[0.1, None]), None)
+    assert (ok.queue_ms, failed.queue_ms) == (100, None)
+    waited = result(server_queue_times=[0.1, None], queue_times=[2.0, 0])
+    assert read(tmp_path / "t", waited, None)[0][0].queue_ms == 2100
+
+
 @pytest.mark.parametrize("lists", [{"itls": []}, {"ttfts": []}, {"itls": [5, []]}])
 def test_without_gaps_there_are_no_ends(tmp_path: Path, lists: dict[str, Any]) -> None:
     (ok, _), _ = read(tmp_path / "t", result(**lists), None)

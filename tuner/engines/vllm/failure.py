@@ -11,6 +11,10 @@ _LONGEST = 300
 
 _CURES = (
     (
+        r"(?i)decrease .*kv[-_]cache[-_]mem|memory .* is less than requested",
+        "Lower kv_cache_memory_bytes, or give the machine more memory.",
+    ),
+    (
         r"less than desired GPU memory utilization|Free memory on device",
         "Another process holds the device's memory: end it, or lower gpu_memory_utilization.",
     ),
@@ -19,13 +23,17 @@ _CURES = (
         "Raise gpu_memory_utilization or kv_cache_memory_bytes, or lower max_model_len.",
     ),
     (
-        r"(?i)out of ?memory|MemoryError|cannot allocate memory|by SIGKILL",
+        (
+            r"(?i)out of ?memory|MemoryError|cannot allocate memory|could not create a primitive"
+            r"|by SIGKILL"
+        ),
         "Lower gpu_memory_utilization or kv_cache_memory_bytes, --ceiling or max_model_len.",
     ),
     (
         r"max_num_batched_tokens .*max_num_seqs",
         "Lower --ceiling, or raise max_num_batched_tokens.",
     ),
+    (r"(?i)too many open files", "Allow more open files: ulimit -n 65536."),
     (
         r"NUMA nodes to bind threads",
         "Give every rank its own cores, as in VLLM_CPU_OMP_THREADS_BIND='0|1' for two ranks.",
@@ -39,6 +47,7 @@ _CURES = (
 
 _RAISED = re.compile(r"(?:^|\s)(?:[a-z_]\w*\.)*([A-Z]\w*(?:Error|Exception)): +(\S.*)$")
 _FATAL = "EngineCore encountered a fatal error"
+_KILLED = re.compile(r"Failed core proc\(s\): \{'(\w+)': -(\d+)")
 _CONSEQUENCE = re.compile("Engine core initialization failed|EngineDeadError|EngineGenerateError")
 
 
@@ -51,6 +60,8 @@ def refused(error: Exception) -> EngineError:
 def failed_to_start(error: BaseException, log_text: str, log: str) -> EngineError:
     """Return what to raise when an engine did not start: the child's log knows why."""
     said = root_cause(log_text) or _first_line(_said(error))
+    if (killed := _KILLED.search(said)) is not None:
+        said = f"{killed[1]} was killed by {_signal_name(int(killed[2]))}"
     return EngineError(f"vLLM did not start: {said}", hint=_cure(said, f"Read {log}."))
 
 

@@ -24,7 +24,10 @@ MARK = "start_times, input_lens, output_lens"
 
 NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 NEEDED = ("start_times", "input_lens", "output_lens")
-LISTS = (*NEEDED, "ttfts", "itls", "latencies", "queue_times", "errors", "generated_texts")
+LISTS = (
+    *(*NEEDED, "ttfts", "itls", "latencies", "queue_times", "server_queue_times"),
+    *("errors", "generated_texts"),
+)
 EMPTY = (b'""', b"null")
 
 
@@ -40,6 +43,9 @@ class _Result(msgspec.Struct):
 
     latencies: list[Any] = []
     queue_times: list[Any] = []
+    server_queue_times: list[Any] = []
+    """Of vLLM from 0.33 on, started with ``--enable-per-request-metrics``; null of a failed one."""
+
     errors: list[Any] = []
     generated_texts: list[msgspec.Raw] = []
 
@@ -111,6 +117,7 @@ def _fields(result: _Result, index: int) -> Fields:
     failed = bool(result.errors and result.errors[index]) or output == 0
     queue_s = result.queue_times[index] if result.queue_times else 0
     ttft_s = result.ttfts[index] if result.ttfts else None
+    waited_s = result.server_queue_times[index] if result.server_queue_times else None
     lasted_s = None if failed else _lasted_s(result, index)
     return {
         "timestamp": as_ms(_sum(start_s, _negative(queue_s))),
@@ -119,6 +126,7 @@ def _fields(result: _Result, index: int) -> Fields:
         "status": "error" if failed else "ok",
         "e2e_ms": as_ms(_sum(lasted_s, queue_s)),
         "ttft_ms": None if failed else as_ms(_sum(ttft_s, queue_s)),
+        "queue_ms": None if failed else as_ms(_sum(waited_s, queue_s)),
     }
 
 
