@@ -259,6 +259,20 @@ def test_what_cannot_be_is_said_in_two_lines_and_nothing_is_left(
     assert left == set()
 
 
+def test_a_budget_that_was_too_small_is_raised_and_the_probe_is_kept(folder: Path) -> None:
+    first = tune(folder, "--run-dir", "run", "--budget", "61s")
+    assert "--budget leaves 1s" in refused(first, 2)
+    assert "What was measured is kept: --resume --run-dir run." in first.stderr
+    said = refused(tune(folder, "--run-dir", "run", "--resume", "--budget", "60s"), 3)
+    assert 'budget was "61s", now "60s"' in said
+    done = tune(folder, "--run-dir", "run", "--resume", "--budget", "110s")
+    assert done.returncode in {0, 5}, done.stderr
+    events = [json.loads(line) for line in (folder / "run/journal.jsonl").read_text().splitlines()]
+    assert [one["event"] for one in events].count("probe") == 1
+    again = tune(folder, "--run-dir", "run", "--resume", "--budget", "110s")
+    assert (again.returncode, again.stdout) == (done.returncode, done.stdout)
+
+
 def little_room(most: int) -> Callable[[], None]:
     """Return what lets a process write no file of more bytes."""
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))

@@ -23,6 +23,7 @@ from tuner.engines.seam import ITERATION
 from tuner.errors import RunError
 from tuner.replay.records import DEVICE, Replay, RequestRecord
 from tuner.system.lock import lock
+from tuner.traffic.window import parse_duration_s
 
 Event = dict[str, Any]
 FORMAT = 2
@@ -34,6 +35,8 @@ _CONTENT = {
     "probe": {"results", "at_s"},
     "choice": {"part", "windows", "step_s", "at_s"},
     "late": {"what", "why", "elapsed_s", "at_s"},
+    "stall": {"what", "at_s"},
+    "raised": {"budget", "at_s"},
     "replay": {"file", "purpose", "max_num_seqs", "elapsed_s", "window", "trial", "at_s"},
     "trial": {"purpose", "max_num_seqs", "at_s"},
     "measured": {"at_s"},
@@ -197,14 +200,16 @@ def read(run_dir: Path) -> Journal:
 def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     """Open a run directory to go on with the same plan.
 
-    A last line that a crash left unfinished is dropped. Raises RunError when there is no run, when
+    A last line that a crash left unfinished is dropped. A sweep's budget may be larger than it was:
+    what one that was too small has measured is not lost. Raises RunError when there is no run, when
     the journal is damaged, or when the plan differs in something that was measured under it.
     """
     path = run_dir / "journal.jsonl"
     events, whole_bytes = _events(run_dir)
     before, now = events[0]["plan"], json.loads(json.dumps(dict(plan)))
+    raised = _is_raised(events, before.get("budget"), now.get("budget"))
     for key in sorted(before.keys() | now.keys()):
-        if before.get(key) != now.get(key):
+        if before.get(key) != now.get(key) and not (raised and key == "budget"):
             raise RunError(
                 f"{path}:1: {key} was {_short(before.get(key))}, now {_short(now.get(key))}",
                 hint="Resume with the options of the run, or start another --run-dir.",
@@ -219,7 +224,25 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
             left.unlink()
     except OSError as error:
         raise _cannot_write(path, error) from error
-    return Journal(run_dir, events, file)
+    journal = Journal(run_dir, events, file)
+    if raised:
+        journal.append("raised", budget=now["budget"], at_s=journal.clock_s)
+        before["budget"] = now["budget"]
+    return journal
+
+
+def _is_raised(events: Sequence[Event], before: object, now: object) -> bool:
+    """Whether a sweep has more to spend now, and has not yet measured all that it could afford."""
+    is_done = any(event["event"] == "gathered" for event in events)
+    if (
+        is_done
+        or "ceiling" not in events[0]["plan"]
+        or not isinstance(before, str)
+        or not isinstance(now, str)
+    ):
+        return False
+    was_s, is_s = (parse_duration_s(one, option="--budget") for one in (before, now))
+    return is_s > was_s
 
 
 def _events(run_dir: Path) -> tuple[list[Event], int]:
@@ -228,6 +251,9 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
     first = events[0] if events else {}
     if first.get("format") != FORMAT or not isinstance(first.get("plan"), dict):
         raise RunError(f"{path}:1: no plan", hint="Start again in another --run-dir.")
+    for event in events:
+        if event["event"] == "raised":
+            first["plan"]["budget"] = event["budget"]
     return events, whole_bytes
 
 

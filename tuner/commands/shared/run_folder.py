@@ -143,9 +143,11 @@ def kept(
             raise
         said, hint = words()
         raise Interrupted(said, hint=hint) from None
-    except (UsageError, TraceError, ProfileError, GateError):  # and not of a disk that is full
+    except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
         if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
             _remove(books)
+        elif isinstance(problem, UsageError) and where.command == "sweep":
+            problem.hint += f" What was measured is kept: --resume --run-dir {book.run_dir}."
         raise
     finally:
         for one in books:
