@@ -32,7 +32,7 @@ PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet attack coverage
+.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet attack lock coverage
 .PHONY: fix docs readme golden shots studies bench clean setup setup-dev
 
 help:  ## Say what can be made
@@ -83,6 +83,11 @@ attack: setup-dev  ## The tests that attack, with their counts
 
 quiet: setup-dev  ## What takes a machine on which nothing else runs
 	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)
+
+lock: setup-dev  ## Lock what the checks need, with hashes, in requirements/dev.txt
+	@{ sed -n 1p requirements/dev.txt; $(BIN)/uv pip compile pyproject.toml --extra dev --universal \
+	  --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet; } > .lock.partial
+	@mv .lock.partial requirements/dev.txt
 
 coverage: setup-dev  ## Show which lines the tests without vLLM do not reach
 	$(BIN)/coverage run -m pytest -m "not vllm" $(PYTEST_ARGS)

@@ -2,9 +2,15 @@
 
 import contextlib
 import json
+import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, cast
+from zipfile import ZIP_DEFLATED, ZipFile
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
 from tests.support.builders import iterations, record, replay_of
 from tuner.errors import RunError
@@ -89,6 +95,36 @@ def test_what_is_no_journal_is_refused_with_its_line(tmp_path: Path, content: by
         journal.resume(tmp_path, PLAN)
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"event": "probe", "results": [], "at_s": "x"}',
+        '{"event": "probe", "results": [], "at_s": null}',
+        '{"event": "probe", "results": [], "at_s": NaN}',
+        '{"event": "probe", "results": [], "at_s": %s}' % ("9" * 5000),
+        '{"event": "trial", "purpose": [], "max_num_seqs": 4, "at_s": 1}',
+        '{"event": "trial", "purpose": "ramp", "max_num_seqs": {}, "at_s": 1}',
+        json.dumps({"event": "replay", "file": "f", **EVENT, "trial": [1]}),
+        json.dumps({"event": "replay", "file": "f", **EVENT, "window": {"a": 1}}),
+        "[" * 100_000,
+    ],
+)
+def test_an_event_of_the_wrong_shape_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+    journal.create(tmp_path, PLAN).close()
+    with (tmp_path / "journal.jsonl").open("a") as file:
+        file.write(f"{line}\n")
+    with pytest.raises(RunError, match=r"journal\.jsonl:2: not an event"):
+        journal.read(tmp_path)
+
+
+@pytest.mark.attack
+def test_a_journal_that_is_a_pipe_is_refused(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "journal.jsonl")
+    with pytest.raises(RunError, match="it is no file"):
+        journal.read(tmp_path)
+
+
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run to resume"):
         journal.resume(tmp_path, PLAN)
@@ -141,6 +177,79 @@ def test_a_link_in_place_of_a_part_of_a_run_is_refused(tmp_path: Path, name: str
         book.store(replay_of([record()]))
     assert not victim.is_file()
     assert not victim.exists() or list(victim.iterdir()) == []
+
+
+def unlike(place: Path, other: NDArray[Any]) -> None:
+    """Write a replay again with another array in place of each of its own."""
+    with np.load(place) as data:
+        names = list(data)
+    np.savez(place, **cast("dict[str, Any]", dict.fromkeys(names, other)))
+
+
+def with_headers(place: Path, header: str, zeros: int) -> None:
+    """Write a replay whose arrays say this of themselves, and hold so many zeros."""
+    text = header.ljust(117) + "\n"
+    start = b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text.encode()
+    with np.load(place) as data:
+        names = list(data)
+    with ZipFile(place, "w", ZIP_DEFLATED) as archive:
+        for name in names:
+            archive.writestr(f"{name}.npy", start + bytes(zeros))
+
+
+def swapped(place: Path, make: Callable[[Path], object]) -> None:
+    place.unlink()
+    make(place)
+
+
+PICKLED = b"cposix\nsystem\n(S'touch /nowhere'\ntR."
+HUGE = "{'descr': '<f8', 'fortran_order': False, 'shape': (%d,)}"
+HOSTILE: dict[str, Callable[[Path], object]] = {
+    "a pickle": lambda at: at.write_bytes(PICKLED),
+    "a text": lambda at: at.write_text("x"),
+    "objects": lambda at: unlike(at, np.array([{}] * 3, dtype=object)),
+    "other types": lambda at: unlike(at, np.zeros(3, "V8")),
+    "texts": lambda at: unlike(at, np.array(["a"])),
+    "other shapes": lambda at: unlike(at, np.zeros((2, 2, 2))),
+    "more than any memory": lambda at: with_headers(at, HUGE % (1 << 60), 0),
+    "fewer than none": lambda at: with_headers(at, HUGE % -1, 0),
+    "less than it says": lambda at: with_headers(at, HUGE % (1 << 27), 100),
+    "a header that is no dict": lambda at: with_headers(at, "__import__('os').getpid()", 0),
+    "a header of brackets": lambda at: with_headers(at, "(" * 115, 0),
+    "a link": lambda at: swapped(at, lambda one: one.symlink_to("/dev/zero")),
+    "a pipe": lambda at: swapped(at, os.mkfifo),
+    "a folder": lambda at: swapped(at, Path.mkdir),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_replay_that_tuner_did_not_write_is_refused(tmp_path: Path, what: str) -> None:
+    with contextlib.closing(journal.create(tmp_path, PLAN)) as book:
+        event = book.append_replay(replay_of([record()]), **EVENT)
+    HOSTILE[what](tmp_path / event["file"])
+    with pytest.raises(RunError, match="cannot be read back"):
+        journal.read(tmp_path).replay(event)
+
+
+@pytest.mark.attack
+def test_a_replay_that_unpacks_to_more_than_one_ever_takes_is_not_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.closing(journal.create(tmp_path, PLAN)) as book:
+        event = book.append_replay(replay_of([record()]), **EVENT)
+    assert journal.read(tmp_path).replay(event).records == (record(),)
+    monkeypatch.setattr(journal, "MOST_UNPACKED", 1000)
+    with pytest.raises(RunError, match="it is damaged"):
+        journal.read(tmp_path).replay(event)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["../r.npz", "replays/../r.npz", "/dev/zero", "r.npz", "replays"])
+def test_a_run_reads_nothing_that_is_no_part_of_it(tmp_path: Path, name: str) -> None:
+    journal.create(tmp_path / "run", PLAN).close()
+    with pytest.raises(RunError, match="is no part of this run"):
+        journal.read(tmp_path / "run").replay({"event": "replay", "file": name})
 
 
 @pytest.mark.attack

@@ -4,17 +4,20 @@ RUN_DIR/journal.jsonl     one event a line, appended and synced
 RUN_DIR/replays/000.npz   records and iterations of one replay, written before its event
 """
 
+import errno
 import json
 import math
 import os
 import secrets
+import stat
+import tokenize
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import IO, Any
-from zipfile import BadZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +50,8 @@ _CONTENT = {
 }
 """Event → what it must hold."""
 
+_NUMBERS = {"at_s", "elapsed_s"}
+_PLAIN = {"digest", "file", "max_num_seqs", "purpose", "trial", "window", "worker"}
 _NEVER = {"an event that is not known"}
 
 _STORED_PURPOSES = {
@@ -62,6 +67,16 @@ _PURPOSES = {stored: purpose for purpose, stored in _STORED_PURPOSES.items()}
 
 _INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int | None}}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
+
+MOST_UNPACKED = 8 << 30
+"""Bytes of one replay: a hundred thousand requests of a thousand tokens are a tenth of that."""
+
+_AS_IT_LIES = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_DAMAGED = (
+    *(ArithmeticError, BadZipFile, EOFError, LookupError, MemoryError, RuntimeError),
+    *(SyntaxError, TypeError, ValueError, tokenize.TokenError, zlib.error),
+)
+"""What numpy, zipfile and json raise for what tuner did not write."""
 
 
 @dataclass(slots=True)
@@ -136,14 +151,20 @@ class Journal:
         return self._replays[name]
 
     def _read_replay(self, path: Path) -> Replay:
+        hint = "Start again in another --run-dir."
+        if path.parent != self.run_dir / "replays":
+            raise RunError(f"{path}: is no part of this run", hint=hint)
         try:
             # numpy leaves a file open that it opened itself and cannot read
-            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
-                return _unpack(data)
-        except (OSError, ValueError, KeyError, EOFError, BadZipFile, zlib.error) as error:
-            raise RunError(
-                f"{path}: cannot be read back ({error})", hint="Start again in another --run-dir."
-            ) from error
+            with os.fdopen(os.open(path, _AS_IT_LIES), "rb") as file:
+                _check_size(file)
+                with np.load(file, allow_pickle=False) as data:
+                    return _unpack(data)
+        except OSError as error:
+            why = error.strerror or error
+            raise RunError(f"{path}: cannot be read back ({why})", hint=hint) from error
+        except _DAMAGED as error:
+            raise RunError(f"{path}: cannot be read back, it is damaged", hint=hint) from error
 
     @property
     def clock_s(self) -> float:
@@ -177,6 +198,24 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     journal = Journal(run_dir, _file=file, before=before)
     journal.append("plan", format=FORMAT, plan=dict(plan))
     return journal
+
+
+def _check_regular(file: IO[bytes]) -> None:
+    """Refuse a pipe or a device, of which nothing or too much would come. Raises OSError."""
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        raise OSError(errno.EINVAL, "it is no file")
+
+
+def _check_size(file: IO[bytes]) -> None:
+    """Refuse what is no file, or would fill the memory once unpacked. Raises OSError, BadZipFile.
+
+    What numpy unpacks is bounded by what the file's directory says.
+    """
+    _check_regular(file)
+    with ZipFile(file) as archive:
+        if sum(one.file_size for one in archive.infolist()) > MOST_UNPACKED:
+            raise BadZipFile
+    file.seek(0)
 
 
 def _opened(path: Path, flags: int, *, inside: Path | None = None) -> int:
@@ -257,10 +296,27 @@ def _events(run_dir: Path) -> tuple[list[Event], int]:
     return events, whole_bytes
 
 
+def _is_event(event: object) -> bool:
+    """Whether it has what events of its name have, and numbers and words where they are looked at
+    before anything is made of them."""
+    if not isinstance(event, dict):
+        return False
+    missing = _CONTENT.get(str(event.get("event")), _NEVER) - event.keys()
+    numbers = [event[name] for name in _NUMBERS & event.keys()]
+    words = [event[name] for name in _PLAIN & event.keys()]
+    return (
+        not missing
+        and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+        and not any(isinstance(one, list | dict) for one in words)
+    )
+
+
 def _read(path: Path) -> tuple[list[Event], int]:
     """Return the events and how many bytes of whole lines they take."""
     try:
-        content = path.read_bytes()
+        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            _check_regular(file)
+            content = file.read()
     except FileNotFoundError:
         raise RunError(
             f"{path}: no run to resume", hint="Run without --resume, or name its --run-dir."
@@ -272,12 +328,9 @@ def _read(path: Path) -> tuple[list[Event], int]:
     for number, line in enumerate(whole.splitlines(), 1):
         try:
             event = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             event = None
-        if (
-            not isinstance(event, dict)
-            or _CONTENT.get(str(event.get("event")), _NEVER) - event.keys()
-        ):
+        if not _is_event(event):
             raise RunError(
                 f"{path}:{number}: not an event", hint="Start again in another --run-dir."
             )

@@ -5,7 +5,9 @@ import signal
 import subprocess
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -14,6 +16,8 @@ from tuner.errors import UsageError
 ray = pytest.importorskip("ray")
 
 from tuner.runs.cluster import session  # noqa: E402 - imports ray
+from tuner.runs.cluster.kinds import describe_here  # noqa: E402
+from tuner.runs.cluster.site import described  # noqa: E402
 
 
 @pytest.mark.parametrize(
@@ -66,6 +70,36 @@ def test_a_cluster_without_a_token_is_warned_of(monkeypatch: pytest.MonkeyPatch)
     assert "asks for no token" in caution
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     assert joined.cautions() == ()
+
+
+class OneNode:
+    """A session with one node, and what that says of itself."""
+
+    def __init__(self, answer: object) -> None:
+        self._answer = answer
+
+    def ask(self, _function: object, _nodes: object) -> dict[str, object]:
+        return {"n": self._answer}
+
+
+HERE = describe_here()
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        ({"device": {}}, "tuner does not run there"),
+        (replace(HERE, versions=cast("Any", ["vllm"])), "makes no sense"),
+        (replace(HERE, device=cast("Any", "\x1b[2J")), "makes no sense"),
+        (replace(HERE, versions={**HERE.versions, "python": "\x1b[2J"}), "python is"),
+        (replace(HERE, code="0" * 16), "the modules of tuner differ"),
+    ],
+)
+def test_a_node_that_says_nonsense_of_itself_is_left_out(answer: object, why: str) -> None:
+    said, left_out = described(cast("session.RaySession", OneNode(answer)), [])
+    assert said == {}
+    assert why in left_out["n"]
 
 
 LOCAL_AND_STRANGERS = """

@@ -157,6 +157,8 @@ def described(
     for node, answer in session.ask(describe_node, nodes).items():
         if not isinstance(answer, Description):
             left_out[node] = f"tuner does not run there: {answer}"
+        elif not all(isinstance(one, Mapping) for one in (answer.device, answer.versions)):
+            left_out[node] = "what it says of itself makes no sense"
         elif (why := _other_software(here, answer)) is not None:
             left_out[node] = why
         else:
