@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.engines.seam import Engine, EngineRequest, Reply, RequestFailedError
+from tuner.replay.live_reading import RECENT, LiveReading, reading
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.priority import punctual
 from tuner.replay.records import Outcome, Replay, RequestRecord
@@ -41,8 +42,8 @@ class CutRule:
     """Wait so long after the last request was due for what is unfinished; None: for all of it."""
 
 
-Progress = Callable[[float, int, int], None]
-"""Called with (elapsed seconds, requests done, requests in flight)."""
+Progress = Callable[[LiveReading], None]
+"""Called four times a second."""
 
 
 @dataclass(slots=True)
@@ -215,12 +216,27 @@ class _Run:
         except BaseExceptionGroup as failures:
             raise _first(failures) from None
 
+    def _reading(self, now_s: float) -> LiveReading:
+        """Return what the clients see now."""
+        recent = [*self.landed[-RECENT:], *self.flights.values()]
+        return reading(
+            now_s,
+            done=len(self.landed),
+            flying=[flight.replies[0] for flight in self.flights.values()],
+            in_flight=len(self.flights),
+            ttft_s=[
+                first_s - self.start_s - flight.due_s
+                for flight in recent
+                if (first_s := flight.replies[0].first_token_s) is not None
+            ],
+        )
+
     async def _watch(self) -> None:
         while True:
             await asyncio.sleep(WATCH_S)
             now_s = self.loop.time() - self.start_s
             if self.progress is not None:
-                self.progress(now_s, len(self.landed), len(self.flights))
+                self.progress(self._reading(now_s))
             rule = self.cut_rule
             if rule.drain_s is not None and now_s >= self.plan[-1].planned_s + rule.drain_s:
                 return

@@ -147,12 +147,13 @@ class KillsWorkers:
 
     def stage(self, text: str) -> None: ...
     def warn(self, text: str) -> None: ...
+    def believed(self, best: int, agreeing: int, draws: int) -> None: ...
     def measured(self, what: str, measurement: Measurement) -> None: ...
 
     def trial(self, what: str, _length_s: float) -> None:
         self.under_way = what
 
-    def live(self, _elapsed_s: float, _done: int, _in_flight: int) -> None:
+    def live(self, _seen: object) -> None:
         if "two workers" in self.under_way and not self.killed:
             workers = cores() - self.spared
             self.killed = len(workers)

@@ -80,7 +80,8 @@ class Notes:
                 raise KeyboardInterrupt
             self.stop_at -= 1
 
-    def live(self, elapsed_s: float, done: int, in_flight: int) -> None: ...
+    def live(self, seen: object) -> None: ...
+    def believed(self, best: int, agreeing: int, draws: int) -> None: ...
 
     def measured(self, what: str, measurement: Measurement) -> None:
         self.told.append(f"{what} {measurement.attainment:.2f}")

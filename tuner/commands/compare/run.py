@@ -71,7 +71,7 @@ def run(options: CompareOptions) -> None:
     book = open_run(where, plan)
     progress = RunProgress(sweep_settings_of(options, settings), None)
     comparing = Comparing(book)
-    read = DeviceMeter().read if options.engine == "vllm" else None
+    read = progress.reading(DeviceMeter().read if options.engine == "vllm" else None)
     for warning in not_said(options.trace, trace.warnings):
         progress.warn(warning)
     with kept(book, where), progress:

@@ -169,6 +169,7 @@ def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
 
 def _local_runner(begun: _Begun, evidence: Evidence, progress: RunProgress) -> LocalTrialRunner:
     read = None if begun.engines.is_simulated else DeviceMeter().read
+    read = progress.reading(read)
     runner = EngineRunner(begun.engines.vary({}), begun.plan.settings, evidence, progress, read)
     return LocalTrialRunner(runner, begun.engines.vary)
 

@@ -1,7 +1,7 @@
 """One trace of a sweep: read, measured on an engine or judged anew, and sealed in a profile."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -252,17 +252,19 @@ def confirming_of(options: SweepOptions, starter: Starter) -> Starter | None:
     return None
 
 
-def measured(
+def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
     traffic: SweptTraffic,
     starter: Starter,
     book: journal.Journal,
     watcher: Watcher,
     *,
     confirming: Starter | None = None,
+    shown: Callable[[Read | None], Read | None] = lambda read: read,
 ) -> SweepOutcome:
-    """Sweep one trace on one engine: all that its journal does not hold yet."""
+    """Sweep one trace on one engine: all that its journal does not hold yet. ``shown`` makes what
+    reads the device tell somebody besides."""
     execute = execute_on(starter, book)
-    read_device = device_of(starter, book.run_dir)
+    read_device = shown(device_of(starter, book.run_dir))
     if isinstance(starter, VllmStarter) and isinstance(confirming, VllmStarter):
         confirming.log = starter.log
     return execute(

@@ -138,7 +138,12 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
         keep_trace(traffic, book)
         with progress:
             found = measured(
-                traffic, starter, book, progress, confirming=confirming_of(options, starter)
+                traffic,
+                starter,
+                book,
+                progress,
+                confirming=confirming_of(options, starter),
+                shown=progress.reading,
             )
             outcome = beside_now(found, starter, options)
         return FinishedSweep(

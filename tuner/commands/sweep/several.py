@@ -141,7 +141,7 @@ def run(options: SweepOptions) -> None:
             keep_trace(one, books[name])
             for warning in not_said(paths[name], one.warnings):
                 progress.warn(f"{name}: {warning}")
-        read_device = device_of(starter, book.run_dir)
+        read_device = progress.reading(device_of(starter, book.run_dir))
         with progress:
             found = execute(sweep_traces(members, starter, book, read_device=read_device))
         wall_s = time.monotonic() - began_s

@@ -1,7 +1,8 @@
 """The output of ``tuner sweep``: progress on stderr while it runs, curve and verdict on stdout."""
 
+import math
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -21,13 +22,18 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
+from tuner.commands.shared.live_view import LiveView, in_flight
 from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of
+from tuner.profile.summary import block_of, minutes
+from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement, Spread
+from tuner.replay.readings import Read
+from tuner.replay.records import DEVICE
+from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import binds_of
 from tuner.runs.settings import SweepSettings
@@ -44,7 +50,7 @@ LEAST_SHARE = 0.005
 
 
 class RunProgress:
-    """Tells on stderr how the run goes: a live line on a terminal, plain lines elsewhere."""
+    """Tells on stderr how the run goes: a live view on a terminal, plain lines elsewhere."""
 
     def __init__(self, settings: SweepSettings, exporter: Exporter | None) -> None:
         self.console = Console(stderr=True, highlight=False)
@@ -52,46 +58,85 @@ class RunProgress:
         self.budget_s = settings.budget_s
         self.began_s = time.monotonic()
         self.what, self.window_s = "", 0.0
-        self.status = self.console.status("") if self.console.is_terminal else None
+        self.view = LiveView(self.console, ("ladder", "now", "device", "belief", "left"))
+        self.ladder = dict.fromkeys(doubling(settings.ceiling), False)
+        """Cap → whether it was measured."""
 
     def __enter__(self) -> Self:
-        if self.status is not None:
-            self.status.start()
+        self.view.__enter__()
         return self
 
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if self.status is not None:
-            self.status.stop()
+        self.view.__exit__(kind, error, traceback)
 
     def stage(self, text: str) -> None:
         self._line(text)
-        if self.status is not None:
-            self.status.update(shown(text))
+        self._show("", {"now": ""})
 
     def trial(self, what: str, length_s: float) -> None:
+        before = self._cap()
         self.what, self.window_s = what, length_s
-        if self.status is None:
+        if before in self.ladder and before != self._cap():
+            self.ladder[before] = True
+        if not self.view.is_on:
             self._line(f"{what}: {length_s:.0f}s")
+        self._show(f"{what}: {length_s:.0f} s", {"ladder": self._ladder(), "now": ""})
 
-    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
+    def live(self, seen: LiveReading) -> None:
         if self.exporter is not None:
-            self.exporter.in_flight.set(in_flight)
-        if self.status is not None:
-            left_s = max(0.0, self.window_s - elapsed_s)
-            self.status.update(
-                f"{self._clock()} {shown(self.what)}: {elapsed_s:.0f}s of {self.window_s:.0f}s, "
-                f"{left_s:.0f}s to go; {done} requests done, {in_flight} in flight"
-            )
+            self.exporter.in_flight.set(seen.in_flight)
+        if self.view.is_on:
+            title = f"{self.what}: {seen.elapsed_s:.0f} of {self.window_s:.0f} s, {seen.done} done"
+            self._show(title, {"now": in_flight(seen)}, at_once=False)
+
+    def reading(self, read: Read | None) -> Read | None:
+        """Return what reads the device as ``read`` does, and shows what it read."""
+        if read is None or not self.view.is_on:
+            return read
+
+        def seen() -> tuple[float, ...] | None:
+            row = read()
+            if row is not None:
+                self.view.rows["device"] = _device(row)
+            return row
+
+        return seen
+
+    def believed(self, best: int, agreeing: int, draws: int) -> None:
+        self._show("", {"belief": f"{best}, in {agreeing} of {draws} draws"})
+
+    def _show(self, title: str, rows: Mapping[str, str], *, at_once: bool = True) -> None:
+        left_s = self.budget_s - (time.monotonic() - self.began_s)
+        left = {"left": f"at most {minutes(max(0.0, left_s))}"}
+        title = f"{self._clock()} {title}" if title else self.view.title
+        self.view.show(title, {**rows, **left}, at_once=at_once)
+
+    def _cap(self) -> int:
+        """Return the cap of the step that is under way, its last word; 0 where it has none, as a
+        ramp up to a cap."""
+        name, _, word = self.what.rpartition(" ")
+        return int(word) if word.isdecimal() and not name.endswith(" to") else 0
+
+    def _ladder(self) -> str:
+        """Return the caps: measured, running, to come."""
+        now = self._cap()
+        done, here = ("✓", "▸") if self.console.encoding.startswith("utf") else ("+", ">")
+        return "  ".join(
+            f"{here}{cap}" if cap == now else f"{cap}{done}" if is_done else f"{cap}"
+            for cap, is_done in self.ladder.items()
+        )
 
     def measured(self, what: str, measurement: Measurement) -> None:
         one = measurement
         if self.exporter is not None:
             self.exporter.measured(one)
+        if one.max_num_seqs in self.ladder:
+            self.ladder[one.max_num_seqs] = True
         of_several = one.cut is not None and one.blocks > 1  # the bound is over all, the cut is not
         parts = [
             f"{what}: {_attainment(one)} within the SLO"
@@ -114,6 +159,22 @@ class RunProgress:
         return f"{minutes:02}:{seconds:02}"
 
 
+def _device(row: Sequence[float]) -> str:
+    """Return a reading of the device in words."""
+    one = dict(zip(DEVICE.names or (), row, strict=True))
+    parts = []
+    if math.isfinite(one["utilisation"]):
+        parts.append(f"{100 * one['utilisation']:.0f} % busy")
+    if math.isfinite(one["memory_bytes"]):
+        parts.append(f"{one['memory_bytes'] / 2**30:.1f} GiB in use")
+    if math.isfinite(one["others"]) and one["others"] >= LEAST_OTHERS:
+        parts.append(f"{100 * one['others']:.0f} % of the cores are others'")
+    return ", ".join(parts)
+
+
+LEAST_OTHERS = 0.05
+
+
 class NamedProgress:
     """Tells how the run of one trace of several goes."""
 
@@ -126,8 +187,11 @@ class NamedProgress:
     def trial(self, what: str, length_s: float) -> None:
         self._progress.trial(f"{self._name}: {what}", length_s)
 
-    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
-        self._progress.live(elapsed_s, done, in_flight)
+    def live(self, seen: LiveReading) -> None:
+        self._progress.live(seen)
+
+    def believed(self, best: int, agreeing: int, draws: int) -> None:
+        self._progress.believed(best, agreeing, draws)
 
     def measured(self, what: str, measurement: Measurement) -> None:
         self._progress.measured(f"{self._name}: {what}", measurement)

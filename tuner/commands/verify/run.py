@@ -16,6 +16,7 @@ from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
+from tuner.commands.shared.live_view import LiveView, in_flight
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.traffic import one_engines, served_in
@@ -35,6 +36,7 @@ from tuner.profile.profile import save
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
 from tuner.profile.summary import minutes
+from tuner.replay.live_reading import LiveReading
 from tuner.replay.readings import Read
 from tuner.runs import journal
 from tuner.runs.journal import Journal
@@ -101,6 +103,7 @@ class _Asked:
     question: Verification
     place: "_Place"
     tell: Callable[[str], None]
+    view: LiveView
 
 
 def _check_offline(options: VerifyOptions) -> None:
@@ -169,7 +172,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
             check_machine(profile, place.here)
     else:
         place, question = _running(options, options.url, profile, requests, question, tell)
-    return _Asked(requests, question, place, tell)
+    return _Asked(requests, question, place, tell, LiveView(console))
 
 
 def _requirements(options: VerifyOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
@@ -207,10 +210,25 @@ def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
 
 
 def _verified(asked: _Asked) -> Verified:
-    place = asked.place
-    work = verify(asked.requests, place.starter, asked.question, tell=asked.tell, read=place.read)
+    place, view = asked.place, asked.view
+    title = f"verifying max_num_seqs {asked.question.max_num_seqs}"
+
+    def progress(seen: LiveReading) -> None:
+        said = f"{title}: {seen.elapsed_s:.0f} s of this window, {seen.done} done"
+        view.show(said, {"now": in_flight(seen)})
+
+    work = verify(
+        asked.requests,
+        place.starter,
+        asked.question,
+        tell=asked.tell,
+        read=place.read,
+        progress=progress,
+    )
     try:
-        return place.execute(work)
+        with view:
+            view.show(f"{title}: an engine of its own", {}, at_once=True)
+            return place.execute(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
 

@@ -17,6 +17,7 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
+from tuner.commands.shared.live_view import LiveView
 from tuner.commands.shared.next_step import asked_for, command
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.live.watch.canary import LOGARITHMIC, CanaryGate
@@ -28,14 +29,6 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import percent
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.traffic.window import parse_duration_s
-
-COLOURS = {
-    "still valid": "green",
-    "promote": "green",
-    "drifting": "yellow",
-    "re-tune now": "red",
-    "roll back": "red",
-}
 
 TIMES = {
     "itl_ms": "between tokens",
@@ -93,23 +86,21 @@ class WatchProgress:
         self.console = Console(stderr=True, highlight=False)
         self.for_s = for_s
         self.began_s = time.monotonic()
-        self.status = self.console.status("") if self.console.is_terminal else None
+        self.view = LiveView(self.console)
         self.verdict = ""
 
     def __enter__(self) -> Self:
-        if self.status is not None:
-            self.status.start()
-            self.status.update("watching: the first window is not over yet")
+        self.view.__enter__()
+        self.view.show("watching: the first window is not over yet", {}, at_once=True)
         return self
 
     def __exit__(
         self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _traceback: TracebackType | None,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        if self.status is not None:
-            self.status.stop()
+        self.view.__exit__(kind, error, traceback)
 
     def warn(self, text: str) -> None:
         self.console.print(f"[yellow]Warning:[/] {shown(text)}", soft_wrap=True)
@@ -127,7 +118,7 @@ class WatchProgress:
             f"{seen.number}: {_load(seen)} ({seen.promised_running:.1f}){waiting}, "
             f"{shown_ms(seen.gap_ms)} ms/token ({shown_ms(seen.promised_gap_ms)}), {slowness}x"
         )
-        self._live(watch.windows, watch.verdict)
+        self._live(watch.windows, watch.verdict, _now(seen))
 
     def pair(self, baseline: WindowSummary, canary: WindowSummary, gate: CanaryGate) -> None:
         self._line(
@@ -137,21 +128,27 @@ class WatchProgress:
             f"{' ' * len(str(gate.pairs))}  canary   {_load(canary)}, "
             f"{shown_ms(canary.gap_ms)} ms/token"
         )
-        self._live(gate.pairs, gate.decision)
+        self._live(gate.pairs, gate.decision, _now(canary))
 
-    def _live(self, windows: int, verdict: str) -> None:
+    def _live(self, windows: int, verdict: str, now: Mapping[str, str]) -> None:
         if verdict != self.verdict:
             self._line(f"{windows}: {verdict}")
         self.verdict = verdict
-        if self.status is None:
-            return
         left_s = self.for_s - (time.monotonic() - self.began_s)
         left = "until Ctrl-C" if left_s > 1e9 else f"{max(0.0, left_s):.0f}s left"
-        colour = COLOURS.get(verdict, "bold")
-        self.status.update(f"window {windows}: [{colour}]{verdict}[/], {left}")
+        self.view.show(f"window {windows}: {verdict}", {**now, "left": left}, at_once=True)
 
     def _line(self, text: str) -> None:
         self.console.print(shown(text), soft_wrap=True)
+
+
+def _now(seen: WindowSummary) -> dict[str, str]:
+    """Return the newest window for the live view, each number beside what was promised of it."""
+    kv = "" if seen.kv_cache_usage is None else f", KV cache {100 * seen.kv_cache_usage:.0f} %"
+    slowness = "" if seen.slowness is None else f", {seen.slowness:.2f} times the law"
+    running = f"{_load(seen)} (promised {seen.promised_running:.1f})"
+    token = f"{shown_ms(seen.gap_ms)} ms (promised {shown_ms(seen.promised_gap_ms)})"
+    return {"now": f"{running}, {seen.waiting:.0f} waiting{kv}", "token": f"{token}{slowness}"}
 
 
 def _load(seen: WindowSummary) -> str:

@@ -13,6 +13,7 @@ from tuner.engines.sim.start import SimStarter
 from tuner.engines.vllm import installed
 from tuner.engines.vllm.start import VllmStarter, default_log
 from tuner.errors import TunerError
+from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.replay.records import Replay
 from tuner.runs.cluster.kinds import Description
@@ -64,8 +65,11 @@ class _Relay:
     def trial(self, what: str, length_s: float) -> None:
         self._say("trial", what, length_s)
 
-    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
+    def live(self, seen: LiveReading) -> None:
         """Too often to be carried."""
+
+    def believed(self, best: int, agreeing: int, draws: int) -> None:
+        self._say("believed", best, agreeing, draws)
 
     def measured(self, what: str, measurement: Measurement) -> None:
         self._say("measured", what, measurement)

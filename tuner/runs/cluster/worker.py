@@ -14,6 +14,7 @@ from tuner.engines import devices
 from tuner.engines.sim import virtual_time
 from tuner.engines.vllm import installed
 from tuner.errors import TunerError
+from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.runs.cluster.kinds import Description, describe_here
 from tuner.runs.cluster.notes import Notes, WorkerReport
@@ -58,7 +59,10 @@ class _Listener:
     def trial(self, what: str, length_s: float) -> None:
         """Nobody watches."""
 
-    def live(self, elapsed_s: float, done: int, in_flight: int) -> None:
+    def live(self, seen: LiveReading) -> None:
+        """Nobody watches."""
+
+    def believed(self, best: int, agreeing: int, draws: int) -> None:
         """Nobody watches."""
 
     def measured(self, what: str, measurement: Measurement) -> None:

@@ -204,6 +204,9 @@ class SweepRun:
             return await self.gather_windows(workload)
         while True:
             view = view_of(self.evidence, workload, self.settings)
+            if view is not None:
+                weighed = view.weighed
+                self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
             if view is not None and not view.is_believed:
                 self.watcher.warn(f"{view.doubt}: the windows must decide")
                 return await self.gather_windows(workload)

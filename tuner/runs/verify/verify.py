@@ -14,7 +14,7 @@ from tuner.replay.measure import measure
 from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
-from tuner.replay.replay import CutRule
+from tuner.replay.replay import CutRule, Progress
 from tuner.runs.verify.gates import Gate, gates, least_gate, required_gates
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_window
@@ -87,13 +87,14 @@ class Verified:
     replays: Sequence[Replay]
 
 
-async def verify(
+async def verify(  # noqa: PLR0913 - what is held against what, and who is told
     requests: Sequence[TraceRequest],
     starter: Starter,
     question: Verification,
     *,
     tell: Callable[[str], None],
     read: Read | None,
+    progress: Progress | None = None,
 ) -> Verified:
     """Start the engine, replay, and return the gates.
 
@@ -118,11 +119,12 @@ async def verify(
         if dropped:
             tell(f"Warning: {dropped} requests are longer than the engine takes: left out")
         windows = windows_of(kept, question)
-        replays = await _step(engine, windows, question, tell, read)
+        listeners = _Listeners(tell, read, progress)
+        replays = await _step(engine, windows, question, listeners)
         found = _judged(replays, windows, question, repeats=1)
         if question.repeats and not all(gate.kept for gate in found):
             tell("a promise looks broken: measuring once more")
-            replays += await _step(engine, windows, question, tell, read)
+            replays += await _step(engine, windows, question, listeners)
             found = _judged(replays, windows, question, repeats=2)
     finally:
         await engine.stop()
@@ -135,16 +137,21 @@ async def verify(
 Windows = Sequence[tuple[Window, Sequence[TraceRequest]]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Listeners:
+    """Who is told of a replay."""
+
+    tell: Callable[[str], None]
+    read: Read | None
+    progress: Progress | None
+
+
 async def _step(
-    engine: Engine,
-    windows: Windows,
-    question: Verification,
-    tell: Callable[[str], None],
-    read: Read | None,
+    engine: Engine, windows: Windows, question: Verification, listeners: _Listeners
 ) -> list[Replay]:
     replays = []
     for window, sent in windows:
-        replays.append(await _replayed(engine, window, sent, question, tell, read))
+        replays.append(await _replayed(engine, window, sent, question, listeners))
     return replays
 
 
@@ -192,14 +199,14 @@ def _slowed(sent: list[TraceRequest], window: Window, question: Verification) ->
     return scale_load(sent, most, seed=question.seed) if most < 1 else sent
 
 
-async def _replayed(  # noqa: PLR0913, PLR0917 - what is sent where
+async def _replayed(
     engine: Engine,
     window: Window,
     sent: Sequence[TraceRequest],
     question: Verification,
-    tell: Callable[[str], None],
-    read: Read | None,
+    listeners: _Listeners,
 ) -> Replay:
+    tell = listeners.tell
     prompt = partial(
         prompt_token_ids,
         seed=question.seed,
@@ -213,7 +220,8 @@ async def _replayed(  # noqa: PLR0913, PLR0917 - what is sent where
         window,
         max_num_seqs=question.max_num_seqs,
         rule=CutRule(question.slo, floor=0.0),
-        read=read,
+        read=listeners.read,
+        progress=listeners.progress,
         begun=lambda: tell(f"replaying {window} of the trace"),
         late=lambda error, _: tell(f"Warning: {error}; thrown away"),
     )

@@ -1,0 +1,111 @@
+"""The live view: on terminals alone, within their width, cheap, and gone in the end."""
+
+import io
+import time
+
+import pytest
+from rich.console import Console
+
+from tests.support.builders import measurement
+from tuner.commands.shared.live_view import LiveView, in_flight, is_live
+from tuner.commands.sweep.view import RunProgress
+from tuner.engines.seam import Reply
+from tuner.replay.live_reading import reading
+from tuner.runs.settings import SweepSettings
+
+SETTINGS = SweepSettings(
+    ceiling=8, slo=None, window="all", step_s=20.0, budget_s=600.0, headroom=1.0, fast=False,
+    fresh=False, closed_sessions=False, seed=0, trace_block_size=16,
+)  # fmt: skip
+
+
+def terminal(width: int = 80) -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=width, height=24)
+
+
+def replies(count: int) -> list[Reply]:
+    """Requests in flight that got a token every 20 ms, and one that got none."""
+    decoding = Reply(output_tokens=11, first_token_s=1.0, last_token_s=1.2)
+    return [*[decoding] * (count - 1), Reply()]
+
+
+@pytest.fixture(autouse=True)
+def _a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CI", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+
+
+def test_a_reading_counts_who_decodes_and_who_waits() -> None:
+    seen = reading(3.0, done=2, flying=replies(5), in_flight=5, ttft_s=[0.1] * 19 + [0.5])
+    assert (seen.decoding, seen.waiting) == (4, 1)
+    assert seen.tpot_s == pytest.approx(0.02)
+    assert in_flight(seen) == "4 decoding, 1 before a first token, TPOT 20.0 ms, p95 TTFT 100 ms"
+
+
+def test_before_any_token_there_is_nothing_to_tell_of_times() -> None:
+    seen = reading(0.3, done=0, flying=[Reply()], in_flight=1, ttft_s=[])
+    assert in_flight(seen) == "0 decoding, 1 before a first token"
+
+
+@pytest.mark.parametrize("name", ["CI", "NO_COLOR"])
+def test_whoever_asks_for_plain_lines_gets_them(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert is_live(terminal())
+    monkeypatch.setenv(name, "1")
+    assert not is_live(terminal())
+
+
+def test_what_is_no_terminal_gets_plain_lines() -> None:
+    assert not is_live(Console(file=io.StringIO()))
+
+
+def test_no_line_is_longer_than_the_terminal_is_wide() -> None:
+    console = terminal(40)
+    view = LiveView(console)
+    view.show("a\x1b[2J" + "x" * 100, {"now": "y" * 100, "left": ""})
+    lines = console.render_lines(view.text(), pad=False)
+    assert [sum(part.cell_length for part in line) <= 40 for line in lines] == [True, True]
+    assert "\\x1b[2J" in view.text().plain
+
+
+def test_it_leaves_nothing_on_the_terminal_but_what_was_printed() -> None:
+    console = terminal()
+    with LiveView(console) as view:
+        view.show("under way", {"now": "4 decoding"}, at_once=True)
+        console.print("00:01 a line")
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    said = file.getvalue()
+    assert "under way" in said
+    assert said.count("\x1b[?25l") == said.count("\x1b[?25h") == 1
+    assert said.rstrip().endswith("\x1b[2K")  # the last thing done is to clear its lines
+
+
+def test_a_run_shows_its_ladder_its_belief_and_what_is_left() -> None:
+    progress = RunProgress(SETTINGS, None)
+    progress.trial("short 1", 5.0)
+    progress.trial("ladder 4", 20.0)
+    progress.measured("ladder 4", measurement(4))
+    progress.trial("ladder 8", 20.0)
+    progress.believed(4, 37, 40)
+    rows = progress.view.rows
+    assert list(rows) == ["ladder", "now", "device", "belief", "left"]
+    assert rows["ladder"].replace("+", "✓").replace(">", "▸") == "1✓  2  4✓  ▸8"
+    assert rows["belief"] == "4, in 37 of 40 draws"
+    assert rows["left"].startswith("at most ")
+
+
+def test_a_second_of_it_costs_less_than_a_hundredth_of_a_core() -> None:
+    """At 10,000 tokens a second: 250 requests in flight, a token every 25 ms."""
+    flying, ttft_s = replies(250), [0.1] * 450
+    with LiveView(terminal()) as view:
+        began_s = time.process_time()
+        for _ in range(25):
+            for _ in range(3):
+                reading(3.0, done=900, flying=flying, in_flight=250, ttft_s=ttft_s)
+            seen = reading(3.0, done=900, flying=flying, in_flight=250, ttft_s=ttft_s)
+            for _ in range(2):
+                rows = {name: in_flight(seen) for name in ("ladder", "now", "device", "belief")}
+                view.show("ladder 256", rows, at_once=True)
+        a_second_s = (time.process_time() - began_s) / 25
+    assert a_second_s < 0.01
