@@ -14,7 +14,7 @@ from tuner.engines.seam import (
     RequestFailedError,
 )
 from tuner.engines.server.client import StreamingClient
-from tuner.engines.server.engine_control import EngineControl
+from tuner.engines.server.engine_control import ControlledEngine, EngineControl
 from tuner.engines.server.protocol import Served
 from tuner.engines.server.serve_process import ServeProcess
 from tuner.errors import EngineError
@@ -29,7 +29,7 @@ _DEATH_S = 10.0
 """How long a server whose engine is gone may take to end itself."""
 
 
-class ServerEngine:
+class ServerEngine(ControlledEngine):
     """See the seam: tuner.engines.seam.Engine."""
 
     def __init__(  # noqa: PLR0913 - what it is made of
@@ -42,16 +42,15 @@ class ServerEngine:
         model: str,
         by_priority: bool,
     ) -> None:
+        super().__init__(control)
         self.facts = facts
-        self._process, self._client, self._control = process, client, control
+        self._process, self._client = process, client
         self._model, self._by_priority = model, by_priority
         self._name = secrets.token_hex(4)
         self._numbers = count()
         self._replies: dict[str, Reply] = {}
         """By the request's name: what the log has still to say of them."""
 
-        self._in_flight = 0
-        self._stopped = False
         self._loop = asyncio.get_running_loop()
         self._ended = asyncio.Event()
         self._ends = os.pidfd_open(process.pid)
@@ -79,24 +78,6 @@ class ServerEngine:
             self._in_flight -= 1
         if reply.output_tokens != request.output_length:
             raise RequestFailedError(f"{reply.output_tokens} of {request.output_length} tokens")
-
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._check_running()
-        self._check_idle()
-        await self._control.drained()
-        await self._control.set_limits(
-            self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
-        )
-
-    async def is_idle(self) -> bool:
-        self._check_running()
-        return await self._control.is_idle() and not self._in_flight
-
-    async def reset_prefix_cache(self) -> None:
-        self._check_running()
-        if not self._in_flight:  # else it is refused at once
-            await self._control.drained()
-        await self._control.reset_prefix_cache()
 
     async def take_iterations(self) -> IterationLog:
         self._check_running()
@@ -159,25 +140,9 @@ class ServerEngine:
             reply.cached_tokens, reply.preemptions = one.cached_tokens, one.preemptions
 
     def _check_running(self) -> None:
-        if self._stopped:
-            raise EngineError("the engine is stopped", hint="Start another one.")
+        super()._check_running()
         if self._ended.is_set():
             raise self._dead()
-
-    def _check_idle(self) -> None:
-        if self._in_flight:
-            raise EngineError(
-                "the limits cannot change: requests are in flight",
-                hint="Let the replay drain first.",
-            )
-
-    def _check_length(self, request: EngineRequest) -> None:
-        """Refuse what a server would refuse, without a request of its own."""
-        length = len(request.prompt_token_ids) + request.output_length
-        if length > self.facts.max_model_len:
-            raise RequestFailedError(
-                f"{length} tokens of prompt and output, max_model_len is {self.facts.max_model_len}"
-            )
 
     def _has_ended(self) -> None:
         """On the event loop: the guardian is no more, and nobody has stopped it."""

@@ -8,7 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.engines.seam import ITERATION, EngineFacts, IterationLog
+from tuner.engines.seam import (
+    ITERATION,
+    EngineFacts,
+    EngineRequest,
+    IterationLog,
+    RequestFailedError,
+)
 from tuner.engines.server import control_client
 from tuner.engines.server.protocol import (
     VERSION,
@@ -127,3 +133,48 @@ class EngineControl:
             if (dead := self._dead()) is not None:
                 raise dead from problem
             raise EngineError(f"the engine refuses: {problem}", hint=problem.hint) from problem
+
+
+class ControlledEngine:
+    """The part of an engine that its control socket answers. See the seam: Engine."""
+
+    facts: EngineFacts
+
+    def __init__(self, control: EngineControl) -> None:
+        self._control = control
+        self._in_flight = 0
+        self._stopped = False
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._check_running()
+        if self._in_flight:
+            raise EngineError(
+                "the limits cannot change: requests are in flight",
+                hint="Let the replay drain first.",
+            )
+        await self._control.drained()
+        await self._control.set_limits(
+            self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
+        )
+
+    async def is_idle(self) -> bool:
+        self._check_running()
+        return await self._control.is_idle() and not self._in_flight
+
+    async def reset_prefix_cache(self) -> None:
+        self._check_running()
+        if not self._in_flight:  # else it is refused at once
+            await self._control.drained()
+        await self._control.reset_prefix_cache()
+
+    def _check_running(self) -> None:
+        if self._stopped:
+            raise EngineError("the engine is stopped", hint="Start another one.")
+
+    def _check_length(self, request: EngineRequest) -> None:
+        """Refuse what vLLM would refuse, or cut short without a word."""
+        length = len(request.prompt_token_ids) + request.output_length
+        if length > self.facts.max_model_len:
+            raise RequestFailedError(
+                f"{length} tokens of prompt and output, max_model_len is {self.facts.max_model_len}"
+            )

@@ -20,7 +20,7 @@ from tuner.engines.seam import (
     Reply,
     RequestFailedError,
 )
-from tuner.engines.server.engine_control import EngineControl
+from tuner.engines.server.engine_control import ControlledEngine, EngineControl
 from tuner.engines.server.protocol import About
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm import llm as vllm_llm
@@ -47,22 +47,18 @@ _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: at
 """What vLLM's log says of its choice, which its configuration does not."""
 
 
-class VllmEngine:
+class VllmEngine(ControlledEngine):
     """See the seam: tuner.engines.seam.Engine."""
-
-    facts: EngineFacts
 
     def __init__(
         self, llm: Llm, context: CoreContext, control: Path, log: Path, log_start: int
     ) -> None:
+        super().__init__(EngineControl(control, dead=self._death))
         self._llm = llm
         self._context = context
         self._log = log
         self._log_start = log_start
-        self._control = EngineControl(control, dead=self._death)
         self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
-        self._in_flight = 0
-        self._stopped = False
         self._memory_before: Mapping[str, int] = {}
 
     @classmethod
@@ -162,28 +158,6 @@ class VllmEngine:
                 f"{reply.output_tokens} of {request.output_length} tokens, then {reason}"
             )
 
-    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        if self._in_flight:
-            raise EngineError(
-                "the limits cannot change: requests are in flight",
-                hint="Let the replay drain first.",
-            )
-        self._check_running()
-        await self._control.drained()
-        await self._control.set_limits(
-            self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
-        )
-
-    async def is_idle(self) -> bool:
-        self._check_running()
-        return await self._control.is_idle() and not self._in_flight
-
-    async def reset_prefix_cache(self) -> None:
-        self._check_running()
-        if not self._in_flight:  # else it is refused at once
-            await self._control.drained()
-        await self._control.reset_prefix_cache()
-
     async def take_iterations(self) -> IterationLog:
         self._check_running()
         log, _ = await self._control.take_log()
@@ -208,18 +182,6 @@ class VllmEngine:
             await asyncio.sleep(0)
         await self.reset_prefix_cache()
         await self.take_iterations()
-
-    def _check_running(self) -> None:
-        if self._stopped:
-            raise EngineError("the engine is stopped", hint="Start another one.")
-
-    def _check_length(self, request: EngineRequest) -> None:
-        """Refuse what vLLM would cut short without a word."""
-        length = len(request.prompt_token_ids) + request.output_length
-        if length > self.facts.max_model_len:
-            raise RequestFailedError(
-                f"{length} tokens of prompt and output, max_model_len is {self.facts.max_model_len}"
-            )
 
     def _death(self) -> EngineError | None:
         """Return what the engine died of; None while its processes live."""
