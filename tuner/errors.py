@@ -10,7 +10,8 @@ TunerError
 │   │   └── ByHandError   starts vLLM in a way that is not edited
 │   └── RunError          the run directory
 ├── EngineError       4   the engine refused, failed or died
-│   └── GeneratorLateError    the replay, not the engine, was the bottleneck
+│   ├── GeneratorLateError    the replay, not the engine, was the bottleneck
+│   └── StoodStillError       it lives and does nothing
 ├── UndecidedError    5   no decision can be defended
 ├── GateError         6   a check failed
 └── Interrupted     130   the user stopped the run
@@ -86,6 +87,14 @@ class EngineError(TunerError):
 
 class GeneratorLateError(EngineError):
     """Requests left so late that the numbers describe the replay and not the engine."""
+
+
+class StoodStillError(EngineError):
+    """The engine lives, has work, and did nothing for ``seconds``."""
+
+    def __init__(self, message: str, *, hint: str, seconds: float) -> None:
+        super().__init__(message, hint=hint)
+        self.seconds = seconds
 
 
 class UndecidedError(TunerError):

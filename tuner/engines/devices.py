@@ -4,6 +4,7 @@ import math
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -191,6 +192,19 @@ def family() -> set[int]:
 def alive() -> set[int]:
     """Return those of them that have not ended: one that nobody has asked after yet has."""
     return {one.pid for one in _family() if _is_running(one)}
+
+
+def state_of(pids: Iterable[int]) -> str:
+    """Say what of these processes and all that they have started stands in nobody's power."""
+    for pid in pids:
+        with suppress(psutil.Error):
+            process = psutil.Process(pid)
+            for one in (process, *process.children(recursive=True)):
+                if one.status() in {psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP}:
+                    return f": process {one.pid} was stopped by a signal"
+                if one.status() == psutil.STATUS_DISK_SLEEP:
+                    return f": process {one.pid} waits for the kernel, as for a driver that hangs"
+    return ""
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -2,18 +2,33 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
 from tuner.engines import provenance
+from tuner.engines.seam import Reply, Stalls
 from tuner.engines.vllm.failure import last_line
 from tuner.engines.vllm.log import said_since, size_of
-from tuner.errors import EngineError, UsageError
+from tuner.errors import EngineError, StoodStillError, UsageError
 
 START_ON_CPU_S = 600.0
 START_S = 1800.0
 """With an accelerator: weights of hundreds of GB are read and graphs captured."""
+
+STALL_S = 3.0
+"""An engine that has work and does not move for so long stands still."""
+
+STALL_FACTOR = 3.0
+"""So many times as long as it usually needs: an iteration may take seconds on a slow machine."""
+
+HANG_S = 30.0
+HANG_FACTOR = 20.0
+"""The same, after which it is taken to have stopped for good."""
+
+_LOOK_S = 0.5
+_ASK_S = 1.0
+"""After so long without a token it is asked for its iterations: a long prompt takes many."""
 
 _START = "TUNER_START_TIMEOUT"
 
@@ -58,3 +73,106 @@ async def started_in_time(log: Path) -> AsyncIterator[None]:
 
 def _longer(limit_s: float) -> str:
     return f"{max(1, round(3 * limit_s / 60))}m"
+
+
+class MoveWatch:
+    """Tells when an engine that has work does not move, and ends it when it has for too long.
+
+    It moves when a token comes or an iteration ends. ``iterations`` returns how many have ended
+    since it was called last; ``end`` ends the engine, so that whoever waits for it is told;
+    ``doing`` says what is seen of its processes.
+    """
+
+    def __init__(
+        self,
+        iterations: Callable[[], Awaitable[int]],
+        end: Callable[[StoodStillError], None],
+        doing: Callable[[], str] = str,
+    ) -> None:
+        self._iterations, self._end, self._doing = iterations, end, doing
+        self.stalls = Stalls()
+        self._replies: dict[int, Reply] = {}
+        self._tokens = self._seen = 0
+        self._is_asked = self._has_iterated = False
+        self.begin()
+        self._watching: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
+
+    def begin(self) -> None:
+        """Forget what the start has shown: its requests are short."""
+        self._has_moved, self._longest_s = False, (0.0, 0.0)
+
+    @contextmanager
+    def over(self, reply: Reply | None = None) -> Iterator[None]:
+        """Watch it while somebody waits for a reply, or for anything else of it."""
+        reply = reply or Reply()
+        self._replies[id(reply)] = reply
+        if self._watching is None:
+            self._watching = asyncio.get_running_loop().create_task(self._watch())
+        try:
+            yield
+        finally:
+            del self._replies[id(reply)]
+            self._tokens += reply.output_tokens
+            if not self._replies:
+                self._watching.cancel()
+                self._watching = None
+
+    @property
+    def usual_s(self) -> float:
+        """Return the longest that it has needed, but for once: that may have been a stall."""
+        return self._longest_s[1]
+
+    async def _watch(self) -> None:
+        loop = asyncio.get_running_loop()
+        looked_s = loop.time()
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            now_s = loop.time()
+            passed_s = min(now_s - looked_s, 2 * _LOOK_S)  # the rest we have stood still ourselves
+            looked_s = now_s
+            if self._has_moved_on():
+                self._goes_on()
+                continue
+            self.stalls.now_s += passed_s
+            if self.stalls.now_s > self._patience_s():
+                self._end(self._stood_still())
+                return
+            if self.stalls.now_s >= _ASK_S and (self._asking is None or self._asking.done()):
+                self._asking = loop.create_task(self._ask())
+
+    def _has_moved_on(self) -> bool:
+        tokens = self._tokens + sum(reply.output_tokens for reply in self._replies.values())
+        if tokens != self._seen:
+            self._seen, self._is_asked = tokens, False
+            return True
+        iterated, self._has_iterated = self._has_iterated, False
+        return iterated
+
+    async def _ask(self) -> None:
+        with suppress(EngineError):  # whoever waits is told
+            found = await self._iterations()
+            self._has_iterated |= self._is_asked and found > 0  # the first are those of before
+            self._is_asked = True
+
+    def _goes_on(self) -> None:
+        seconds, self.stalls.now_s, self._has_moved = self.stalls.now_s, 0.0, True
+        if seconds >= max(STALL_S, STALL_FACTOR * self.usual_s):
+            self.stalls.lengths_s.append(seconds)
+        _, *longest = sorted((*self._longest_s, seconds))
+        self._longest_s = longest[1], longest[0]
+
+    def _patience_s(self) -> float:
+        """The first prompt may still be the start's: kernels are compiled for its length."""
+        if not self._has_moved:
+            return max(HANG_S, start_limit_s())
+        return max(HANG_S, HANG_FACTOR * self.usual_s)
+
+    def _stood_still(self) -> StoodStillError:
+        seconds = self.stalls.now_s
+        return StoodStillError(
+            f"The engine stands still: no iteration for {seconds:.0f} s with work waiting"
+            f"{self._doing()}",
+            hint="See its log, and what the kernel and the driver say (dmesg); then --resume.",
+            seconds=seconds,
+        )

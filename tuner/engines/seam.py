@@ -136,11 +136,25 @@ class Reply:
     """How long it was kept after its last token, until its whole batch was done; None without."""
 
 
+@dataclass(slots=True)
+class Stalls:
+    """How an engine has stood still though it had work; seconds. Nothing where it does not tell."""
+
+    now_s: float = 0.0
+    """How long it does so now; 0 while it moves."""
+
+    lengths_s: list[float] = field(default_factory=list)
+    """The stalls that have ended, in order."""
+
+
 class Engine(Protocol):
     """A started engine. Every method may raise EngineError."""
 
     @property
     def facts(self) -> EngineFacts: ...
+
+    @property
+    def stalls(self) -> Stalls: ...
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """Generate, filling ``reply``; return after the last token. Cancelling aborts the request.

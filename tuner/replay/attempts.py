@@ -1,10 +1,11 @@
-"""A replay, made again while our own requests left late: those numbers would be ours."""
+"""A replay, made again while our own requests left late, or the engine stood still meanwhile: those
+numbers would be ours, or nobody's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tuner.engines.seam import Engine
-from tuner.errors import GeneratorLateError
+from tuner.errors import EngineError, GeneratorLateError, StoodStillError
 from tuner.replay.generator_lag import check_generator
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.readings import Read, while_reading
@@ -13,7 +14,7 @@ from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.window import Window
 
 RETRIES = 3
-"""So often is a replay whose requests left late thrown away and made again."""
+"""So often is a replay thrown away and made again."""
 
 
 async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
@@ -25,18 +26,20 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
     rule: CutRule,
     read: Read | None,
     begun: Callable[[], None],
-    late: Callable[[GeneratorLateError, float], None],
+    late: Callable[[EngineError, float], None],
     name: str = "replay",
     progress: Progress | None = None,
 ) -> Replay:
     """Replay a window's plan with an empty prefix cache.
 
     ``begun`` is told of every attempt, ``late`` of every one that is thrown away with its elapsed
-    seconds. Raises GeneratorLateError when the requests stay late.
+    seconds. Raises GeneratorLateError when the requests stay late, StoodStillError when the engine
+    stands still every time.
     """
     retries = RETRIES
     while True:
         begun()
+        stalls = len(engine.stalls.lengths_s)
         await engine.reset_prefix_cache()
         replaying = replay(
             plan,
@@ -50,12 +53,26 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
         )
         result, device = await while_reading(replaying, read)
         try:
+            check_stalls(engine, stalls, what=f"max_num_seqs={max_num_seqs}")
             if rule.stop_after_s is None:  # else only its iterations count
                 check_generator([result])
-        except GeneratorLateError as error:
+        except (GeneratorLateError, StoodStillError) as error:
             late(error, result.elapsed_s)
             if not retries:
                 raise
             retries -= 1
         else:
             return replace(result, device=device, weight=window.weight)
+
+
+def check_stalls(engine: Engine, before: int, *, what: str) -> None:
+    """Refuse what was measured since the engine had stood still ``before`` times.
+
+    Raises StoodStillError when it has again: of what passed meanwhile the load is not the cause.
+    """
+    if lengths_s := engine.stalls.lengths_s[before:]:
+        raise StoodStillError(
+            f"{what}: the engine stood still for {max(lengths_s):.0f} s",
+            hint="See what stops it: the machine's log and the driver's; then --resume.",
+            seconds=max(lengths_s),
+        )

@@ -3,18 +3,22 @@
 Everything measured is in the journal when a call returns.
 """
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Protocol
+from typing import Protocol, TypeVar
 
-from tuner.engines.seam import Engine, EngineFacts, Starter
-from tuner.errors import EngineError, GeneratorLateError
-from tuner.replay.attempts import replay_in_time
+from tuner.engines.patience import STALL_S
+from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
+from tuner.errors import EngineError, StoodStillError
+from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.replay.plan import plan_requests
+from tuner.replay.probe import probe
 from tuner.replay.ramp import ramp
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
@@ -27,6 +31,11 @@ from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
+
+Result = TypeVar("Result")
+
+LOOK_S = 1.0
+"""How often it is looked whether the engine moves."""
 
 FRESH_PROMPTS = 10**9
 """Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""
@@ -98,6 +107,15 @@ class EngineRunner:
             engine, self.engine = self.engine, None
             await engine.stop()
 
+    async def probe(self, engine: Engine, requests: Sequence[TraceRequest], purpose: str) -> None:
+        """Time some requests one at a time on an idle engine, and keep that."""
+        results = await self.unbroken(
+            "one at a time",
+            engine,
+            lambda: probe(requests, engine, prompt=self.prompts(engine.facts)),
+        )
+        self.recorder.add_probes(results, purpose=purpose)
+
     async def ramp(
         self, engine: Engine, purpose: str, ceiling: int, workload: Workload, length_s: float
     ) -> None:
@@ -108,14 +126,18 @@ class EngineRunner:
         number = len(self.evidence.trials())
         rows = count(FRESH_PROMPTS * (1 + number))
         prompt = self.prompts(engine.facts)
-        log, begin_s = await ramp(
-            workload.judged,
+        log, begin_s = await self.unbroken(
+            what,
             engine,
-            ceiling=ceiling,
-            length_s=length_s,
-            tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
-            prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
-            seed=self.settings.seed + number,
+            lambda: ramp(
+                workload.judged,
+                engine,
+                ceiling=ceiling,
+                length_s=length_s,
+                tpot_s=workload.unloaded.tpot_s or workload.unloaded.ttft_s,
+                prompt=lambda one: prompt(replace(one, row=next(rows), hash_ids=())),
+                seed=self.settings.seed + number,
+            ),
         )
         if not len(log):
             raise EngineError(
@@ -145,9 +167,9 @@ class EngineRunner:
         window: Window,
         rule: CutRule,
     ) -> Replay:
-        """Replay these requests of a window; again when our own sending was late.
+        """Replay these requests of a window; see ``replay_in_time``.
 
-        Raises GeneratorLateError when it stays late.
+        Raises GeneratorLateError when it stays late, StoodStillError.
         """
         what = f"{in_words(purpose)} {cap}"
         plan = plan_requests(
@@ -158,22 +180,68 @@ class EngineRunner:
             turns=turns_of(requests) if self.settings.closed_sessions else None,
         )
 
-        def late(error: GeneratorLateError, elapsed_s: float) -> None:
-            self.recorder.add_late(what, str(error), elapsed_s)
-            self.watcher.warn(f"{error}; thrown away")
+        async with self.watched(what, engine):
+            return await replay_in_time(
+                plan,
+                engine,
+                window,
+                max_num_seqs=cap,
+                rule=rule,
+                read=self.read_device,
+                begun=lambda: self.watcher.trial(what, window.replay_s),
+                late=partial(self.late, what),
+                name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
+                progress=self.watcher.live,
+            )
 
-        return await replay_in_time(
-            plan,
-            engine,
-            window,
-            max_num_seqs=cap,
-            rule=rule,
-            read=self.read_device,
-            begun=lambda: self.watcher.trial(what, window.replay_s),
-            late=late,
-            name=f"{purpose}-{cap}-{len(self.evidence.journal.events)}",
-            progress=self.watcher.live,
-        )
+    def late(self, what: str, error: EngineError, elapsed_s: float) -> None:
+        """Note what is thrown away: our sending was late, or the engine stood still."""
+        self.recorder.add_late(what, str(error), elapsed_s)
+        self.watcher.warn(f"{error}; thrown away")
+
+    @asynccontextmanager
+    async def watched(self, what: str, engine: Engine) -> AsyncIterator[None]:
+        """Say and write down when the engine stands still, and when that ends it."""
+        saying = asyncio.ensure_future(self._say_stalls(what, engine.stalls))
+        try:
+            yield
+        except StoodStillError as error:
+            if engine.stalls.now_s:  # that has ended it
+                self.recorder.add_late(what, str(error), error.seconds)
+            raise
+        finally:
+            saying.cancel()
+
+    async def _say_stalls(self, what: str, stalls: Stalls) -> None:
+        said = False
+        while True:
+            await asyncio.sleep(LOOK_S)
+            said, before = stalls.now_s >= STALL_S, said
+            if said and not before:
+                self.recorder.add_stall(what)
+                self.watcher.warn(
+                    f"{what}: the engine has not moved for {stalls.now_s:.0f} s with work waiting"
+                )
+
+    async def unbroken(
+        self, what: str, engine: Engine, measure: Callable[[], Awaitable[Result]]
+    ) -> Result:
+        """Measure; again while the engine stands still meanwhile. Raises StoodStillError when it
+        does every time."""
+        loop = asyncio.get_running_loop()
+        async with self.watched(what, engine):
+            for left in reversed(range(RETRIES + 1)):
+                begun_s, stalls = loop.time(), len(engine.stalls.lengths_s)
+                found = await measure()
+                try:
+                    check_stalls(engine, stalls, what=what)
+                except StoodStillError as error:
+                    self.late(what, error, loop.time() - begun_s)
+                    if not left:
+                        raise
+                else:
+                    return found
+        raise AssertionError
 
     def prompts(self, facts: EngineFacts) -> Callable[[TraceRequest], list[int]]:
         return partial(

@@ -29,8 +29,12 @@ class Recorder:
         self.append("choice", **asdict(selection))
 
     def add_late(self, what: str, why: str, elapsed_s: float) -> None:
-        """Note a replay that was thrown away because our own sending was late."""
+        """Note what was thrown away: our own sending was late, or the engine stood still."""
         self.append("late", what=what, why=why, elapsed_s=elapsed_s)
+
+    def add_stall(self, what: str) -> None:
+        """Note that the engine has work and does not move."""
+        self.append("stall", what=what)
 
     def begin(self, trial: Trial) -> None:
         """Note what is measured from here on, so that an interrupted run goes on with it."""

@@ -36,7 +36,7 @@ def proved(folder: Path, answer: Callable[[Server], Answer]) -> None:
             [sys.executable, "-c", "import time; time.sleep(600)"], environment={}, log=log
         )
         client = await StreamingClient.start(url, log=log)
-        control = EngineControl(server.path, dead=process.death)
+        control = EngineControl(server.path, dead=process.death, end=process.end, doing=str)
         engine = ServerEngine(facts(), process, client, control, model="m", by_priority=False)
         try:
             await engine.prove()

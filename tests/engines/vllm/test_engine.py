@@ -22,11 +22,13 @@ from tests.engines.conftest import (
 )
 from tests.support.places import ROOT
 from tests.support.processes import PATIENCE_S, cores, family, lives, wait_until
+from tuner.engines import patience
 from tuner.engines.seam import ArgumentValue, Reply, RequestFailedError
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.installed import version
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.vllm.supported import IN_PART, release
-from tuner.errors import EngineError
+from tuner.errors import EngineError, StoodStillError
 from tuner.system import scratch
 
 pytestmark = pytest.mark.vllm
@@ -196,6 +198,56 @@ def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
         await engine.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.faults
+@pytest.mark.parametrize(
+    "starts", [VllmStarter, pytest.param(ServerStarter, marks=pytest.mark.long)]
+)
+def test_an_engine_that_is_stopped_for_a_while_goes_on_and_for_good_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, starts: type[VllmStarter]
+) -> None:
+    monkeypatch.setattr(patience, "HANG_S", 6.0)
+    monkeypatch.setattr(patience, "HANG_FACTOR", 1.0)
+
+    before = cores()
+
+    async def main() -> None:
+        starter = starts(VLLM_CRAMPED, log=tmp_path / "vllm.log")
+        engine = await starter.start(max_num_seqs=2)
+        served = [pid for pid in family(os.getpid()) if "EngineCor" in name_of(pid)]
+        (core,) = served or cores() - before
+        await engine.generate(request(0, prompt=5, output=20), Reply())
+        first = Reply()
+        asking = asyncio.gather(
+            engine.generate(request(1, prompt=5, output=200), first),
+            *(engine.generate(request(n, prompt=5, output=200), Reply()) for n in range(2, 40)),
+        )
+        await until_it_generates(first)
+        os.kill(core, signal.SIGSTOP)
+        await asyncio.sleep(4.5)
+        assert engine.stalls.now_s > 2.0
+        os.kill(core, signal.SIGCONT)
+        while engine.stalls.now_s:  # noqa: ASYNC110 - another process gives no event
+            await asyncio.sleep(0.1)
+        assert [round(one) for one in engine.stalls.lengths_s] in ([3], [4], [5])
+        os.kill(core, signal.SIGSTOP)
+        said = rf"stands still: no iteration for \d+ s .*: process {core} was stopped by a signal"
+        with pytest.raises(StoodStillError, match=said):
+            await asking
+        with pytest.raises(StoodStillError):
+            await engine.take_iterations()
+        await engine.stop()
+        assert not lives(core)
+
+    asyncio.run(main())
+
+
+def name_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/comm").read_text() + Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return ""
 
 
 @pytest.mark.parametrize("shared", ["vllm"], indirect=True)

@@ -65,17 +65,15 @@ class ServerEngine(ControlledEngine):
         self._check_length(request)
         name = f"{self._name}-{next(self._numbers)}"
         self._replies[name] = reply
-        self._in_flight += 1
         try:
-            await self._client.complete(
-                self._body(request), reply, request_id=name, outputs=request.output_length
-            )
+            with self._control.generating(reply):
+                await self._client.complete(
+                    self._body(request), reply, request_id=name, outputs=request.output_length
+                )
         except RequestFailedError:
             if await self._is_dead():
                 raise self._dead() from None
             raise
-        finally:
-            self._in_flight -= 1
         if reply.output_tokens != request.output_length:
             raise RequestFailedError(f"{reply.output_tokens} of {request.output_length} tokens")
 
@@ -116,6 +114,7 @@ class ServerEngine(ControlledEngine):
                 f"{ours} of them and {len(served) - ours} others",
                 hint="Another server listens at the same port: end it, then try again.",
             )
+        self._control.watch.begin()
 
     def _body(self, request: EngineRequest) -> dict[str, Any]:
         body: dict[str, Any] = {

@@ -3,17 +3,21 @@
 import asyncio
 import base64
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
+from tuner.engines.patience import STALL_S, MoveWatch
 from tuner.engines.seam import (
     ITERATION,
     EngineFacts,
     EngineRequest,
     IterationLog,
+    Reply,
     RequestFailedError,
+    Stalls,
 )
 from tuner.engines.server import control_client
 from tuner.engines.server.protocol import (
@@ -27,7 +31,7 @@ from tuner.engines.server.protocol import (
     State,
     TakeLog,
 )
-from tuner.errors import EngineError, InputError, TunerError
+from tuner.errors import EngineError, InputError, StoodStillError, TunerError
 
 OPENS_S = 20.0
 """How long after an engine is ready its socket may still be missing: its thread looks around."""
@@ -40,12 +44,21 @@ _LOOK_S = 0.02
 Dead = Callable[[], EngineError | None]
 """Returns what the engine died of; None while it lives."""
 
+End = Callable[[StoodStillError], None]
+"""Ends the engine's processes, which are said to have died of this."""
+
 
 class EngineControl:
-    """Limits, idleness, prefix cache and log of one engine. Every method may raise EngineError."""
+    """Requests in flight, limits, idleness, prefix cache and log of one engine, which is ended when
+    it stands still for too long. Every method may raise EngineError."""
 
-    def __init__(self, socket: Path, *, dead: Dead) -> None:
+    def __init__(self, socket: Path, *, dead: Dead, end: End, doing: Callable[[], str]) -> None:
         self._socket, self._dead = socket, dead
+        self.watch = MoveWatch(self._look, end, doing)
+        self._in_flight = 0
+        self._taking = asyncio.Lock()
+        self._rows, self._served = bytearray(), list[Served]()
+        """What was looked at, and nobody has taken yet."""
 
     async def opened(self) -> State:
         """Wait until the engine's thread listens, begin its log, and return its state."""
@@ -70,22 +83,30 @@ class EngineControl:
         assert answer.state is not None  # control_client has checked
         return answer.state
 
+    @contextmanager
+    def generating(self, reply: Reply) -> Iterator[None]:
+        """Count a request as in flight, and watch its reply."""
+        self._in_flight += 1
+        try:
+            with self.watch.over(reply):
+                yield
+        finally:
+            self._in_flight -= 1
+
     async def is_idle(self) -> bool:
         state = await self.state()
-        return not (state.running or state.waiting or state.in_flight)
-
-    async def drained(self) -> None:
-        """Wait until what was aborted has left the engine, which computes the batches that were
-        under way to their end: with asynchronous scheduling several."""
-        loop = asyncio.get_running_loop()
-        until_s = loop.time() + DRAIN_S
-        while not await self.is_idle() and loop.time() < until_s:  # noqa: ASYNC110 - no event
-            await asyncio.sleep(_LOOK_S)
+        return not (state.running or state.waiting or state.in_flight or self._in_flight)
 
     async def set_limits(
         self, built: EngineFacts, *, max_num_seqs: int, max_num_batched_tokens: int
     ) -> None:
         """Raises EngineError too when something runs or waits, or the value is out of range."""
+        if self._in_flight:
+            raise EngineError(
+                "the limits cannot change: requests are in flight",
+                hint="Let the replay drain first.",
+            )
+        await self._drained()
         for name, value, least in (
             ("max_num_seqs", max_num_seqs, 1),
             ("max_num_batched_tokens", max_num_batched_tokens, max_num_seqs),
@@ -109,22 +130,44 @@ class EngineControl:
         )
 
     async def reset_prefix_cache(self) -> None:
+        if not self._in_flight:  # else it is refused at once
+            await self._drained()
         await self._ask(ResetPrefixCache(version=VERSION, do="reset_prefix_cache"))
 
     async def take_log(self) -> tuple[IterationLog, list[Served]]:
         """Return the iterations and the finished requests since the last call."""
-        rows, served = bytearray(), list[Served]()
-        while True:
-            log = (await self._ask(TakeLog(version=VERSION, do="take_log", go_on=True))).log
-            if log is None or log.lost:
-                lost = "its log" if log is None else f"{log.lost} entries of its log"
-                raise EngineError(
-                    f"the engine lost {lost}", hint="Measure in shorter steps: see --step."
-                )
-            rows += base64.b64decode(log.rows)
-            served += log.served
-            if not log.more:
-                return np.frombuffer(bytes(rows), dtype=ITERATION), served
+        with self.watch.over():
+            await self._look()
+        rows, served = bytes(self._rows), self._served
+        self._rows, self._served = bytearray(), []
+        return np.frombuffer(rows, dtype=ITERATION), served
+
+    async def _look(self) -> int:
+        """Read the engine's log; return how many iterations were in it."""
+        async with self._taking:
+            before = len(self._rows)
+            while True:
+                log = (await self._ask(TakeLog(version=VERSION, do="take_log", go_on=True))).log
+                if log is None or log.lost:
+                    lost = "its log" if log is None else f"{log.lost} entries of its log"
+                    raise EngineError(
+                        f"the engine lost {lost}", hint="Measure in shorter steps: see --step."
+                    )
+                self._rows += base64.b64decode(log.rows)
+                self._served += log.served
+                if not log.more:
+                    return (len(self._rows) - before) // ITERATION.itemsize
+
+    async def _drained(self) -> None:
+        """Wait until what was aborted has left the engine, which computes the batches that were
+        under way to their end: with asynchronous scheduling several."""
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + DRAIN_S
+        with self.watch.over():
+            while not await self.is_idle() and (  # noqa: ASYNC110 - no event
+                loop.time() < until_s or self.watch.stalls.now_s >= STALL_S
+            ):
+                await asyncio.sleep(_LOOK_S)
 
     async def _ask(self, request: Request) -> Answer:
         try:
@@ -142,29 +185,24 @@ class ControlledEngine:
 
     def __init__(self, control: EngineControl) -> None:
         self._control = control
-        self._in_flight = 0
         self._stopped = False
+
+    @property
+    def stalls(self) -> Stalls:
+        return self._control.watch.stalls
 
     async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._check_running()
-        if self._in_flight:
-            raise EngineError(
-                "the limits cannot change: requests are in flight",
-                hint="Let the replay drain first.",
-            )
-        await self._control.drained()
         await self._control.set_limits(
             self.facts, max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens
         )
 
     async def is_idle(self) -> bool:
         self._check_running()
-        return await self._control.is_idle() and not self._in_flight
+        return await self._control.is_idle()
 
     async def reset_prefix_cache(self) -> None:
         self._check_running()
-        if not self._in_flight:  # else it is refused at once
-            await self._control.drained()
         await self._control.reset_prefix_cache()
 
     def _check_running(self) -> None:

@@ -18,6 +18,7 @@ from tuner.engines.seam import (
     IterationLog,
     Reply,
     RequestFailedError,
+    Stalls,
 )
 from tuner.engines.server.client import StreamingClient
 from tuner.errors import EngineError
@@ -107,7 +108,7 @@ class RunningEngine:
     """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
 
     def __init__(self, server: RunningServer, client: StreamingClient) -> None:
-        self.facts = server.facts
+        self.facts, self.stalls = server.facts, Stalls()
         self._server, self._client = server, client
         self._name = secrets.token_hex(4)
         self._numbers = count()

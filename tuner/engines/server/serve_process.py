@@ -64,6 +64,7 @@ class ServeProcess:
     ) -> None:
         self._guardian, self.group = guardian, group
         self._log, self._log_start = log, log_start
+        self._cause: EngineError | None = None
         interruption.ends_with_us(self.kill)
 
     @property
@@ -111,9 +112,14 @@ class ServeProcess:
     def death(self) -> EngineError | None:
         """Return what it died of; None while it lives."""
         code = self._guardian.poll()
-        if code is None:
-            return None
+        if code is None or self._cause is not None:
+            return self._cause
         return vllm_failure.died(code, self._said(), str(self._log), who="vllm serve")
+
+    def end(self, cause: EngineError) -> None:
+        """End it now, for this cause."""
+        self._cause = cause
+        self.kill()
 
     async def stop(self) -> None:
         """End it in order, or else at once. Twice is allowed."""

@@ -9,7 +9,7 @@ from itertools import count
 from tuner.engines import devices, provenance
 from tuner.engines.patience import started_in_time
 from tuner.engines.seam import ArgumentValue, EngineFacts
-from tuner.engines.server.client import StreamingClient
+from tuner.engines.server.client import FIRST_S, StreamingClient
 from tuner.engines.server.engine import ServerEngine
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.server.protocol import State
@@ -73,10 +73,15 @@ class ServerStarter(VllmStarter):
                     log=self.log,
                 )
                 failing.push_async_callback(process.stop)
-                client = await StreamingClient.start(url, log=self.log)
+                client = await StreamingClient.start(url, log=self.log, silence_s=FIRST_S)
                 failing.push_async_callback(client.stop)
                 await process.ready(url)
-            control = EngineControl(control_at, dead=process.death)
+            control = EngineControl(
+                control_at,
+                dead=process.death,
+                end=process.end,
+                doing=lambda: devices.state_of([process.pid]),
+            )
             state = await control.opened()
             _check(resolved, state)
             engine = ServerEngine(

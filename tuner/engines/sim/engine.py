@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tuner.engines.patience import MoveWatch
 from tuner.engines.scheduler import model
 from tuner.engines.scheduler.queue import let_go
 from tuner.engines.scheduler.state import (
@@ -25,11 +26,15 @@ from tuner.engines.seam import (
     IterationLog,
     Reply,
     RequestFailedError,
+    Stalls,
 )
 from tuner.engines.sim.noise import EngineNoise
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.engines.sim.world import World, step_law
 from tuner.errors import EngineError
+
+_SETTLE_S = 1.0
+"""How often it is looked whether an engine was ended while its last iteration is waited for."""
 
 _ROWS = 1024
 _LOG_LENGTH = 4096
@@ -73,6 +78,12 @@ class SimEngine:
         self._loop = loop
         self._tickets: dict[int, _Ticket] = {}
         self._logs: list[IterationLog] = []
+        self._logged = 0
+        """Iterations in logs that were kept."""
+
+        self._looked = 0
+        self._watch = MoveWatch(self._look, self._end)
+        self._cause: EngineError | None = None
         self._stopped = False
 
     @property
@@ -87,13 +98,18 @@ class SimEngine:
         done = self._loop.create_future()
         self._tickets[row] = _Ticket(reply, request.output_length, done)
         try:
-            await done
+            with self._watch.over(reply):
+                await done
         except asyncio.CancelledError:
             model.abort(self._scheduler, row)
             raise
         finally:
             del self._tickets[row]
             self._close(row, reply)
+
+    @property
+    def stalls(self) -> Stalls:
+        return self._watch.stalls
 
     async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self._refuse_when_busy("the limits cannot change")
@@ -120,19 +136,28 @@ class SimEngine:
     async def take_iterations(self) -> IterationLog:
         self._refuse_when_stopped()
         if not self._tickets:
-            await self._settle()
+            with self._watch.over():
+                await self._settle()
+        self._refuse_when_stopped()
         self._keep_log()
         logs, self._logs = self._logs, []
         return np.concatenate(logs)
 
     async def stop(self) -> None:
-        if self._stopped:
-            return
-        self._stopped = True
+        if not self._stopped:
+            self._end(_stopped())
+
+    def _end(self, cause: EngineError) -> None:
+        self._stopped, self._cause = True, cause
         self._loop.detach(self)
         for ticket in self._tickets.values():
             if not ticket.done.done():
-                ticket.done.set_exception(_stopped())
+                ticket.done.set_exception(cause)
+
+    async def _look(self) -> int:
+        """Return how many iterations have ended since the last look."""
+        before, self._looked = self._looked, self._logged + int(self._state["logged"])
+        return self._looked - before
 
     def advance(self, until: float) -> float:
         """See virtual_time.Process."""
@@ -214,8 +239,9 @@ class SimEngine:
     async def _settle(self) -> None:
         """Let an iteration end whose requests have all been aborted; then all is as at a start."""
         state = self._state
-        if state["in_flight"]:
-            await asyncio.sleep(float(state["end"]) - self._loop.time())
+        end_s = float(state["end"]) if state["in_flight"] else 0.0
+        while (left_s := end_s - self._loop.time()) > 0 and not self._stopped:  # noqa: ASYNC110
+            await asyncio.sleep(min(left_s, _SETTLE_S))
         let_go(state, self._scheduler.requests, self._scheduler.running)
         self._noise = self._engine_noise.anew(self._loop.time())
         self._state["jitter"] = 0
@@ -223,11 +249,12 @@ class SimEngine:
     def _keep_log(self) -> None:
         count = self._state["logged"]
         self._logs.append(self._scheduler.log[:count].copy())
+        self._logged += int(count)
         self._state["logged"] = 0
 
     def _refuse_when_stopped(self) -> None:
-        if self._stopped:
-            raise _stopped()
+        if self._cause is not None:
+            raise self._cause
 
     def _refuse_when_busy(self, what: str) -> None:
         self._refuse_when_stopped()

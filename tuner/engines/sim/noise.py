@@ -91,6 +91,10 @@ class MachineNoise:
         count = self._rng.poisson(noise.stall_rate * (self.end_s - begin_s))
         at_s = np.sort(self._rng.uniform(begin_s, self.end_s, count))
         lasting_s = self._rng.exponential(noise.stall_mean, count)
+        if begin_s < noise.hang_at <= self.end_s:
+            place = np.searchsorted(at_s, noise.hang_at)
+            at_s = np.insert(at_s, place, noise.hang_at)
+            lasting_s = np.insert(lasting_s, place, noise.hang_len)
         self.stall_at_s = np.concatenate((self.stall_at_s[:-1], at_s, [math.inf]))
         self.stall_s = np.concatenate((self.stall_s[:-1], lasting_s, [0.0]))
 

@@ -70,6 +70,8 @@ class WorldNoise:
     episode_rate: float = _number(0.0, high=1e3)
     episode_len: float = _number(45.0)
     episode_mult: float = _number(1.0, low=1e-3, high=1e3)
+    hang_at: float = _number(0.0)
+    hang_len: float = _number(20.0)
 
     @property
     def is_calm(self) -> bool:
@@ -79,6 +81,7 @@ class WorldNoise:
             or self.sigma_start
             or (self.stall_rate and self.stall_mean)
             or (self.episode_rate and self.episode_len and self.episode_mult != 1)
+            or self.hang_at
         )
 
 

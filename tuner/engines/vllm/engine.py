@@ -53,11 +53,14 @@ class VllmEngine(ControlledEngine):
     def __init__(
         self, llm: Llm, context: CoreContext, control: Path, log: Path, log_start: int
     ) -> None:
-        super().__init__(EngineControl(control, dead=self._death))
+        super().__init__(
+            EngineControl(control, dead=self._death, end=self._end, doing=self._seen_of_it)
+        )
         self._llm = llm
         self._context = context
         self._log = log
         self._log_start = log_start
+        self._cause: EngineError | None = None
         self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
         self._memory_before: Mapping[str, int] = {}
 
@@ -115,11 +118,26 @@ class VllmEngine(ControlledEngine):
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         self._check_running()
         self._check_length(request)
+        try:
+            with self._control.generating(reply):
+                reason = await self._read(request, reply)
+        except EngineDeadError as error:
+            raise self._dead() from error
+        except _OF_A_REQUEST as error:
+            if self._llm.errored:
+                raise self._dead() from error
+            raise RequestFailedError(str(error.__cause__ or error)) from error
+        if reply.output_tokens != request.output_length:
+            raise RequestFailedError(
+                f"{reply.output_tokens} of {request.output_length} tokens, then {reason}"
+            )
+
+    async def _read(self, request: EngineRequest, reply: Reply) -> str | None:
+        """Fill the reply with the outputs as they come; return why they ended."""
         clock = asyncio.get_running_loop().time
         output_s = reply.output_s
         metrics: Any = None
         reason: str | None = None
-        self._in_flight += 1
         try:
             async for output in self._llm.generate(
                 tokens_input(list(request.prompt_token_ids)),
@@ -143,20 +161,10 @@ class VllmEngine(ControlledEngine):
                 reply.merged_outputs += tokens - 1
                 reply.seen_s.append(now_s)
                 output_s.append(metrics.last_token_ts)
-        except EngineDeadError as error:
-            raise self._dead() from error
-        except _OF_A_REQUEST as error:
-            if self._llm.errored:
-                raise self._dead() from error
-            raise RequestFailedError(str(error.__cause__ or error)) from error
         finally:
-            self._in_flight -= 1
             # Absent before vLLM 0.27; the iteration log has the sum.
             reply.preemptions = getattr(metrics, "num_preemptions", 0)
-        if reply.output_tokens != request.output_length:
-            raise RequestFailedError(
-                f"{reply.output_tokens} of {request.output_length} tokens, then {reason}"
-            )
+        return reason
 
     async def take_iterations(self) -> IterationLog:
         self._check_running()
@@ -182,6 +190,14 @@ class VllmEngine(ControlledEngine):
             await asyncio.sleep(0)
         await self.reset_prefix_cache()
         await self.take_iterations()
+        self._control.watch.begin()
+
+    def _end(self, cause: EngineError) -> None:
+        self._cause = cause
+        self._context.kill()
+
+    def _seen_of_it(self) -> str:
+        return devices.state_of(one.pid for one in self._context.processes if one.pid is not None)
 
     def _death(self) -> EngineError | None:
         """Return what the engine died of; None while its processes live."""
@@ -190,6 +206,8 @@ class VllmEngine(ControlledEngine):
     def _dead(self) -> EngineError:
         if self._stopped:
             return EngineError("the engine is stopped", hint="Start another one.")
+        if self._cause is not None:
+            return self._cause
         codes = [process.exitcode for process in self._context.processes if process.exitcode]
         return vllm_failure.died(
             codes[0] if codes else None, said_since(self._log, self._log_start), str(self._log)

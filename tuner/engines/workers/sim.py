@@ -107,7 +107,7 @@ class _SimWorkers:
         message_s: float,
         queue_size: int,
     ) -> None:
-        self._inner, self._facts = inner, facts
+        self._inner, self._facts, self.stalls = inner, facts, inner.stalls
         self._batching, self._message_s = batching, message_s
         self._loop = asyncio.get_running_loop()
         self._queues = [asyncio.Queue[_Ticket](queue_size) for _ in range(count)]

@@ -20,6 +20,7 @@ from tuner.engines.seam import (
     IterationLog,
     Reply,
     RequestFailedError,
+    Stalls,
 )
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.start import VllmStarter
@@ -79,6 +80,7 @@ class _VllmWorkers:
     facts: EngineFacts
 
     def __init__(self) -> None:
+        self.stalls = Stalls()
         self._loop = asyncio.get_running_loop()
         self._workers: list[QueueWorker] = []
         self._numbers = count()

@@ -141,7 +141,7 @@ class Comparison:
             prompt=_prompts(settings, facts),
         )
 
-        def late(error: GeneratorLateError, elapsed_s: float) -> None:
+        def late(error: EngineError, elapsed_s: float) -> None:
             self.comparing.recorder.add_late(what, str(error), elapsed_s)
             self.watcher.warn(f"{error}; thrown away")
 

@@ -16,6 +16,7 @@ from tuner.engines.seam import (
     EngineRequest,
     IterationLog,
     Reply,
+    Stalls,
     Starter,
 )
 from tuner.errors import UsageError
@@ -53,6 +54,10 @@ class _Kept:
     @property
     def facts(self) -> EngineFacts:
         return self._engine.facts
+
+    @property
+    def stalls(self) -> Stalls:
+        return self._engine.stalls
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         await self._engine.generate(request, reply)

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.replay.measure import measure
-from tuner.replay.probe import probe
 from tuner.replay.readings import Read
 from tuner.replay.replay import CutRule
 from tuner.runs.conclusion import conclude, outcome_of, view_of
@@ -128,9 +127,7 @@ class SweepRun:
             engine = await self.runner.engine_for(self.settings.ceiling, "ladder")
             requests = self.fitting(all_requests, engine.facts)
             self.watcher.stage("measuring requests one at a time, for what an idle engine does")
-            self.recorder.add_probes(
-                await probe(requests, engine, prompt=self.runner.prompts(engine.facts))
-            )
+            await self.runner.probe(engine, requests, "ladder")
             unloaded = self.evidence.unloaded()
             assert unloaded is not None
         else:
@@ -304,10 +301,7 @@ class SweepRun:
             cap = self.conclusion.verdict.max_num_seqs
             engine = await self.runner.engine_for(cap, "confirm")
             self.watcher.stage("measuring requests one at a time, as users see an idle server")
-            results = await probe(
-                self.workload.requests, engine, prompt=self.runner.prompts(engine.facts)
-            )
-            self.recorder.add_probes(results, purpose="confirm")
+            await self.runner.probe(engine, self.workload.requests, "confirm")
         seen = evidence.unloaded("confirm")
         assert seen is not None
         self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))

@@ -1,0 +1,67 @@
+"""Runs whose engine stands still: for a while, and for good."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.runs.sweep.test_sweep import HALF, SLOTS_COST_LATE, UP_TO_8, Notes, swept
+from tuner.engines.sim.world import World, WorldNoise
+from tuner.errors import StoodStillError
+from tuner.runs import journal
+from tuner.runs.outcome import SweepOutcome
+
+IN_THE_PROBE, IN_THE_RAMP, IN_THE_LADDER = 62.0, 100.0, 200.0
+
+
+def standing(at_s: float, seconds: float) -> World:
+    return replace(SLOTS_COST_LATE, noise=WorldNoise(hang_at=at_s, hang_len=seconds))
+
+
+def events(run_dir: Path, name: str) -> list[str]:
+    return [one["what"] for one in journal.read(run_dir).of(name)]
+
+
+@pytest.fixture(scope="module")
+def calm(tmp_path_factory: pytest.TempPathFactory) -> SweepOutcome:
+    return swept(tmp_path_factory.mktemp("calm") / "run", settings=UP_TO_8, traffic=HALF)
+
+
+@pytest.mark.parametrize(
+    ("at_s", "what"),
+    [
+        (IN_THE_PROBE, "one at a time"),
+        (IN_THE_LADDER, "ladder 8"),
+    ],
+)
+def test_what_was_measured_while_the_engine_stood_still_is_measured_again(
+    calm: SweepOutcome, tmp_path: Path, at_s: float, what: str
+) -> None:
+    notes = Notes()
+    found = swept(
+        tmp_path / "run", standing(at_s, 20.0), settings=UP_TO_8, traffic=HALF, notes=notes
+    )
+    assert any(
+        re.fullmatch(f"{what}: the engine has not moved for [34] s with work waiting", said)
+        for said in notes.told
+    )
+    assert events(tmp_path / "run", "stall") == [what]
+    assert events(tmp_path / "run", "late") == [what]
+    assert (found.slo, found.verdict.kind) == (calm.slo, calm.verdict.kind)
+    assert found.verdict.max_num_seqs == calm.verdict.max_num_seqs == 8
+    assert found.chosen.numbers.attainment == pytest.approx(
+        calm.chosen.numbers.attainment, abs=0.005
+    )
+
+
+def test_an_engine_that_hangs_ends_the_run_which_goes_on_as_after_a_kill(
+    calm: SweepOutcome, tmp_path: Path
+) -> None:
+    world = standing(IN_THE_RAMP, 1e5)
+    with pytest.raises(StoodStillError, match="The engine stands still: no iteration for"):
+        swept(tmp_path / "run", world, settings=UP_TO_8, traffic=HALF)
+    before = events(tmp_path / "run", "late")
+    found = swept(tmp_path / "run", world, settings=UP_TO_8, traffic=HALF, resume=True)
+    assert len(before) == len(events(tmp_path / "run", "late")) == 1
+    assert found.verdict.max_num_seqs == calm.verdict.max_num_seqs == 8
