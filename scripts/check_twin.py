@@ -4,15 +4,13 @@
 
 Starts one engine at 32 slots (a real vLLM, or with --world a simulated one), replays the busiest
 window at caps 1, 4, 16 and then at 2, 8, 32, fits the law to the first three (and to a ramp), and
-prints predicted / measured - 1 for all six. Replays that take more than twice as long as the window
-are cut.
+prints what the twin says of all six at the speed that the engine had, number by number. Replays
+that take more than twice as long as the window are cut.
 """
 
 import argparse
 import asyncio
 from pathlib import Path
-
-import numpy as np
 
 from tuner.engines.seam import Engine, Starter
 from tuner.engines.sim import virtual_time
@@ -27,7 +25,7 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window, in_window
-from tuner.twin.check import Observed, check, lag_s, observed
+from tuner.twin.check import Observed, lag_s, observed, paced
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import shape_of
 
@@ -117,18 +115,18 @@ def report(windows: list[Observed], fitted: FittedLaw, engine: Engine) -> None:
     shape = shape_of(engine.facts)
     shape = shape_of(engine.facts, lag_s=lag_s(windows[: len(FITTED)], fitted.law, shape))
     print(f"lag {shape.lag_s * 1e3:.1f} ms; noise {fitted.noise_sd:.3f}; law {fitted.law}")
-    errors = check(windows, fitted.law, shape)
-    print("cap        throughput    TPOT  p95 E2EL")
-    for one, window in zip(errors, windows, strict=True):
-        kind = "fitted" if one.max_num_seqs in FITTED else "predicted"
+    for window in windows:
+        kind = "fitted" if window.max_num_seqs in FITTED else "predicted"
+        found = paced([window], fitted.law, shape, Slo())
         print(
-            f"{one.max_num_seqs:3} {kind:9} {one.throughput:+7.1%} {one.tpot:+7.1%}"
-            f" {one.e2el_p95:+7.1%}  {'cut' if window.cut else ''}"
+            f"{window.max_num_seqs} ({kind}{', cut' if window.cut else ''}): {found.held} of "
+            f"{len(found.numbers)} held, {'failed' if found.failed else 'passed'}"
         )
-    others = [one for one in errors if one.max_num_seqs in PREDICTED]
-    for name in ("throughput", "tpot", "e2el_p95"):
-        sizes = [abs(getattr(one, name)) for one in others]
-        print(f"median error of the predicted, {name}: {np.nanmedian(sizes):.1%}")
+        for one in found.numbers:
+            print(
+                f"  {one.name:15} {one.measured:10.4g} for {one.predicted:10.4g} "
+                f"({one.low:.4g} to {one.high:.4g})"
+            )
 
 
 if __name__ == "__main__":

@@ -37,6 +37,7 @@ from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
+from tuner.twin.check import Check
 from tuner.twin.choice import value_of
 from tuner.twin.objective import choose, right_caps
 from tuner.twin.simulation import simulate
@@ -80,7 +81,15 @@ class Result:
     confidence: float
     is_good: bool
     warned: bool
-    error: float
+    foretold: tuple[bool, int, int, bool] | None
+    """Of the confirming replay: on unseen windows, numbers that held, of how many, an alarm."""
+
+    paced: tuple[int, int, bool] | None
+    """The same at the engine's own speed."""
+
+    doubted: bool
+    """Whether the ladder's windows were held to show another scheduler."""
+
     replay_s: float
     starts: int
     claims: tuple[bool, bool] | None
@@ -118,7 +127,7 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         cap: value_of(one.traffic, simulate(one.traffic, law, shape, max_num_seqs=cap), outcome.slo)
         for cap in CAPS
     }
-    verdict, view = outcome.verdict, outcome.conclusion.view
+    verdict, view, record = outcome.verdict, outcome.conclusion.view, outcome.checked
     return Result(
         seed=seed,
         level=level,
@@ -128,7 +137,9 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         confidence=verdict.confidence,
         is_good=verdict.max_num_seqs in right_caps(truth),
         warned=bool(verdict.warnings) or verdict.kind in {"inconclusive", "overloaded"},
-        error=math.nan if view is None else view.error,
+        foretold=None if record is None else (record.unseen, *_held(record.unpaced)),
+        paced=None if record is None else _held(record.paced),
+        doubted=view is not None and not view.is_believed,
         replay_s=outcome.replay_s,
         starts=len(outcome.starts_s),
         claims=None
@@ -147,7 +158,7 @@ def report(level: str, results: Sequence[Result]) -> None:
         f" | sure {len(sure) / len(results):.2f},"
         f" of these {np.mean([one.is_good for one in sure]) if sure else math.nan:.3f}"
         f" | wrong and not warned {[one.seed for one in wrong if not one.warned]}"
-        f" | twin error {np.nanmedian([one.error for one in results]):.3f}"
+        f" | alarms {_alarms(results)}"
         f" | replay {np.mean([one.replay_s for one in results]):.0f} s,"
         f" at most {max(one.replay_s for one in results):.0f} s"
         f" | A/A claims {np.mean([one.claims for one in results if one.claims], axis=0).round(2)}"
@@ -157,6 +168,23 @@ def report(level: str, results: Sequence[Result]) -> None:
     )
     for one in wrong:
         print(f"    {one}", flush=True)
+
+
+def _held(one: Check) -> tuple[int, int, bool]:
+    return one.held, len(one.numbers), one.failed
+
+
+def _alarms(results: Sequence[Result]) -> str:
+    """Say how often an honest machine raised an alarm."""
+    foretold = [one.foretold for one in results if one.foretold and one.foretold[2]]
+    paced = [one.paced for one in results if one.paced and one.paced[1]]
+    held = sum(one[1] for one in foretold) / max(1, sum(one[2] for one in foretold))
+    return (
+        f"foretold {sum(one[3] for one in foretold)} of {len(foretold)} "
+        f"({sum(one[0] for one in foretold)} unseen, {held:.3f} of numbers held), "
+        f"paced {sum(one[2] for one in paced)} of {len(paced)}, "
+        f"ladder {sum(one.doubted for one in results)} of {len(results)}"
+    )
 
 
 def main() -> None:

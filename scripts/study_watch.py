@@ -105,7 +105,7 @@ def promised_of(one: Case) -> Promised | None:
     view = outcome.conclusion.view
     if view is None or not view.is_believed:
         return None
-    twin = restored(stored(view, seed=0), source="study")
+    twin = restored(stored(view), source="study")
     return Promised(
         twin=twin,
         slo=outcome.slo,

@@ -42,7 +42,7 @@ from tuner.engines.scheduler.state import (
 )
 from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import step_law
-from tuner.twin.check import Observed, check, lag_s, median_error
+from tuner.twin.check import Observed, lag_s
 from tuner.twin.choice import weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.load import Loads, loads_of
@@ -171,8 +171,6 @@ class Lab:
 class Answer:
     cap: int
     confidence: float
-    error: float
-    """Median error of the twin against the windows."""
 
 
 Rule = Callable[[Case, Lab], Answer]
@@ -202,7 +200,7 @@ def twin_rule(
         ramps -= 1
         if ramps <= 0 or found.confidence >= SURE:
             break
-    return Answer(found.best, found.confidence, median_error(check(windows, fitted.law, shape)))
+    return Answer(found.best, found.confidence)
 
 
 RULES: Final[dict[str, Rule]] = {
@@ -430,7 +428,6 @@ def report(results: Sequence[Result]) -> None:
         f" best {np.mean([one.is_best for one in results]):.3f}"
         f" within tolerance {np.mean([one.is_good for one in results]):.3f}"
         f" | sure {len(sure) / len(results):.2f}, of these {right:.3f}"
-        f" | twin error {np.median([one.answer.error for one in results]):.3f}"
         f" | replay {np.mean([one.replay_s for one in results]):.0f} s"
         f" | wrong {sorted(one.seed for one in results if not one.is_good)}",
         flush=True,

@@ -68,7 +68,7 @@ def test_people_are_told_what_it_needs_and_how_far_that_can_be_trusted(folder: P
     assert "3 times the profile's traffic" in done.stdout
     assert "on 1 replica, " in done.stdout
     assert re.search(r"  needs    [3-6] replicas for [0-9.]+ % at least", done.stdout)
-    assert "the profile's twin, off by" in done.stdout
+    assert "numbers of unseen windows held" in done.stdout
     assert "a forecast, not a measurement" in " ".join(done.stdout.split())
 
 

@@ -38,7 +38,7 @@ CURVE_KEYS = {
 RESULT_KEYS = {
     "verdict", "max_num_seqs", "interval", "confidence", "reason", "slo", "requirements", "curve",
     "baseline", "front_end",
-    "twin_error", "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
+    "checked", "engine_starts", "engine_seconds", "run_dir", "profile", "warnings",
 }  # fmt: skip
 
 

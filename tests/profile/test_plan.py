@@ -10,6 +10,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.plan import FleetRouter, ask, least_in_flight, parts_of, replicas_for
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
+from tuner.twin.draws import UNKNOWN, Machine
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import EngineShape, Traffic
 
@@ -29,7 +30,8 @@ def twin(rate_rps: float = 6.0, length_s: float = 200.0) -> StoredTwin:
         law=LAW,
         shape=SHAPE,
         extrapolated_from=8,
-        draws=(LAW,) * 3,
+        laws=(LAW,) * 40,
+        machine=UNKNOWN,
         traffic=Traffic.of((at_s, 10, 100) for at_s in arrivals.tolist()),
         length_s=length_s,
     )
@@ -60,7 +62,7 @@ def test_more_load_than_a_server_carries_shows_at_every_cap() -> None:
 
 
 def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
-    slow = replace(twin(), front_end=FrontEnd(delivery_s=1.0))
+    slow = replace(twin(), machine=Machine(np.ones(1), front_end=FrontEnd(delivery_s=1.0)))
     (before,) = ask(twin(), SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
     (behind,) = ask(slow, SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
     assert before.attainment_middle == 1.0
@@ -76,8 +78,8 @@ def needed(load: float, router: FleetRouter) -> int:
 
 
 def test_the_replicas_that_a_load_needs_follow_from_what_one_serves() -> None:
-    # 60 requests a second; a server that serves 8 must not be quite full.
-    assert 8 <= needed(10.0, "least") <= 9
+    # 60 requests a second; a server that serves 8 must not be quite full, however slow it starts.
+    assert 8 <= needed(10.0, "least") <= 10
     assert needed(10.0, "least") < needed(10.0, "random") <= 13
 
 

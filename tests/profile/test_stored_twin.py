@@ -8,10 +8,10 @@ import pytest
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
-from tuner.profile.stored_twin import LAWS, MOST_STORED, restored, stored
+from tuner.profile.stored_twin import MOST_STORED, restored, stored
 from tuner.traffic.slo import Slo
-from tuner.twin.check import Errors
 from tuner.twin.choice import weigh
+from tuner.twin.draws import PRINTED, Machine, promised
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.load import Loads
@@ -40,13 +40,13 @@ def view(requests: int = 500) -> Forecast:
         hit_share=0.25,
         stalled_share=0.0,
         weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
-        errors=(Errors(8, 0.01, float("nan"), -0.02),),
+        machine=Machine(np.array([1.0, 1.25, 0.5]), (0.25,), (-0.125,)),
     )
 
 
 def test_what_is_stored_answers_as_the_twin_did() -> None:
     one = view()
-    again = restored(stored(one, seed=0), source="p.yaml")
+    again = restored(stored(one), source="p.yaml")
     assert again.shape == SHAPE
     assert again.length_s == one.length_s
     before, after = (
@@ -56,9 +56,9 @@ def test_what_is_stored_answers_as_the_twin_did() -> None:
     assert np.quantile(after.e2el_s, 0.99) == pytest.approx(
         np.quantile(before.e2el_s, 0.99), rel=1e-3
     )
-    assert len(again.draws) == LAWS
+    assert len(again.laws) == PRINTED
     tails = [np.quantile(simulate(one.traffic, law, SHAPE, max_num_seqs=8).e2el_s, 0.99)
-             for law in again.draws]  # fmt: skip
+             for law in again.laws]  # fmt: skip
     assert min(tails) < np.quantile(before.e2el_s, 0.99) < max(tails)
 
 
@@ -66,18 +66,34 @@ def test_a_law_of_larger_batches_than_are_asked_for_is_stored_up_to_those() -> N
     one = view()
     fitted = replace(one.fitted, law=one.fitted.law._replace(decode_s=one.fitted.law.decode_s[:6]))
     assert fitted.knots[-1] > 5
-    again = restored(stored(replace(one, fitted=fitted), seed=0), source="p.yaml")
+    again = restored(stored(replace(one, fitted=fitted)), source="p.yaml")
     assert again.law.decode_s == pytest.approx(fitted.law.decode_s, rel=1e-5)
 
 
-def test_what_was_not_measured_is_null() -> None:
-    (error,) = stored(view(), seed=0).errors
-    assert (error.throughput, error.tpot, error.e2el_p95) == (0.01, None, -0.02)
+def test_what_is_stored_promises_what_was_promised() -> None:
+    """So that plan, watch and verify say the same as the profile."""
+    one = view()
+    again = restored(stored(one), source="p.yaml")
+    assert again.machine.pace.tolist() == [1.0, 1.25, 0.5]
+    assert (again.machine.ttft_errors, again.machine.tpot_errors) == ((0.25,), (-0.125,))
+    said = one.promised(8)
+    draws = again.draws([again.traffic])
+    same = promised([again.traffic], draws, again.shape, SLO, max_num_seqs=8)
+    for name, ends in said.ranges.items():
+        assert same.ranges[name] == pytest.approx(ends, rel=0.02, abs=1e-3), name
+
+
+def test_a_profile_of_an_older_tuner_has_a_machine_of_one_speed() -> None:
+    section = stored(replace(view(), machine=Machine(np.zeros(0))))
+    old = section.model_dump(mode="json") | {"errors": [{"max_num_seqs": 8}]}
+    again = restored(type(section).model_validate(old), source="p.yaml")
+    (draw, *_) = again.draws([again.traffic], 1)
+    assert len(set(draw.slowdown.factors.tolist())) == 1
 
 
 def test_of_long_traffic_the_busiest_stretch_is_stored() -> None:
     one = view(MOST_STORED + 500)
-    section = stored(one, seed=0)
+    section = stored(one)
     again = restored(section, source="p.yaml")
     assert len(again.traffic) == MOST_STORED
     assert again.traffic.arrival_s[0] == 0.0
@@ -90,7 +106,7 @@ def test_a_busy_hour_is_stored_and_not_a_night_of_long_requests() -> None:
     hour = [(float(at_s), 100, 100) for at_s in range(MOST_STORED)]
     night = [(100_000.0 + 200 * one, 200, 200) for one in range(MOST_STORED)]
     one = replace(view(), loads=Loads(Traffic.of([*hour, *night])), length_s=1e6)
-    section = stored(one, seed=0)
+    section = stored(one)
     assert section.length_s == MOST_STORED - 1
     assert set(restored(section, source="p.yaml").traffic.input_length.tolist()) == {100}
 
@@ -99,13 +115,13 @@ def test_a_busy_hour_is_stored_and_not_a_night_of_long_requests() -> None:
     "data", ["", "!", base64.b64encode(b"nonsense").decode(), "eJwDAAAAAAE="], ids=str
 )
 def test_data_that_makes_no_sense_is_refused_with_its_place(data: str) -> None:
-    section = stored(view(), seed=0).model_copy(update={"data": data})
+    section = stored(view()).model_copy(update={"data": data})
     with pytest.raises(ProfileError, match=r"p\.yaml: twin\.data: makes no sense"):
         restored(section, source="p.yaml")
 
 
 def test_data_of_another_law_is_refused() -> None:
-    section = stored(view(), seed=0)
+    section = stored(view())
     law = section.law.model_copy(update={"decode_seqs": [0, 8], "decode_s": [0.01, 0.02]})
     with pytest.raises(ProfileError, match="do not fit each other"):
         restored(section.model_copy(update={"law": law}), source="p.yaml")
@@ -113,7 +129,7 @@ def test_data_of_another_law_is_refused() -> None:
 
 def test_the_traffic_is_the_same_to_the_millisecond() -> None:
     one = view()
-    again = restored(stored(replace(one), seed=0), source="p.yaml")
+    again = restored(stored(replace(one)), source="p.yaml")
     first_s = one.traffic.arrival_s[0]
     assert np.abs(again.traffic.arrival_s - (one.traffic.arrival_s - first_s)).max() < 1e-3
     assert np.array_equal(again.traffic.output_length, one.traffic.output_length)

@@ -305,11 +305,10 @@ def profile_of(  # noqa: PLR0913 - the machine, its traffic, and what a sweep wo
         hit_share=0.0,
         stalled_share=0.0,
         weighed=weigh(Loads(traffic), fitted, shape, slo, caps),
-        errors=(),
     )
     engine = {"model": model, "max_num_seqs": cap, "max_num_batched_tokens": world.budget}
     plain = profile(engine=engine, curve=tuple(step(one) for one in caps))
     validity = plain.validity.model_copy(update={"arrival_rate_rps": len(traffic) / length_s})
     ours = {"schema_version", "digest", "validity", "twin"}
     rest = {name: getattr(plain, name) for name in type(plain).model_fields if name not in ours}
-    return seal(**rest, validity=validity, twin=stored(view, seed=0))
+    return seal(**rest, validity=validity, twin=stored(view))

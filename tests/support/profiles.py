@@ -92,7 +92,6 @@ def profile(
         "engine_starts": 2,
         "engine_seconds": EngineSeconds(starts=24.0, replay=180.0),
         "warnings": [],
-        "twin_error": None,
     }
     return seal(
         engine=arguments,  # type: ignore[arg-type]

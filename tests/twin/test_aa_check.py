@@ -56,7 +56,6 @@ def view(ladder: list[Observed]) -> Forecast:
         hit_share=0.0,
         stalled_share=0.0,
         weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (8,)),
-        errors=(),
     )
 
 

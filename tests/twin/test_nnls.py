@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tuner.twin.nnls import nnls
+from tuner.twin.law import nnls
 
 
 def solved(matrix: list[list[float]], goal: list[float]) -> list[float]:

@@ -20,7 +20,7 @@ from tuner.runs.ladder import doubling
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import measurement_of
-from tuner.twin.nnls import nnls
+from tuner.twin.law import nnls
 from tuner.twin.objective import choose
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 from tuner.twin.uncertainty import Point

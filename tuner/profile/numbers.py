@@ -10,6 +10,7 @@ from pydantic import (
     SerializerFunctionWrapHandler,
     Strict,
     model_serializer,
+    model_validator,
 )
 
 
@@ -168,6 +169,35 @@ class AgreementSection(Section):
     attainment_limit: Number
 
 
+Checked = Annotated[tuple[Signed, Signed, Signed, Signed], Strict(strict=False)]
+
+
+class CheckSection(Section):
+    """The twin against the confirming replay, number by number."""
+
+    unseen: bool
+    """Of windows that the ladder had not replayed."""
+
+    foretold: dict[str, Checked]
+    """Name of a number → what was predicted of it before the replay, the ends of its 95 %, and what
+    was measured; empty where nothing was foretold."""
+
+    paced: dict[str, Checked]
+    """The same by the twin at the speed that the engine had."""
+
+    failed: list[Literal["foretold", "paced"]]
+    """Which of the two failed: of the first the measured replay is the promise, of the second the
+    windows decided."""
+
+    @property
+    def numbers(self) -> dict[str, Checked]:
+        return self.foretold or self.paced
+
+    @property
+    def held(self) -> int:
+        return sum(low <= measured <= high for _, low, high, measured in self.numbers.values())
+
+
 class Promise(CapNumbers):
     """The numbers that production should see at ``load`` times the trace's rate."""
 
@@ -177,7 +207,11 @@ class Promise(CapNumbers):
     """None where no fresh engine confirmed the choice, or without a twin to compare by."""
 
     predicted: list[Predicted]
-    """By the twin for the whole part, at the captured load and with headroom."""
+    """By the twin for the whole part, at the captured load and with headroom; none where what it
+    foretold of the confirming replay failed."""
+
+    checked: CheckSection | None = None
+    """None where no fresh engine confirmed the choice, or an older tuner did."""
 
     @property
     def headroom(self) -> float:
@@ -209,13 +243,11 @@ class Admission(Section):
     """Where each comes from."""
 
 
-class TwinErrors(Section):
-    """Predicted / measured - 1 of one replayed window; None where nothing was measured."""
+class Misfit(Section):
+    """Log of measured / predicted mean, of each window that the twin had not seen."""
 
-    max_num_seqs: Seqs
-    throughput: Signed | None
-    tpot: Signed | None
-    e2el_p95: Signed | None
+    ttft: list[Signed]
+    tpot: list[Signed]
 
 
 class StepLawSection(Section):
@@ -289,9 +321,20 @@ class Twin(Section):
     hit_share: Fraction
     """What the prefix cache gave of what an endless one would have given."""
 
-    errors: list[TwinErrors]
+    misfit: Misfit | None = None
+    """None where no unseen window was replayed."""
+
     length_s: Limit
     """How long the traffic below takes to arrive."""
 
     data: str
-    """Base64 of the compressed traffic and of laws as likely; see ``profile.stored_twin``."""
+    """Base64 of the compressed traffic, of laws as likely and of the machine's speed; see
+    ``profile.stored_twin``."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_errors(cls, given: object) -> object:
+        """Pass over the errors that an older tuner kept: averages that could not fail."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if key != "errors"}

@@ -8,17 +8,19 @@ simulated: they are alike.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
-from tuner.engines.scheduler.state import Floats, Ints, StepLaw
+from tuner.engines.scheduler.state import Floats, Ints
 from tuner.profile.stored_twin import StoredTwin
 from tuner.system.jit import compiled
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import Statistics
+from tuner.twin.choice import DRAWS, Statistics
+from tuner.twin.draws import ENDS, PRINTED
 from tuner.twin.load import chosen, scaled
-from tuner.twin.simulation import Traffic
+from tuner.twin.simulation import Traffic, TwinReplay
 
 FleetRouter = Literal["least", "rr", "random"]
 
@@ -69,11 +71,14 @@ def ask(  # noqa: PLR0913 - what is asked of the twin
     replicas: int,
     router: FleetRouter,
     seed: int,
+    promised: int | None = None,
 ) -> list[CapForecast]:
-    """Return what each cap gives at ``load`` times the stored traffic over so many replicas."""
+    """Return what each cap gives at ``load`` times the stored traffic over so many replicas: of the
+    ``promised`` one with all draws of the profile's promise."""
     parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
     rate_rps = load * len(twin.traffic) / twin.length_s / replicas
-    return [_answer(twin, slo, cap, parts, rate_rps) for cap in caps]
+    counts = {cap: PRINTED if cap == promised else DRAWS for cap in caps}
+    return [_answer(twin, slo, cap, parts, rate_rps, counts[cap]) for cap in caps]
 
 
 def attained(  # noqa: PLR0913 - what is asked of the twin
@@ -92,7 +97,7 @@ def attained(  # noqa: PLR0913 - what is asked of the twin
     if not busy:
         return dict.fromkeys(caps, 1.0)
     weights = np.array([len(part) for part in busy], float)
-    return {cap: float(_pooled(busy, twin.law, twin, slo, cap, weights)[0]) for cap in caps}
+    return {cap: float(_pooled(busy, _lawful(twin, cap), slo, weights)[0]) for cap in caps}
 
 
 def replicas_for(  # noqa: PLR0913 - what is asked of the twin
@@ -110,11 +115,11 @@ def replicas_for(  # noqa: PLR0913 - what is asked of the twin
 
     def enough(replicas: int) -> bool:
         parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
-        return _answer(twin, slo, cap, parts, 0.0).attainment[0] >= attainment
+        return _answer(twin, slo, cap, parts, 0.0, PRINTED).attainment[0] >= attainment
 
     def carries(share: float) -> bool:
         one = scaled(twin.traffic, share, np.random.default_rng(seed))
-        return bool(_pooled([one], twin.law, twin, slo, cap, np.ones(1))[0] >= attainment)
+        return bool(_pooled([one], _lawful(twin, cap), slo, np.ones(1))[0] >= attainment)
 
     if not carries(LEAST_LOAD):
         return None
@@ -173,8 +178,16 @@ def parts_of(
     return [chosen(whole, np.flatnonzero(numbers == replica)) for replica in first.tolist()]
 
 
-def _answer(
-    twin: StoredTwin, slo: Slo, cap: int, parts: Sequence[Traffic], rate_rps: float
+Replayed = Callable[[Traffic], TwinReplay]
+
+
+def _lawful(twin: StoredTwin, cap: int) -> Replayed:
+    """Return the twin's replay by its law alone."""
+    return lambda part: twin.replayed(part, twin.law, max_num_seqs=cap)
+
+
+def _answer(  # noqa: PLR0913, PLR0917 - what is asked, and how hard to look
+    twin: StoredTwin, slo: Slo, cap: int, parts: Sequence[Traffic], rate_rps: float, draws: int
 ) -> CapForecast:
     busy = [part for part in parts if len(part)]
     if not busy:
@@ -182,13 +195,17 @@ def _answer(
             cap, (1.0, 1.0), 1.0, 0.0, None, None, None, None, 0.0, 0.0, is_guess=False
         )
     weights = np.array([len(part) for part in busy], float)
-    samples = np.array([_pooled(busy, law, twin, slo, cap, weights) for law in twin.draws])
-    middle = _pooled(busy, twin.law, twin, slo, cap, weights)
+    replays = (
+        partial(one.replay, shape=twin.shape, max_num_seqs=cap)
+        for one in twin.draws([twin.traffic], draws)
+    )
+    samples = np.array([_pooled(busy, each, slo, weights) for each in replays])
     peak = max(twin.replayed(part, twin.law, max_num_seqs=cap).running_peak for part in busy)
-    low, high = np.nanquantile(samples, (0.025, 0.975), axis=0)
+    middle = np.nanmedian(samples, axis=0)
+    low, high = np.nanquantile(samples, ENDS, axis=0, method="weibull")
     return CapForecast(
         max_num_seqs=cap,
-        attainment=(float(min(low[0], middle[0])), float(max(high[0], middle[0]))),
+        attainment=(float(low[0]), float(high[0])),
         attainment_middle=float(middle[0]),
         goodput_rps=float(middle[0]) * rate_rps,
         tpot_p95_ms=_known_ms(middle[2]),
@@ -201,18 +218,9 @@ def _answer(
     )
 
 
-def _pooled(  # noqa: PLR0913, PLR0917 - one law, one cap, some replicas
-    parts: Sequence[Traffic],
-    law: StepLaw,
-    twin: StoredTwin,
-    slo: Slo,
-    cap: int,
-    weights: Floats,
-) -> Floats:
+def _pooled(parts: Sequence[Traffic], replayed: Replayed, slo: Slo, weights: Floats) -> Floats:
     """Return the mean of each statistic over the replicas, by their requests."""
-    values = [
-        Statistics.of(part, twin.replayed(part, law, max_num_seqs=cap), slo) for part in parts
-    ]
+    values = [Statistics.of(part, replayed(part), slo) for part in parts]
     return np.asarray(np.average(np.array(values, float), axis=0, weights=weights))
 
 

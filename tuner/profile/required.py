@@ -6,7 +6,7 @@ from tuner.profile.plan import MOST_REPLICAS, FleetRouter, least, parts_of
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import Question
+from tuner.twin.choice import DRAWS, Question
 from tuner.twin.load import Loads
 from tuner.twin.required import Bounds
 
@@ -41,7 +41,7 @@ def bounds_of(  # noqa: PLR0913 - what is asked of the twin
         loads = Loads(one, (more,) if headroom > 1 else (), headroom)
         rate_rps = len(one) / twin.length_s
         asked = Question(loads, twin.shape, slo, tuple(requirements), rate_rps)
-        drawn += [asked.drawn(0, law, caps, raise_all=True).required for law in twin.draws]
+        drawn += [asked.drawn(0, law, caps, raise_all=True).required for law in twin.laws[:DRAWS]]
     return Bounds.of(requirements, drawn)
 
 

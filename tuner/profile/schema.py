@@ -127,8 +127,8 @@ class Provenance(Section):
     engine_starts: Count
     engine_seconds: EngineSeconds
     warnings: list[str]
-    twin_error: Number | None
-    """Median of the twin's errors over the windows that were replayed; None without any."""
+    twin_error: Number | None = Field(default=None, exclude=True)
+    """Of an older tuner: the median of errors that could not fail. Read, and not used."""
 
     ranks: Count = 1
     """Of a data-parallel server, of which one was measured: every number is one rank's."""

@@ -3,12 +3,13 @@
 The traffic is at most MOST_STORED requests, the busiest stretch of what was tuned for. Arrays are
 little-endian, one after the other, compressed (zlib) and written in base64:
 u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
-between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws.
+between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then
+the machine's speed (`twin.draws.Machine`) in f4, which profiles of an older tuner do not have.
 """
 
 import base64
-import math
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,17 +19,16 @@ from tuner.errors import ProfileError
 from tuner.profile.numbers import (
     EngineShapeSection,
     FrontEndSection,
+    Misfit,
     StepLawSection,
     Twin,
-    TwinErrors,
 )
-from tuner.twin.check import Errors
+from tuner.twin.draws import PRINTED, Draw, Machine, draws_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 
 MOST_STORED = 4000
-LAWS = 20
 LEAST_S = 1.0
 
 _HEAD_BYTES = 12
@@ -42,11 +42,15 @@ class StoredTwin:
     law: StepLaw
     shape: EngineShape
     extrapolated_from: int
-    draws: tuple[StepLaw, ...]
+    laws: tuple[StepLaw, ...]
     traffic: Traffic
     length_s: float
-    front_end: FrontEnd | None = None
-    """What stands before the engine; None: nothing that was measured."""
+    machine: Machine
+
+    @property
+    def front_end(self) -> FrontEnd | None:
+        """What stands before the engine; None: nothing that was measured."""
+        return self.machine.front_end
 
     def replayed(self, traffic: Traffic, law: StepLaw, *, max_num_seqs: int) -> TwinReplay:
         """Return what clients would have seen under one of the laws."""
@@ -54,13 +58,21 @@ class StoredTwin:
             return simulate(traffic, law, self.shape, max_num_seqs=max_num_seqs)
         return simulate_behind(self.front_end, traffic, law, self.shape, max_num_seqs=max_num_seqs)
 
+    def draws(self, traffic: Sequence[Traffic], count: int = PRINTED) -> list[Draw]:
+        """Return so many runs of a fresh engine on this traffic, the first of those that made the
+        profile's promise."""
+        begin_s = min(float(one.arrival_s[0]) for one in traffic)
+        end_s = max(float(one.arrival_s[-1]) for one in traffic)
+        laws = self.laws[:count]
+        return draws_of(laws, self.machine, begin_s=begin_s, end_s=end_s, seed=0)
 
-def stored(view: Forecast, *, seed: int) -> Twin:
+
+def stored(view: Forecast) -> Twin:
     """Return the twin's section of a profile."""
     most = len(view.fitted.law.decode_s) - 1
     sizes = sorted({0, *(size for size in view.fitted.knots.tolist() if size < most), most})
     law = view.fitted.law
-    draws = np.array([_values(one, sizes) for one in view.fitted.draws(LAWS, seed=seed)], "<f4")
+    draws = np.array([_values(one, sizes) for one in view.fitted.draws(PRINTED, seed=0)], "<f4")
     traffic, length_s = _busiest(view.traffic, view.length_s)
     gaps_s = np.diff(traffic.arrival_s, prepend=traffic.arrival_s[:1])
     head = np.array([len(traffic), *draws.shape], "<u4")
@@ -71,6 +83,7 @@ def stored(view: Forecast, *, seed: int) -> Twin:
             gaps_s.astype("<f4").tobytes(),
             *(length.astype("<u4").tobytes() for length in lengths),
             draws.tobytes(),
+            view.machine.pace.astype("<f4").tobytes(),
         )
     )
     return Twin(
@@ -95,7 +108,9 @@ def stored(view: Forecast, *, seed: int) -> Twin:
         extrapolated_from=view.fitted.extrapolated_from,
         lag_s=view.shape.lag_s,
         hit_share=view.hit_share,
-        errors=[_error(one) for one in view.errors],
+        misfit=Misfit(ttft=[*view.machine.ttft_errors], tpot=[*view.machine.tpot_errors])
+        if view.machine.ttft_errors
+        else None,
         length_s=length_s,
         data=base64.b64encode(zlib.compress(raw, 9)).decode("ascii"),
     )
@@ -109,7 +124,8 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         requests, laws, width = np.frombuffer(raw[:_HEAD_BYTES], "<u4").tolist()
         columns = np.frombuffer(raw[_HEAD_BYTES:], "<u4")
         lengths = columns[requests : 4 * requests].reshape(3, requests).astype(np.int64)
-        values = columns[4 * requests :].view("<f4").reshape(laws, width).astype(float)
+        rest = columns[4 * requests :].view("<f4").astype(float)
+        values = rest[: laws * width].reshape(laws, width)
         gaps_s = columns[:requests].view("<f4").astype(float)
     except ValueError as error:
         raise _senseless(source, str(error)) from error
@@ -134,10 +150,15 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         law=_law(np.array(middle), sizes),
         shape=EngineShape(**section.shape.model_dump(), lag_s=section.lag_s),
         extrapolated_from=section.extrapolated_from,
-        draws=tuple(_law(one, sizes) for one in values),
+        laws=tuple(_law(one, sizes) for one in values),
         traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
         length_s=section.length_s,
-        front_end=None if front_end is None else _front_end(front_end),
+        machine=Machine(
+            rest[laws * width :],
+            () if section.misfit is None else tuple(section.misfit.ttft),
+            () if section.misfit is None else tuple(section.misfit.tpot),
+            front_end=None if front_end is None else _front_end(front_end),
+        ),
     )
 
 
@@ -174,18 +195,6 @@ def _busiest(traffic: Traffic, length_s: float) -> tuple[Traffic, float]:
         traffic = traffic.busiest(MOST_STORED)
         length_s = max(LEAST_S, float(traffic.arrival_s[-1] - traffic.arrival_s[0]))
     return replace(traffic, arrival_s=traffic.arrival_s - traffic.arrival_s[0]), length_s
-
-
-def _error(one: Errors) -> TwinErrors:
-    known = {
-        name: None if math.isnan(value) else value
-        for name, value in (
-            ("throughput", one.throughput),
-            ("tpot", one.tpot),
-            ("e2el_p95", one.e2el_p95),
-        )
-    }
-    return TwinErrors(max_num_seqs=one.max_num_seqs, **known)
 
 
 def _senseless(source: str, why: str) -> ProfileError:

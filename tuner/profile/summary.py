@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 
-from tuner.profile.numbers import CapNumbers, CurveStep, SpreadSection
+from tuner.profile.numbers import CapNumbers, CheckSection, CurveStep, SpreadSection
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.verdict_block import NAMES, VerdictBlock
 from tuner.traffic.requirements import parse_requirement
@@ -74,8 +74,12 @@ def facts_of(profile: ServingProfile) -> list[str]:
 
 
 def promised(profile: ServingProfile) -> CapNumbers:
-    """Return what the choice gives for all of the traffic as captured: the twin's numbers, or the
-    windows' where they decided."""
+    """Return what the choice gives for all of the traffic as captured: the twin's numbers, the
+    windows' where they decided, or the confirming replay's where the twin's forecast of it failed.
+    """
+    record = profile.promise.checked
+    if record is not None and "foretold" in record.failed:
+        return profile.promise
     for one in profile.promise.predicted:
         if one.load == 1.0:
             return one
@@ -263,15 +267,25 @@ def _load_held(profile: ServingProfile) -> str:
     return "at this load; more was not tried"
 
 
+def said_of(record: CheckSection) -> str:
+    """Say how many numbers of the confirming replay were as the twin had said."""
+    held = f"{record.held} of {len(record.numbers)} numbers"
+    if not record.foretold:
+        return f"{held} held at the engine's own speed"
+    of = "unseen windows" if record.unseen else "the same windows on another engine"
+    failed = "" if "foretold" not in record.failed else ", too few: what was measured is promised"
+    return f"{held} of {of} held{failed}"
+
+
 def _checked(profile: ServingProfile) -> str:
     """Say what was held against what, and what it took."""
     promise, origin = profile.promise, profile.provenance
     parts = []
+    if (record := promise.checked) is not None and record.numbers:
+        parts.append(said_of(record))
     if promise.source == "confirming run":
         fresh = "behind a fresh server" if origin.confirm == "server" else "on a fresh engine"
         parts.append(f"{percent(promise.attainment)} {fresh}")
-    if origin.twin_error is not None:
-        parts.append(f"twin off by {percent(origin.twin_error)}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
     parts.append(f"{minutes(spent_s)} of engine")
     return ", ".join(parts)

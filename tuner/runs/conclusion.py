@@ -15,6 +15,7 @@ from tuner.replay.measure import Measurement, measure
 from tuner.runs.evidence import RUNGS, Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import (
+    CheckRecord,
     Conclusion,
     CurvePoint,
     InUse,
@@ -22,11 +23,12 @@ from tuner.runs.outcome import (
     SweepOutcome,
     predictions_of,
 )
+from tuner.runs.prediction import record_of, with_record
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import out_of_reach
 from tuner.traffic.workload import Workload
 from tuner.twin.aa_check import AaCheck, aa_check
-from tuner.twin.check import check, median_error
+from tuner.twin.check import in_words
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast, StepChange, forecast
 from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, strain
@@ -71,20 +73,8 @@ def conclude(
         view = view_of(evidence, workload, settings, everywhere=True)
     measured = evidence.measured(workload.slo)
     if view is None or not view.is_believed:
-        blocks = evidence.blocks(workload.slo)
-        curve = _measured_curve(measured, blocks)
-        verdict = decide(
-            blocks,
-            ceiling=settings.ceiling,
-            complete=complete,
-            requirements=settings.requirements,
-        )
-        verdict = _reachable(verdict, workload, curve)
-        if view is not None:
-            verdict = _doubted(verdict, view)
-        if settings.headroom > 1:
-            verdict = replace(verdict, warnings=(*verdict.warnings, TODAY_ALONE))
-        return Conclusion(verdict, curve, view, by_twin=False)
+        doubt = None if view is None else view.doubt
+        return _by_windows(evidence, workload, settings, view, doubt, complete=complete)
     numbers = {cap: view.measurement(cap) for cap in doubling(settings.ceiling)}
     verdict = judge(view, numbers, ceiling=settings.ceiling, complete=complete)
     changes: dict[int, Mapping[str, StepChange]] = {
@@ -106,7 +96,7 @@ def conclude(
             "sure of the next ones"
         )
         verdict = replace(verdict, warnings=(*verdict.warnings, few))
-    if not view.errors and (found := view.traffic.cached_length.sum()):
+    if not view.checks and (found := view.traffic.cached_length.sum()):
         presumed = (
             f"no window was replayed before the choice: that the prefix cache holds all "
             f"{found / view.traffic.input_length.sum():.0%} of the prompt tokens that came before "
@@ -114,6 +104,37 @@ def conclude(
         )
         verdict = replace(verdict, warnings=(*verdict.warnings, presumed))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
+
+
+def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not decide
+    evidence: Evidence,
+    workload: Workload,
+    settings: SweepSettings,
+    view: Forecast | None,
+    doubt: str | None,
+    *,
+    complete: bool,
+) -> Conclusion:
+    """Return what the windows that were replayed say alone."""
+    blocks = evidence.blocks(workload.slo)
+    curve = _measured_curve(evidence.measured(workload.slo), blocks)
+    verdict = decide(
+        blocks,
+        ceiling=settings.ceiling,
+        complete=complete,
+        requirements=settings.requirements,
+    )
+    verdict = _reachable(verdict, workload, curve)
+    warnings = verdict.warnings
+    if doubt is not None:
+        why = (
+            f"{doubt}, so the windows that were replayed decide alone: they say less of the rest "
+            "of the trace"
+        )
+        warnings += (why,)
+    if settings.headroom > 1:
+        warnings += (TODAY_ALONE,)
+    return Conclusion(replace(verdict, warnings=warnings), curve, view, by_twin=False)
 
 
 def predictions(conclusion: Conclusion) -> tuple[Prediction, ...]:
@@ -178,26 +199,32 @@ def misled(conclusion: Conclusion, settings: SweepSettings) -> str | None:
     )
 
 
-def verified(conclusion: Conclusion, evidence: Evidence) -> Conclusion:
-    """Return the conclusion after the confirming engine: a choice that rests on the twin alone is
-    not defended when the twin is wrong of the one replay that verifies it."""
+def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of it
+    conclusion: Conclusion,
+    record: CheckRecord | None,
+    front_end: FrontEnd | None,
+    evidence: Evidence,
+    workload: Workload,
+    settings: SweepSettings,
+) -> Conclusion:
+    """Return the conclusion after the confirming replay: where the scheduler model failed at the
+    engine's own speed, the windows decide, and without any nothing does."""
     view = conclusion.view
-    windows = evidence.observed(confirming=True)
-    if view is None or not conclusion.by_twin or view.errors or not windows:
+    if view is None or record is None or not conclusion.by_twin:
         return conclusion
-    errors = check(windows, view.fitted.law, view.shape)
-    view = replace(view, errors=errors)
-    verdict = conclusion.verdict
-    if not view.is_believed:
-        verdict = replace(
-            verdict,
-            kind="inconclusive",
-            reason=(
-                f"inconclusive, {verdict.max_num_seqs} is the twin's choice: it was wrong by "
-                f"{median_error(errors):.0%} of the replay that verifies it; sweep without --fast"
-            ),
-        )
-    return replace(conclusion, view=view, verdict=verdict)
+    if not record.paced.failed:
+        return replace(conclusion, view=with_record(view, record, front_end))
+    doubt = f"the twin was wrong at the engine's own speed ({in_words(record.paced.worst)})"
+    if evidence.rungs():
+        complete = evidence.is_complete()
+        return _by_windows(evidence, workload, settings, view, doubt, complete=complete)
+    cap = conclusion.verdict.max_num_seqs
+    reason = (
+        f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it; sweep "
+        "without --fast"
+    )
+    verdict = replace(conclusion.verdict, kind="inconclusive", reason=reason)
+    return replace(conclusion, verdict=verdict)
 
 
 def held_to(
@@ -285,14 +312,6 @@ def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]
     return replace(verdict, kind="overloaded", reason=f"overloaded: {why}", warnings=warnings)
 
 
-def _doubted(verdict: Verdict, view: Forecast) -> Verdict:
-    warning = (
-        f"{view.doubt}, so the windows that were replayed decide alone: they say less of the rest "
-        "of the trace"
-    )
-    return replace(verdict, warnings=(*verdict.warnings, warning))
-
-
 def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> float:
     """Return what the prefix cache gave of what an endless one would have given, in the windows
     that were replayed whole. Before any was, as with --fast, one that is on is taken for endless:
@@ -318,17 +337,20 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     warnings: Sequence[str],
 ) -> SweepOutcome:
     """Return all that was found, the confirming replays included."""
-    cap, facts = conclusion.verdict.max_num_seqs, evidence.facts()
+    facts = evidence.facts()
     uniform = misled(conclusion, settings)
     front_end = front_end_of(conclusion, evidence)
-    confirm, headroom = (evidence.confirming(name, cap) for name in ("confirm", "headroom"))
+    checked = record_of(conclusion, evidence, workload, hash_block_size=settings.trace_block_size)
+    after = verified(conclusion, checked, front_end, evidence, workload, settings)
+    failed = checked is not None and checked.unpaced.failed
+    confirm, headroom = (
+        evidence.confirming(name, after.verdict.max_num_seqs) for name in ("confirm", "headroom")
+    )
     confirmed = measure(confirm, workload.slo) if confirm else None
     with_headroom = measure(headroom, workload.slo) if headroom else None
-    conclusion = verified(conclusion, evidence)
+    verdict = held_to(after.verdict, confirmed, with_headroom)
     return SweepOutcome(
-        conclusion=replace(
-            conclusion, verdict=held_to(conclusion.verdict, confirmed, with_headroom)
-        ),
+        conclusion=replace(after, verdict=verdict),
         slo=workload.slo,
         part=workload.part,
         windows=workload.windows,
@@ -337,7 +359,8 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         with_headroom=with_headroom,
         aa_check=agreed(conclusion, evidence),
         front_end=front_end,
-        predictions=predictions(conclusion),
+        predictions=() if failed else predictions(after),
+        checked=checked,
         facts=facts,
         ladder_engine=evidence.ladder_engine(),
         starts_s=evidence.starts_s(),

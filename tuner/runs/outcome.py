@@ -1,7 +1,7 @@
 """The outcome of a sweep, before it is written anywhere. Types only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tuner.engines.seam import EngineFacts
@@ -9,6 +9,8 @@ from tuner.replay.measure import Measurement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
 from tuner.twin.aa_check import AaCheck
+from tuner.twin.check import Check
+from tuner.twin.draws import Promised, spread_of
 from tuner.twin.forecast import Forecast, Range, StepChange
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.verdict_text import Verdict
@@ -50,7 +52,8 @@ class Conclusion:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """The twin's numbers of the chosen cap at one load, with 95 % intervals."""
+    """The twin's numbers of the chosen cap at one load: the middle of what a fresh engine gives
+    again, with 95 % intervals."""
 
     load: float
     numbers: Measurement
@@ -59,11 +62,54 @@ class Prediction:
 
 def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
     """Return what the twin says of a cap, as captured and with headroom."""
-    today = Prediction(1.0, view.measurement(cap), view.intervals(cap))
-    if view.headroom == 1:
-        return (today,)
-    numbers, intervals = view.measurement(cap, raised=True), view.intervals(cap, raised=True)
-    return (today, Prediction(view.headroom, numbers, intervals))
+    loads = (1.0,) if view.headroom == 1 else (1.0, view.headroom)
+    return tuple(_prediction(view, cap, load) for load in loads)
+
+
+def _prediction(view: Forecast, cap: int, load: float) -> Prediction:
+    numbers = view.measurement(cap, raised=load > 1)
+    said = view.promised(cap, raised=load > 1)
+    middle = said.middle
+    numbers = replace(
+        numbers,
+        attainment=middle["attainment"],
+        goodput_rps=middle["attainment"] * numbers.arrival_rate_rps,
+        ttft_s=spread_of(middle, "ttft"),
+        tpot_s=spread_of(middle, "tpot"),
+        e2el_s=spread_of(middle, "e2el"),
+        queue_s=spread_of(middle, "queue"),
+    )
+    return Prediction(load, numbers, _ranges(said, numbers.arrival_rate_rps))
+
+
+def _ranges(said: Promised, rate_rps: float) -> dict[str, Range]:
+    """Return the 95 % intervals in the profile's units."""
+    found = {}
+    for name, (low, high) in said.ranges.items():
+        if name.endswith("_s"):
+            found[f"{name.removesuffix('_s')}_ms"] = (low * 1e3, high * 1e3)
+        else:
+            found[name] = (low, high)
+    low, high = said.ranges["attainment"]
+    return {**found, "goodput_rps": (low * rate_rps, high * rate_rps)}
+
+
+@dataclass(frozen=True, slots=True)
+class CheckRecord:
+    """The twin against the confirming replay."""
+
+    unseen: bool
+    """Whether it was of windows that the ladder did not replay."""
+
+    unpaced: Check
+    """What was foretold before it began; without numbers where nothing was."""
+
+    paced: Check
+    """The twin at the speed that the engine had."""
+
+    ttft_errors: tuple[float, ...] = ()
+    tpot_errors: tuple[float, ...] = ()
+    """Log of measured / predicted mean of each unseen window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +148,11 @@ class SweepOutcome:
     """The confirming engine against the ladder's; None where nothing confirmed."""
 
     predictions: tuple[Prediction, ...]
-    """At the captured load and with headroom; none where the twin is not believed."""
+    """At the captured load and with headroom; none where the twin is not believed, or its forecast
+    of the confirming replay failed: then that replay is the promise."""
+
+    checked: CheckRecord | None
+    """None where nothing confirmed, or there is no twin."""
 
     facts: EngineFacts
     """Of the confirming engine where there was one, else of the ladder's."""

@@ -13,6 +13,7 @@ from tuner.profile.numbers import (
     Binds,
     CapNumbers,
     ChangeSection,
+    CheckSection,
     Count,
     CurveStep,
     DeviceUseSection,
@@ -20,7 +21,6 @@ from tuner.profile.numbers import (
     FrontEndSection,
     KvCacheUsageSection,
     MeasuredNumbers,
-    Number,
     Predicted,
     Promise,
     Section,
@@ -43,7 +43,7 @@ from tuner.profile.stored_twin import stored
 from tuner.replay.device_use import disturbance
 from tuner.replay.iterations import KvCacheUsage
 from tuner.replay.measure import Measurement, Spread
-from tuner.runs.outcome import InUse, SweepOutcome
+from tuner.runs.outcome import CheckRecord, InUse, SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.objective import OBJECTIVE, holds
@@ -180,11 +180,7 @@ def profile_of(
         requirements=required_sections(verdict.requirements),
     )
     promise = _promise(outcome)
-    twin = (
-        stored(view, seed=origin["seed"])
-        if view is not None and outcome.conclusion.by_twin
-        else None
-    )
+    twin = stored(view) if view is not None and outcome.conclusion.by_twin else None
     return seal(
         engine={**facts.arguments, "max_num_seqs": verdict.max_num_seqs},
         decision=decision,
@@ -224,7 +220,7 @@ class SweepResult(Section):
     front_end: FrontEndSection | None
     """None where no server confirmed."""
 
-    twin_error: Number | None
+    checked: CheckSection | None
     engine_starts: Count
     engine_seconds: EngineSeconds
     run_dir: str
@@ -250,7 +246,7 @@ def result_of(
         curve=curve_steps(outcome),
         baseline=_baseline(outcome.in_use),
         front_end=_front_end(outcome),
-        twin_error=_twin_error(outcome),
+        checked=_checked(outcome.checked),
         engine_starts=len(outcome.starts_s),
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
         run_dir=run_dir,
@@ -277,9 +273,21 @@ def holds_with_headroom(outcome: SweepOutcome) -> bool:
     return holds(base.attainment, raised.attainment) and all(one.is_kept for one in required)
 
 
-def _twin_error(outcome: SweepOutcome) -> float | None:
-    view = outcome.conclusion.view
-    return view.error if view is not None and math.isfinite(view.error) else None
+def _checked(record: CheckRecord | None) -> CheckSection | None:
+    if record is None:
+        return None
+    both = {"foretold": record.unpaced, "paced": record.paced}
+    return CheckSection(
+        unseen=record.unseen,
+        failed=[cast("Any", name) for name, one in both.items() if one.failed],
+        **{
+            name: {
+                each.name: (each.predicted, each.low, each.high, each.measured)
+                for each in one.numbers
+            }
+            for name, one in both.items()
+        },
+    )
 
 
 def memory_marks(one: Measurement) -> list[str]:
@@ -366,6 +374,7 @@ def _promise(outcome: SweepOutcome) -> Promise:
             Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))
             for one in outcome.predictions
         ],
+        checked=_checked(outcome.checked),
     )
 
 
@@ -378,7 +387,6 @@ def _provenance(outcome: SweepOutcome, facts: EngineFacts, origin: Mapping[str, 
         model=str(facts.arguments["model"]),
         engine_starts=len(outcome.starts_s),
         engine_seconds=EngineSeconds(starts=sum(outcome.starts_s), replay=outcome.replay_s),
-        twin_error=_twin_error(outcome),
         **origin,
     )
 

@@ -8,6 +8,7 @@ cost this halves the error of replaying the first minutes (docs/decisions).
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.trace.columns import Floats, Ints, columns_of
 from tuner.trace.trace import TraceRequest
@@ -65,6 +66,53 @@ def sample_windows(
         run_in_s = run_in_before_s(length_s, room_s=start_s - origin_s)
         windows.append(Window(start_s, length_s, run_in_s, weight))
     return tuple(windows)
+
+
+NEAREST = 0.25
+"""A window of so little of another's load cannot stand for it."""
+
+STARTS = 4
+"""Windows are looked for at so many starts within the length of one."""
+
+
+def unseen_windows(
+    requests: Sequence[TraceRequest], part: Part, seen: Sequence[Window]
+) -> tuple[Window, ...] | None:
+    """Return windows that share nothing with those that were replayed, each as long as one of them
+    and as near to its load as there is one, in the part or else in the whole trace. None where
+    there are none."""
+    columns = columns_of(requests, block_size=1)
+    arrival_s, tokens = columns.arrival_s, np.concatenate(([0], np.cumsum(columns.tokens())))
+    taken = [(one.start_s - one.run_in_s, one.start_s + one.length_s) for one in seen]
+    ends_s = [(part.begin_s, part.end_s), (float(arrival_s[0]), float(arrival_s[-1]))]
+    found = list[Window]()
+    for one in seen:
+        here, there = _load(arrival_s, tokens, one.start_s, one.length_s)
+        for begin_s, end_s in ends_s:
+            starts_s = np.arange(begin_s, end_s - one.length_s, one.length_s / STARTS)
+            for low_s, high_s in taken:
+                starts_s = starts_s[(starts_s + one.length_s <= low_s) | (starts_s >= high_s)]
+            counts, loads = _load(arrival_s, tokens, starts_s, one.length_s)
+            near = np.flatnonzero(loads >= max(1.0, NEAREST * float(there)))
+            if len(near):
+                break
+        else:
+            return None
+        place = near[np.argmin(np.abs(np.log(loads[near] / max(1.0, float(there)))))]
+        start_s = float(starts_s[place])
+        run_in_s = run_in_before_s(one.length_s, room_s=start_s - float(arrival_s[0]))
+        weight = one.weight * float(here) / float(counts[place])
+        found.append(Window(start_s, one.length_s, run_in_s, weight))
+        taken.append((start_s, start_s + one.length_s))
+    return tuple(found)
+
+
+def _load(
+    arrival_s: Floats, tokens: Ints, start_s: NDArray[np.floating] | float, length_s: float
+) -> tuple[Ints, Ints]:
+    """Return how many requests and tokens arrive from these times on; ``tokens`` are summed up."""
+    first, last = (np.searchsorted(arrival_s, start_s + more_s) for more_s in (0.0, length_s))
+    return np.asarray(last - first), np.asarray(tokens[last] - tokens[first])
 
 
 def _whole(part: Part, room_s: float) -> Window:

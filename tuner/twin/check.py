@@ -1,31 +1,51 @@
-"""The twin held against what was really measured, before it is believed. Pure.
+"""The twin held against what was really measured: twelve numbers, each by itself. Pure.
 
-Each replayed window is given to the twin with the speed that the machine had in that window; what
-is left is the law's and the scheduler model's own error.
+Twice. *Unpaced*: what was predicted of a replay before it began, its machine's speed included. That
+tests the prediction. *Paced*: the twin at the speed that the engine had in that very replay; what
+is left is the scheduler model's error.
+
+A check fails when one number is more than ALARM half-widths off, on the side of the miss, or when
+OUTSIDE of them lie outside their 95 %: honest runs fail in at most one of ten (docs/promise.md).
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import IterationLog
+from tuner.replay.iterations import joined, time_mean
+from tuner.replay.measure import spread
 from tuner.replay.records import Replay, RequestRecord
+from tuner.traffic.slo import Slo
+from tuner.twin.draws import GRID_S, UNKNOWN, Draw, Machine, draws_of, ends_of, scaled
 from tuner.twin.simulation import (
     EngineShape,
     Slowdown,
     Traffic,
     TwinReplay,
+    met,
     simulate,
 )
 
-STRETCH_S = 2.5
-"""How finely the machine's speed in a window is followed."""
+ALARM = 1.63
+"""Half-widths of a 95 % interval: z > 3.2."""
 
-MAX_ERROR = 0.15
-"""Median error above which the twin is not believed."""
+OUTSIDE = 3
+
+TICK_MS = 1.0
+TPOT_TICK_MS = 0.1
+"""Smaller differences are those of the clocks."""
+
+FEWEST = 2.0
+"""So many requests more or less in the SLO are no miss, of the windows that stand for most."""
+
+PACED_DRAWS = 40
+
+Range = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +70,105 @@ class Observed:
     max_num_batched_tokens: int | None = None
     """Where it was another than the engine's own."""
 
+    span_s: Range = (-math.inf, math.inf)
+    """Of the scored part, in which iterations count."""
+
+    weight: float = 1.0
+    attainment_bound: float = 1.0
+    """The most that it could have attained, where it was cut."""
+
+    def counted(self) -> NDArray[np.bool_]:
+        """Return which requests count: scored, and not given up by their client."""
+        return np.asarray(self.scored & ~np.isnan(self.e2el_s))
+
 
 @dataclass(frozen=True, slots=True)
-class Errors:
-    """Predicted ÷ measured - 1 for one window; NaN where nothing was measured."""
+class PlannedWindow:
+    """A window before it is replayed, as it will be sent."""
 
-    max_num_seqs: int
-    throughput: float
-    """Output tokens per second."""
+    traffic: Traffic
+    counted: NDArray[np.bool_]
+    """Which requests count: scored, and not given up by their client."""
 
-    tpot: float
-    """Median time per output token."""
+    span_s: Range
+    """Of the scored part, on the traffic's clock."""
 
-    e2el_p95: float
+    weight: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """One number before it was measured: its middle and the ends of its 95 %."""
+
+    middle: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """One number of a check, in milliseconds, or as a share or a count."""
+
+    name: str
+    predicted: float
+    low: float
+    high: float
+    measured: float
+
+    @property
+    def held(self) -> bool:
+        return self.low <= self.measured <= self.high
+
+    @property
+    def off(self) -> float:
+        """How far measured is from predicted, in half-widths on the side of the miss."""
+        miss = self.measured - self.predicted
+        half = self.high - self.predicted if miss > 0 else self.predicted - self.low
+        return miss / half if half > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """What a twin said of a replay, number by number."""
+
+    numbers: tuple[Number, ...]
+
+    @property
+    def held(self) -> int:
+        return sum(one.held for one in self.numbers)
+
+    @property
+    def worst(self) -> Number:
+        return max(self.numbers, key=lambda one: abs(one.off))
+
+    @property
+    def is_far_off(self) -> bool:
+        return bool(self.numbers) and abs(self.worst.off) > ALARM
+
+    @property
+    def failed(self) -> bool:
+        return self.is_far_off or len(self.numbers) - self.held >= OUTSIDE
+
+
+def in_words(one: Number) -> str:
+    """Return a number that missed, for people.
+
+    >>> in_words(Number("ttft_p95_ms", 420.0, 400.0, 450.0, 20100.0))
+    'p95 TTFT 20,100 ms instead of 420 ms'
+    >>> in_words(Number("attainment", 0.99, 0.98, 1.0, 0.9)), in_words(
+    ...     Number("waiting_mean", 2.0, 1.0, 3.0, 9.04))
+    ('90.0 % in SLO instead of 99.0 %', 'waiting 9.0 in the mean instead of 2.0')
+    """
+    if one.name == "attainment":
+        return f"{100 * one.measured:.1f} % in SLO instead of {100 * one.predicted:.1f} %"
+    if not one.name.endswith("_ms"):
+        name = {"kv_blocks_mean": "KV blocks"}.get(one.name, one.name.removesuffix("_mean"))
+        mean = " in the mean" if one.name.endswith("_mean") else ""
+        return f"{name} {one.measured:,.1f}{mean} instead of {one.predicted:,.1f}"
+    time, share, _ = one.name.split("_")
+    digits = 0 if max(one.measured, one.predicted) >= 100 else 1
+    measured, predicted = (f"{value:,.{digits}f} ms" for value in (one.measured, one.predicted))
+    return f"{share} {time.upper()} {measured} instead of {predicted}"
 
 
 def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> Observed:
@@ -91,6 +197,9 @@ def observed(replay_: Replay, *, max_num_batched_tokens: int | None = None) -> O
         iterations=replay_.iterations,
         cut=replay_.cut is not None,
         max_num_batched_tokens=max_num_batched_tokens,
+        span_s=(replay_.scored_from_s, replay_.scored_from_s + replay_.window_s),
+        weight=replay_.weight,
+        attainment_bound=replay_.attainment_bound,
     )
 
 
@@ -99,8 +208,11 @@ def _length(record: RequestRecord) -> int:
     return record.output_tokens if record.outcome == "aborted" else record.output_length
 
 
-def driven(window: Observed, law: StepLaw, shape: EngineShape) -> TwinReplay:
-    """Return the twin's replay of a window at the speed that the machine had then."""
+def driven(
+    window: Observed, law: StepLaw, shape: EngineShape, *, to_end: bool = False
+) -> TwinReplay:
+    """Return the twin's replay of a window at the speed that the machine had then: until it was
+    over, or to the last token and with its log."""
     tokens = window.max_num_batched_tokens or shape.max_num_batched_tokens
     return simulate(
         window.traffic,
@@ -108,7 +220,8 @@ def driven(window: Observed, law: StepLaw, shape: EngineShape) -> TwinReplay:
         replace(shape, max_num_batched_tokens=tokens),
         max_num_seqs=window.max_num_seqs,
         slowdown=slowdown_of(window.iterations, law),
-        until_s=window.end_s,
+        until_s=np.inf if to_end else window.end_s,
+        log=to_end,
     )
 
 
@@ -117,13 +230,13 @@ def slowdown_of(log: IterationLog, law: StepLaw) -> Slowdown | None:
     of the iterations that began in each stretch of time; None without iterations."""
     if not len(log):
         return None
-    stretch = (log["start_s"] // STRETCH_S).astype(np.int64)
+    stretch = (log["start_s"] // GRID_S).astype(np.int64)
     first = int(stretch[0])
     measured_s = np.bincount(stretch - first, log["duration_s"])
     lawful_s = np.bincount(stretch - first, law.durations_s(log))
     known = np.flatnonzero(lawful_s > 0)
     factors = np.interp(np.arange(len(lawful_s)), known, measured_s[known] / lawful_s[known])
-    return Slowdown(factors, begin_s=first * STRETCH_S, grid_s=STRETCH_S)
+    return Slowdown(factors, begin_s=first * GRID_S, grid_s=GRID_S)
 
 
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:
@@ -139,36 +252,198 @@ def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> floa
     return max(0.0, float(np.median(found))) if len(found) else 0.0
 
 
-def check(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> tuple[Errors, ...]:
-    """Return the twin's errors, window by window."""
-    found = []
-    for window in windows:
-        twin = driven(window, law, shape)
-        both = ~np.isnan(window.e2el_s) & ~np.isnan(twin.e2el_s) & window.scored
-        found.append(
-            Errors(
-                max_num_seqs=window.max_num_seqs,
-                throughput=_off(twin.output_tokens, window.output_tokens),
-                tpot=_off(_quantile(twin.tpot_s[both], 0.5), _quantile(window.tpot_s[both], 0.5)),
-                e2el_p95=_off(
-                    _quantile(twin.e2el_s[both], 0.95), _quantile(window.e2el_s[both], 0.95)
-                ),
-            )
+def errors_of(
+    windows: Sequence[Observed], means: Sequence[tuple[float, float]]
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return log(measured / predicted) of the mean TTFT and TPOT of each window, from the predicted
+    means in seconds."""
+    pairs = list(zip(windows, means, strict=True))
+    return (
+        tuple(_log_ratio(one.ttft_s[one.counted()], ttft) for one, (ttft, _) in pairs),
+        tuple(_log_ratio(one.tpot_s[one.counted()], tpot) for one, (_, tpot) in pairs),
+    )
+
+
+def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
+    known = measured_s[~np.isnan(measured_s)]
+    if not len(known) or not predicted_s > 0 or not known.mean() > 0:
+        return 0.0
+    return math.log(float(known.mean()) / predicted_s)
+
+
+def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
+    windows: Sequence[PlannedWindow],
+    laws: Sequence[StepLaw],
+    machine: Machine,
+    shape: EngineShape,
+    slo: Slo,
+    *,
+    max_num_seqs: int,
+    seed: int = 0,
+) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
+    """Return what a replay of these windows at a cap will show: its numbers, and of each window the
+    mean TTFT and TPOT in seconds; over the draws of a run for each of these laws."""
+    begin_s = min(float(one.traffic.arrival_s[0]) for one in windows)
+    end_s = max(float(one.traffic.arrival_s[-1]) for one in windows)
+    draws = draws_of(laws, machine, begin_s=begin_s, end_s=end_s, seed=seed)
+    rows, means = [], []
+    for draw in draws:
+        served = [
+            _served(one, draw.replay(one.traffic, shape, max_num_seqs=max_num_seqs, log=True), slo)
+            for one in windows
+        ]
+        rows.append(_at_length(_numbers(served), draw, max_num_seqs))
+        means.append([(_mean(one.ttft_s), _mean(one.tpot_s)) for one in served])
+    middle = np.median(np.array(means), axis=0)
+    known = np.nan_to_num(middle)
+    return _over(rows, windows), [(float(ttft), float(tpot)) for ttft, tpot in known]
+
+
+def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: Slo) -> Check:
+    """Hold what was foretold against the replay, of windows that were all replayed."""
+    cut = [one for one in windows if one.cut]
+    if cut:  # of a replay that had lost only what it could have attained is known
+        numbers = {"attainment": min(one.attainment_bound for one in cut)}
+    else:
+        numbers = _numbers([_seen(one, slo) for one in windows])
+    return Check(
+        tuple(
+            Number(name, said.middle, said.low, said.high, numbers[name])
+            for name, said in foretold.items()
+            if name in numbers
         )
-    return tuple(found)
+    )
 
 
-def median_error(errors: Sequence[Errors]) -> float:
-    """Return the median size of all errors, or infinity without any."""
-    sizes = [abs(size) for one in errors for size in (one.throughput, one.tpot, one.e2el_p95)]
-    known = [size for size in sizes if not math.isnan(size)]
-    return float(np.median(known)) if known else math.inf
+def paced(windows: Sequence[Observed], law: StepLaw, shape: EngineShape, slo: Slo) -> Check:
+    """Hold the twin at the speed that the engine had against these windows of one cap, those that
+    were cut left out."""
+    windows = [one for one in windows if not one.cut and one.counted().any()]
+    if not windows:
+        return Check(())
+    cap = windows[0].max_num_seqs
+    planned = [PlannedWindow(one.traffic, one.counted(), one.span_s, one.weight) for one in windows]
+    replays = [driven(one, law, shape, to_end=True) for one in windows]
+    factors = draws_of([law] * PACED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
+    rows = []
+    for draw in factors:
+        served = [
+            _served(one, scaled(it, one.traffic, draw.ttft_factor, draw.tpot_factor), slo)
+            for one, it in zip(planned, replays, strict=True)
+        ]
+        rows.append(_at_length(_numbers(served), draw, cap))
+    return unpaced(_over(rows, planned), windows, slo)
 
 
-def _off(predicted: float, measured: float) -> float:
-    return predicted / measured - 1 if measured > 0 else math.nan
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """The requests of a window that count, and the iterations of its scored part."""
+
+    ttft_s: Floats
+    tpot_s: Floats
+    e2el_s: Floats
+    met: NDArray[np.bool_]
+    work: IterationLog
+    preemptions: int
+    weight: float
 
 
-def _quantile(values: Floats, share: float) -> float:
+def _served(window: PlannedWindow, replay: TwinReplay, slo: Slo) -> _Served:
+    kept, work = window.counted, replay.iterations
+    inside = (work["start_s"] >= window.span_s[0]) & (work["start_s"] < window.span_s[1])
+    return _Served(
+        replay.ttft_s[kept],
+        replay.tpot_s[kept],
+        replay.e2el_s[kept],
+        met(window.traffic, replay, slo)[kept],
+        work[inside],
+        int(work["preemptions"].sum()),
+        window.weight,
+    )
+
+
+def _seen(window: Observed, slo: Slo) -> _Served:
+    """Return what a real replay shows, in the same way."""
+    nothing = np.zeros(len(window.traffic), np.int64)
+    replay = TwinReplay(
+        max_num_seqs=window.max_num_seqs,
+        ttft_s=window.ttft_s,
+        tpot_s=window.tpot_s,
+        e2el_s=window.e2el_s,
+        queue_s=window.ttft_s,
+        preemptions=nothing,
+        recomputed_tokens=0,
+        output_tokens=window.output_tokens,
+        duration_s=window.end_s,
+        running_mean=0.0,
+        running_peak=0,
+        kv_usage_mean=0.0,
+        kv_usage_peak=0.0,
+        iterations=window.iterations,
+    )
+    planned = PlannedWindow(window.traffic, window.counted(), window.span_s, window.weight)
+    return _served(planned, replay, slo)
+
+
+def _numbers(windows: Sequence[_Served]) -> dict[str, float]:
+    """Return the twelve numbers of a replay of these windows, those that it has."""
+    found = dict[str, float]()
+    for name, shares in (
+        ("ttft", ("p50", "p95", "p99")),
+        ("tpot", ("p50", "p95")),
+        ("e2el", ("p95", "p99")),
+    ):
+        values = np.concatenate([getattr(one, f"{name}_s") for one in windows])
+        weights = np.concatenate([np.full(len(one.met), one.weight) for one in windows])
+        known = ~np.isnan(values)
+        if (one := spread(values[known], weights[known])) is not None:
+            found |= {f"{name}_{share}_ms": 1e3 * getattr(one, share) for share in shares}
+    counts = np.array([one.weight * len(one.met) for one in windows])
+    if counts.sum() > 0:
+        good = sum(one.weight * float(one.met.sum()) for one in windows)
+        found["attainment"] = good / float(counts.sum())
+    work = joined(one.work for one in windows)
+    found["running_mean"] = time_mean(work, "running")
+    found["waiting_mean"] = time_mean(work, "waiting")
+    found["kv_blocks_mean"] = time_mean(work, "kv_blocks_used")
+    found["preemptions"] = float(sum(one.preemptions for one in windows))
+    return found
+
+
+def _at_length(numbers: Mapping[str, float], draw: Draw, cap: int) -> dict[str, float]:
+    """Return the numbers with the queue and the batch that longer requests make (Little's law)."""
+    return {
+        **numbers,
+        "running_mean": min(float(cap), draw.tpot_factor * numbers["running_mean"]),
+        "waiting_mean": draw.ttft_factor * numbers["waiting_mean"],
+        "kv_blocks_mean": draw.tpot_factor * numbers["kv_blocks_mean"],
+    }
+
+
+def _over(
+    rows: Sequence[Mapping[str, float]], windows: Sequence[PlannedWindow]
+) -> dict[str, Foretold]:
+    """Return middle and ends of every number over the draws, no nearer to each other than what
+    nobody would call a difference."""
+    weight = sum(one.weight * float(one.counted.sum()) for one in windows)
+    request = max(one.weight for one in windows) / max(1.0, weight)
+    found = {}
+    for name in rows[0]:
+        values = np.array([row[name] for row in rows if name in row])
+        middle, (low, high) = float(np.median(values)), ends_of(values)
+        least = FEWEST * request if name == "attainment" else _least(name)
+        low, high = max(0.0, min(low, middle - least)), max(high, middle + least)
+        found[name] = Foretold(middle, low, min(1.0, high) if name == "attainment" else high)
+    return found
+
+
+def _least(name: str) -> float:
+    """Return the least half-width of a number: of a mean one sequence or block, of a count one."""
+    if name.startswith("tpot"):
+        return TPOT_TICK_MS
+    return TICK_MS if name.endswith("_ms") else 1.0
+
+
+def _mean(values: Floats) -> float:
     known = values[~np.isnan(values)]
-    return float(np.quantile(known, share)) if len(known) else math.nan
+    return float(known.mean()) if len(known) else math.nan

@@ -22,8 +22,17 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import MAX_ERROR, Errors, Observed, check, lag_s, median_error
+from tuner.twin.check import Check, Observed, in_words, lag_s, paced, slowdown_of
 from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Question, Statistics, Weighed, weigh
+from tuner.twin.draws import (
+    PRINTED,
+    UNKNOWN,
+    Machine,
+    Promised,
+    draws_of,
+    ends_of,
+    promised,
+)
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.load import Loads, loads_of, scaled
 from tuner.twin.objective import holds
@@ -83,8 +92,11 @@ class Forecast:
     says: the law, and so the twin's tails, know nothing of it."""
 
     weighed: Weighed
-    errors: tuple[Errors, ...]
-    """One a window that was replayed for real."""
+    checks: tuple[Check, ...] = ()
+    """One a cap of which windows were replayed for real, at the speed that the engine had."""
+
+    machine: Machine = UNKNOWN
+    """What is known of runs besides the law."""
 
     unmodelled: tuple[str, ...] = ()
     """What the engine does that the twin does not."""
@@ -100,17 +112,15 @@ class Forecast:
         return self.loads.headroom
 
     @property
-    def error(self) -> float:
-        """The median of all errors; infinite before a window was replayed."""
-        return median_error(self.errors)
-
-    @property
     def doubt(self) -> str | None:
-        """Why replays decide and not the twin; None where it is believed."""
+        """Why replays decide and not the twin; None where it is believed. Of many checks it takes
+        one number that is far off: some outside of their 95 % would be chance."""
         if self.unmodelled:
             return f"the twin does not know {', '.join(self.unmodelled)}"
-        if self.errors and self.error > MAX_ERROR:
-            return f"the twin was wrong by {self.error:.0%}"
+        wrong = [one.worst for one in self.checks if one.is_far_off]
+        if wrong:
+            furthest = in_words(max(wrong, key=lambda one: abs(one.off)))
+            return f"the twin was wrong at the engine's own speed ({furthest})"
         return None
 
     @property
@@ -129,6 +139,15 @@ class Forecast:
         traffic = self.loads.raised[0] if raised else self.traffic
         replay = simulate(traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
         return measurement_of(traffic, replay, self.slo, shape=self.shape, length_s=self.length_s)
+
+    def promised(self, cap: int, *, raised: bool = False) -> Promised:
+        """Return what a fresh engine at a cap gives again, as captured or with headroom."""
+        traffics = self.loads.raised if raised else (self.traffic,)
+        begin_s = min(float(one.arrival_s[0]) for one in traffics)
+        end_s = max(float(one.arrival_s[-1]) for one in traffics)
+        laws = self.fitted.draws(PRINTED, seed=0)
+        draws = draws_of(laws, self.machine, begin_s=begin_s, end_s=end_s, seed=0)
+        return promised(traffics, draws, self.shape, self.slo, max_num_seqs=cap)
 
     def most_load(self, cap: int) -> float:
         """Return the largest load up to the headroom that still holds at a cap, by the law itself:
@@ -270,9 +289,26 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             everywhere=everywhere,
             draws=PRINTED_DRAWS if everywhere else DRAWS,
         ),
-        errors=check(windows, fitted.law, shape),
+        checks=_checks(windows, fitted.law, shape, slo),
+        machine=Machine(_pace(segments, fitted.law)),
         unmodelled=tuple(facts.unmodelled),
     )
+
+
+def _checks(
+    windows: Sequence[Observed], law: StepLaw, shape: EngineShape, slo: Slo
+) -> tuple[Check, ...]:
+    by_cap: dict[tuple[int, int | None], list[Observed]] = {}
+    for one in windows:
+        by_cap.setdefault((one.max_num_seqs, one.max_num_batched_tokens), []).append(one)
+    found = (paced(alike, law, shape, slo) for alike in by_cap.values())
+    return tuple(one for one in found if one.numbers)
+
+
+def _pace(segments: Sequence[Segment], law: StepLaw) -> Floats:
+    """Return how much slower than the law the machine was, in all that was measured."""
+    slowdowns = (slowdown_of(one.log, law) for one in segments)
+    return np.concatenate([one.factors for one in slowdowns if one is not None])
 
 
 def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
@@ -368,6 +404,4 @@ def _interval(values: Floats) -> Range | None:
     known = values[np.isfinite(values)]
     if not len(known):
         return None
-    # order statistics: the usual quantiles of few draws cover less than they say
-    low, high = np.quantile(known, (0.025, 0.975), method="weibull").tolist()
-    return low, high
+    return ends_of(known)

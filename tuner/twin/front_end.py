@@ -19,7 +19,7 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.records import ProbeResult, RequestRecord
-from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
+from tuner.twin.simulation import EngineShape, Slowdown, Traffic, TwinReplay, simulate
 
 WARNED_UTILISATION = 0.7
 MOST_UTILISATION = 0.9
@@ -237,13 +237,15 @@ def reaches_scheduler(front_end: FrontEnd, traffic: Traffic) -> Traffic:
     return replace(traffic, arrival_s=_queued_s(front_end, traffic.arrival_s, traffic.input_length))
 
 
-def simulate_behind(
+def simulate_behind(  # noqa: PLR0913 - what is replayed, and behind what
     front_end: FrontEnd,
     traffic: Traffic,
     law: StepLaw,
     shape: EngineShape,
     *,
     max_num_seqs: int,
+    slowdown: Slowdown | None = None,
+    log: bool = False,
 ) -> TwinReplay:
     """Replay traffic at one cap as its clients see it: ``law`` is of an engine without a front
     end."""
@@ -252,6 +254,8 @@ def simulate_behind(
         law.slowed(front_end.contention),
         replace(shape, lag_s=0.0),
         max_num_seqs=max_num_seqs,
+        slowdown=slowdown,
+        log=log,
     )
     return through(front_end, traffic, replay)
 

@@ -29,6 +29,9 @@ from tuner.traffic.slo import Slo
 
 LOG_LENGTH = 65_536
 
+FAR_S = 1e7
+"""Before and after what is known of a machine's speed: four months."""
+
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
@@ -76,6 +79,26 @@ class Slowdown:
     factors: Floats
     begin_s: float
     grid_s: float
+
+    def on_machine(self, times_s: Floats) -> Floats:
+        """Return these times on the machine's own clock, on which every iteration takes what its
+        law says."""
+        known_s, machine_s = self._clocks()
+        return np.asarray(np.interp(times_s, known_s, machine_s))
+
+    def on_traffic(self, times_s: Floats) -> Floats:
+        """Return times of the machine's clock on the traffic's."""
+        known_s, machine_s = self._clocks()
+        return np.asarray(np.interp(times_s, machine_s, known_s))
+
+    def _clocks(self) -> tuple[Floats, Floats]:
+        """Return the same moments on both clocks."""
+        known_s = self.grid_s * np.arange(len(self.factors) + 1)
+        machine_s = np.concatenate(([0.0], np.cumsum(self.grid_s / self.factors)))
+        first, last = float(self.factors[0]), float(self.factors[-1])
+        times_s = np.concatenate(([-FAR_S], known_s, [known_s[-1] + FAR_S]))
+        ends_s = ([-FAR_S / first], machine_s, [machine_s[-1] + FAR_S / last])
+        return self.begin_s + times_s, np.concatenate(ends_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,8 +211,13 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
 ) -> TwinReplay:
     """Replay all of the traffic at one cap, to its last token or to ``until_s``.
 
-    With a slowdown or a log every iteration is run singly, which takes some ten times as long.
+    With a log every iteration is run singly, which takes some ten times as long. A machine whose
+    speed varies is simulated on its own clock, on which the law holds.
     """
+    arrived_s = traffic.arrival_s + shape.lag_s
+    to_machine = _same if slowdown is None else slowdown.on_machine
+    to_traffic = _same if slowdown is None else slowdown.on_traffic
+    until = until_s if until_s == np.inf else float(to_machine(np.array([until_s]))[0])
     scheduler = new_scheduler(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=shape.max_num_batched_tokens,
@@ -204,7 +232,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     )
     requests, state = scheduler.requests, scheduler.state
     requests[:] = new_requests(
-        traffic.arrival_s + shape.lag_s,
+        to_machine(arrived_s),
         traffic.input_length,
         traffic.output_length,
         np.minimum(traffic.cached_length, traffic.input_length - 1),
@@ -213,36 +241,44 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     refused = traffic.input_length + traffic.output_length > most
     requests["status"][refused] = ABORTED
     state["rows"] = len(traffic)
-    law, noise = law.up_to(max_num_seqs), NO_NOISE
-    if slowdown is not None:
-        noise = NO_NOISE._replace(
-            slowdown=slowdown.factors, begin_s=slowdown.begin_s, grid_s=slowdown.grid_s
-        )
+    law = law.up_to(max_num_seqs)
     logs = []
-    while advance(scheduler, law, noise, until_s, False) == FULL:
+    while advance(scheduler, law, NO_NOISE, until, False) == FULL:
         logs.append(scheduler.log.copy())
         state["logged"] = 0
     logs.append(scheduler.log[: state["logged"][0]].copy())
+    iterations = np.concatenate(logs)
+    if slowdown is not None:
+        begin_s = to_traffic(iterations["start_s"])
+        ends_s = to_traffic(iterations["start_s"] + iterations["duration_s"])
+        iterations["start_s"], iterations["duration_s"] = begin_s, ends_s - begin_s
     busy_s = float(state["busy_s"][0]) or 1.0
-    end_s = np.where(requests["status"] == FINISHED, requests["last_token_s"], np.nan)
+    first_s = to_traffic(requests["first_token_s"])
+    end_s = to_traffic(np.where(requests["status"] == FINISHED, requests["last_token_s"], np.nan))
     gaps = requests["output_length"] - 1.0
-    decode_s = end_s - requests["first_token_s"]
+    decode_s = end_s - first_s
     return TwinReplay(
         max_num_seqs=max_num_seqs,
-        ttft_s=requests["first_token_s"] - traffic.arrival_s,
+        ttft_s=first_s - traffic.arrival_s,
         tpot_s=np.where(gaps > 0, decode_s / np.maximum(1, gaps), np.nan),
         e2el_s=end_s - traffic.arrival_s,
-        queue_s=requests["scheduled_s"] - requests["queued_s"],
+        queue_s=np.maximum(0.0, to_traffic(requests["scheduled_s"]) - arrived_s),
         preemptions=requests["preemptions"].copy(),
         recomputed_tokens=int(state["recomputed_tokens"][0]),
         output_tokens=int(requests["generated"].sum()),
-        duration_s=float(state["now"][0] - traffic.arrival_s[0]) if len(traffic) else 0.0,
+        duration_s=float(to_traffic(state["now"])[0] - traffic.arrival_s[0])
+        if len(traffic)
+        else 0.0,
         running_mean=float(state["running_s"][0]) / busy_s,
         running_peak=int(state["most_running"][0]),
         kv_usage_mean=float(state["block_s"][0]) / busy_s / shape.kv_blocks,
         kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
-        iterations=np.concatenate(logs),
+        iterations=iterations,
     )
+
+
+def _same(times_s: Floats) -> Floats:
+    return times_s
 
 
 def met(traffic: Traffic, replay: TwinReplay, slo: Slo) -> NDArray[np.bool_]:

@@ -288,4 +288,4 @@ def test_a_machine_that_wandered_when_it_was_tuned_may_wander_now(promised: Prom
     told = speed_sd_of(promised.twin, 0.3)
     assert told == pytest.approx(math.sqrt((0.3 / (3 * math.sqrt(2.72))) ** 2 - 0.02**2))
     assert speed_sd_of(promised.twin, 5.0) == 0.10
-    assert speed_sd_of(replace(promised.twin, draws=()), None) == 0.0
+    assert speed_sd_of(replace(promised.twin, laws=()), None) == 0.0

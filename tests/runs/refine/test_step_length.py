@@ -14,6 +14,7 @@ from tuner.runs.refine.step_length import step_length
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Slo, Unloaded
 from tuner.traffic.workload import MIN_STEP_S, Workload
+from tuner.twin.draws import UNKNOWN
 from tuner.twin.simulation import EngineShape, Traffic
 
 STEPS, LEAST_STEPS = 16, 12
@@ -31,7 +32,8 @@ def twin_of(token_s: float, cap: int) -> StoredTwin:
             max_num_batched_tokens=2048, block_size=16, kv_blocks=4000, max_model_len=1000
         ),
         extrapolated_from=cap,
-        draws=(),
+        laws=(),
+        machine=UNKNOWN,
         traffic=Traffic.of([(0.0, 10, 100)]),
         length_s=60.0,
     )

@@ -173,8 +173,25 @@ def test_the_fast_sweep_gives_the_same_answer_for_half_of_the_time(
 def test_the_twin_is_held_against_every_window_that_was_replayed(calm: Run) -> None:
     view = calm.outcome.conclusion.view
     assert view is not None
-    assert {one.max_num_seqs for one in view.errors} == {8, 16, 32}
-    assert view.error < 0.02
+    assert len(view.checks) == 3  # 8, 16 and 32 slots
+    assert [len(one.numbers) for one in view.checks] == [12, 12, 12]
+    assert view.is_believed
+
+
+def test_what_the_confirming_engine_shows_is_foretold_before_it_begins(calm: Run) -> None:
+    events = journal.read(calm.run_dir).events
+    (said,) = (one for one in events if one["event"] == "foretold")
+    first = next(one for one in events if one.get("purpose") == "confirm" and "file" in one)
+    assert events.index(said) < events.index(first)
+    ladder = {one.start_s for one in calm.outcome.windows}
+    assert said["unseen"]
+    assert ladder.isdisjoint(one["start_s"] for one in said["windows"])
+    record = calm.outcome.checked
+    assert record is not None
+    assert len(record.unpaced.numbers) == 12
+    assert not record.unpaced.failed
+    assert not record.paced.failed
+    assert len(record.tpot_errors) == len(said["windows"])
 
 
 def test_the_twin_promises_at_the_captured_load_and_with_headroom(calm: Run) -> None:

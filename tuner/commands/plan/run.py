@@ -13,6 +13,7 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.required import bounds_of, replicas_that_keep
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
+from tuner.profile.summary import said_of
 from tuner.traffic.requirements import parse_requirements
 from tuner.twin.front_end import strain
 from tuner.twin.objective import EQUAL_ATTAINMENT, NOT_ASKED, choose
@@ -58,7 +59,7 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
             f"{load / replicas:,.0f} times the profile's traffic on one replica is no question",
             hint="Leave out --replicas to find out how many the load needs.",
         )
-    steps = ask(twin, slo, caps, replicas=replicas, **how)
+    steps = ask(twin, slo, caps, replicas=replicas, promised=cap, **how)
     headroom = profile.promise.headroom
     before = [one.text for one in profile.decision.requirements]
     requirements = parse_requirements(options.require or before, headroom=headroom)
@@ -86,7 +87,7 @@ def _planned(options: PlanOptions, profile: ServingProfile, twin: StoredTwin) ->
         required=[str(one) for one in bounds.checks(cap)] if bounds.of_cap else [],
         broken=[str(one) for one in bounds.checks(cap) if not one.is_kept] if bounds.of_cap else [],
         replicas_that_keep=keeping,
-        twin_error=profile.provenance.twin_error,
+        checked=_checked(profile),
         warnings=[
             *_warnings(profile, load / replicas, steps, needed),
             *_strain(twin, load / replicas),
@@ -104,6 +105,12 @@ def _refuse(found: FleetPlan) -> None:
         f"{', '.join(found.broken)}",
         hint=cure,
     )
+
+
+def _checked(profile: ServingProfile) -> str:
+    """Say what the twin was held against."""
+    record = profile.promise.checked
+    return "held against no replay" if record is None else said_of(record)
 
 
 def _promised(profile: ServingProfile) -> float:

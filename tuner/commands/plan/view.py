@@ -44,7 +44,9 @@ class FleetPlan:
     """How many requests the profile's traffic is here."""
 
     steps: list[CapForecast]
-    twin_error: float | None
+    checked: str
+    """What the twin was held against."""
+
     warnings: list[str]
     required: list[str] = field(default_factory=list)
     """What is required of the profile's cap on these replicas, and at worst given."""
@@ -106,9 +108,8 @@ def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBloc
         best = next(step for step in found.steps if step.max_num_seqs == found.best)
         there = percent(best.attainment_middle)
         rows.append(("beside", f"{found.best} slots would be chosen at this load alone: {there}"))
-    error = found.twin_error
-    told = "held against no replay" if error is None else f"off by {percent(error)} in replays"
-    rows.append(("rests on", f"the profile's twin, {told}; at least: under 97.5 % of its laws"))
+    rests = f"the profile's twin ({found.checked}); at least: in 97.5 % of its draws"
+    rows.append(("rests on", rests))
     short = is_short(profile) or bool(found.broken) or at_least < found.attainment
     step = command("show", path) if short else after(profile, path)
     return VerdictBlock(title, f"forecast, router {found.router}", rows, step)

@@ -25,6 +25,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin, restored
 from tuner.profile.summary import milliseconds, percent
 from tuner.traffic.slo import Slo
+from tuner.twin.choice import DRAWS
 from tuner.twin.load import scaled
 from tuner.twin.simulation import Traffic, attainment, simulate
 
@@ -66,7 +67,7 @@ def _estimates(
         )
 
     middle = of(twin.law)
-    samples = np.array([of(law) for law in twin.draws] or [middle])
+    samples = np.array([of(law) for law in twin.laws[:DRAWS]] or [middle])
     found = {}
     for number, name in enumerate(ASKED):
         known = samples[:, number][np.isfinite(samples[:, number])]

@@ -44,7 +44,7 @@ def _figure(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> Figure:
         most = max([twin.extrapolated_from, *(one.decode_seqs for one in seen)])
         known = np.arange(1, most + 1)
         sizes, middle = known.astype(float), twin.law.up_to(most).decode_s[known]
-        laws = np.array([law.up_to(most).decode_s[known] for law in twin.draws] or [middle])
+        laws = np.array([law.up_to(most).decode_s[known] for law in twin.laws] or [middle])
         low, high = np.quantile(laws, (0.025, 0.975), axis=0)
         items += [Area(sizes, low, high, look="accent"), Line(sizes, middle, "law", look="accent")]
         shown += [*middle.tolist(), *high.tolist()]

@@ -2,24 +2,9 @@
 
 from collections.abc import Callable
 
-from tuner.commands.report.drawing import axes
-from tuner.commands.report.drawing.chart import Chart, Dots, Item, Look, Mark
-from tuner.commands.report.drawing.page import Cell, Figure, Part, Section, Table
+from tuner.commands.report.drawing.page import Cell, Part, Section, Table
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import milliseconds, percent
-
-ERRORS = {"throughput": "throughput", "tpot": "mean TPOT", "e2el_p95": "p95 E2EL"}
-LOOKS: dict[str, tuple[Look, bool]] = {
-    "throughput": ("faint", False),
-    "tpot": ("accent", False),
-    "e2el_p95": ("accent", True),
-}
-"""Name of an error → how its dots look, and whether they are rings."""
-
-LEAST_SPAN = 0.1
-"""Of the axis of errors: smaller ones are drawn as small."""
-
-MOST_SAID = 20
+from tuner.profile.summary import milliseconds, percent, said_of
 
 
 def predicted_section(profile: ServingProfile) -> Section | None:
@@ -27,24 +12,22 @@ def predicted_section(profile: ServingProfile) -> Section | None:
     if profile.twin is None:
         return None
     parts: list[Part] = []
-    errors, source = profile.twin.errors, profile.promise.source
-    if errors:
-        rows: list[list[Cell]] = [
-            [f"{one.max_num_seqs:,}", *(_signed(getattr(one, name)) for name in ERRORS)]
-            for one in errors
-        ]
-        caption = "Predicted / measured - 1, a row for each window that was replayed"
-        parts += [
-            [_error_figure(profile)],
-            Table(caption, ("max_num_seqs", *ERRORS.values()), rows),
-        ]
+    source, record = profile.promise.source, profile.promise.checked
+    if record is not None:
+        for numbers, caption in (
+            (record.foretold, f"The confirming replay, as it was foretold: {said_of(record)}"),
+            (record.paced, "The same by the twin at the speed that the engine had"),
+        ):
+            if numbers:
+                rows = [_checked_row(name, *values) for name, values in numbers.items()]
+                parts.append(Table(caption, ("", "predicted", "95 %", "measured", ""), rows))
     if pairs := _promise_rows(profile):
         caption = f"The choice, by the {source}, and what the twin says of all of the traffic"
         parts.append(Table(caption, ("", "predicted", "95 %", "measured"), pairs))
     if facts := _fresh_engine(profile):
         caption = "The fresh engine, which the law was not fitted to"
         parts.append(Table(caption, (), facts, is_facts=True))
-    note = "The twin replays each window that the engine replayed: this is how far it was off."
+    note = "What the twin said of replays, and what they were."
     return Section("Predicted against measured", note, parts) if parts else None
 
 
@@ -60,34 +43,31 @@ def _fresh_engine(profile: ServingProfile) -> list[list[Cell]]:
     ]
 
 
-def _error_figure(profile: ServingProfile) -> Figure:
-    assert profile.twin is not None
-    errors, chosen = profile.twin.errors, profile.decision.max_num_seqs
-    caps = sorted({one.max_num_seqs for one in errors})
-    items: list[Item] = [Mark(0.0, "", "y")]
-    values: list[float] = []
-    for name, (look, is_hollow) in LOOKS.items():
-        known = [
-            (one.max_num_seqs, float(value))
-            for one in errors
-            if (value := getattr(one, name)) is not None
-        ]
-        here = [value for _, value in known]
-        told = [f"{ERRORS[name]} at {cap}: {_signed(value)}" for cap, value in known]
-        items.append(Dots([cap for cap, _ in known], here, told, look=look, is_hollow=is_hollow))
-        values += here
-    most = max([LEAST_SPAN, *map(abs, values)])
-    listed = "; ".join(f"{one.max_num_seqs}: {_signed(one.tpot)}" for one in errors[:MOST_SAID])
-    chart = Chart(
-        said=f"Errors of the twin's mean TPOT by max_num_seqs: {listed}.",
-        x=axes.caps(caps, chosen=chosen if chosen in caps else caps[0], label="max_num_seqs"),
-        y=axes.linear([-most, most], axes.share),
-        items=items,
-    )
-    error = profile.provenance.twin_error
-    median = "" if error is None else f"{_signed(error)[1:]} in the median; "
-    note = f"{median}blue: mean TPOT, ring: p95 E2EL, grey: throughput"
-    return Figure("The twin's error", chart, note)
+def _checked_row(
+    name: str, predicted: float, low: float, high: float, measured: float
+) -> list[Cell]:
+    held = "held" if low <= measured <= high else "outside"
+    values = [_number(name, value) for value in (predicted, low, high, measured)]
+    return [_in_words(name), values[0], f"{values[1]} to {values[2]}", values[3], held]
+
+
+def _in_words(name: str) -> str:
+    """Return the name of a number that was checked, for people.
+
+    >>> _in_words("ttft_p95_ms"), _in_words("kv_blocks_mean"), _in_words("attainment")
+    ('p95 TTFT', 'KV blocks, mean', 'in SLO')
+    """
+    if name.endswith("_ms"):
+        time, share, _ = name.split("_")
+        return f"{share} {time.upper()}"
+    named = {"attainment": "in SLO", "kv_blocks_mean": "KV blocks, mean"}
+    return named.get(name, name.replace("_mean", ", mean"))
+
+
+def _number(name: str, value: float) -> str:
+    if name == "attainment":
+        return percent(min(1.0, value))
+    return milliseconds(value) if name.endswith("_ms") else f"{value:,.1f}"
 
 
 def _promise_rows(profile: ServingProfile) -> list[list[Cell]]:

@@ -34,10 +34,11 @@ from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
 from tuner.replay.records import DEVICE
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import SweepOutcome
+from tuner.runs.outcome import CheckRecord, SweepOutcome
 from tuner.runs.result import binds_of
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
+from tuner.twin.check import in_words
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
@@ -339,12 +340,8 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
     console.print()
     console.print(shown(verdict.reason))
     console.print(f"confidence {verdict.confidence:.2f}; SLO {shown(outcome.slo)}")
-    if view is not None and view.errors:
-        count = len(view.errors)
-        console.print(
-            f"the twin's error against {count} replayed window{'s' * (count != 1)}: "
-            f"{view.error:.1%} in the median"
-        )
+    if outcome.checked is not None:
+        console.print(_record(outcome.checked))
     for said in outcome.predictions:
         numbers = said.numbers
         console.print(
@@ -373,6 +370,20 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         f"{starts} engine start{'s' * (starts != 1)}, {sum(outcome.starts_s):.0f}s; "
         f"{outcome.replay_s:.0f}s of replay"
     )
+
+
+def _record(record: CheckRecord) -> str:
+    """Say how the twin did in the confirming replay, and what it missed most."""
+    said = []
+    of = "unseen windows" if record.unseen else "the ladder's windows, another engine"
+    for name, one in ((f"foretold of {of}", record.unpaced), ("at its speed", record.paced)):
+        if one.numbers:
+            failed = "failed" if one.failed else "passed"
+            said.append(
+                f"{name}: {one.held} of {len(one.numbers)} numbers held, {failed}; furthest off: "
+                f"{in_words(one.worst)}"
+            )
+    return "\n".join(said)
 
 
 def changes_table(outcome: SweepOutcome) -> Table:

@@ -49,7 +49,7 @@ def speed_sd_of(twin: StoredTwin, slower_limit: float | None) -> float:
     """
     most = max(1, min(twin.extrapolated_from, len(twin.law.decode_s) - 1))
     levels = [np.log(law.decode_s[1 : most + 1] / twin.law.decode_s[1 : most + 1])
-              for law in twin.draws]  # fmt: skip
+              for law in twin.laws]  # fmt: skip
     known = float(np.median(np.std(levels, axis=0))) if levels else 0.0
     if slower_limit is None:
         return min(MOST_SPEED_SD, known)

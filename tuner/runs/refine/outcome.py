@@ -173,6 +173,7 @@ def outcome_of(  # noqa: PLR0913 - everything that a profile tells
         with_headroom=raised,
         aa_check=None,
         predictions=predictions_of(view, cap) if view is not None and by_twin else (),
+        checked=None,
         facts=facts,
         ladder_engine=facts.engine,
         starts_s=starts_s,

@@ -27,10 +27,12 @@ from tuner.runs.ladder import (
     short_s,
 )
 from tuner.runs.outcome import Conclusion, SweepOutcome
+from tuner.runs.prediction import foretold_in, foretold_replay
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.headroom import HeadroomCheck, after_headroom
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
+from tuner.traffic.window import Window
 from tuner.traffic.workload import (
     Workload,
     affordable_step_s,
@@ -309,6 +311,20 @@ class SweepRun:
             evidence, self.workload, settings, complete=evidence.is_complete()
         )
 
+    def confirming_windows(self) -> Sequence[Window]:
+        """Return what the confirming engine replays; what the twin foretells of it is on disk
+        before that begins."""
+        workload, view = self.workload, self.conclusion.view
+        cap = self.conclusion.verdict.max_num_seqs
+        said = foretold_in(self.evidence, cap)
+        if said is None and view is not None and self.conclusion.by_twin:
+            if self.evidence.confirming("confirm", cap):
+                return workload.windows  # as they were begun by an older tuner
+            block = self.settings.trace_block_size
+            said = foretold_replay(self.evidence, workload, view, cap, hash_block_size=block)
+            self.recorder.append("foretold", **said.as_event())
+        return workload.windows if said is None else said.windows
+
     async def confirm(self) -> None:
         """Measure the choice on an engine of its own, at the captured load (unless the ladder's
         engines were its own already) and with headroom."""
@@ -331,11 +347,12 @@ class SweepRun:
         and not twice."""
         settings, workload = self.settings, self.workload
         rule = CutRule(workload.slo, HALF)
+        windows = self.confirming_windows()
         for purpose, load in loads.items():
             done = len(self.evidence.confirming(purpose, cap))
             if purpose == "headroom" and not done and self.steps_left(workload) < -OVERDRAWN:
                 return  # the twin says what it would be
-            for number, window in enumerate(workload.windows[done:], done):
+            for number, window in enumerate(windows[done:], done):
                 left_s = settings.budget_s - self.evidence.spent_s()
                 if left_s < (window.replay_s if purpose == "headroom" else 0.0):
                     return

@@ -7,10 +7,10 @@ another than the one that was tuned for, and the windows are only a part of it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.profile.stored_twin import StoredTwin
 from tuner.profile.summary import LOW
 from tuner.replay.measure import Measurement, Spread, spread
@@ -18,7 +18,11 @@ from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import TIMES, Requirement
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
-from tuner.twin.simulation import Traffic, met, simulate, traffic_of
+from tuner.twin.draws import Draw, ends_of
+from tuner.twin.simulation import Traffic, met, traffic_of
+
+if TYPE_CHECKING:
+    from tuner.engines.scheduler.state import Floats
 
 ATTAINMENT_TOLERANCE = 0.02
 
@@ -46,7 +50,7 @@ class Gate:
 
 @dataclass(frozen=True, slots=True)
 class _Expected:
-    """The numbers of one law over all windows."""
+    """The numbers of one draw over all windows."""
 
     attainment: float
     ttft_s: Spread | None
@@ -75,20 +79,21 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
         (window, traffic_of(sent, hash_block_size=hash_block_size, hit_share=hit_share))
         for window, sent in windows
     ]
-    middle = _expected(twin.law, twin, slo, cap, parts)
-    draws = [_expected(law, twin, slo, cap, parts) for law in twin.draws]
-    most = max([middle.preempted, *(one.preempted for one in draws)])
+    runs = twin.draws([traffic for _, traffic in parts])
+    draws = [_expected(one, twin, slo, cap, parts) for one in runs]
+    preempted = float(np.median([one.preempted for one in draws]))
+    most = max(one.preempted for one in draws)
     return [
-        _share_gate(measured.attainment_bound, middle, draws),
+        _share_gate(measured.attainment_bound, draws),
         *(
             gate
             for name in ("ttft_s", "tpot_s", "e2el_s")
-            if (gate := _time_gate(name, measured, middle, draws, tolerance)) is not None
+            if (gate := _time_gate(name, measured, draws, tolerance)) is not None
         ),
         _at_most(
             "preemptions",
             measured.preemptions,
-            promised=repeats * middle.preempted,
+            promised=repeats * preempted,
             limit=repeats * most * (1 + tolerance),
             tolerance=tolerance,
         ),
@@ -132,32 +137,28 @@ def least_gate(measured: Measurement) -> Gate:
     )
 
 
-def _share_gate(attained: float, middle: _Expected, draws: Sequence[_Expected]) -> Gate:
+def _share_gate(attained: float, draws: Sequence[_Expected]) -> Gate:
     """Gate on the share served within the SLO."""
-    low = float(np.quantile([one.attainment for one in draws], 0.025))
-    floor = max(0.0, min(low, middle.attainment) - ATTAINMENT_TOLERANCE)
+    shares = np.array([one.attainment for one in draws])
+    promised, (low, _) = float(np.median(shares)), ends_of(shares)
+    floor = max(0.0, low - ATTAINMENT_TOLERANCE)
     bound = f"its 95 % bound less {100 * ATTAINMENT_TOLERANCE:g} points"
-    return Gate("attainment", attained, middle.attainment, floor, attained >= floor, bound)
+    return Gate("attainment", attained, promised, floor, attained >= floor, bound)
 
 
 def _time_gate(
-    name: str,
-    measured: Measurement,
-    middle: _Expected,
-    draws: Sequence[_Expected],
-    tolerance: float,
+    name: str, measured: Measurement, draws: Sequence[_Expected], tolerance: float
 ) -> Gate | None:
     """Gate on the p95 of a time; None where nothing has one."""
     seen: Spread | None = getattr(measured, name)
-    promised: Spread | None = getattr(middle, name)
-    if seen is None or promised is None:
-        return None
     tails = [one.p95 for draw in draws if (one := getattr(draw, name)) is not None]
-    high_s = max(promised.p95, float(np.quantile(tails, 0.975)))
+    if seen is None or not tails:
+        return None
+    _, high_s = ends_of(np.array(tails))
     return _at_most(
         f"{name.removesuffix('_s')}_p95_ms",
         seen.p95 * 1e3,
-        promised=promised.p95 * 1e3,
+        promised=float(np.median(tails)) * 1e3,
         limit=(high_s * (1 + tolerance) + SLACK_S[name]) * 1e3,
         tolerance=tolerance,
     )
@@ -171,7 +172,7 @@ def _at_most(
 
 
 def _expected(
-    law: StepLaw,
+    run: Draw,
     twin: StoredTwin,
     slo: Slo,
     cap: int,
@@ -182,7 +183,7 @@ def _expected(
     good = total = 0.0
     preempted = 0
     for window, traffic in parts:
-        replay = simulate(traffic, law, twin.shape, max_num_seqs=cap)
+        replay = run.replay(traffic, twin.shape, max_num_seqs=cap)
         scored = traffic.arrival_s >= window.start_s
         good += window.weight * float(met(traffic, replay, slo)[scored].sum())
         total += window.weight * float(scored.sum())

@@ -14,7 +14,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin
 from tuner.runs.verify.gates import ATTAINMENT_TOLERANCE, Gate
 from tuner.traffic.requirements import parse_requirement
-from tuner.twin.choice import Weighed, weigh
+from tuner.twin.choice import DRAWS, Weighed, weigh
 from tuner.twin.load import loads_of
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def offline_gates(profile: ServingProfile, twin: StoredTwin) -> list[Gate]:
 
 
 def _weighed(profile: ServingProfile, twin: StoredTwin) -> Weighed:
-    stored = _StoredLaw(twin.law, twin.extrapolated_from, twin.draws)
+    stored = _StoredLaw(twin.law, twin.extrapolated_from, twin.laws[:DRAWS])
     caps = {one.max_num_seqs for one in profile.curve} | {profile.decision.max_num_seqs}
     return weigh(
         loads_of(twin.traffic, profile.promise.headroom, seed=profile.provenance.seed),
@@ -62,7 +62,7 @@ def _weighed(profile: ServingProfile, twin: StoredTwin) -> Weighed:
         sorted(caps),
         requirements=[parse_requirement(one.text) for one in profile.decision.requirements],
         length_s=twin.length_s,
-        draws=len(twin.draws),
+        draws=len(twin.laws[:DRAWS]),
     )
 
 

@@ -1,0 +1,121 @@
+"""What is foretold of the confirming replay before it begins, and what came of it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tuner.runs.evidence import Evidence
+from tuner.runs.outcome import CheckRecord, Conclusion
+from tuner.traffic.sampling import unseen_windows
+from tuner.traffic.slo import Slo
+from tuner.traffic.window import Window
+from tuner.traffic.workload import Workload
+from tuner.twin.check import Check, Foretold, PlannedWindow, errors_of, foretell, paced, unpaced
+from tuner.twin.draws import PRINTED, Machine
+from tuner.twin.forecast import Forecast
+from tuner.twin.front_end import FrontEnd
+from tuner.twin.simulation import traffic_of
+
+
+@dataclass(frozen=True, slots=True)
+class ForetoldReplay:
+    """The confirming replay as it was foretold; the journal keeps it from before its begin."""
+
+    max_num_seqs: int
+    windows: tuple[Window, ...]
+    unseen: bool
+    """Whether the ladder replayed none of them."""
+
+    slo: Slo
+    numbers: Mapping[str, Foretold]
+    means: Sequence[tuple[float, float]]
+    """Of each window the mean TTFT and TPOT in seconds."""
+
+    def as_event(self) -> dict[str, Any]:
+        """Return what the journal keeps."""
+        return asdict(self)
+
+    @classmethod
+    def of_event(cls, event: Mapping[str, Any]) -> "ForetoldReplay":
+        """Return what the journal kept. Raises KeyError, TypeError for anything else."""
+        return cls(
+            max_num_seqs=event["max_num_seqs"],
+            windows=tuple(Window(**one) for one in event["windows"]),
+            unseen=event["unseen"],
+            slo=Slo(**event["slo"]),
+            numbers={name: Foretold(**one) for name, one in event["numbers"].items()},
+            means=[(ttft, tpot) for ttft, tpot in event["means"]],
+        )
+
+
+def foretold_replay(
+    evidence: Evidence, workload: Workload, view: Forecast, cap: int, *, hash_block_size: int
+) -> ForetoldReplay:
+    """Choose what the confirming engine replays, windows that the ladder did not see where there
+    are any, and foretell it."""
+    windows, unseen = workload.windows, True
+    if evidence.rungs():
+        others = unseen_windows(workload.requests, workload.part, windows)
+        windows, unseen = others or windows, others is not None
+    numbers, means = _foretold(view, workload, windows, cap, hash_block_size, workload.slo)
+    return ForetoldReplay(cap, windows, unseen, workload.slo, numbers, means)
+
+
+def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
+    """Return what was foretold of the replay at a cap; None where nothing was."""
+    for event in evidence.journal.of("foretold"):
+        if event["max_num_seqs"] == cap:
+            return ForetoldReplay.of_event(event)
+    return None
+
+
+def record_of(
+    conclusion: Conclusion, evidence: Evidence, workload: Workload, *, hash_block_size: int
+) -> CheckRecord | None:
+    """Return what came of the confirming replay; None without a replay or without a twin."""
+    view, cap = conclusion.view, conclusion.verdict.max_num_seqs
+    windows = [one for one in evidence.observed(confirming=True) if one.max_num_seqs == cap]
+    if view is None or not windows:
+        return None
+    by_speed = paced(windows, view.fitted.law, view.shape, workload.slo)
+    said = foretold_in(evidence, cap)
+    if said is None or len(windows) < len(said.windows):
+        return CheckRecord(unseen=False, unpaced=Check(()), paced=by_speed)
+    numbers = said.numbers
+    if said.slo != workload.slo:  # of another SLO than that of the run only attainment is another
+        numbers, _ = _foretold(view, workload, said.windows, cap, hash_block_size, workload.slo)
+    errors = errors_of(windows, said.means) if said.unseen else ((), ())
+    return CheckRecord(said.unseen, unpaced(numbers, windows, workload.slo), by_speed, *errors)
+
+
+def with_record(view: Forecast, record: CheckRecord, front_end: FrontEnd | None) -> Forecast:
+    """Return the twin that knows how far off it was of windows that it had not seen, and what
+    stands before the engine."""
+    machine = Machine(view.machine.pace, record.ttft_errors, record.tpot_errors, front_end)
+    return replace(view, machine=machine)
+
+
+def _foretold(  # noqa: PLR0913, PLR0917 - what is asked of what
+    view: Forecast,
+    workload: Workload,
+    windows: Sequence[Window],
+    cap: int,
+    hash_block_size: int,
+    slo: Slo,
+) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
+    planned = [_planned(one, workload, view.hit_share, hash_block_size) for one in windows]
+    laws = view.fitted.draws(PRINTED, seed=0)
+    return foretell(planned, laws, view.machine, view.shape, slo, max_num_seqs=cap)
+
+
+def _planned(
+    window: Window, workload: Workload, hit_share: float, hash_block_size: int
+) -> PlannedWindow:
+    sent = workload.sent_in(window)
+    traffic = traffic_of(sent, hash_block_size=hash_block_size, hit_share=hit_share)
+    aborted_s = [one.arrival_s for one in sent if one.status == "aborted"]
+    counted = (traffic.arrival_s >= window.start_s) & ~np.isin(traffic.arrival_s, aborted_s)
+    span_s = (window.start_s, window.start_s + window.length_s)
+    return PlannedWindow(traffic, counted, span_s, window.weight)
