@@ -88,6 +88,16 @@ def test_requests_that_are_late_for_another_reason_than_speed_differ() -> None:
     assert found.attainment_differs
 
 
+def test_it_says_which_difference_it_would_have_found_in_four_of_five_cases() -> None:
+    """Of normal noise around a true difference, 80 % lie above 0.84 standard deviations below."""
+    one = AaCheck(slower=0.0, slower_limit=0.3, attainment=0.0, attainment_limit=0.04)
+    rng = np.random.default_rng(0)
+    slower = np.log1p(one.slower_found) + 0.3 / 3 * rng.standard_normal(20_000)
+    share = one.attainment_found + 0.04 / 2 * rng.standard_normal(20_000)
+    assert np.mean(slower > one.slower_limit) == pytest.approx(0.8, abs=0.01)
+    assert np.mean(share > one.attainment_limit) == pytest.approx(0.8, abs=0.01)
+
+
 def test_without_a_confirming_replay_there_is_no_telling() -> None:
     ladder = [window(0)]
     assert aa_check(view(ladder), ladder, [], cap=8) is None

@@ -167,6 +167,9 @@ class AgreementSection(Section):
     """What is left of the difference in attainment at the speed that the machine had."""
 
     attainment_limit: Number
+    slower_found: Number | None = None
+    attainment_found: Number | None = None
+    """The differences that would have been found in 80 % of cases; None of an older tuner."""
 
 
 Checked = Annotated[tuple[Signed, Signed, Signed, Signed], Strict(strict=False)]

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
 from tuner.profile.numbers import (
     Admission,
@@ -127,15 +127,20 @@ class Provenance(Section):
     engine_starts: Count
     engine_seconds: EngineSeconds
     warnings: list[str]
-    twin_error: Number | None = Field(default=None, exclude=True)
-    """Of an older tuner: the median of errors that could not fail. Read, and not used."""
-
     ranks: Count = 1
     """Of a data-parallel server, of which one was measured: every number is one rank's."""
 
     confirm: Literal["inproc", "server"] | None = None
     """Where the engine ran that confirmed the choice: in tuner's process, or behind a server; None
     where none did, or an older tuner measured."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_error(cls, given: object) -> object:
+        """Pass over the error of an older tuner's twin: an average that could not fail."""
+        if not isinstance(given, dict):
+            return given
+        return {key: value for key, value in given.items() if key != "twin_error"}
 
     @property
     def of_ranks(self) -> str | None:

@@ -368,7 +368,13 @@ def _promise(outcome: SweepOutcome) -> Promise:
         **_numbers(outcome.confirmed or outcome.chosen.numbers),
         source=source,
         agreement=(
-            AgreementSection(**asdict(outcome.aa_check)) if outcome.aa_check is not None else None
+            None
+            if (one := outcome.aa_check) is None
+            else AgreementSection(
+                **asdict(one),
+                slower_found=one.slower_found,
+                attainment_found=one.attainment_found,
+            )
         ),
         predicted=[
             Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))

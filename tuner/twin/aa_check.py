@@ -31,6 +31,9 @@ CLAIM_SPEED = 3.0
 LEAST_ATTAINMENT = 0.02
 """A smaller difference is not worth a word."""
 
+POWER_SD = 0.84
+"""Standard deviations above the claim at which four of five differences are claimed."""
+
 PRIOR_SPEED_SD = 0.02
 """How far the mean speed of a minute is from the usual one, before it was seen."""
 
@@ -49,6 +52,16 @@ class AaCheck:
     """Attainment that neither the machine's speed nor the ladder explains."""
 
     attainment_limit: float
+
+    @property
+    def slower_found(self) -> float:
+        """How much slower an engine would have been claimed to differ in 80 % of cases."""
+        return math.expm1(self.slower_limit * (1 + POWER_SD / CLAIM_SPEED))
+
+    @property
+    def attainment_found(self) -> float:
+        """Which difference in attainment would have been claimed in 80 % of cases."""
+        return self.attainment_limit * (1 + POWER_SD / CLAIM)
 
     @property
     def speed_differs(self) -> bool:

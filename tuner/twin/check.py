@@ -24,6 +24,7 @@ from tuner.traffic.slo import Slo
 from tuner.twin.draws import GRID_S, UNKNOWN, Draw, Machine, draws_of, ends_of, scaled
 from tuner.twin.simulation import (
     EngineShape,
+    MachineClock,
     Slowdown,
     Traffic,
     TwinReplay,
@@ -212,14 +213,17 @@ def driven(
     window: Observed, law: StepLaw, shape: EngineShape, *, to_end: bool = False
 ) -> TwinReplay:
     """Return the twin's replay of a window at the speed that the machine had then: until it was
-    over, or to the last token and with its log."""
+    over, or by the clock of its iterations to the last token, with its log."""
+    slowdown: Slowdown | MachineClock | None = slowdown_of(window.iterations, law)
+    if to_end and len(window.iterations):
+        slowdown = MachineClock.of(window.iterations, law)
     tokens = window.max_num_batched_tokens or shape.max_num_batched_tokens
     return simulate(
         window.traffic,
         law,
         replace(shape, max_num_batched_tokens=tokens),
         max_num_seqs=window.max_num_seqs,
-        slowdown=slowdown_of(window.iterations, law),
+        slowdown=slowdown,
         until_s=np.inf if to_end else window.end_s,
         log=to_end,
     )

@@ -80,25 +80,49 @@ class Slowdown:
     begin_s: float
     grid_s: float
 
-    def on_machine(self, times_s: Floats) -> Floats:
-        """Return these times on the machine's own clock, on which every iteration takes what its
-        law says."""
-        known_s, machine_s = self._clocks()
-        return np.asarray(np.interp(times_s, known_s, machine_s))
-
-    def on_traffic(self, times_s: Floats) -> Floats:
-        """Return times of the machine's clock on the traffic's."""
-        known_s, machine_s = self._clocks()
-        return np.asarray(np.interp(times_s, machine_s, known_s))
-
-    def _clocks(self) -> tuple[Floats, Floats]:
-        """Return the same moments on both clocks."""
+    def clock(self) -> "MachineClock":
+        """Return the machine's own clock, on which every iteration takes what its law says."""
         known_s = self.grid_s * np.arange(len(self.factors) + 1)
         machine_s = np.concatenate(([0.0], np.cumsum(self.grid_s / self.factors)))
         first, last = float(self.factors[0]), float(self.factors[-1])
         times_s = np.concatenate(([-FAR_S], known_s, [known_s[-1] + FAR_S]))
         ends_s = ([-FAR_S / first], machine_s, [machine_s[-1] + FAR_S / last])
-        return self.begin_s + times_s, np.concatenate(ends_s)
+        return MachineClock(self.begin_s + times_s, np.concatenate(ends_s))
+
+
+@dataclass(frozen=True, slots=True)
+class MachineClock:
+    """A clock on which every iteration takes what its law says: the same moments on the traffic's
+    and on it, ascending."""
+
+    times_s: Floats
+    machine_s: Floats
+
+    @classmethod
+    def of(cls, log: IterationLog, law: StepLaw) -> "MachineClock":
+        """Return the clock of an engine that did these iterations; while it is idle it goes as the
+        traffic's does."""
+        begin_s = log["start_s"].astype(float)
+        after_s = np.append(begin_s[1:], np.inf)
+        end_s = np.minimum(begin_s + log["duration_s"], after_s)
+        idle_s = np.append(after_s[:-1] - end_s[:-1], 0.0)
+        times_s = np.column_stack((begin_s, end_s)).ravel()
+        steps_s = np.column_stack((law.durations_s(log), idle_s)).ravel()
+        machine_s = np.concatenate(([0.0], np.cumsum(steps_s)[:-1])) + begin_s[0]
+        ends_s = [times_s[0] - FAR_S], [times_s[-1] + FAR_S]
+        far_s = [machine_s[0] - FAR_S], [machine_s[-1] + FAR_S]
+        return cls(
+            np.concatenate((ends_s[0], times_s, ends_s[1])),
+            np.concatenate((far_s[0], machine_s, far_s[1])),
+        )
+
+    def on_machine(self, times_s: Floats) -> Floats:
+        """Return times of the traffic's clock on the machine's."""
+        return np.asarray(np.interp(times_s, self.times_s, self.machine_s))
+
+    def on_traffic(self, times_s: Floats) -> Floats:
+        """Return times of the machine's clock on the traffic's."""
+        return np.asarray(np.interp(times_s, self.machine_s, self.times_s))
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +229,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     shape: EngineShape,
     *,
     max_num_seqs: int,
-    slowdown: Slowdown | None = None,
+    slowdown: Slowdown | MachineClock | None = None,
     until_s: float = np.inf,
     log: bool = False,
 ) -> TwinReplay:
@@ -215,8 +239,9 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     speed varies is simulated on its own clock, on which the law holds.
     """
     arrived_s = traffic.arrival_s + shape.lag_s
-    to_machine = _same if slowdown is None else slowdown.on_machine
-    to_traffic = _same if slowdown is None else slowdown.on_traffic
+    clock = slowdown.clock() if isinstance(slowdown, Slowdown) else slowdown
+    to_machine = _same if clock is None else clock.on_machine
+    to_traffic = _same if clock is None else clock.on_traffic
     until = until_s if until_s == np.inf else float(to_machine(np.array([until_s]))[0])
     scheduler = new_scheduler(
         max_num_seqs=max_num_seqs,
@@ -248,7 +273,7 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         state["logged"] = 0
     logs.append(scheduler.log[: state["logged"][0]].copy())
     iterations = np.concatenate(logs)
-    if slowdown is not None:
+    if clock is not None:
         begin_s = to_traffic(iterations["start_s"])
         ends_s = to_traffic(iterations["start_s"] + iterations["duration_s"])
         iterations["start_s"], iterations["duration_s"] = begin_s, ends_s - begin_s

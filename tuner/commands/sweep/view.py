@@ -363,7 +363,9 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         console.print(
             f"the fresh {_confirming(outcome)} against the ladder's: iterations "
             f"{found.slower:+.1%} (the machine explains {found.slower_limit:.0%}), in SLO "
-            f"{found.attainment:+.1%} ({found.attainment_limit:.0%})"
+            f"{found.attainment:+.1%} ({found.attainment_limit:.0%}); in 80 % of cases iterations "
+            f"{found.slower_found:.0%} slower would have been found, or "
+            f"{100 * found.attainment_found:.1f} points less in SLO"
         )
     starts = len(outcome.starts_s)
     console.print(
