@@ -450,9 +450,10 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no step after")
     options = parsed(parser, smoke="--case steady")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-real-"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # a server is stopped with it
     begin_s, done = monotonic(), 0
     names = options.case or list(CASES)
-    studies = [Study(folder, name, smoke=options.smoke) for name in names]
+    studies = [Study(folder, name, smoke="--smoke" in sys.argv) for name in names]
     for study in studies:
         while (step := next(study.steps(), None)) is not None:
             left_s = 60 * options.minutes - (monotonic() - begin_s)

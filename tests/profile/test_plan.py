@@ -68,7 +68,8 @@ def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
     assert before.attainment_middle == 1.0
     assert behind.attainment_middle == 0.0
     assert before.e2el_p99_ms is not None
-    assert behind.e2el_p99_ms == pytest.approx(before.e2el_p99_ms + 1000, abs=1)
+    # the draws scale what is before the first token, by a median of nearly 1
+    assert behind.e2el_p99_ms == pytest.approx(before.e2el_p99_ms + 1000, rel=0.01)
 
 
 def needed(load: float, router: FleetRouter) -> int:

@@ -115,7 +115,7 @@ def replicas_for(  # noqa: PLR0913 - what is asked of the twin
 
     def enough(replicas: int) -> bool:
         parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
-        return _answer(twin, slo, cap, parts, 0.0, PRINTED).attainment[0] >= attainment
+        return _answer(twin, slo, cap, parts, 0.0, DRAWS).attainment[0] >= attainment
 
     def carries(share: float) -> bool:
         one = scaled(twin.traffic, share, np.random.default_rng(seed))

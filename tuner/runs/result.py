@@ -265,8 +265,9 @@ def json_object(
 
 def holds_with_headroom(outcome: SweepOutcome) -> bool:
     """Whether the chosen cap, replayed with the load raised, still served half of the requests in
-    time, as many but for next to nothing as at the captured load, and what is required there."""
-    raised, base = outcome.with_headroom, outcome.confirmed or outcome.chosen.measured
+    time, as many but for next to nothing as in the same windows as captured, and what is required
+    there."""
+    raised, base = outcome.with_headroom, outcome.chosen.measured or outcome.confirmed
     if raised is None or base is None:
         return False
     required = [one for one in outcome.verdict.requirements if one.requirement.at_headroom]

@@ -343,12 +343,12 @@ class SweepRun:
         await self.settle_headroom()
 
     async def replay_at(self, cap: int, loads: Mapping[str, float]) -> None:
-        """Replay every window on an engine of this cap at these loads, as far as the budget goes
-        and not twice."""
+        """Replay windows on an engine of this cap at these loads, as far as the budget goes and not
+        twice: as captured what the ladder did not, with headroom what it did."""
         settings, workload = self.settings, self.workload
         rule = CutRule(workload.slo, HALF)
-        windows = self.confirming_windows()
         for purpose, load in loads.items():
+            windows = self.confirming_windows() if purpose == "confirm" else workload.windows
             done = len(self.evidence.confirming(purpose, cap))
             if purpose == "headroom" and not done and self.steps_left(workload) < -OVERDRAWN:
                 return  # the twin says what it would be
