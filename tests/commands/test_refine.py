@@ -481,7 +481,7 @@ def test_ctrl_c_says_how_to_go_on_without_the_password(swept: Path) -> None:
     ("options", "code", "said"),
     [
         (("--search", "max_num_batched_tokens=2"), 2, "is less than every max_num_seqs"),
-        (("--search", "enable_prefix_caching=true"), 2, "nothing that a simulated engine"),
+        (("--search", "enable_prefix_caching=true"), 2, "a simulated engine takes whole numbers"),
         (("--search", "max_num_seqs=many"), 2, "whole numbers of at least 1"),
         (("--objective", "speed"), 2, "--objective 'speed' is not known"),
         (("--budget", "1m"), 2, "--budget 60s is too small"),

@@ -306,7 +306,6 @@ def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
     assert (log["decode_seqs"] + log["prefill_tokens"] <= limits["max_num_batched_tokens"]).all()
     assert (log["decode_seqs"] + log["prefill_seqs"] >= 1).all()
     assert (log["kv_blocks_used"] <= limits["kv_blocks"]).all()
-    assert log["preemptions"].sum() == done["preemptions"].sum()
     computed = log["prefill_tokens"].sum() + log["decode_seqs"].sum()
     needed = done["input_length"].sum() + done["output_length"].sum() - len(requests)
     lost = log["recomputed_tokens"].sum()
@@ -314,8 +313,10 @@ def test_whatever_the_traffic_no_limit_is_broken_and_every_token_comes_out(
         "async_scheduling"
     ]:  # who is preempted with the last token under way computes no more
         assert needed <= computed <= needed + lost
+        assert log["preemptions"].sum() >= done["preemptions"].sum()
     else:
         assert computed == needed + lost
+        assert log["preemptions"].sum() == done["preemptions"].sum()
     assert (np.diff(done["scheduled_s"]) >= 0).all()
     let_go(scheduler.state[0], scheduler.requests, scheduler.running)
     assert scheduler.state["free_blocks"] == limits["kv_blocks"]

@@ -80,7 +80,6 @@ def _schedule_running(scheduler: Scheduler, budget: int, decode_only: bool) -> i
             iteration["preemptions"] += 1
             iteration["recomputed_tokens"] += victim["computed"]
             if victim["status"] == its.FINISHED:  # it waits until its last token is there
-                victim["preemptions"] += 1
                 release(state, victim)
                 state["finished"] -= 1
                 state["gone"] += 1

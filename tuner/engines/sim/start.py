@@ -74,8 +74,8 @@ class SimStarter:
         for name, value in arguments.items():
             if name not in VARIABLE or not isinstance(value, int) or value < 1:
                 raise EngineError(
-                    f"{name}={value}: a simulated engine takes whole numbers from 1 for "
-                    f"{', '.join(VARIABLE)}",
+                    f"a simulated engine takes whole numbers from 1 for {', '.join(VARIABLE)}, "
+                    f"not {name}={value}",
                     hint="Leave it out, or write it into the world file.",
                 )
             found[name] = value
