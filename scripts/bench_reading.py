@@ -1,13 +1,14 @@
 """Measure how fast and in how much memory traces are read, beside pandas, polars and DuckDB.
 
-    python scripts/bench_reading.py --rows 10000000 --others PYTHON --keep reading
+    python scripts/bench_reading.py --rows 10000000 --others .bench/bin/python --keep reading
 
 Files of made-up requests are written to a temporary folder: a CSV with dates, tuner's JSON lines,
 and both packed with gzip. Each is read by tuner into columns, which every command begins with, and
-by the commands of `tuner trace`; and read whole by those of the three that PYTHON, an interpreter,
-has (by default this one's), which check nothing. `import` writes all rows again as JSON lines, so
-DuckDB does that too. Each is a process of its own, all in one run, so that the ratios carry over to
-other machines. CPU seconds are of all threads, peak memory is the child's resident set.
+by the commands of `tuner trace`; and read whole by those of the three that another interpreter has
+(`--others`, by default this one), which check nothing. `import` writes all rows again as JSON
+lines, so DuckDB does that too. Each is a process of its own, all in one run, so that the ratios
+carry over to other machines. CPU seconds are of all threads, peak memory is the child's resident
+set. What is found is kept after every file, so that a run that is cut off keeps what it had done.
 """
 
 import argparse
@@ -21,6 +22,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime, timedelta
+from importlib.metadata import version
 from pathlib import Path
 
 import evidence
@@ -48,6 +50,7 @@ KINDS = {
     "canonical.jsonl": "JSON lines",
     "canonical.jsonl.gz": "JSON lines, gzip",
 }
+HEAD = ["file", "read by", "CPU", "times the fastest other", "peak memory"]
 CHUNK = 100_000
 
 
@@ -133,9 +136,15 @@ def rows_of(path: Path, python: str, others: Sequence[str]) -> list[list[str]]:
     return rows
 
 
-def has(python: str, library: str) -> bool:
-    command = [python, "-c", f"import {library}"]
-    return subprocess.run(command, capture_output=True, check=False).returncode == 0  # noqa: S603
+def versions(python: str) -> dict[str, str]:
+    """Return the versions of those of the three that an interpreter has."""
+    found = {}
+    for library in ("pandas", "polars", "duckdb"):
+        command = [python, "-c", f"import {library}; print({library}.__version__)"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+        if done.returncode == 0:
+            found[library] = done.stdout.strip()
+    return found
 
 
 def main() -> None:
@@ -144,7 +153,8 @@ def main() -> None:
     parser.add_argument("--others", default=sys.executable, help="interpreter that has them")
     parser.add_argument("--keep", metavar="NAME", help="Write docs/evidence/NAME.json.")
     options = parser.parse_args()
-    found = [name for name in ("pandas", "polars", "duckdb") if has(options.others, name)]
+    others = versions(options.others)
+    used = {"pyarrow": version("pyarrow"), **others}
     table: list[list[str]] = []
     with tempfile.TemporaryDirectory() as folder:
         for name, write in (("azure.csv", write_azure), ("canonical.jsonl", write_canonical)):
@@ -154,11 +164,10 @@ def main() -> None:
             with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as file:
                 shutil.copyfileobj(plain, file, 2**20)
             for one in (path, packed):
-                table += rows_of(one, options.others, found)
+                table += rows_of(one, options.others, list(others))
+                evidence.keep(options.keep, {"head": HEAD, "rows": table}, used)
             path.unlink()
             packed.unlink()
-    head = ["file", "read by", "CPU", "times the fastest other", "peak memory"]
-    evidence.keep(options.keep, {"head": head, "rows": table})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -21,8 +21,11 @@ FOLDER = ROOT / "docs" / "evidence"
 RESTS_ON = ("numpy", "numba", "scipy", "optuna")
 
 
-def keep(name: str | None, found: object) -> None:
-    """Write what this command found, and say where; without a name do nothing."""
+def keep(name: str | None, found: object, others: Mapping[str, str] | None = None) -> None:
+    """Write what this command found, and say where; without a name do nothing.
+
+    `others` are the versions of what it was held against.
+    """
     if name is None:
         return
     path = FOLDER / f"{name}.json"
@@ -35,6 +38,7 @@ def keep(name: str | None, found: object) -> None:
         "versions": {
             "python": platform.python_version(),
             **{name: version(name) for name in RESTS_ON},
+            **(others or {}),
         },
         "machine": f"{platform.system()} {platform.machine()}, {_cores()} shared cores",
         "found": found,
