@@ -38,6 +38,10 @@ LONGEST_S = 600.0
 BASE = "max-num-batched-tokens: 1024\nenable-prefix-caching: false\n"
 DEPLOYED = "model: tuner:tiny\nmax-num-seqs: 1\n"
 SWEEP = "sweep --trace traces/translation.jsonl --ceiling 2 --budget 60s --step 6s"
+COMPARE = (
+    "compare --trace traces/translation.jsonl --approaches two-workers,untuned --loads light "
+    "--untuned 8 --repeats 1 --step 3s --window 60s+4s --budget 30m"
+)
 
 CHECKS: Mapping[str, str] = {
     "names": "pytest tests/engines/vllm/test_names.py",
@@ -51,9 +55,18 @@ CHECKS: Mapping[str, str] = {
     "apply": "tuner apply PLACE/profile.yaml PLACE/deployed.yaml",
     "capture": "pytest tests/capture/test_vllm.py",
     "live limits": "pytest tests/live/control/test_vllm.py",
+    "arguments": "pytest tests/engines/test_engine_arguments.py tests/rollout/targets/test_vllm.py "
+    "tests/rollout/monitoring/test_rules.py tests/commands/trace/test_export.py",
+    "faults": "pytest tests/engines/vllm/test_engine.py tests/engines/workers/test_workers.py "
+    "tests/engines/vllm/test_parallel.py tests/commands/test_interruption_vllm.py",
+    "refine": "pytest tests/runs/refine/test_vllm.py tests/runs/sweep/test_ranks.py",
+    "compare": f"tuner {COMPARE}",
+    "watch": "pytest tests/live/watch/test_vllm.py tests/capture/test_spans_vllm.py",
 }
-"""Check → what runs. PLACE is a folder of the version's own: a sweep's profile is there for those
-that are tried later."""
+"""Check → what runs, but for tests that take long. PLACE is a folder of the version's own: a
+sweep's profile is there for those that are tried later."""
+
+_PYTEST = ("-q", "-m", "vllm and not long", "-p", "no:cacheprovider")
 
 NOT_KEPT = 6
 """Exit code of verify when a promise is not kept, which on another machine's minute may be."""
@@ -143,10 +156,10 @@ def run(python: str, words: str, place: Path) -> str:
     """Return ``passed``, or what the check said in a line."""
     what, *rest = words.split()
     command = {
-        "pytest": [python, "-m", "pytest", "-q", "-m", "vllm", "-p", "no:cacheprovider", *rest],
+        "pytest": [python, "-m", "pytest", *_PYTEST, *rest],
         "tuner": [python, "-c", "from tuner.cli import main; main()", *rest],
     }.get(what, [python, what, *rest])
-    if "sweep" in rest:
+    if {"sweep", "compare"} & set(rest):
         command += ["--run-dir", f"{place}/run-{len(list(place.iterdir()))}"]
     path = f"{Path(python).parent}{os.pathsep}{os.environ['PATH']}"
     try:

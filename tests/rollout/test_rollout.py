@@ -123,6 +123,24 @@ def test_another_model_version_and_gpu_are_each_named() -> None:
     assert re.search(r"elsewhere: model m, .*; vLLM 0\.32\.0, .*; NVIDIA", str(refused))
 
 
+@pytest.mark.parametrize(
+    ("engine", "known"),
+    [
+        ({}, "they schedule alike, their kernels were not compared"),
+        (
+            {"enable_lora": True},
+            "in 0.33, with enable_lora, the adapters of all running requests count for max_loras",
+        ),
+    ],
+)
+def test_of_a_newer_vllm_it_says_what_was_and_what_was_not_found_to_differ(
+    engine: dict[str, object], known: str
+) -> None:
+    measured = profile(versions={"vllm": "0.32.0+cpu"}, engine={**ENGINE, **engine})
+    (found,) = rollout.mismatches(measured, deployment(Machine(vllm="0.33.0", gpu=None)))
+    assert found.words == f"vLLM 0.32.0+cpu, here is 0.33.0 ({known})"
+
+
 def test_nothing_different_is_not_refused() -> None:
     assert rollout.refusal(MEASURED, []) is None
 

@@ -12,11 +12,12 @@ from tuner.engines.vllm.installed import Installed, cautions
 from tuner.errors import EngineError
 
 
-def install(folder: Path, name: str, version: str, *, owns: bool = True) -> None:
+def install(folder: Path, name: str, version: str | None, *, owns: bool = True) -> None:
     """Write what pip leaves of a distribution."""
     place = folder / f"{name.replace('-', '_')}-{version}.dist-info"
     place.mkdir()
-    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    said = f"Version: {version}\n" if version else ""
+    (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n{said}")
     (place / "RECORD").write_text("vllm/__init__.py,,\n" if owns else "other.py,,\n")
 
 
@@ -117,11 +118,23 @@ def test_one_that_was_tried_in_part_says_so(beside: Path, version: str) -> None:
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("version", ["0.34.0", "0.33.1.dev3+g1a2b3c", "0.25.0"])
-def test_another_goes_on_when_all_names_are_there(beside: Path, version: str) -> None:
+@pytest.mark.parametrize(
+    ("version", "called"),
+    [
+        ("0.34.0", "vLLM 0.34.0"),
+        ("0.34.0rc2.dev115+g1a2b3c", "vLLM 0.34.0rc2.dev115+g1a2b3c"),
+        ("0.33.1.dev", "vLLM 0.33.1.dev"),
+        ("0.25.0", "vLLM 0.25.0"),
+        (None, "a vLLM that does not tell its version"),
+    ],
+    ids=["newer", "a nightly", "a fork", "older", "without a version"],
+)
+def test_another_goes_on_when_all_names_are_there(
+    beside: Path, version: str | None, called: str
+) -> None:
     install(beside, "vllm", version, owns=False)
     (said,) = cautions()
-    assert said.startswith(f"vLLM {version} was not tried (0.32 and 0.33 in full, 0.28 to 0.31")
+    assert said.startswith(f"{called} was not tried (0.32 and 0.33 in full, 0.28 to 0.31")
     assert "all names are there" in said
 
 
