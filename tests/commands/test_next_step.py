@@ -279,6 +279,7 @@ def of_watch(engine: Kind) -> Iterator[Said]:
             gaps=(0, 0),
             restarts=(0, 0),
             rolled_back="serve.yaml is as it was" if then == "and restored" else None,
+            skipped=(),
             untold=(),
             warnings=(),
         )

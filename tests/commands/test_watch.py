@@ -196,6 +196,80 @@ def test_other_traffic_fails_only_when_asked_and_rolls_nothing_back(
     assert found["rolled_back"] is None
 
 
+KEPT = {
+    "p95 ttft <= 10s": "0.00% take longer than 10 s, 5% may",
+    "mean itl <= 1s": "ms seen",
+    "preemptions == 0": "0 seen",
+    "peak kv_cache_usage <= 99%": "% seen",
+}
+BROKEN = {
+    "p95 ttft <= 1ms": "100.00% take longer than 1 ms, 5% may",
+    "mean itl <= 1ms": "ms seen",
+    "peak kv_cache_usage <= 0.1%": "% seen",
+    "p99 kv_cache_usage <= 0.1%": "of the readings are above 0.1 %, 1% may",
+}
+UNTOLD = {"p99 queue <= 1s": "the server did not tell it"}
+
+
+@pytest.mark.parametrize(
+    ("required", "verdict"),
+    [({**KEPT, **UNTOLD}, "still valid"), ({**KEPT, **BROKEN, **UNTOLD}, "re-tune now")],
+)
+def test_an_honest_server_is_held_to_what_is_required(
+    watch: Callable[..., Watched],
+    honest: SimulatedServer,
+    required: dict[str, str],
+    verdict: str,
+) -> None:
+    found, ended = watch(page_of(honest), require=tuple(required))
+    assert (found["verdict"], isinstance(ended, GateError)) == (verdict, verdict == "re-tune now")
+    for one, (text, seen) in zip(found["required"], required.items(), strict=True):
+        state = "above" if text in BROKEN else "unknown" if text in UNTOLD else "within"
+        assert (one["requirement"], one["state"]) == (text, state)
+        assert seen in one["seen"]
+        assert ended is None or (f"{text}: broken" in str(ended)) == (text in BROKEN)
+
+
+@pytest.mark.parametrize(
+    ("required", "why"),
+    [
+        ("p99 ttft <= 1s at headroom", "the load is what it is"),
+        ("attainment >= 99%", "a server does not tell which requests keep the SLO"),
+        ("goodput >= 1", "a server does not tell which requests keep the SLO"),
+        ("preemptions <= 5", "it is a number of the whole trace; only == 0 can be watched"),
+    ],
+)
+def test_what_a_server_cannot_be_held_to_is_skipped_and_said(
+    profile: Path,
+    honest: SimulatedServer,
+    capsys: pytest.CaptureFixture[str],
+    required: str,
+    why: str,
+) -> None:
+    clock = FreeClock()
+    with serving(page_of(honest), clock) as url, pytest.raises(UndecidedError):
+        run(options(profile, url, for_="20s", require=(required,)), clock=clock)
+    said = capsys.readouterr()
+    line = f"not watched: {required}: {why}"
+    assert line in said.err
+    assert json.loads(said.out)["not_watched"] == [line]
+    assert json.loads(said.out)["required"] == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"require": ("p99 ttft",)}, "character 9: the end is none of <=, <"),
+        ({"require": ("preemptions == 0",), "canary": "http://127.0.0.1:1"}, "exclude each other"),
+    ],
+)
+def test_a_requirement_that_cannot_be_read_or_held_is_refused_before_anything_is_asked(
+    profile: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        run(options(profile, "http://127.0.0.1:1", **changes))
+
+
 def test_a_server_of_years_ago_is_read_too(
     watch: Callable[..., Watched], honest: SimulatedServer
 ) -> None:

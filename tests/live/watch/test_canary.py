@@ -7,8 +7,7 @@ import pytest
 from tests.live.watch.test_watch import CAP, RATE, WORLD
 from tests.live.watch.test_watch import promised as promised  # noqa: PLC0414 - a fixture
 from tests.support.live_sim import SimulatedServer, poisson, simulated
-from tuner.live.watch.canary import CanaryGate
-from tuner.live.watch.pair import kv_blocks_said, paired
+from tuner.live.watch.canary import CanaryGate, kv_blocks_said, paired
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import WindowMaker

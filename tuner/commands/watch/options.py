@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from tuner.commands.shared.options import Json
+from tuner.commands.shared.options import Json, Require
 
 FOREVER = "forever"
 
@@ -39,6 +39,7 @@ class WatchOptions:
             "10 %.",
         ),
     ] = 0.10
+    require: Require = ()
     served_model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Which model, where the server has several."),

@@ -29,6 +29,7 @@ from tuner.live.watch.drift import reference
 from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.promised import Promised, speed_sd_of
 from tuner.live.watch.reasons import server_is_why
+from tuner.live.watch.required import why_not
 from tuner.live.watch.scraper import Clock, MachineClock, ScrapedServer, moments
 from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.profile import load as load_profile
@@ -36,6 +37,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.profile.served_models import model_mismatch
 from tuner.profile.stored_twin import restored
 from tuner.rollout import backup, difference
+from tuner.traffic.requirements import Requirement, parse_requirements
 from tuner.traffic.window import parse_duration_s
 
 LEAST_STEPS = 2
@@ -68,6 +70,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             check_again=lambda server: check_model(profile, server, options),
             warnings=known.warnings,
             untold=known.untold,
+            skipped=known.skipped,
         )
         stack.enter_context(session.progress)
         if options.rollback is not None:
@@ -130,6 +133,7 @@ def _end(
         restarts=[side.maker.restarts for side in session.sides],
         rolled_back=rolled_back,
         untold=session.untold,
+        skipped=session.skipped,
         warnings=session.warnings,
     )
     if options.json:
@@ -235,6 +239,11 @@ def times_of(options: WatchOptions) -> Times:
             f"--for {options.for_}: shorter than one window of {options.window}",
             hint="A verdict takes a dozen windows at least: --for 30m.",
         )
+    if options.canary is not None and options.require:
+        raise UsageError(
+            "--require and --canary exclude each other",
+            hint="A canary is held against its baseline: watch it alone, with --url.",
+        )
     times = Times(for_s, every_s, window_s)
     least_s = (times.run_in_s + window_s) / (KEPT_STEPS - 1)
     if every_s < least_s:
@@ -269,7 +278,16 @@ def promised_of(profile: ServingProfile, options: WatchOptions) -> Promised:
         ),
         speed_sd=speed_sd_of(twin, None if agreement is None else agreement.slower_limit),
         tolerance=options.tolerance,
+        requirements=_requirements(options, profile),
     )
+
+
+def _requirements(options: WatchOptions, profile: ServingProfile) -> tuple[Requirement, ...]:
+    """Return what is required here, or else what was required of the profile; of a canary nothing,
+    which is held against its baseline."""
+    before = [one.text for one in profile.decision.requirements]
+    found = parse_requirements(options.require or before, headroom=math.inf)
+    return () if options.canary is not None else found
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +297,9 @@ class Beforehand:
     warnings: list[str]
     untold: list[str]
     """The profile's arguments that the server does not tell."""
+
+    skipped: list[str]
+    """What is required and cannot be watched, with the reason."""
 
 
 def beforehand(
@@ -303,7 +324,12 @@ def beforehand(
         if server is servers[-1]:
             warnings += _differences(profile, here, server.url)
             untold = difference.untold(profile, here.arguments, served=here.served)
-    return Beforehand(warnings, untold)
+    skipped = [
+        f"not watched: {one}: {why}"
+        for one in _requirements(options, profile)
+        if (why := why_not(one)) is not None
+    ]
+    return Beforehand(warnings, untold, skipped)
 
 
 def check_model(

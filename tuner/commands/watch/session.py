@@ -7,9 +7,8 @@ from tuner.commands.watch.view import WatchProgress
 from tuner.errors import EngineError, InputError
 from tuner.live.exporter import WatchExporter
 from tuner.live.prometheus import ServerMetrics
-from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.canary import CanaryGate, kv_blocks_said, paired
 from tuner.live.watch.journal import WindowJournal
-from tuner.live.watch.pair import kv_blocks_said, paired
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.reasons import reason, server_is_why
 from tuner.live.watch.scraper import Absence, Moment, ScrapedServer, Stall
@@ -67,6 +66,7 @@ class WatchSession:
     gone: str = ""
     warnings: list[str] = field(default_factory=list)
     untold: list[str] = field(default_factory=list)
+    skipped: list[str] = field(default_factory=list)
 
     @property
     def verdict(self) -> str:
@@ -81,6 +81,8 @@ class WatchSession:
             self.progress.warn(warning)
         if self.untold:
             self.progress.say(f"{self.sides[-1].server.url} does not tell {', '.join(self.untold)}")
+        for skipped in self.skipped:
+            self.progress.say(skipped)
         if self.gate is None:
             self.progress.say(
                 "each window (in brackets what is promised at its load), 1.00x is the law's speed:"

@@ -76,6 +76,9 @@ class WatchResult:
     untold: Sequence[str]
     """What the server does not tell of itself."""
 
+    skipped: Sequence[str]
+    """What is required and cannot be watched."""
+
     warnings: Sequence[str]
 
 
@@ -191,6 +194,11 @@ def json_of(result: WatchResult) -> Any:  # noqa: ANN401 - JSON content
     if result.gate is None:
         found["choice"] = None if watch.choice is None else asdict(watch.choice)
         found["traffic"] = _traffic(watch)
+        found["required"] = [
+            {"requirement": str(one.requirement), "state": one.state, "seen": one.seen}
+            for one in watch.required
+        ]
+        found["not_watched"] = list(result.skipped)
     return plain(found)
 
 
@@ -242,6 +250,7 @@ def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) 
         beside = f", {percent(choice.best_attainment)} with {choice.best} by the law itself"
         rows.append(("today", f"{there} in SLO by the twin{beside * (not choice.holds)}"))
     rows.append(("seen", f"{watch.requests:,} requests at {result.url}, {counted}"))
+    rows += [("required", str(one)) for one in watch.required if gate is None]
     cap = profile.decision.max_num_seqs
     return VerdictBlock(
         f"max_num_seqs {cap}: {result.verdict}", counted, rows, _next(result, profile, options)

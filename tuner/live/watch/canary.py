@@ -5,7 +5,9 @@ canary's are the profile's, the baseline's those that it shows (``watch.watched.
 the size of its KV cache), for it runs what was there before. What is left of a difference is
 neither their load nor what the profile chose to change, and what both feel at the same moment
 cancels. Where the baseline runs more at a time than the twin knows, nothing can be said of it: then
-the canary is held against the promise alone, with the limits of a watch.
+the canary is held against the promise alone, with the limits of a watch. Of what it runs a baseline
+tells the size of its KV cache, and shows its cap where requests wait; ``max_num_batched_tokens`` it
+does not tell.
 
 An effect is claimed, or ruled out, by the tests of ``sequential.py``, however often one looks.
 """
@@ -23,6 +25,7 @@ from tuner.live.watch.verdict import (
     LEAST_WINDOWS,
     SPEED_REACH,
     MonitorReading,
+    Watch,
     measured,
     server_monitors,
     server_values,
@@ -43,6 +46,9 @@ TTFT = math.log(1.25)
 E2EL_TAIL, FAILED, PREEMPTIONS = 0.05, 0.02, 0.10
 """So many more of its requests may take longer than the promised tail, end with an error or
 aborted, or lose their KV cache."""
+
+MOST_BLOCKS = 10_000_000
+"""Of a KV cache: what a server says beyond is no size."""
 
 MOST_RESTARTS = 1
 """So often more than its baseline a canary may be restarted; then it is promoted later. More often
@@ -265,3 +271,50 @@ def _preemptions(pair: Pair) -> float | None:
     share, expected = preempted_share(pair[0]), pair[1].expected
     served = len(expected.e2el_s)
     return None if share is None or not served else share - expected.preemptions / served
+
+
+@dataclass(frozen=True, slots=True)
+class PairedWindows:
+    baseline: Pair
+    canary: Pair
+    incomparable: str
+    """Why the twin can say nothing of the baseline."""
+
+
+def paired(
+    watches: tuple[Watch, Watch],
+    windows: tuple[ScrapeWindow, ScrapeWindow],
+    *,
+    kv_blocks: int | None,
+) -> PairedWindows:
+    """Hold both windows against the twin; ``kv_blocks`` are the baseline's, where it tells.
+
+    What runs is taken in; the rest is ``Watch.account``'s.
+    """
+    for watch, window in zip(watches, windows, strict=True):
+        watch.running.add(window)
+    baseline, canary = watches
+    planned, known = baseline.promised.max_num_seqs, baseline.promised.known_cap
+    cap = baseline.running.cap(planned)
+    found = baseline.compared(windows[0], cap=min(cap, known), kv_blocks=kv_blocks)
+    return PairedWindows(
+        baseline=(windows[0], found),
+        canary=(windows[1], canary.compared(windows[1], cap=planned)),
+        incomparable=f"the baseline ran {cap} requests at a time, and the twin saw {known} at most"
+        if cap > known
+        else "",
+    )
+
+
+def kv_blocks_said(cache_config: Mapping[str, str], *, block_size: int) -> int | None:
+    """Return the KV cache of ``vllm:cache_config_info`` in blocks of this size; None if untold.
+
+    vLLM counts a block among them that no request gets.
+    """
+    try:
+        blocks, size = int(cache_config["num_gpu_blocks"]), int(cache_config["block_size"])
+    except (KeyError, ValueError):
+        return None
+    if blocks < 2 or size < 1:
+        return None
+    return min(MOST_BLOCKS, max(1, (blocks - 1) * size // block_size))

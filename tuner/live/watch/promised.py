@@ -7,6 +7,7 @@ import numpy as np
 
 from tuner.live.watch.drift import Reference
 from tuner.profile.stored_twin import StoredTwin
+from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
 from tuner.twin.aa_check import CLAIM_SPEED, PRIOR_SPEED_SD
 from tuner.twin.law import START_SHARE
@@ -28,6 +29,7 @@ class Promised:
     """Standard deviation of the log speed of its machine, as measured."""
 
     tolerance: float
+    requirements: tuple[Requirement, ...] = ()
 
     @property
     def known_cap(self) -> int:

@@ -18,7 +18,7 @@ def reason(watch: Watch) -> str:
         case "still valid":
             return "; ".join([*_within(watch), *_choice(watch)])
         case "not enough evidence":
-            return f"too little is known of {', '.join(_named(watch.lacking))}; {needed(watch)}"
+            return f"too little is known of {', '.join(_named(watch))}; {needed(watch)}"
         case "drifting" | "re-tune now":
             return "; ".join([*_beyond(watch), *_choice(watch)])
 
@@ -36,6 +36,11 @@ def needed(watch: Watch) -> str:
     windows = max(LEAST_WINDOWS - watch.windows, 0)
     measures = watch.measures()
     for name in watch.lacking:
+        if name == "required":
+            for required in watch.required:
+                if 0 < required.evidence < 1:
+                    windows = max(windows, math.ceil(watch.windows * (1 / required.evidence - 1)))
+            continue
         if name == "requests":
             if watch.requests:
                 rate = watch.requests / max(1, watch.windows)
@@ -72,7 +77,7 @@ def _within(watch: Watch) -> list[str]:
 
 
 def _beyond(watch: Watch) -> list[str]:
-    said = []
+    said = [str(one) for one in watch.broken]
     for name, one in watch.measures().items():
         if one.state not in {"above", "below"}:
             continue
@@ -126,6 +131,16 @@ def _choice(watch: Watch) -> list[str]:
     return [f"the choice of {cap} {verb} for today's traffic, {laws}"]
 
 
-def _named(lacking: list[str]) -> list[str]:
-    names = {"slowness": "the server's speed", "requests": "its requests", **NAMES}
-    return [names[name] for name in lacking]
+def _named(watch: Watch) -> list[str]:
+    unsure = [
+        f"{one.requirement} ({one.seen})"
+        for one in watch.required
+        if one.windows and one.state == "unknown"
+    ]
+    names = {
+        "slowness": "the server's speed",
+        "requests": "its requests",
+        "required": ", ".join(unsure),
+        **NAMES,
+    }
+    return [names[name] for name in watch.lacking]

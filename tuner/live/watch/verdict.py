@@ -17,6 +17,7 @@ from tuner.live.watch.choice import CapCheck, choice_for, is_answerable, joined
 from tuner.live.watch.drift import DISTANCE, TrafficWatch
 from tuner.live.watch.expected import Compared, compared, has_bounds, tail_bounds
 from tuner.live.watch.promised import Promised
+from tuner.live.watch.required import WatchedRequirement, watched
 from tuner.live.watch.sequential import Interval, Monitor, MonitorLimits, State
 from tuner.live.watch.watched import RunningSeen, Totals, WindowSummary, seen
 from tuner.live.watch.windows import ScrapeWindow
@@ -79,6 +80,9 @@ class Watch:
     far: Monitor = field(init=False)
     """Of the same slowdown, held against FAR_SLOWER."""
 
+    required: list[WatchedRequirement] = field(init=False)
+    """What is required and can be told of a server that runs."""
+
     _answerable: bool | None = None
     _bounds: Mapping[Distribution, float] | None = None
     _recent: dict[str, deque[Traffic]] = field(default_factory=dict)
@@ -87,6 +91,7 @@ class Watch:
     def __post_init__(self) -> None:
         self.traffic = TrafficWatch(self.promised.reference)
         self.server = server_monitors(self.promised)
+        self.required = watched(self.promised.requirements)
         far = max(
             self.server["slowness"].limits.high, math.log1p(FAR_SLOWER) + self.promised.speed_sd
         )
@@ -95,6 +100,8 @@ class Watch:
     def add(self, window: ScrapeWindow) -> WindowSummary:
         """Take a window in."""
         self.running.add(window)
+        for required in self.required:
+            required.add(window)
         # a server that runs more at a time than it should is another one: its batches are its own
         most = min(int(self.running.most), len(self.promised.twin.law.decode_s) - 1)
         found = self.compared(window, cap=max(self.promised.max_num_seqs, most))
@@ -179,13 +186,18 @@ class Watch:
     def verdict(self) -> Verdict:
         differs = bool(self.beyond or self.distant_lengths)
         changed = self.choice is not None and self.choice.is_another
-        if self.is_far_slower or (differs and changed):
+        if self.is_far_slower or self.broken or (differs and changed):
             return "re-tune now"
         if differs or self.runs_another_cap:
             return "drifting"
         if self.lacking:
             return "not enough evidence"
         return "still valid"
+
+    @property
+    def broken(self) -> list[WatchedRequirement]:
+        """What is required and surely not kept."""
+        return [one for one in self.required if one.state == "above"]
 
     @property
     def is_far_slower(self) -> bool:
@@ -219,6 +231,8 @@ class Watch:
             ]
         if self.windows < LEAST_WINDOWS or self.requests < LEAST_REQUESTS:
             lacking.append("requests")
+        if any(one.windows and one.state == "unknown" for one in self.required):
+            lacking.append("required")
         return lacking
 
     def measures(self) -> dict[str, MonitorReading]:
