@@ -15,7 +15,7 @@ from threading import Thread
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
@@ -444,6 +444,7 @@ NUMBERS = st.one_of(
 )
 
 
+@settings(max_examples=20)
 @given(data=st.data())
 def test_no_history_is_worse_than_refused(data: st.DataObject) -> None:
     samples = {
