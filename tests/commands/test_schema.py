@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from jsonschema import Draft202012Validator
 
 from tests.support.in_process import tuner
@@ -32,6 +32,7 @@ def test_a_schema_is_one(name: str, tmp_path: Path) -> None:
     Draft202012Validator.check_schema(json.loads(done.stdout))
 
 
+@settings(max_examples=30)
 @given(any_profile())
 def test_it_accepts_every_profile(one: ServingProfile) -> None:
     OF_PROFILE.validate(yaml.safe_load(dump(one)))

@@ -27,7 +27,15 @@ from tuner.twin.objective import (
     right_caps,
 )
 from tuner.twin.required import NOTHING_REQUIRED, Bounds, Numbers, Required
-from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, attainment, simulate, tail_s
+from tuner.twin.simulation import (
+    EngineShape,
+    Traffic,
+    TwinReplay,
+    attainment,
+    quantile,
+    simulate,
+    tail_s,
+)
 
 DRAWS = 40
 """While a run decides what to measure next."""
@@ -304,4 +312,4 @@ def plausible(values: Values) -> list[int]:
 
 def _p95(values: Floats) -> float:
     known = values[~np.isnan(values)]
-    return float(np.quantile(known, 0.95)) if len(known) else math.nan
+    return quantile(known, 0.95) if len(known) else math.nan

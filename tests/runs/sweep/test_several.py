@@ -89,16 +89,6 @@ def test_the_budget_is_split_and_kept(tuned: tuple[Path, dict[str, Any]]) -> Non
     assert "each of 2 traces" in message
 
 
-def test_what_serves_nobody_in_time_is_not_named_for_rollout(
-    tuned: tuple[Path, dict[str, Any]],
-) -> None:
-    folder, _ = tuned
-    done = tune(folder, "--slo", "tpot=1ms", "-o", "late")
-    assert done.returncode == 0, done.stderr
-    assert "no max_num_seqs serves half of day, night in time" in done.stdout
-    assert "  next     tuner show late/shared.yaml\n" in done.stdout
-
-
 def test_profiles_of_each_trace_and_of_all_are_written(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
@@ -134,13 +124,15 @@ def test_a_stored_run_is_judged_anew_for_all_its_traces(
     assert json.loads(one.stdout)["max_num_seqs"] == 8
 
 
-def test_with_check_one_trace_that_is_served_too_late_is_enough(
+def test_what_serves_nobody_in_time_is_not_named_for_rollout_and_with_check_ends_with_6(
     tuned: tuple[Path, dict[str, Any]],
 ) -> None:
     folder, _ = tuned
     words = ("sweep", "--rescore", "run", "-o", "late.yaml", "--slo", "tpot=1ms", "--check")
     done = tuner(folder, *words)
     assert done.returncode == 6
+    assert "no max_num_seqs serves half of day, night in time" in done.stdout
+    assert "  next     tuner show late.yaml\n" in done.stdout
     assert "late-day.yaml: only 0.1 % of requests meet the SLO" in done.stderr
 
 

@@ -141,6 +141,20 @@ def noisy(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return _run(tmp_path_factory.mktemp("noisy") / "run", NOISY, UP_TO_8, traffic=HALF)
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Confirmed on an engine in tuner's own process."""
+    return _run(tmp_path_factory.mktemp("alone") / "run", settings=UP_TO_8, traffic=HALF)
+
+
+@pytest.fixture(scope="module")
+def behind(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Confirmed behind a server."""
+    settings = replace(UP_TO_8, confirm="server")
+    run_dir = tmp_path_factory.mktemp("behind") / "run"
+    return _run(run_dir, settings=settings, traffic=HALF, confirming=BEHIND)
+
+
 def test_the_articles_machine_has_its_knee_at_16(tmp_path: Path) -> None:
     settings = replace(SETTINGS, slo=Slo(ttft_s=4.0, tpot_s=0.040))
     outcome = swept(tmp_path, settings=settings, traffic=BURSTS)
@@ -304,14 +318,14 @@ def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> N
     # each further sequence costs nearly as much as an engine of its own: 5 tokens/s at most
     slow = World(step=WorldStep(a=0.05, b=0.2))
     settings = replace(SETTINGS, ceiling=8)
-    outcome = swept(tmp_path, slow, settings)
+    outcome = swept(tmp_path, slow, settings, traffic=HALF)
     assert outcome.verdict.kind == "overloaded"
     assert outcome.confirmed is None
 
 
 def test_a_ceiling_that_is_too_low_is_not_blamed_on_the_load(tmp_path: Path) -> None:
     slow = World(step=WorldStep(a=0.2))
-    verdict = swept(tmp_path, slow, replace(SETTINGS, ceiling=4)).verdict
+    verdict = swept(tmp_path, slow, replace(SETTINGS, ceiling=4), traffic=HALF).verdict
     assert (verdict.kind, verdict.max_num_seqs) == ("not_reached", 4)
     assert "--ceiling 8" in verdict.reason
 
@@ -374,17 +388,17 @@ def _trials(events: list[dict[str, Any]]) -> list[tuple[str, int]]:
 
 def test_a_run_is_not_resumed_on_another_machine(tmp_path: Path) -> None:
     notes = Notes()
-    notes.stop_at = 2
+    notes.stop_at = 1
     with pytest.raises(KeyboardInterrupt):
-        swept(tmp_path, notes=notes)
+        swept(tmp_path, notes=notes, traffic=HALF)
     other = replace(SLOTS_COST_LATE, digest="sha256:another")
     with pytest.raises(RunError, match="was measured with device digest"):
-        swept(tmp_path, other, resume=True)
+        swept(tmp_path, other, resume=True, traffic=HALF)
 
 
 def test_an_slo_that_an_idle_engine_breaks_is_not_blamed_on_the_load(tmp_path: Path) -> None:
     settings = replace(SETTINGS, slo=Slo(ttft_s=0.001), ceiling=2)
-    verdict = swept(tmp_path, settings=settings).verdict
+    verdict = swept(tmp_path, settings=settings, traffic=HALF).verdict
     assert verdict.kind == "overloaded"
     assert "no number of replicas can meet it" in verdict.reason
 
@@ -409,18 +423,18 @@ BEHIND = World(step=WorldStep(a=0.030, b=0.0006, n0=16, h=0.0025))
 """The same machine, as users see it through a front end that adds 10 ms to each token."""
 
 
-def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(tmp_path: Path) -> None:
-    settings = replace(UP_TO_8, confirm="server")
-    alone = swept(tmp_path / "alone", settings=UP_TO_8, traffic=HALF)
-    behind = swept(tmp_path / "behind", settings=settings, traffic=HALF, confirming=BEHIND)
-    assert alone.slo.tpot_s is not None
-    assert behind.slo.tpot_s is not None
+def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(
+    alone: Run, behind: Run
+) -> None:
+    inside, served = alone.outcome, behind.outcome
+    assert inside.slo.tpot_s is not None
+    assert served.slo.tpot_s is not None
     # An idle engine makes a token in 20.6 ms, the server's in 30.6.
-    assert behind.slo.tpot_s / alone.slo.tpot_s == pytest.approx(30.6 / 20.6, rel=0.01)
-    assert behind.confirmed is not None
-    assert behind.confirmed.tpot_s is not None
-    assert behind.confirmed.tpot_s.p50 > 0.030
-    probes = Evidence(journal.read(tmp_path / "behind"))
+    assert served.slo.tpot_s / inside.slo.tpot_s == pytest.approx(30.6 / 20.6, rel=0.01)
+    assert served.confirmed is not None
+    assert served.confirmed.tpot_s is not None
+    assert served.confirmed.tpot_s.p50 > 0.030
+    probes = Evidence(journal.read(behind.run_dir))
     assert probes.unloaded("ladder") != probes.unloaded("confirm") == probes.user_unloaded()
 
 
@@ -431,9 +445,10 @@ def test_a_limit_that_the_user_gives_needs_no_probes_of_the_server(tmp_path: Pat
     assert Evidence(journal.read(tmp_path / "run")).unloaded("confirm") is None
 
 
-def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(tmp_path: Path) -> None:
-    settings = replace(UP_TO_8, confirm="server")
-    whole = swept(tmp_path / "whole", settings=settings, traffic=HALF, confirming=BEHIND)
+def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(
+    behind: Run, tmp_path: Path
+) -> None:
+    settings, whole = replace(UP_TO_8, confirm="server"), behind.outcome
     notes = Notes()
     notes.stop_on = "as users see an idle server"
     with pytest.raises(KeyboardInterrupt):
@@ -467,8 +482,8 @@ def test_what_a_server_adds_to_its_engine_is_fitted_and_kept(tmp_path: Path) -> 
     assert Evidence(journal.read(tmp_path / "run")).passages(outcome.verdict.max_num_seqs)
 
 
-def test_no_server_no_front_end(tmp_path: Path) -> None:
-    assert swept(tmp_path / "run", settings=UP_TO_8, traffic=HALF).front_end is None
+def test_no_server_no_front_end(alone: Run) -> None:
+    assert alone.outcome.front_end is None
 
 
 class Piped(SimStarter):
