@@ -416,3 +416,12 @@ def test_a_comma_that_could_part_either_is_refused(tmp_path: Path) -> None:
     text = f"ts;prompt_tokens;completion_tokens;duration_ms\n{AT_S};10;50;25,000\n"
     refused = refusal(tmp_path / "t", text)
     assert "duration_ms: 25,000 may be 25000 or 25.000" in str(refused)
+
+
+def test_a_unit_in_a_heading_holds_where_its_other_words_say_nothing(tmp_path: Path) -> None:
+    content = "offset_s,prompt_tokens,completion_tokens\n0.0,5,6\n1.5,7,8\n"
+    error = refusal(tmp_path / "t", content)
+    assert ",timestamp=offset_s -o" in str(error.hint)
+    asked = Asked(columns={"timestamp": "offset_s"})
+    rows, _ = opened(tmp_path / "t", content, asked)
+    assert [row.timestamp for row in rows] == [0, 1500]

@@ -230,8 +230,7 @@ class _Planner:
             if len(places) != 1:
                 what = f"{len(places)} columns are headed" if places else "no column is headed"
                 raise _RefusedError(f"{what} {heading!r}")
-            named = next((m.unit for m in meanings(self.headings[places[0]]) if m.unit), None)
-            column = self._read(role, places[0], unit or named)
+            column = self._read(role, places[0], unit or _unit_of(self.headings[places[0]]))
             if column is None:
                 shown = next((one for one in self.values[places[0]] if not is_empty(one)), "")
                 raise _RefusedError(f"{heading} cannot be {role}: it holds {str(shown)[:40]!r}")
@@ -327,7 +326,8 @@ class _Planner:
         for place in free:
             known = [one for one in self.values[place] if not is_empty(one)]
             try:
-                column = self._read(role, place, None) if known else None
+                unit = _unit_of(self.headings[place])
+                column = self._read(role, place, unit) if known else None
             except _RefusedError:
                 column = None
             if column is not None and (name := self._unique(place)) not in but:
@@ -383,6 +383,13 @@ def _role_of(name: str) -> tuple[Role, Unit | None]:
         f"{name!r} is nothing that a column can be (times and spans also with their unit, as "
         f"duration_ms): {', '.join(ROLES)}"
     )
+
+
+def _unit_of(heading: str) -> Unit | None:
+    """Return a time's unit by its heading; else that which it ends with: ``offset_s``."""
+    *others, last = words_of(heading) or [""]
+    at_the_end = UNITS.get(last) if others else None
+    return next((one.unit for one in meanings(heading) if one.unit), at_the_end)
 
 
 def _named(column: Column) -> str:
