@@ -13,6 +13,9 @@ CONFIGURATION, DEFICIT, SOURCE, RUN = "configuration", "deficit", "source", "run
 ENDED_BY, BEGUN, HAS_ROOM = "ended_by", "begun", "has_room"
 """What a trial says of itself beside Optuna's own numbers."""
 
+MOST = 1e6
+"""No gain and no deficit is larger: gains are logarithms."""
+
 MACHINE = "machine"
 """What a study says of itself."""
 
@@ -62,11 +65,31 @@ def trial_of(
     )
 
 
-def told_of(one: FrozenTrial) -> KnownTrial:
-    """Return what a trial that has ended with numbers measured."""
-    attrs = one.user_attrs
-    room = attrs.get(HAS_ROOM, True)
-    return KnownTrial(attrs[CONFIGURATION], tuple(one.values), attrs[DEFICIT], attrs[SOURCE], room)
+def tried_of(space: Space, trial: FrozenTrial) -> dict[str, Any] | None:
+    """Return what a trial of a study says that it tried, in the space's own values; None where that
+    is no configuration of it: whoever writes to a storage could name any engine argument."""
+    said = trial.user_attrs.get(CONFIGURATION)
+    if not isinstance(said, dict) or said.keys() != space.knee.keys():
+        return None
+    params = params_of(space, said)
+    return None if params is None else configuration_of(space, params)
+
+
+def told_of(space: Space, trial: FrozenTrial, *, aims: int) -> KnownTrial | None:
+    """Return what a trial that has ended with numbers measured; None where it has none of ours."""
+    attrs, gains = trial.user_attrs, tuple(trial.values or ())
+    configuration, source = tried_of(space, trial), attrs.get(SOURCE)
+    deficit, room = attrs.get(DEFICIT), attrs.get(HAS_ROOM, True)
+    if configuration is None or len(gains) != aims or source not in ("engine", "profile"):
+        return None
+    if not all(map(_is_number, (*gains, deficit))) or not isinstance(room, bool):
+        return None
+    return KnownTrial(configuration, gains, float(deficit or 0), source, room)
+
+
+def _is_number(value: Any) -> bool:  # noqa: ANN401 - whatever JSON holds
+    is_one = isinstance(value, int | float) and not isinstance(value, bool)
+    return is_one and abs(value) <= MOST  # which NaN is not
 
 
 def attributes_of(told: KnownTrial) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import IO, Any
 
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+from sqlalchemy import create_engine, text
 from sqlalchemy.exc import (
     IntegrityError,
     OperationalError,
@@ -30,6 +31,9 @@ PATIENCE_S = 10
 MOST_AT_ONCE, PAUSE_S = 5, 1.0
 """How often a database that others fill with tables is opened again, and the longest wait."""
 
+
+LONGEST_SAID = 200
+"""Characters of a storage's own words that are shown."""
 
 LONGEST_LINE = 1 << 24
 """Bytes that no line of Optuna's journal takes: what is longer is not read to its end."""
@@ -133,6 +137,8 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
 def _database(storage: str) -> RDBStorage:
     """Open a database. Of runs that make its tables at the same moment all but one fail, and find
     them there when they look again."""
+    if storage.startswith("sqlite"):
+        _check_schema(storage)
     for _ in range(MOST_AT_ONCE):
         try:
             return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
@@ -142,6 +148,20 @@ def _database(storage: str) -> RDBStorage:
                 raise
             time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311 - so that they meet no more
     return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
+
+
+def _check_schema(storage: str) -> None:
+    """Raise RunError for a file of SQLite's that computes what it holds: Optuna makes no view and
+    no trigger, and one without end would be read, and kept in memory, for ever."""
+    engine = create_engine(storage, connect_args=_engine(storage)["connect_args"])
+    try:
+        with engine.connect() as connection:
+            odd = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
+            found = connection.execute(text(odd)).first()
+    finally:
+        engine.dispose()
+    if found is not None:
+        raise _unusable(storage, "it has views or triggers, which no study has")
 
 
 def closed(storage: BaseStorage) -> None:
@@ -185,7 +205,7 @@ def _said(error: Exception, storage: str) -> str:
     said = (str(error).strip() or type(error).__name__).splitlines()[0]
     for secret in passwords_in(storage):
         said = said.replace(secret, "…")
-    return said
+    return said if len(said) <= LONGEST_SAID else f"{said[:LONGEST_SAID]}…"
 
 
 def _with_driver(storage: str) -> str:

@@ -36,6 +36,7 @@ from tuner.runs.refine.study.parameters import (
     params_of,
     told_of,
     trial_of,
+    tried_of,
 )
 from tuner.runs.refine.study.storage_timeout import TimedStorage
 from tuner.system.passwords import without_passwords
@@ -77,6 +78,7 @@ class Study:
         be used, or when others measure for this study on another machine."""
         self._where, self._space, self._run, self._machine = storage, space, run, machine
         self._open, self._warn = partial(opened, name=name, aims=aims, seed=seed), warn
+        self._aims = aims
         self._as_pruned = TrialState.PRUNED if aims == 1 else TrialState.FAIL  # as Optuna has it
         self._distributions = distributions_of(space)
         self.lost: str | None = None
@@ -87,6 +89,9 @@ class Study:
 
         self._seen: list[tuple[KnownTrial, str]] = []
         """What the storage held when it last answered, and whose that was."""
+
+        self._odd = 0
+        """Trials of the storage that are none of ours, as far as was said."""
 
         self._cut: list[Configuration] = []
         """What engines were seen to have cut, of everybody."""
@@ -249,22 +254,30 @@ class Study:
         theirs = self._do(lambda study: study.user_attrs.get(MACHINE))
         if theirs not in (None, self._machine):
             raise RunError(
-                f"{without_passwords(self._where)}: this study is measured on {theirs}, here it is "
+                f"{without_passwords(self._where)}: this study is measured on "
+                f"{str(theirs)[: storages.LONGEST_SAID]}, here it is "
                 f"{self._machine}",
                 hint="Gains on two machines make no study: give another --storage.",
             )
 
     def _everybodys(self) -> list[tuple[KnownTrial, str]]:
-        def read(study: optuna.Study) -> list[tuple[KnownTrial, str]]:
+        def read(study: optuna.Study) -> tuple[int, list[tuple[KnownTrial, str]]]:
             trials = study.get_trials(deepcopy=False, states=_ENDED)
             for one in trials:
-                attrs = one.user_attrs
-                if attrs.get(ENDED_BY) == "engine" and attrs[CONFIGURATION] not in self._cut:
-                    self._cut.append(attrs[CONFIGURATION])
+                if one.user_attrs.get(ENDED_BY) == "engine":
+                    tried = tried_of(self._space, one)
+                    if tried is not None and tried not in self._cut:
+                        self._cut.append(tried)
             whole = [one for one in trials if one.state == TrialState.COMPLETE]
-            return [(told_of(one), one.user_attrs.get(RUN, "")) for one in whole]
+            told = [(told_of(self._space, one, aims=self._aims), one) for one in whole]
+            odd = sum(each is None for each, _ in told)
+            return odd, [(each, str(one.user_attrs.get(RUN, ""))) for each, one in told if each]
 
-        self._seen = self._do(read)
+        odd, self._seen = self._do(read)
+        if odd > self._odd:
+            what = f"{odd} of its trials have no configuration or numbers of this search"
+            self._warn(f"{without_passwords(self._where)}: {what}: they are left out")
+            self._odd = odd
         return self._seen
 
     def _do(self, action: Action[T]) -> T:
