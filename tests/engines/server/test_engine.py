@@ -140,11 +140,11 @@ def test_when_the_engine_behind_it_is_killed_whoever_asks_is_told_and_nothing_is
     async def main() -> set[int]:
         engine = await ServerStarter(VLLM_CRAMPED, log=log).start(max_num_seqs=2)
         everybody = family(os.getpid())
+        core = (await engine._control.state()).about.pid
         reply = Reply()
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
         await until_it_generates(reply)
-        state = await engine._control.state()
-        os.kill(state.about.pid, signal.SIGKILL)
+        os.kill(core, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
             with pytest.raises(EngineError, match="The engine died"):
                 await task

@@ -59,7 +59,7 @@ def test_limits_change_live_and_a_killed_engine_costs_its_trial_alone(tmp_path: 
 
     async def kill() -> None:
         engine = runner.engines.engine
-        while not engine._in_flight:  # type: ignore[union-attr]  # noqa: ASYNC110 - no event
+        while not engine._control._in_flight:  # type: ignore[union-attr]  # noqa: ASYNC110 - no event
             await asyncio.sleep(0.001)
         core = engine._context.processes[0].pid  # type: ignore[union-attr]
         os.kill(core, signal.SIGKILL)
