@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -136,20 +137,9 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         values = (getattr(one, name) for one in counts)
         return float(sum(w * value for w, value in zip(weights, values, strict=True)))
 
-    def over(
-        value_of: Callable[[RequestRecord], float | None], *, only_done: bool = False
-    ) -> Spread | None:
-        found = [
-            (value, block.weight)
-            for block in blocks
-            for record in _seen(block)
-            if (record.outcome == "ok" or not only_done) and (value := value_of(record)) is not None
-        ]
-        return spread((value for value, _ in found), (weight for _, weight in found))
-
+    over = partial(_over, blocks)
     seen = [record for block in blocks for record in _seen(block)]
     done = [record for record in seen if record.outcome == "ok"]
-    gaps = [(gap, b.weight) for b in blocks for one in _seen(b) for gap in one.itl_s]
     scored = total("scored")
     work = joined(block.iterations for block in blocks)
     scored_work = joined(_scored_iterations(block) for block in blocks)
@@ -169,19 +159,16 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         requests_per_s=total("ended") / total("span_s"),
         output_tokens_per_s=total("tokens") / total("span_s"),
         total_tokens_per_s=(total("tokens") + total("prompt_tokens")) / total("span_s"),
-        ttft_s=over(lambda one: one.ttft_s),
-        tpot_s=over(lambda one: one.tpot_s, only_done=True),
-        itl_s=spread((gap for gap, _ in gaps), (weight for _, weight in gaps)),
-        e2el_s=over(lambda one: one.e2el_s, only_done=True),
-        queue_s=over(lambda one: one.queue_s),
+        ttft_s=over(lambda one: _single(one.ttft_s)),
+        tpot_s=over(lambda one: _single(one.tpot_s), only_done=True),
+        itl_s=over(lambda one: one.itl_s),
+        e2el_s=over(lambda one: _single(one.e2el_s), only_done=True),
+        queue_s=over(lambda one: _single(one.queue_s)),
         batch_times=batch_times(work),
         kv_cache_usage=kv_cache_usage(scored_work, blocks[0].kv_blocks),
         preemptions=int(work["preemptions"].sum()),
         recomputed_tokens=int(work["recomputed_tokens"].sum()),
-        prefix_cache_hit_rate=(
-            sum(record.cached_tokens or 0 for record in done)
-            / max(1, sum(record.input_length for record in done))
-        ),
+        prefix_cache_hit_rate=_share_of(done, lambda r: (r.cached_tokens or 0, r.input_length)),
         running_mean=time_mean(scored_work, "running"),
         running_peak=int(scored_work["running"].max(initial=0)),
         waiting_peak=int(scored_work["waiting"].max(initial=0)),
@@ -190,12 +177,40 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         token_bound_share=token_bound_share(scored_work, cap, blocks[0].token_budget),
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=lag_p99_s(blocks),
-        merged_share=sum(record.merged_outputs for record in seen)
-        / max(1, sum(record.output_tokens for record in seen)),
+        merged_share=_share_of(seen, lambda one: (one.merged_outputs, one.output_tokens)),
         cut=next((block.cut for block in blocks if block.cut), None),
         device=device_use([block.device for block in blocks]),
         ruled_out=all(block.ruled_out for block in blocks),
     )
+
+
+def _over(
+    blocks: Sequence[Replay],
+    values_of: Callable[[RequestRecord], Iterable[float]],
+    *,
+    only_done: bool = False,
+) -> Spread | None:
+    """Return the spread of what the requests have, each as heavy as its replay."""
+    found = [
+        (value, block.weight)
+        for block in blocks
+        for record in _seen(block)
+        if record.outcome == "ok" or not only_done
+        for value in values_of(record)
+    ]
+    return spread((value for value, _ in found), (weight for _, weight in found))
+
+
+def _single(value: float | None) -> tuple[float, ...]:
+    return () if value is None else (value,)
+
+
+def _share_of(
+    records: Sequence[RequestRecord], counts_of: Callable[[RequestRecord], tuple[int, int]]
+) -> float:
+    """Return the share of one count in another, over all requests."""
+    counts = [counts_of(one) for one in records]
+    return sum(part for part, _ in counts) / max(1, sum(whole for _, whole in counts))
 
 
 @dataclass(frozen=True, slots=True)

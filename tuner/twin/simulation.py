@@ -18,6 +18,7 @@ from tuner.engines.scheduler.state import (
     NO_NOISE,
     Floats,
     Ints,
+    Scheduler,
     StepLaw,
     new_requests,
     new_scheduler,
@@ -243,29 +244,10 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     to_machine = _same if clock is None else clock.on_machine
     to_traffic = _same if clock is None else clock.on_traffic
     until = until_s if until_s == np.inf else float(to_machine(np.array([until_s]))[0])
-    scheduler = new_scheduler(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=shape.max_num_batched_tokens,
-        block_size=shape.block_size,
-        kv_blocks=shape.kv_blocks,
-        async_scheduling=shape.late_release,
-        prefix_caching=shape.prefix_caching,
-        reserves_prompts=shape.reserves_prompts,
-        prefill_schedule_interval=shape.prefill_schedule_interval,
-        rows=len(traffic),
-        log_length=LOG_LENGTH if log else 0,
+    scheduler = _loaded(
+        traffic, to_machine(arrived_s), shape, max_num_seqs, log_length=LOG_LENGTH if log else 0
     )
     requests, state = scheduler.requests, scheduler.state
-    requests[:] = new_requests(
-        to_machine(arrived_s),
-        traffic.input_length,
-        traffic.output_length,
-        np.minimum(traffic.cached_length, traffic.input_length - 1),
-    )
-    most = min(shape.max_model_len, shape.kv_blocks * shape.block_size)
-    refused = traffic.input_length + traffic.output_length > most
-    requests["status"][refused] = ABORTED
-    state["rows"] = len(traffic)
     law = law.up_to(max_num_seqs)
     logs = []
     while advance(scheduler, law, NO_NOISE, until, False) == FULL:
@@ -300,6 +282,36 @@ def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
         kv_usage_peak=int(state["most_blocks"][0]) / shape.kv_blocks,
         iterations=iterations,
     )
+
+
+def _loaded(
+    traffic: Traffic, arrived_s: Floats, shape: EngineShape, max_num_seqs: int, *, log_length: int
+) -> Scheduler:
+    """Return a scheduler to which all of the traffic will come, what is too long refused."""
+    scheduler = new_scheduler(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=shape.max_num_batched_tokens,
+        block_size=shape.block_size,
+        kv_blocks=shape.kv_blocks,
+        async_scheduling=shape.late_release,
+        prefix_caching=shape.prefix_caching,
+        reserves_prompts=shape.reserves_prompts,
+        prefill_schedule_interval=shape.prefill_schedule_interval,
+        rows=len(traffic),
+        log_length=log_length,
+    )
+    requests = scheduler.requests
+    requests[:] = new_requests(
+        arrived_s,
+        traffic.input_length,
+        traffic.output_length,
+        np.minimum(traffic.cached_length, traffic.input_length - 1),
+    )
+    most = min(shape.max_model_len, shape.kv_blocks * shape.block_size)
+    refused = traffic.input_length + traffic.output_length > most
+    requests["status"][refused] = ABORTED
+    scheduler.state["rows"] = len(traffic)
+    return scheduler
 
 
 def _same(times_s: Floats) -> Floats:
