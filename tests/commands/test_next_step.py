@@ -45,7 +45,7 @@ from tuner.live.watch.promised import Promised
 from tuner.live.watch.verdict import Watch
 from tuner.profile.numbers import SpreadSection
 from tuner.profile.profile import save
-from tuner.profile.schema import ServingProfile
+from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.profile.summary import KINDS, block_of
 from tuner.profile.verdict_block import MOST_LINES, WIDTH, VerdictBlock
@@ -126,6 +126,22 @@ def of_sweep(engine: Kind) -> Iterator[Said]:
             validity = found.validity.model_copy(update={"validated_load": 1.0})
             found = resealed(found, curve=curve, promise=promise, validity=validity)
         yield Said(verdict, block_of(found, next_=next_command(options, found, PROFILE)), found)
+    yield from _of_a_broken_sweep(options, engine)
+
+
+def _of_a_broken_sweep(options: SweepOptions, engine: Kind) -> Iterator[Said]:
+    """Yield what a sweep says where what was required is not kept: by draws, or when measured."""
+    required = ("p99 ttft <= 500ms", "preemptions == 0")
+    for case, measured in (("requirement broken", None), ("requirement broken, measured", 0.612)):
+        broken = RequirementSection(
+            text=required[0], at_worst=0.48 if measured else 0.58, measured=measured, kept=False
+        )
+        kept = RequirementSection(text=required[1], at_worst=0.0, measured=0.0, kept=True)
+        found = profile(verdict="knee", engine_=engine, reason=REASONS["knee"])
+        decision = found.decision.model_copy(update={"requirements": [broken, kept]})
+        found = resealed(found, decision=decision)
+        asked = replace(options, require=required)
+        yield Said(case, block_of(found, next_=next_command(asked, found, PROFILE)), found)
 
 
 def of_refine(engine: Kind) -> Iterator[Said]:

@@ -251,8 +251,8 @@ def _longer(share: float) -> str:
 
 
 def _holds(profile: ServingProfile) -> str:
-    told = "; ".join(map(required, profile.decision.requirements))
-    return f"{told}; {_load_held(profile)}" if told else _load_held(profile)
+    told = [f"{'not ' * (not one.kept)}{required(one)}" for one in profile.decision.requirements]
+    return "; ".join([*told, _load_held(profile)])
 
 
 def _load_held(profile: ServingProfile) -> str:
