@@ -4,14 +4,14 @@
 
 A room is a package on the top level of tuner/, with all that is in it. Rooms stand in the order of
 imports: each imports only what stands above it in ROOMS. --check prints what breaks that, or a
-limit of size, and exits with 1; tests/test_architecture.py calls it. --edges prints which rooms
-each room imports, and from how many of its modules.
+limit of size, and names of two classes, and exits with 1; tests/test_architecture.py calls it.
+--edges prints which rooms each room imports, and from how many of its modules.
 """
 
 import argparse
 import ast
 import sys
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
@@ -92,6 +92,7 @@ def faults(house: House) -> list[str]:
         *_crowded(house),
         *_long(house),
         *_tangled(house),
+        *_ambiguous(house),
     ]
 
 
@@ -132,6 +133,18 @@ def _long(house: House) -> Iterator[str]:
 def _tangled(house: House) -> Iterator[str]:
     if (pairs := len(house.pairs)) > MOST_PAIRS:
         yield f"{pairs} pairs of rooms know each other, {MOST_PAIRS} at most"
+
+
+def _ambiguous(house: House) -> Iterator[str]:
+    """Yield the public classes that share their name: a name means one thing in the whole tree."""
+    homes: defaultdict[str, list[str]] = defaultdict(list)
+    for module, path in house.paths.items():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(module)
+    for name, modules in sorted(homes.items()):
+        if len(modules) > 1:
+            yield f"{name}: a class of this name is in {' and in '.join(modules)}"
 
 
 def entries(house: House) -> Counter[str]:

@@ -32,7 +32,7 @@ from tuner.runs.refine.acceptance import acceptance, is_futile, paired_ratio
 from tuner.runs.refine.balance import balanced
 from tuner.runs.refine.knobs import CAP, TOKENS
 from tuner.runs.refine.objective import GOODPUT, OBJECTIVES
-from tuner.runs.refine.surrogate import Served, Surrogate, TwinNumbers, pooled
+from tuner.runs.refine.surrogate import Surrogate, TwinNumbers, WindowForecast, pooled
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload, choose_workload
@@ -129,7 +129,7 @@ def replayed(lab: Lab, cap: int, windows: Sequence[Window]) -> TwinNumbers:
     return pooled(served, lab.case.slo)
 
 
-def _served(seen: Observed, window: Window, cap: int) -> Served:
+def _served(seen: Observed, window: Window, cap: int) -> WindowForecast:
     replay = TwinReplay(
         max_num_seqs=cap,
         ttft_s=seen.ttft_s,
@@ -147,12 +147,12 @@ def _served(seen: Observed, window: Window, cap: int) -> Served:
         iterations=seen.iterations,
     )
     scored = seen.traffic.arrival_s >= window.run_in_s
-    return Served(seen.traffic, replay, scored, window.weight)
+    return WindowForecast(seen.traffic, replay, scored, window.weight)
 
 
 def truth_of(one: Case, cap: int, law: StepLaw) -> TwinNumbers:
     replay = simulate(one.traffic, law, shape_of(one.world, known=False), max_num_seqs=cap)
-    return pooled([Served(one.traffic, replay, np.ones(len(one.traffic), bool))], one.slo)
+    return pooled([WindowForecast(one.traffic, replay, np.ones(len(one.traffic), bool))], one.slo)
 
 
 def summary(results: Sequence[Result]) -> list[dict[str, Any]]:

@@ -41,7 +41,7 @@ from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number
 from tuner.runs.refine.outcome import unloaded_of
-from tuner.runs.refine.refinement import Plan
+from tuner.runs.refine.refinement import RefinePlan
 from tuner.runs.refine.trial_runner import SEARCH, Build, LocalTrialRunner, TrialRunner, Vary
 from tuner.runs.settings import SweepSettings
 from tuner.trace.trace import load
@@ -93,7 +93,7 @@ def main() -> None:
 
 def measure(  # noqa: PLR0913, PLR0917 - what is replayed, on what, and how often
     options: RefineOptions,
-    plan: Plan,
+    plan: RefinePlan,
     engines: Engines,
     workload: Workload,
     build: Build,
@@ -175,7 +175,7 @@ class Plain:
     """A process with an engine and a journal, as `tuner refine` is one."""
 
     def __init__(
-        self, folder: Path, plan: Plan, engines: Engines, workload: Workload, build: Build
+        self, folder: Path, plan: RefinePlan, engines: Engines, workload: Workload, build: Build
     ) -> None:
         spawned = multiprocessing.get_context("spawn")
         self._pipe, theirs = spawned.Pipe()

@@ -45,11 +45,11 @@ from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space, contradic
 from tuner.runs.refine.objective import gains as gains_of
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
-from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.refinement import Refinement, RefinePlan
 from tuner.runs.refine.run import refine
 from tuner.runs.refine.space import TrafficNeeds, build_space
 from tuner.runs.refine.study.study import Study
-from tuner.runs.refine.surrogate import Served, TwinNumbers, pooled
+from tuner.runs.refine.surrogate import TwinNumbers, WindowForecast, pooled
 from tuner.runs.refine.trial_runner import Build, LocalTrialRunner
 from tuner.runs.result import profile_of
 from tuner.runs.settings import SweepSettings
@@ -107,7 +107,7 @@ def truth_of(one: Case, slo: Slo, cell: Configuration) -> TwinNumbers:
     law, shape = step_law(one.world.step, GRID_CAPS[-1]), shape_of(one.world, known=False)
     shape = replace(shape, max_num_batched_tokens=number(cell[TOKENS]))
     replay = simulate(one.traffic, law, shape, max_num_seqs=number(cell[CAP]))
-    return pooled([Served(one.traffic, replay, np.ones(len(one.traffic), bool))], slo)
+    return pooled([WindowForecast(one.traffic, replay, np.ones(len(one.traffic), bool))], slo)
 
 
 def has_room(seed: int, *, harder: bool) -> bool:
@@ -160,7 +160,7 @@ def refined(one: Case, settings: SweepSettings) -> tuple[ServingProfile, Refinem
         profile = profile_of(outcome, headroom=1.25, trace_digest="sha256:0", origin=origin)
         grid = list(grid_of(one).values())
         space = space_of(profile, grid)
-        plan = Plan(
+        plan = RefinePlan(
             profile=profile,
             space=space,
             objectives=parse_objectives("goodput"),

@@ -49,7 +49,7 @@ from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.profile.summary import KINDS, block_of
 from tuner.profile.verdict_block import MOST_LINES, WIDTH, VerdictBlock
-from tuner.runs.compare.comparison import Numbers, Row, Table
+from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable, Numbers
 from tuner.runs.compare.evidence import Tuned
 from tuner.runs.compare.ratios import Ratio
 from tuner.runs.refine.acceptance import PairedRatio, PairedResult
@@ -200,16 +200,20 @@ def of_compare(engine: Kind) -> Iterator[Said]:
             row("untuned", "untuned", 2.64, 13.6),
             row("tuned", "tuned", 3.48, 6.2, Ratio(8.7, 8.1, 9.4)),
         )
-        table = Table("very-heavy", 25, "captured", rows)
+        table = ComparisonTable("very-heavy", 25, "captured", rows)
         case = "with a profile" if with_profile else "without one"
         yield Said(case, compare_view.block_of(table, how), one)
 
 
-def row(name: str, title: str, rps: float, e2el_s: float, ratio: Ratio | None = None) -> Row:
+def row(
+    name: str, title: str, rps: float, e2el_s: float, ratio: Ratio | None = None
+) -> ComparisonRow:
     fields: dict[str, Any] = dict.fromkeys(Numbers.__dataclass_fields__)
     changes = {"requests_per_s": rps, "e2el_p95_s": e2el_s, "e2el_at_least": name == "worker"}
     numbers = Numbers(**fields | changes | {"tpot_s": flat(0.031)})
-    return Row(name, title, 16, numbers, {"requests_per_s": ratio} if ratio else {}, (), ())
+    return ComparisonRow(
+        name, title, 16, numbers, {"requests_per_s": ratio} if ratio else {}, (), ()
+    )
 
 
 @cache

@@ -10,7 +10,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.plan import FleetRouter, ask, least_in_flight, parts_of, replicas_for
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
-from tuner.twin.draws import UNKNOWN, Machine
+from tuner.twin.draws import UNKNOWN, MachineHistory
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import EngineShape, Traffic
 
@@ -62,7 +62,7 @@ def test_more_load_than_a_server_carries_shows_at_every_cap() -> None:
 
 
 def test_a_front_end_takes_what_it_adds_from_the_limit() -> None:
-    slow = replace(twin(), machine=Machine(np.ones(1), front_end=FrontEnd(delivery_s=1.0)))
+    slow = replace(twin(), machine=MachineHistory(np.ones(1), front_end=FrontEnd(delivery_s=1.0)))
     (before,) = ask(twin(), SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
     (behind,) = ask(slow, SLO, (8,), load=0.3, replicas=1, router="least", seed=0)
     assert before.attainment_middle == 1.0

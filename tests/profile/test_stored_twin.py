@@ -11,7 +11,7 @@ from tuner.errors import ProfileError
 from tuner.profile.stored_twin import MOST_STORED, restored, stored
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
-from tuner.twin.draws import PRINTED, Machine, promised
+from tuner.twin.draws import PRINTED, MachineHistory, promised
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
 from tuner.twin.load import Loads
@@ -40,7 +40,7 @@ def view(requests: int = 500) -> Forecast:
         hit_share=0.25,
         stalled_share=0.0,
         weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
-        machine=Machine(np.array([1.0, 1.25, 0.5]), (0.25,), (-0.125,)),
+        machine=MachineHistory(np.array([1.0, 1.25, 0.5]), (0.25,), (-0.125,)),
     )
 
 
@@ -84,7 +84,7 @@ def test_what_is_stored_promises_what_was_promised() -> None:
 
 
 def test_a_profile_of_an_older_tuner_has_a_machine_of_one_speed() -> None:
-    section = stored(replace(view(), machine=Machine(np.zeros(0))))
+    section = stored(replace(view(), machine=MachineHistory(np.zeros(0))))
     old = section.model_dump(mode="json") | {"errors": [{"max_num_seqs": 8}]}
     again = restored(type(section).model_validate(old), source="p.yaml")
     (draw, *_) = again.draws([again.traffic], 1)

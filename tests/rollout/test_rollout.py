@@ -9,10 +9,10 @@ from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import GateError, InputError, ProfileError, TargetError
 from tuner.rollout import rollout
-from tuner.rollout.rollout import Deployment, Machine
+from tuner.rollout.rollout import Deployment, LocalMachine
 from tuner.rollout.targets.seam import Platform, Stated
 
-NOTHING = Machine(vllm=None, gpu=None)
+NOTHING = LocalMachine(vllm=None, gpu=None)
 MEASURED = profile(versions={"vllm": "0.32.0"}, device={"kind": "gpu", "name": "NVIDIA H200"})
 
 
@@ -20,14 +20,14 @@ def stated(**arguments: ArgumentValue) -> dict[str, Stated]:
     return {name: Stated(value, line) for line, (name, value) in enumerate(arguments.items(), 1)}
 
 
-def deployment(here: Machine | None, **arguments: ArgumentValue) -> Deployment:
+def deployment(here: LocalMachine | None, **arguments: ArgumentValue) -> Deployment:
     """Return a file that names the profile's model last."""
     return Deployment(
         stated(**{**arguments, "model": arguments.get("model", "m")}), "serve.yaml", machine=here
     )
 
 
-def mismatches(here: Machine, **arguments: ArgumentValue) -> list[str]:
+def mismatches(here: LocalMachine, **arguments: ArgumentValue) -> list[str]:
     found = rollout.mismatches(MEASURED, deployment(here, **arguments))
     return [one.words for one in found]
 
@@ -93,25 +93,25 @@ def test_where_nothing_is_known_nothing_differs() -> None:
 
 
 def test_the_same_machine_does_not_differ() -> None:
-    assert mismatches(Machine(vllm="0.32.0", gpu="NVIDIA H200"), model="m") == []
+    assert mismatches(LocalMachine(vllm="0.32.0", gpu="NVIDIA H200"), model="m") == []
 
 
 def test_a_build_of_the_same_release_does_not_differ() -> None:
-    assert mismatches(Machine(vllm="0.32.0+cu130", gpu="NVIDIA H200")) == []
+    assert mismatches(LocalMachine(vllm="0.32.0+cu130", gpu="NVIDIA H200")) == []
 
 
 def test_a_gpu_is_not_a_cpu() -> None:
-    assert mismatches(Machine(vllm="0.32.0", gpu=None)) == ["NVIDIA H200, here is a CPU"]
+    assert mismatches(LocalMachine(vllm="0.32.0", gpu=None)) == ["NVIDIA H200, here is a CPU"]
 
 
 def test_one_cpu_is_like_another() -> None:
     slow = profile(device={"kind": "cpu", "name": "slow"})
-    here = Machine(vllm="0.32.0", gpu=None)
+    here = LocalMachine(vllm="0.32.0", gpu=None)
     assert rollout.mismatches(slow, deployment(here)) == []
 
 
 def test_another_model_version_and_gpu_are_each_named() -> None:
-    here = deployment(Machine(vllm="0.31.2", gpu="NVIDIA A10"), model="n")
+    here = deployment(LocalMachine(vllm="0.31.2", gpu="NVIDIA A10"), model="n")
     found = rollout.mismatches(MEASURED, here)
     assert [one.words for one in found] == [
         "model m, serve.yaml:1 has n",
@@ -137,7 +137,7 @@ def test_of_a_newer_vllm_it_says_what_was_and_what_was_not_found_to_differ(
     engine: dict[str, object], known: str
 ) -> None:
     measured = profile(versions={"vllm": "0.32.0+cpu"}, engine={**ENGINE, **engine})
-    (found,) = rollout.mismatches(measured, deployment(Machine(vllm="0.33.0", gpu=None)))
+    (found,) = rollout.mismatches(measured, deployment(LocalMachine(vllm="0.33.0", gpu=None)))
     assert found.words == f"vLLM 0.32.0+cpu, here is 0.33.0 ({known})"
 
 
@@ -147,9 +147,9 @@ def test_nothing_different_is_not_refused() -> None:
 
 def test_another_driver_leaves_more_standing_than_another_gpu() -> None:
     measured = profile(device={"kind": "gpu", "name": "NVIDIA H200", "driver": "580.1"})
-    same = Machine(vllm="0.32.0", gpu="NVIDIA H200", driver="580.1")
+    same = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200", driver="580.1")
     assert rollout.mismatches(measured, deployment(same)) == []
-    other = Machine(vllm="0.32.0", gpu="NVIDIA H200", driver="590.2")
+    other = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200", driver="590.2")
     found = rollout.mismatches(measured, deployment(other))
     assert [one.words for one in found] == ["driver 580.1, here is 590.2"]
     refused = rollout.refusal(measured, found)
@@ -158,7 +158,7 @@ def test_another_driver_leaves_more_standing_than_another_gpu() -> None:
         "Still holds: what the traffic asks for (14 requests at a time at most), max_num_seqs 16, "
         "the size of the KV cache."
     )
-    another_gpu = Machine(vllm="0.32.0", gpu="NVIDIA A10", driver="590.2")
+    another_gpu = LocalMachine(vllm="0.32.0", gpu="NVIDIA A10", driver="590.2")
     found = rollout.mismatches(measured, deployment(another_gpu))
     refused = rollout.refusal(measured, found)
     assert refused is not None
@@ -212,5 +212,5 @@ def test_the_shipped_model_is_the_same_by_name_and_by_path() -> None:
 
 def test_a_simulated_machine_is_nobodys() -> None:
     simulated = profile(engine_="sim", versions={"vllm": "0.1"}, device={"name": "simulated:x"})
-    here = Machine(vllm="0.32.0", gpu="NVIDIA H200")
+    here = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
     assert rollout.mismatches(simulated, deployment(here)) == []

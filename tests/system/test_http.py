@@ -74,7 +74,7 @@ def dribbles(begin: bytes, piece: bytes) -> Behaviour:
 
 
 def got(url: str, *, timeout_s: float = 20) -> bytes:
-    answer = http.ask(http.Question(url, most_bytes=50), timeout_s=timeout_s)
+    answer = http.ask(http.HttpRequest(url, most_bytes=50), timeout_s=timeout_s)
     if answer.status != 200:
         raise InputError(f"{url}: answers {answer.status}", hint="Why?")
     return answer.content
@@ -184,7 +184,7 @@ def test_a_redirect_to_another_path_is_followed_with_all_that_was_asked() -> Non
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         url = f"http://127.0.0.1:{server.server_port}/here"
-        question = http.Question(url, 50, form={"query": "up[5m]"}, authorization="Bearer t")
+        question = http.HttpRequest(url, 50, form={"query": "up[5m]"}, authorization="Bearer t")
         try:
             assert http.ask(question, timeout_s=20).content == b"/there Bearer t query=up%5B5m%5D"
         finally:
@@ -199,7 +199,7 @@ def test_no_redirect_leads_to_another_server(status: int) -> None:
     with serving(lambda client, _: met.append(client.recv(1))) as there:
         moved = f"HTTP/1.1 {status} Moved\r\nLocation: {there}/leak\r\n\r\n".encode()
         with serving(says(moved)) as url, pytest.raises(InputError) as refused:
-            http.ask(http.Question(url, 50, authorization="Bearer t"), timeout_s=20)
+            http.ask(http.HttpRequest(url, 50, authorization="Bearer t"), timeout_s=20)
     assert str(refused.value) == f"{url}: redirects to another server"
     assert met == []
 
@@ -308,9 +308,9 @@ def test_a_proxy_of_the_environment_that_cannot_be_used_is_said(
 
 def test_what_comes_with_a_refusal_is_read_where_that_is_asked_for() -> None:
     with serving(says(b"HTTP/1.1 400 No\r\nContent-Length: 3\r\n\r\nwhy")) as url:
-        assert http.ask(http.Question(url, 50), timeout_s=20) == http.Answer(400, b"")
-        question = http.Question(url, 50, reads_refusals=True)
-        assert http.ask(question, timeout_s=20) == http.Answer(400, b"why")
+        assert http.ask(http.HttpRequest(url, 50), timeout_s=20) == http.HttpResponse(400, b"")
+        question = http.HttpRequest(url, 50, reads_refusals=True)
+        assert http.ask(question, timeout_s=20) == http.HttpResponse(400, b"why")
 
 
 @pytest.mark.attack

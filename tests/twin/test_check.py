@@ -22,7 +22,7 @@ from tuner.twin.check import (
     paced,
     unpaced,
 )
-from tuner.twin.draws import Machine
+from tuner.twin.draws import MachineHistory
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import EngineShape, Slowdown, Traffic, simulate
 
@@ -164,7 +164,7 @@ def foretold(pace: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, 
     segment, window = measured(8)
     planned = PlannedWindow(window.traffic, window.counted(), window.span_s)
     laws = fit(segment).draws(40, seed=0)
-    return foretell([planned], laws, Machine(np.array(pace)), SHAPE, SLO, max_num_seqs=8)
+    return foretell([planned], laws, MachineHistory(np.array(pace)), SHAPE, SLO, max_num_seqs=8)
 
 
 def test_a_forecast_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slower_one() -> None:

@@ -36,7 +36,7 @@ GAP = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Histogram:
+class HistogramSeries:
     """A histogram at every scrape, since the server's start."""
 
     bounds: tuple[float, ...]
@@ -57,8 +57,8 @@ class EngineHistory:
     finished: Mapping[str, Floats]
     """Finish reason → requests since the server's start."""
 
-    input_length: Histogram
-    output_length: Histogram
+    input_length: HistogramSeries
+    output_length: HistogramSeries
 
     @property
     def scrape_s(self) -> float:
@@ -139,7 +139,7 @@ class _Scraped:
             parts[dict(of).get(label, "")].append(values)
         return {key: self._added(found) for key, found in parts.items()}
 
-    def lengths(self, name: str) -> Histogram:
+    def lengths(self, name: str) -> HistogramSeries:
         by_bound = self.by(f"{name}_bucket", "le")
         try:
             counts = {float(le): values for le, values in by_bound.items()}
@@ -152,7 +152,7 @@ class _Scraped:
                 hint="vLLM's last bucket is endless: keep the label le as it is.",
             )
         stacked = np.stack([counts[bound] for bound in bounds], axis=1)
-        return Histogram(bounds, stacked, self.gauge(f"{name}_sum"))
+        return HistogramSeries(bounds, stacked, self.gauge(f"{name}_sum"))
 
     def _added(self, found: Iterable[Mapping[float, float]]) -> Floats:
         total = np.zeros(len(self.times_s))

@@ -119,7 +119,7 @@ def _number(text: str, place: PrometheusQuery) -> float:
 
 
 def _ask(place: PrometheusQuery, query: str, time_s: float) -> list[_Series]:
-    asked = http.Question(
+    asked = http.HttpRequest(
         f"{place.url.rstrip('/')}/api/v1/query",
         most_bytes=MAX_ANSWER_BYTES,
         form={"query": query, "time": f"{time_s:.3f}"},

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.capture.history import EngineHistory, Floats, Histogram, increases, restarted
+from tuner.capture.history import EngineHistory, Floats, HistogramSeries, increases, restarted
 from tuner.errors import TraceError
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row, Status
@@ -140,7 +140,7 @@ def _reasons(
     return found
 
 
-def _drawn(lengths: Histogram, rng: np.random.Generator) -> Ints:
+def _drawn(lengths: HistogramSeries, rng: np.random.Generator) -> Ints:
     """Return a length for every request that finished, in the order of the scrapes."""
     uppers = np.array(lengths.bounds)
     lowers = np.concatenate(([0.0], uppers[:-1]))
@@ -153,14 +153,14 @@ def _drawn(lengths: Histogram, rng: np.random.Generator) -> Ints:
     return np.concatenate([np.zeros(0, np.int64), *found])
 
 
-def _per_bucket(lengths: Histogram) -> Floats:
+def _per_bucket(lengths: HistogramSeries) -> Floats:
     """Return how many lengths fell into each bucket between each two scrapes."""
     counts: Floats = np.diff(_since(lengths, lengths.counts), axis=1, prepend=0.0)
     whole: Floats = np.maximum(0, np.rint(counts))
     return whole
 
 
-def _since(lengths: Histogram, counter: Floats) -> Floats:
+def _since(lengths: HistogramSeries, counter: Floats) -> Floats:
     """Return what came between each two scrapes; after a restart, which shows in the histogram's
     count, all of it."""
     fell = np.diff(lengths.counts[:, -1]) < 0

@@ -84,7 +84,7 @@ def _version(text: str) -> str | None:
 
 def get(url: str, *, timeout_s: float = TIMEOUT_S) -> str:
     """Return the text at an address. Raises InputError, of one line, for any status but 200."""
-    answer = http.ask(http.Question(url, MAX_ANSWER_BYTES), timeout_s=timeout_s)
+    answer = http.ask(http.HttpRequest(url, MAX_ANSWER_BYTES), timeout_s=timeout_s)
     if answer.status != _OK:
         hint = _HINTS.get(answer.status, "Check that this is a vLLM server's address.")
         raise InputError(f"{url}: answers {answer.status}", hint=hint)

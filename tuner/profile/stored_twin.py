@@ -23,7 +23,7 @@ from tuner.profile.numbers import (
     StepLawSection,
     Twin,
 )
-from tuner.twin.draws import PRINTED, Draw, Machine, draws_of
+from tuner.twin.draws import PRINTED, Draw, MachineHistory, draws_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
@@ -45,7 +45,7 @@ class StoredTwin:
     laws: tuple[StepLaw, ...]
     traffic: Traffic
     length_s: float
-    machine: Machine
+    machine: MachineHistory
 
     @property
     def front_end(self) -> FrontEnd | None:
@@ -153,7 +153,7 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         laws=tuple(_law(one, sizes) for one in values),
         traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
         length_s=section.length_s,
-        machine=Machine(
+        machine=MachineHistory(
             rest[laws * width :],
             () if section.misfit is None else tuple(section.misfit.ttft),
             () if section.misfit is None else tuple(section.misfit.tpot),

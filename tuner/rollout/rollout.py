@@ -70,7 +70,7 @@ SIMULATED = (
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class LocalMachine:
     """This machine, as a server would find it."""
 
     vllm: str | None
@@ -89,7 +89,7 @@ class Deployment:
     stated: Mapping[str, Stated]
     source: str
     platform: Platform = field(default_factory=Platform)
-    machine: Machine | None = None
+    machine: LocalMachine | None = None
     """This one; None for a file that is meant for others."""
 
     is_new: bool = False
@@ -260,7 +260,7 @@ def _of_platform(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch
         yield Mismatch("gpu", words)
 
 
-def _of_machine(profile: ServingProfile, machine: Machine) -> Iterator[Mismatch]:
+def _of_machine(profile: ServingProfile, machine: LocalMachine) -> Iterator[Mismatch]:
     vllm, gpu, device = _vllm(profile), _gpu(profile), profile.provenance.device
     if vllm and machine.vllm and _release(vllm) != _release(machine.vllm):
         known = supported.differs(vllm, machine.vllm, profile.engine)

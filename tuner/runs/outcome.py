@@ -10,7 +10,7 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Part, Window
 from tuner.twin.aa_check import AaCheck
 from tuner.twin.check import Check
-from tuner.twin.draws import Promised, spread_of
+from tuner.twin.draws import PredictedRanges, spread_of
 from tuner.twin.forecast import Forecast, Range, StepChange
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.verdict_text import Verdict
@@ -82,7 +82,7 @@ def _prediction(view: Forecast, cap: int, load: float) -> Prediction:
     return Prediction(load, numbers, _ranges(said, numbers.arrival_rate_rps))
 
 
-def _ranges(said: Promised, rate_rps: float) -> dict[str, Range]:
+def _ranges(said: PredictedRanges, rate_rps: float) -> dict[str, Range]:
     """Return the 95 % intervals in the profile's units."""
     found = {}
     for name, (low, high) in said.ranges.items():

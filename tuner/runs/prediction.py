@@ -13,7 +13,7 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 from tuner.twin.check import Check, Foretold, PlannedWindow, errors_of, foretell, paced, unpaced
-from tuner.twin.draws import PRINTED, Machine
+from tuner.twin.draws import PRINTED, MachineHistory
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import traffic_of
@@ -93,7 +93,7 @@ def record_of(
 def with_record(view: Forecast, record: CheckRecord, front_end: FrontEnd | None) -> Forecast:
     """Return the twin that knows how far off it was of windows that it had not seen, and what
     stands before the engine."""
-    machine = Machine(view.machine.pace, record.ttft_errors, record.tpot_errors, front_end)
+    machine = MachineHistory(view.machine.pace, record.ttft_errors, record.tpot_errors, front_end)
     return replace(view, machine=machine)
 
 

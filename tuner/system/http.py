@@ -27,7 +27,7 @@ _ADDRESS = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class HttpRequest:
     """A question to a server: GET, or POST with a form."""
 
     url: str
@@ -50,7 +50,7 @@ class Question:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class HttpResponse:
     """A server's answer."""
 
     status: int
@@ -60,7 +60,7 @@ class Answer:
     """Empty where the status is not 200, unless that was asked for."""
 
 
-def ask(question: Question, *, timeout_s: float) -> Answer:
+def ask(question: HttpRequest, *, timeout_s: float) -> HttpResponse:
     """Return the answer.
 
     ``timeout_s`` is for all of it, from the name of the host to the last byte. Redirects are
@@ -70,7 +70,7 @@ def ask(question: Question, *, timeout_s: float) -> Answer:
     return _run(_within(question, timeout_s))
 
 
-def _run(work: Coroutine[None, None, Answer]) -> Answer:
+def _run(work: Coroutine[None, None, HttpResponse]) -> HttpResponse:
     """Run a coroutine to its end; unlike ``asyncio.run`` this does not wait for a name server."""
     loop = asyncio.new_event_loop()
     task = loop.create_task(work)
@@ -82,7 +82,7 @@ def _run(work: Coroutine[None, None, Answer]) -> Answer:
         loop.close()
 
 
-async def _within(question: Question, timeout_s: float) -> Answer:
+async def _within(question: HttpRequest, timeout_s: float) -> HttpResponse:
     url = question.url
     try:
         async with asyncio.timeout(timeout_s), _client(question) as client:
@@ -96,14 +96,14 @@ async def _within(question: Question, timeout_s: float) -> Answer:
         raise _explained(url, problem) from None
 
 
-def _client(question: Question) -> httpx.AsyncClient:
+def _client(question: HttpRequest) -> httpx.AsyncClient:
     """Trust the authorities of the system, or of SSL_CERT_FILE; over plain HTTP nobody."""
     is_tls = question.url.startswith("https:")
     trusted = ssl.create_default_context() if is_tls else ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     return httpx.AsyncClient(verify=trusted, headers=question.headers, timeout=None)  # noqa: S113 - one for all
 
 
-async def _follow(client: httpx.AsyncClient, question: Question) -> Answer:
+async def _follow(client: httpx.AsyncClient, question: HttpRequest) -> HttpResponse:
     url, form = question.url, question.form
     first = address = httpx.URL(url)
     method = "GET" if form is None else "POST"
@@ -112,7 +112,7 @@ async def _follow(client: httpx.AsyncClient, question: Question) -> Answer:
             status, target = answer.status_code, answer.headers.get("Location")
             if status not in _REDIRECTS or not target:
                 is_read = status == httpx.codes.OK or question.reads_refusals
-                return Answer(status, await _read(question, answer) if is_read else b"")
+                return HttpResponse(status, await _read(question, answer) if is_read else b"")
         address = address.join(target)
         if _server_of(address) != _server_of(first):
             raise InputError(
@@ -127,7 +127,7 @@ def _server_of(address: httpx.URL) -> tuple[str, str, int | None]:
     return address.scheme, address.host, port
 
 
-async def _read(question: Question, answer: httpx.Response) -> bytes:
+async def _read(question: HttpRequest, answer: httpx.Response) -> bytes:
     url, content = question.url, bytearray()
     if answer.headers.get("Content-Encoding", "identity").lower() != "identity":
         raise InputError(

@@ -24,7 +24,7 @@ from tuner.trace.formats.columnar.json_lines import lines_of
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader, header_line
 from tuner.trace.formats.reading.record import Tally
 from tuner.trace.formats.reading.source import Source
-from tuner.trace.formats.reading.trace_file import Asked
+from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.trace import (
     DECIMALS_MS,
@@ -51,7 +51,7 @@ class Input:
     format_name: str | None = None
     time_unit: TimeUnit | None = None
     allow_text: bool = False
-    asked: Asked = field(default_factory=Asked)
+    asked: TableOptions = field(default_factory=TableOptions)
     """What the user says of a table."""
 
     name: str | None = None

@@ -21,7 +21,7 @@ from tuner.replay.iterations import joined, time_mean
 from tuner.replay.measure import spread
 from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
-from tuner.twin.draws import GRID_S, UNKNOWN, Draw, Machine, draws_of, ends_of, scaled
+from tuner.twin.draws import GRID_S, UNKNOWN, Draw, MachineHistory, draws_of, ends_of, scaled
 from tuner.twin.simulation import (
     EngineShape,
     MachineClock,
@@ -278,7 +278,7 @@ def _log_ratio(measured_s: Floats, predicted_s: float) -> float:
 def foretell(  # noqa: PLR0913 - what is sent, on what, and what is asked of it
     windows: Sequence[PlannedWindow],
     laws: Sequence[StepLaw],
-    machine: Machine,
+    machine: MachineHistory,
     shape: EngineShape,
     slo: Slo,
     *,

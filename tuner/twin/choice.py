@@ -204,7 +204,7 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     )
 
 
-class Draw(NamedTuple):
+class LawDraw(NamedTuple):
     """What one law says of caps, at both loads."""
 
     today: Mapping[int, Statistics]
@@ -233,16 +233,18 @@ class Question:
 
     def drawn(
         self, number: int, law: StepLaw, caps: Sequence[int], *, raise_all: bool = False
-    ) -> Draw:
+    ) -> LawDraw:
         """Return a draw: with headroom only what may be right today, unless all is asked for."""
         today, numbers = self.at(law, caps, self.loads.today, self.required(at_headroom=False))
         if not self.loads.raised:
-            return Draw(today, {}, numbers)
+            return LawDraw(today, {}, numbers)
         values = {cap: (one.attainment, one.log_tail) for cap, one in today.items()}
         asked = caps if raise_all else nearly_right(values, requests=len(self.loads.today))
         more = self.required(at_headroom=True)
         raised, there = self.at(law, asked, self.loads.drawn(number), more)
-        return Draw(today, raised, {cap: {**numbers[cap], **there.get(cap, {})} for cap in numbers})
+        return LawDraw(
+            today, raised, {cap: {**numbers[cap], **there.get(cap, {})} for cap in numbers}
+        )
 
     def required(self, *, at_headroom: bool) -> Required:
         """Return what is required at a load."""

@@ -56,7 +56,7 @@ ENDS = (0.025, 0.975)
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
+class MachineHistory:
     """What is known of runs besides the law."""
 
     pace: Floats
@@ -71,7 +71,7 @@ class Machine:
     """What stands before the engine; None: nothing that was measured."""
 
 
-UNKNOWN = Machine(np.ones(0))
+UNKNOWN = MachineHistory(np.ones(0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def scaled(
 
 
 def draws_of(
-    laws: Sequence[StepLaw], machine: Machine, *, begin_s: float, end_s: float, seed: int
+    laws: Sequence[StepLaw], machine: MachineHistory, *, begin_s: float, end_s: float, seed: int
 ) -> list[Draw]:
     """Return a draw for each law, for traffic that arrives between these times."""
     rng = np.random.default_rng(seed)
@@ -145,7 +145,7 @@ def _resampled(pace: Floats, length: int, rng: np.random.Generator) -> Floats:
 
 
 @dataclass(frozen=True, slots=True)
-class Promised:
+class PredictedRanges:
     """What a cap gives again, over the draws: of each number its middle and the ends of 95 %."""
 
     middle: Mapping[str, float]
@@ -165,7 +165,7 @@ def promised(
     slo: Slo,
     *,
     max_num_seqs: int,
-) -> Promised:
+) -> PredictedRanges:
     """Return what the draws say of a cap; of several traffics each draw has one, in turn."""
     rows = [
         _numbers(traffic, one.replay(traffic, shape, max_num_seqs=max_num_seqs), slo)
@@ -174,7 +174,7 @@ def promised(
     ]
     columns = {name: np.array([row[name] for row in rows]) for name in rows[0]}
     known = {name: column[np.isfinite(column)] for name, column in columns.items()}
-    return Promised(
+    return PredictedRanges(
         {name: float(np.median(column)) for name, column in known.items() if len(column)},
         {name: ends_of(column) for name, column in known.items() if len(column)},
     )

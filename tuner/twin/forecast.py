@@ -27,8 +27,8 @@ from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Question, Statistics, Weighe
 from tuner.twin.draws import (
     PRINTED,
     UNKNOWN,
-    Machine,
-    Promised,
+    MachineHistory,
+    PredictedRanges,
     draws_of,
     ends_of,
     promised,
@@ -95,7 +95,7 @@ class Forecast:
     checks: tuple[Check, ...] = ()
     """One a cap of which windows were replayed for real, at the speed that the engine had."""
 
-    machine: Machine = UNKNOWN
+    machine: MachineHistory = UNKNOWN
     """What is known of runs besides the law."""
 
     unmodelled: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ class Forecast:
         replay = simulate(traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
         return measurement_of(traffic, replay, self.slo, shape=self.shape, length_s=self.length_s)
 
-    def promised(self, cap: int, *, raised: bool = False) -> Promised:
+    def promised(self, cap: int, *, raised: bool = False) -> PredictedRanges:
         """Return what a fresh engine at a cap gives again, as captured or with headroom."""
         traffics = self.loads.raised if raised else (self.traffic,)
         begin_s = min(float(one.arrival_s[0]) for one in traffics)
@@ -290,7 +290,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             draws=PRINTED_DRAWS if everywhere else DRAWS,
         ),
         checks=_checks(windows, fitted.law, shape, slo),
-        machine=Machine(_pace(segments, fitted.law)),
+        machine=MachineHistory(_pace(segments, fitted.law)),
         unmodelled=tuple(facts.unmodelled),
     )
 

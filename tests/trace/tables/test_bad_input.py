@@ -10,17 +10,17 @@ from pyarrow import csv, parquet
 from tests.support.format_examples import read
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats.reading.record import Row, Tally
-from tuner.trace.formats.reading.trace_file import Asked
+from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.formats.table import columns_asked, delimiter_asked
 
 HEAD = "ts,prompt_tokens,completion_tokens\n"
-NOTHING_ASKED = Asked()
+NOTHING_ASKED = TableOptions()
 AT_S = 1_795_255_200  # 2026-11-21 10:00:00
 
 
 def opened(
-    path: Path, content: str | bytes, asked: Asked = NOTHING_ASKED
+    path: Path, content: str | bytes, asked: TableOptions = NOTHING_ASKED
 ) -> tuple[list[Row], Tally]:
     path.write_bytes(content.encode() if isinstance(content, str) else content)
     source, tally = open_trace(path, asked=asked, time_unit=asked.time_unit)
@@ -29,7 +29,7 @@ def opened(
     return rows, tally
 
 
-def refusal(path: Path, content: str | bytes, asked: Asked = NOTHING_ASKED) -> TraceError:
+def refusal(path: Path, content: str | bytes, asked: TableOptions = NOTHING_ASKED) -> TraceError:
     with pytest.raises(TraceError) as caught:
         opened(path, content, asked)
     return caught.value
@@ -129,7 +129,7 @@ def test_times_from_some_start_need_their_unit(tmp_path: Path, asked: str) -> No
     assert "times from 0 to 1.5 count from some start, in seconds or in milliseconds" in str(found)
     command = f"tuner trace import {tmp_path / 't'} --time-unit s -o trace.jsonl"
     assert found.hint == f"--time-unit s or ms: {command}"
-    rows, _ = opened(tmp_path / "t", text, Asked(time_unit=asked))  # type: ignore[arg-type]
+    rows, _ = opened(tmp_path / "t", text, TableOptions(time_unit=asked))  # type: ignore[arg-type]
     assert [row.timestamp for row in rows] == [0, 1500 if asked == "s" else 1.5]
 
 
@@ -149,7 +149,7 @@ def test_a_day_that_may_be_a_month_is_refused(tmp_path: Path, asked: str, days: 
     found = refusal(tmp_path / "t", text)
     assert "05/10/2026 may have the day first, or the month" in str(found)
     assert "--time-unit dmy or mdy: tuner trace import" in found.hint
-    rows, _ = opened(tmp_path / "t", text, Asked(time_unit=asked))  # type: ignore[arg-type]
+    rows, _ = opened(tmp_path / "t", text, TableOptions(time_unit=asked))  # type: ignore[arg-type]
     assert rows[1].timestamp - rows[0].timestamp == days * 86_400_000
 
 
@@ -163,7 +163,7 @@ def test_two_columns_of_one_heading_are_refused_with_their_numbers(tmp_path: Pat
     found = refusal(tmp_path / "t", text)
     assert "both 'tokens_in' and 'tokens_in' may be input_length" in str(found)
     assert "--columns 'input_length=#2'" in found.hint
-    rows, _ = opened(tmp_path / "t", text, Asked({"input_length": "#3"}))
+    rows, _ = opened(tmp_path / "t", text, TableOptions({"input_length": "#3"}))
     assert [row.input_length for row in rows] == [2]
 
 
@@ -273,7 +273,7 @@ def test_a_span_without_a_unit_is_told_by_its_tokens_or_refused(tmp_path: Path) 
     assert opened(tmp_path / "t", latencies("2000", "2500"))[0][0].e2e_ms == 2000
     found = refusal(tmp_path / "t", latencies("50", "60"))  # 0.5 s a token, or 0.5 ms
     assert "latency: it may be in seconds or milliseconds" in str(found)
-    asked = Asked({"duration_ms": "latency"})
+    asked = TableOptions({"duration_ms": "latency"})
     assert opened(tmp_path / "t", latencies("50", "60"), asked)[0][0].e2e_ms == 50
 
 
@@ -336,7 +336,7 @@ def test_an_unknown_table_gets_the_command_that_would_do_and_it_does(
     assert message in str(found)
     assert command in found.hint
     named = found.hint.split("--columns ")[1].split(" -o")[0].strip("'")
-    rows, _ = opened(tmp_path / "t", text, Asked(columns_asked(named)))
+    rows, _ = opened(tmp_path / "t", text, TableOptions(columns_asked(named)))
     assert (rows[0].input_length, rows[0].output_length) == (3, 5)
 
 
@@ -370,7 +370,7 @@ def test_columns_that_cannot_be_read_are_a_usage_error(columns: str, message: st
 def test_columns_that_do_not_fit_are_refused(
     tmp_path: Path, columns: dict[str, str], message: str
 ) -> None:
-    assert message in str(refusal(tmp_path / "t", stamped("1,5"), Asked(columns)))
+    assert message in str(refusal(tmp_path / "t", stamped("1,5"), TableOptions(columns)))
 
 
 def test_headings_with_commas_and_paths_with_dots_can_be_named(tmp_path: Path) -> None:
@@ -378,7 +378,7 @@ def test_headings_with_commas_and_paths_with_dots_can_be_named(tmp_path: Path) -
         "timestamp": "a,b", "input_length": "x.y",
     }  # fmt: skip
     text = json.dumps({"meta": {"t": AT_S}, "u.v": {"a": 3}, "w": 5})
-    asked = Asked({"timestamp": "meta.t", "input_length": "u.v.a", "output_length": "w"})
+    asked = TableOptions({"timestamp": "meta.t", "input_length": "u.v.a", "output_length": "w"})
     rows, _ = opened(tmp_path / "t", text, asked)
     assert (rows[0].input_length, rows[0].output_length) == (3, 5)
 
@@ -390,7 +390,7 @@ def test_a_delimiter_is_one_character() -> None:
 
 
 def test_a_delimiter_of_ones_own_is_taken(tmp_path: Path) -> None:
-    rows, _ = opened(tmp_path / "t", stamped("1,5").replace(",", "^"), Asked(delimiter="^"))
+    rows, _ = opened(tmp_path / "t", stamped("1,5").replace(",", "^"), TableOptions(delimiter="^"))
     assert rows[0].input_length == 1
 
 
@@ -422,6 +422,6 @@ def test_a_unit_in_a_heading_holds_where_its_other_words_say_nothing(tmp_path: P
     content = "offset_s,prompt_tokens,completion_tokens\n0.0,5,6\n1.5,7,8\n"
     error = refusal(tmp_path / "t", content)
     assert ",timestamp=offset_s -o" in str(error.hint)
-    asked = Asked(columns={"timestamp": "offset_s"})
+    asked = TableOptions(columns={"timestamp": "offset_s"})
     rows, _ = opened(tmp_path / "t", content, asked)
     assert [row.timestamp for row in rows] == [0, 1500]

@@ -1,7 +1,7 @@
 """``tuner apply --live``: change the limits of a server that is running."""
 
 from tuner.commands.apply import live_view as view
-from tuner.commands.apply.live_plan import LONGEST_REASON, Server, plan
+from tuner.commands.apply.live_plan import LONGEST_REASON, ControlledServer, plan
 from tuner.commands.apply.options import ApplyOptions
 from tuner.engines.server import control_client
 from tuner.errors import UsageError
@@ -13,7 +13,7 @@ def run(options: ApplyOptions) -> None:
     _check_usage(options)
     named = [*options.socket] if options.rollback is None else [options.rollback, *options.socket]
     sockets = list(dict.fromkeys(rank for one in named for rank in control_client.ranks(one)))
-    servers = [Server(socket, control_client.state(socket)) for socket in sockets]
+    servers = [ControlledServer(socket, control_client.state(socket)) for socket in sockets]
     changes, warnings = plan(servers, options)
     if not changes:
         view.show_states([(one.socket, one.state) for one in servers], as_json=options.json)

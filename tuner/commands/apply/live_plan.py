@@ -29,7 +29,7 @@ MOST_OVERRIDES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class ControlledServer:
     socket: Path
     state: State
 
@@ -43,7 +43,9 @@ class _Checked:
     override: tuple[str, ...]
 
 
-def plan(servers: Sequence[Server], options: ApplyOptions) -> tuple[list[Change], tuple[str, ...]]:
+def plan(
+    servers: Sequence[ControlledServer], options: ApplyOptions
+) -> tuple[list[Change], tuple[str, ...]]:
     """Return a change for every server, and warnings; no changes where only the state is asked for.
 
     Raises ProfileError, UsageError, InputError, UndecidedError and GateError.
@@ -63,7 +65,7 @@ def plan(servers: Sequence[Server], options: ApplyOptions) -> tuple[list[Change]
 # -- what is asked for
 
 
-def _set(server: Server, checked: _Checked, options: ApplyOptions) -> SetLimits:
+def _set(server: ControlledServer, checked: _Checked, options: ApplyOptions) -> SetLimits:
     return SetLimits(
         version=VERSION,
         do="set",
@@ -77,7 +79,7 @@ def _set(server: Server, checked: _Checked, options: ApplyOptions) -> SetLimits:
 
 
 def _schedule(
-    servers: Sequence[Server], options: ApplyOptions
+    servers: Sequence[ControlledServer], options: ApplyOptions
 ) -> tuple[list[Change], tuple[str, ...]]:
     caps: list[CapAt] = []
     warnings: list[str] = []
@@ -124,12 +126,12 @@ def _cap(at: str, chosen: ServingProfile, options: ApplyOptions) -> CapAt:
         raise UsageError(f"--at {at}: no time of day", hint="From 00:00 to 23:59.") from None
 
 
-def _clear(server: Server, options: ApplyOptions) -> ClearSchedule:
+def _clear(server: ControlledServer, options: ApplyOptions) -> ClearSchedule:
     revision, reason = server.state.revision, options.reason
     return ClearSchedule(version=VERSION, do="clear_schedule", revision=revision, reason=reason)
 
 
-def _roll_back(server: Server, options: ApplyOptions) -> RollBack:
+def _roll_back(server: ControlledServer, options: ApplyOptions) -> RollBack:
     revision, reason = server.state.revision, options.reason
     return RollBack(version=VERSION, do="rollback", revision=revision, reason=reason)
 
@@ -142,7 +144,7 @@ def _tokens(chosen: ServingProfile, options: ApplyOptions) -> int | None:
 # -- whether it may be
 
 
-def _check(path: Path, servers: Sequence[Server], options: ApplyOptions) -> _Checked:
+def _check(path: Path, servers: Sequence[ControlledServer], options: ApplyOptions) -> _Checked:
     """Hold a profile against every server. Raises what speaks against it."""
     chosen = profile.load(path)
     if chosen.decision.verdict == "inconclusive" and not options.force:
@@ -174,7 +176,9 @@ def _check(path: Path, servers: Sequence[Server], options: ApplyOptions) -> _Che
     return _Checked(chosen, warnings, tuple(text[:LONGEST_REASON] for text in override))
 
 
-def _check_fits(chosen: ServingProfile, path: Path, server: Server, options: ApplyOptions) -> None:
+def _check_fits(
+    chosen: ServingProfile, path: Path, server: ControlledServer, options: ApplyOptions
+) -> None:
     built = server.state.built
     for name, wanted, most in (
         ("max_num_seqs", chosen.decision.max_num_seqs, built.max_num_seqs),
@@ -190,7 +194,7 @@ def _check_fits(chosen: ServingProfile, path: Path, server: Server, options: App
             )
 
 
-def _here(chosen: ServingProfile, server: Server) -> rollout.Deployment:
+def _here(chosen: ServingProfile, server: ControlledServer) -> rollout.Deployment:
     """Return what a server says of itself, as what a profile is held against."""
     about = server.state.about
     stated = {
@@ -202,7 +206,7 @@ def _here(chosen: ServingProfile, server: Server) -> rollout.Deployment:
     machine = None
     if device is not None:
         is_gpu = device.get("kind") == "gpu"
-        machine = rollout.Machine(
+        machine = rollout.LocalMachine(
             vllm=about.vllm,
             gpu=str(device.get("name")) if is_gpu else None,
             driver=str(device["driver"]) if is_gpu and "driver" in device else None,
@@ -211,7 +215,9 @@ def _here(chosen: ServingProfile, server: Server) -> rollout.Deployment:
     return rollout.Deployment(stated, str(server.socket), platform, machine, is_new=True)
 
 
-def _other_settings(chosen: ServingProfile, server: Server, options: ApplyOptions) -> list[str]:
+def _other_settings(
+    chosen: ServingProfile, server: ControlledServer, options: ApplyOptions
+) -> list[str]:
     """Say which of the profile's other arguments the server does not have."""
     state = server.state
     present = state.about.arguments | state.limits.model_dump()

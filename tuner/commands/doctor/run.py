@@ -13,7 +13,7 @@ from tuner.commands.doctor.options import DoctorOptions
 from tuner.commands.shared.engine import world_alone
 from tuner.engines.checks import engine as engine_checks
 from tuner.engines.checks import machine
-from tuner.engines.checks.check import Check
+from tuner.engines.checks.check import MachineCheck
 from tuner.engines.checks.machine_here import machine_here
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import Starter
@@ -21,15 +21,15 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, GateError, Interrupted
 from tuner.system import interruption
 
-Ask = Coroutine[Any, Any, list[Check]]
+Ask = Coroutine[Any, Any, list[MachineCheck]]
 
 
 def run(options: DoctorOptions) -> None:
     """Ask and print. Raises GateError when a check fails, and other TunerErrors."""
     starter, execute = _place(options)
-    found: list[Check] = []
+    found: list[MachineCheck] = []
 
-    def tell(more: list[Check]) -> None:
+    def tell(more: list[MachineCheck]) -> None:
         found.extend(more)
         if not options.json:
             _print(more)
@@ -50,8 +50,8 @@ def run(options: DoctorOptions) -> None:
 
 
 def _of_engine(
-    options: DoctorOptions, starter: Starter, execute: Callable[[Ask], list[Check]]
-) -> list[Check]:
+    options: DoctorOptions, starter: Starter, execute: Callable[[Ask], list[MachineCheck]]
+) -> list[MachineCheck]:
     """Return what engines answer; one that does not start is an answer too."""
     try:
         arguments = dict(starter.resolve(max_num_seqs=options.ceiling))
@@ -61,11 +61,11 @@ def _of_engine(
         if not options.quick:
             found += execute(engine_checks.checks(starter, ceiling=options.ceiling))
     except EngineError as problem:
-        return [Check("engine", "FAIL", str(problem), problem.hint)]
+        return [MachineCheck("engine", "FAIL", str(problem), problem.hint)]
     return found
 
 
-def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], list[Check]]]:
+def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], list[MachineCheck]]]:
     if (world := world_alone(options)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
@@ -78,7 +78,7 @@ def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], list[Check]
     return VllmStarter(arguments), interruption.run
 
 
-def _print(found: list[Check]) -> None:
+def _print(found: list[MachineCheck]) -> None:
     """One line a check, of any length: to be read, and to be searched."""
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for one in found:

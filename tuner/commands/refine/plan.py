@@ -19,7 +19,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.runs.refine.knobs import Space
 from tuner.runs.refine.objective import parse_objectives
 from tuner.runs.refine.outcome import curve_of
-from tuner.runs.refine.refinement import Plan
+from tuner.runs.refine.refinement import RefinePlan
 from tuner.runs.refine.study.study import Study
 from tuner.runs.refine.trial_runner import SimVary, Vary, VllmVary
 from tuner.runs.settings import settings_in
@@ -76,7 +76,7 @@ def plan_of(
     profile: ServingProfile,
     trace: Trace,
     space: Space,
-) -> Plan:
+) -> RefinePlan:
     measured = profile.provenance
     ceiling = max([profile.decision.max_num_seqs, *(step.max_num_seqs for step in profile.curve)])
     objectives = parse_objectives(options.objective)
@@ -86,7 +86,7 @@ def plan_of(
         for one in profile.decision.requirements
         if options.headroom > 1 or not one.text.endswith("at headroom")
     ]
-    return Plan(
+    return RefinePlan(
         profile=profile,
         space=space,
         objectives=objectives,
@@ -111,7 +111,9 @@ def plan_of(
     )
 
 
-def rests_on(options: RefineOptions, plan: Plan, trace: Trace, machine: str) -> dict[str, Any]:
+def rests_on(
+    options: RefineOptions, plan: RefinePlan, trace: Trace, machine: str
+) -> dict[str, Any]:
     """Return what every measurement of this run rests on; a resumed run must have the same."""
     return {
         "profile_digest": plan.profile.digest,
@@ -148,7 +150,7 @@ def machine_of(here: Here) -> str:
 
 def study_of(
     options: RefineOptions,
-    plan: Plan,
+    plan: RefinePlan,
     rests: Mapping[str, Any],
     *,
     run_dir: Path,

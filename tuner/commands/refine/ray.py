@@ -11,7 +11,7 @@ from tuner.errors import UsageError
 from tuner.profile.schema import ServingProfile
 from tuner.runs.cluster.share import EXECUTOR, RANKS
 from tuner.runs.refine.knobs import Space
-from tuner.runs.refine.refinement import Plan
+from tuner.runs.refine.refinement import RefinePlan
 from tuner.runs.refine.trial_runner import SimVary, VllmVary
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def site_of(
-    options: RefineOptions, plan: Plan, engines: Engines
+    options: RefineOptions, plan: RefinePlan, engines: Engines
 ) -> "AbstractContextManager[ClusterSite]":
     """Return the nodes that the trials are made on, joined for as long as it is entered."""
     from tuner.runs.cluster.site import ClusterRequest, Work, site_on  # noqa: PLC0415 - imports ray

@@ -45,7 +45,7 @@ from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.journal import Journal
 from tuner.runs.refine.knobs import CAP, LIVE, number
-from tuner.runs.refine.refinement import Plan, Refinement
+from tuner.runs.refine.refinement import Refinement, RefinePlan
 from tuner.runs.refine.run import refine
 from tuner.runs.refine.trial_runner import LocalTrialRunner
 from tuner.runs.result import profile_of, required_sections, second_thoughts
@@ -66,7 +66,7 @@ class _Begun:
     options: RefineOptions
     trace: Trace
     requests: list[TraceRequest]
-    plan: Plan
+    plan: RefinePlan
     engines: Engines
     book: Journal
     began_s: float
@@ -116,7 +116,7 @@ def run(options: RefineOptions) -> None:
 
 
 def _dry_run(
-    options: RefineOptions, plan: Plan, engines: Engines, requests: Sequence[TraceRequest]
+    options: RefineOptions, plan: RefinePlan, engines: Engines, requests: Sequence[TraceRequest]
 ) -> DryRun:
     """Return what a refinement would do."""
     settings = plan.settings

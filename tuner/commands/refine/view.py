@@ -24,7 +24,7 @@ from tuner.profile.summary import block_of, minutes
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
-from tuner.runs.refine.refinement import REFINED, Plan, Refinement, TrialRow
+from tuner.runs.refine.refinement import REFINED, Refinement, RefinePlan, TrialRow
 from tuner.runs.refine.study.importance import FEWEST
 from tuner.runs.refine.trial_runner import told
 
@@ -52,7 +52,7 @@ class RefinePrint:
     details: bool
 
 
-def render(found: Refinement, plan: Plan, how: RefinePrint) -> None:
+def render(found: Refinement, plan: RefinePlan, how: RefinePrint) -> None:
     """Print the trials, the comparison and what it means."""
     console = console_for()
     space, objectives = plan.space, plan.objectives
@@ -111,7 +111,7 @@ def _verifying(profile: ServingProfile, how: RefinePrint) -> str:
     return command("verify", how.path, "--trace", how.trace)
 
 
-def _print_details(console: Console, found: Refinement, plan: Plan) -> None:
+def _print_details(console: Console, found: Refinement, plan: RefinePlan) -> None:
     console.print()
     if found.paired is not None:
         console.print(f"{told(found.chosen)} against the knee, {found.paired.pairs} pairs in turns")
@@ -212,7 +212,9 @@ def _why_unknown(aim: str, space: Space) -> str:
     )
 
 
-def json_of(found: Refinement, plan: Plan, *, run_dir: Path, profile_path: Path) -> dict[str, Any]:
+def json_of(
+    found: Refinement, plan: RefinePlan, *, run_dir: Path, profile_path: Path
+) -> dict[str, Any]:
     """Return the object that ``tuner refine --json`` prints."""
     paired = found.paired
     return {

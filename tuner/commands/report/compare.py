@@ -12,8 +12,8 @@ from tuner.commands.report.drawing.page import (
     Figure,
     File,
     Page,
+    PageSection,
     Part,
-    Section,
     Table,
     csv_of,
 )
@@ -21,8 +21,8 @@ from tuner.commands.report.replays import Step, points_for, replay_files, replay
 from tuner.commands.report.sweep import UNFINISHED
 from tuner.errors import RunError
 from tuner.runs.compare.approaches import chosen
-from tuner.runs.compare.comparison import Row
-from tuner.runs.compare.comparison import Table as Compared
+from tuner.runs.compare.comparison import ComparisonRow
+from tuner.runs.compare.comparison import ComparisonTable as Compared
 from tuner.runs.compare.evidence import Comparing, Tuned
 from tuner.runs.compare.load_levels import LENGTHS, parse_levels
 from tuner.runs.journal import Journal
@@ -91,7 +91,7 @@ def page_of(
         ["versions", ", ".join(f"{key} {value}" for key, value in how.facts.versions.items())],
     ]
     facts += [[key, str(value)] for key, value in how.facts.arguments.items()]
-    sections.append(Section("Provenance", "", [Table("The engine", (), facts, is_facts=True)]))
+    sections.append(PageSection("Provenance", "", [Table("The engine", (), facts, is_facts=True)]))
     return Page(
         kind=f"Comparison {how.run_dir}",
         title=block.title,
@@ -117,26 +117,26 @@ def steps_of(comparing: Comparing) -> list[Step]:
     ]
 
 
-def _served(row: Row) -> float | None:
+def _served(row: ComparisonRow) -> float | None:
     return row.numbers.requests_per_s if row.numbers else None
 
 
-def _tail_s(row: Row) -> float | None:
+def _tail_s(row: ComparisonRow) -> float | None:
     return row.numbers.e2el_p95_s if row.numbers else None
 
 
-def _busy(row: Row) -> float | None:
+def _busy(row: ComparisonRow) -> float | None:
     return row.numbers.busy.mean if row.numbers and row.numbers.busy else None
 
 
-CHARTS: tuple[tuple[str, Callable[[Row], float | None], axes.Told], ...] = (
+CHARTS: tuple[tuple[str, Callable[[ComparisonRow], float | None], axes.Told], ...] = (
     ("Requests a second", _served, lambda value: f"{value:.2f}"),
     ("p95 E2EL", _tail_s, axes.seconds),
     ("Engine busy", _busy, lambda share: f"{100 * share:.0f} %"),
 )
 
 
-def _section(table: Compared, how: ComparePrint) -> Section:
+def _section(table: Compared, how: ComparePrint) -> PageSection:
     figures = [
         Figure(title, barred([_bar(row, of) for row in table.rows], told))
         for title, of, told in CHARTS
@@ -149,10 +149,10 @@ def _section(table: Compared, how: ComparePrint) -> Section:
         parts.append(tag("ul", *(tag("li", one) for one in notes), class_="warnings"))
     kind = "as captured" if table.lengths == "captured" else "uniform lengths"
     said = title_of(table)
-    return Section(f"{table.load.capitalize()}, {kind}", f"{said[0].upper()}{said[1:]}.", parts)
+    return PageSection(f"{table.load.capitalize()}, {kind}", f"{said[0].upper()}{said[1:]}.", parts)
 
 
-def _bar(row: Row, of: Callable[[Row], float | None]) -> Bar:
+def _bar(row: ComparisonRow, of: Callable[[ComparisonRow], float | None]) -> Bar:
     value, ratio = of(row), row.ratios.get("requests_per_s")
     ends = None
     if of is _served and value and ratio and ratio.value and ratio.low and ratio.high:

@@ -18,7 +18,7 @@ from tuner.commands.report.drawing.chart import (
     Stretch,
     heights,
 )
-from tuner.commands.report.drawing.page import Cell, Figure, File, Section, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_of
 from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.numbers import CapNumbers, CurveStep
 from tuner.profile.schema import ServingProfile
@@ -149,7 +149,7 @@ class Curves:
         return self.profile.promise.headroom
 
 
-def curve_section(curves: Curves) -> Section:
+def curve_section(curves: Curves) -> PageSection:
     """Return goodput and latencies by cap, with the choice, today and with headroom."""
     profile = curves.profile
     note = (
@@ -163,7 +163,7 @@ def curve_section(curves: Curves) -> Section:
             note += (
                 f" It is asked about the busiest {MOST_STORED:,} requests, which a profile keeps."
             )
-    return Section("Curve", note, [curve_figures(curves), curve_table(profile)])
+    return PageSection("Curve", note, [curve_figures(curves), curve_table(profile)])
 
 
 def curve_figures(curves: Curves) -> list[Figure]:

@@ -7,7 +7,7 @@ import numpy as np
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Area, Chart, Dots, Item, Line
-from tuner.commands.report.drawing.page import Cell, Figure, File, Section, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_of
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.iterations import BatchTime
 
@@ -15,14 +15,14 @@ MOST_SAID = 12
 """Batch sizes that are named to whoever cannot see the chart."""
 
 
-def law_section(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> Section | None:
+def law_section(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> PageSection | None:
     """Return how long an iteration takes by how many sequences decode; None without any number."""
     if twin is None and not seen:
         return None
     note = "How long an iteration takes that decodes so many: what a slot more costs everyone."
     figure = _figure(twin, seen)
     if twin is None:
-        return Section("Decode time", note, [[figure]])
+        return PageSection("Decode time", note, [[figure]])
     law = twin.law
     facts: list[list[Cell]] = [
         ["a prompt token more", _told(law.prefill_token_s)],
@@ -34,7 +34,7 @@ def law_section(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> Section |
         ],
     ]
     table = Table("What else an iteration costs", (), facts, is_facts=True)
-    return Section("Decode time", note, [[figure], table])
+    return PageSection("Decode time", note, [[figure], table])
 
 
 def _figure(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> Figure:

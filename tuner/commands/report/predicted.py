@@ -2,12 +2,12 @@
 
 from collections.abc import Callable
 
-from tuner.commands.report.drawing.page import Cell, Part, Section, Table
+from tuner.commands.report.drawing.page import Cell, PageSection, Part, Table
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import milliseconds, percent, said_of
 
 
-def predicted_section(profile: ServingProfile) -> Section | None:
+def predicted_section(profile: ServingProfile) -> PageSection | None:
     """Return what the twin said against what was measured; None where nothing was compared."""
     if profile.twin is None:
         return None
@@ -28,7 +28,7 @@ def predicted_section(profile: ServingProfile) -> Section | None:
         caption = "The fresh engine, which the law was not fitted to"
         parts.append(Table(caption, (), facts, is_facts=True))
     note = "What the twin said of replays, and what they were."
-    return Section("Predicted against measured", note, parts) if parts else None
+    return PageSection("Predicted against measured", note, parts) if parts else None
 
 
 def _fresh_engine(profile: ServingProfile) -> list[list[Cell]]:

@@ -2,7 +2,7 @@
 
 import json
 
-from tuner.commands.report.drawing.page import Cell, Section, Table
+from tuner.commands.report.drawing.page import Cell, PageSection, Table
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
 
@@ -13,7 +13,7 @@ ENGINES = {
 }
 
 
-def provenance_section(profile: ServingProfile) -> Section:
+def provenance_section(profile: ServingProfile) -> PageSection:
     """Return what was measured, on what, and for what it holds."""
     origin, validity = profile.provenance, profile.validity
     device = ", ".join(f"{key} {_shown(value)}" for key, value in origin.device.items())
@@ -41,7 +41,7 @@ def provenance_section(profile: ServingProfile) -> Section:
     engine: list[list[Cell]] = [[key, _shown(value)] for key, value in profile.engine.items()]
     measured = Table("What was measured, on what, for what it holds", (), facts, is_facts=True)
     arguments = Table("The engine's arguments, all of them pinned", (), engine, is_facts=True)
-    return Section("Provenance", "", [measured, arguments])
+    return PageSection("Provenance", "", [measured, arguments])
 
 
 def _shown(value: object) -> str:

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from tuner.commands.report.drawing.chart import Bar, barred
-from tuner.commands.report.drawing.page import Cell, Figure, File, Page, Section, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Table, csv_of
 from tuner.commands.report.replays import Step
 from tuner.commands.report.result import NAME, read_result
 from tuner.commands.report.sweep import UNFINISHED, Shown, profile_page, said_of, undecided
@@ -95,7 +95,7 @@ def _row(one: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _search_section(found: Mapping[str, Any]) -> Section:
+def _search_section(found: Mapping[str, Any]) -> PageSection:
     """Return what was tried, and the comparison in turns."""
     parts: list[Any] = []
     known = [one for one in found["trials"] if one["gains"]]
@@ -119,7 +119,7 @@ def _search_section(found: Mapping[str, Any]) -> Section:
     said = (
         f"{len(found['trials'])} trials, {found['pruned']} more ended early by the twin or a cut."
     )
-    return Section("Search", said, parts)
+    return PageSection("Search", said, parts)
 
 
 def _beside_knee(trial: Mapping[str, Any], found: Mapping[str, Any]) -> str:

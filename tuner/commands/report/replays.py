@@ -8,7 +8,15 @@ from numpy.typing import NDArray
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import LOW_HEIGHT, Chart, Item, Line, Look, Mark, heights
-from tuner.commands.report.drawing.page import Cell, Figure, File, Folded, Section, Table, csv_of
+from tuner.commands.report.drawing.page import (
+    Cell,
+    Figure,
+    File,
+    Folded,
+    PageSection,
+    Table,
+    csv_of,
+)
 from tuner.commands.report.drawing.thin import MOST_POINTS, steps, thinned
 from tuner.profile.summary import milliseconds, percent
 from tuner.replay.iterations import BatchTime, batch_times, joined
@@ -116,7 +124,7 @@ def _tokens(one: Replay) -> tuple[Floats, Floats]:
 
 def replay_section(
     found: Sequence[Step], slo: Slo | None, *, opened: int | None, points: int
-) -> Section:
+) -> PageSection:
     """Return every step over time, ``opened`` unfolded, with at most so many points a line."""
     note = (
         "What each step did while it was replayed, its windows one after the other. In flight: "
@@ -130,7 +138,7 @@ def replay_section(
         Folded(one.title, _said(one, slo), [_figures(one, points)], is_open=number == opened)
         for number, one in enumerate(found)
     ]
-    return Section("Replays over time", note, parts)
+    return PageSection("Replays over time", note, parts)
 
 
 def _said(one: Step, slo: Slo | None) -> str:

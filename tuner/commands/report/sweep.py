@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.commands.report.curve import Curves, curve_files, curve_section
-from tuner.commands.report.drawing.page import Cell, File, Page, Section, Table
+from tuner.commands.report.drawing.page import Cell, File, Page, PageSection, Table
 from tuner.commands.report.law import law_files, law_section
 from tuner.commands.report.predicted import predicted_section
 from tuner.commands.report.provenance import provenance_section
@@ -205,7 +205,7 @@ def _now(profile: ServingProfile) -> str:
     )
 
 
-def _replays(shown: Shown, slo: Slo | None) -> Section | None:
+def _replays(shown: Shown, slo: Slo | None) -> PageSection | None:
     if not shown.steps:
         return None
     return replay_section(shown.steps, slo, opened=shown.opened, points=shown.points)
@@ -215,7 +215,7 @@ def _lines(shown: Shown) -> list[File]:
     return replay_files(shown.steps, shown.points) if shown.steps else []
 
 
-def _traffic_section(shown: Shown, twin: StoredTwin | None) -> Section | None:
+def _traffic_section(shown: Shown, twin: StoredTwin | None) -> PageSection | None:
     if shown.traffic is not None and len(shown.traffic[0]):
         return traffic_section(*shown.traffic, windows=shown.windows)
     if twin is None:
@@ -233,7 +233,7 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
         law_section(None, seen),
         _traffic_section(shown, None),
         _replays(shown, None),
-        Section("Plan", "What the run was asked for.", [Table("", (), facts, is_facts=True)]),
+        PageSection("Plan", "What the run was asked for.", [Table("", (), facts, is_facts=True)]),
     ]
     count = len(shown.steps)
     return Page(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Area, Chart, Item, Line, Look, Stretch
-from tuner.commands.report.drawing.page import Cell, Figure, Section, Table
+from tuner.commands.report.drawing.page import Cell, Figure, PageSection, Table
 from tuner.profile.summary import minutes
 from tuner.traffic.window import Window
 
@@ -26,7 +26,7 @@ def traffic_section(
     *,
     windows: Sequence[Window] = (),
     note: str = "",
-) -> Section:
+) -> PageSection:
     """Return what arrived over time and how long it was. At least one request."""
     begin_s, end_s = float(arrival_s[0]), float(arrival_s[-1])
     width_s = max(1.0, (end_s - begin_s) / BINS)
@@ -50,7 +50,7 @@ def traffic_section(
         ["output tokens", _spread(output_length)],
     ]
     facts += [[f"window {number}", _window(one)] for number, one in enumerate(windows, 1)]
-    return Section(
+    return PageSection(
         "Traffic", note, [figures, Table("The traffic in numbers", (), facts, is_facts=True)]
     )
 

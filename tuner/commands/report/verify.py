@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from tuner.commands.report.drawing.page import Cell, File, Page, Section, Table
+from tuner.commands.report.drawing.page import Cell, File, Page, PageSection, Table
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
 from tuner.commands.report.result import read_result
 from tuner.commands.shared.next_step import after, command
@@ -30,7 +30,7 @@ def of_run(book: Journal, *, budget: int) -> Page:
     rows += [(_name(one), _said(one)) for one in gates]
     is_simulated = profile.provenance.engine == "sim"
     again = command("sweep", "--trace", found["trace"], "--model", profile.model)
-    sections = [Section("Gates", NOTE, [_table(gates)])]
+    sections = [PageSection("Gates", NOTE, [_table(gates)])]
     if steps:
         sections.append(replay_section(steps, slo, opened=0, points=points))
     return Page(

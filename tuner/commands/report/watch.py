@@ -10,7 +10,7 @@ import numpy as np
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Chart, Item, Line, Mark
-from tuner.commands.report.drawing.page import Cell, Figure, File, Page, Section, Table, csv_of
+from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Table, csv_of
 from tuner.commands.report.drawing.thin import MOST_POINTS, thinned
 from tuner.commands.shared.next_step import command
 from tuner.errors import RunError
@@ -50,8 +50,10 @@ def of_run(run_dir: Path) -> Page:
         rows=rows,
         next=command("show", first["profile"]) if "profile" in first else "",
         sections=[
-            Section("Windows", "Each beside what the profile promises of it.", [_figures(windows)]),
-            Section("In numbers", "", [_table(windows)]),
+            PageSection(
+                "Windows", "Each beside what the profile promises of it.", [_figures(windows)]
+            ),
+            PageSection("In numbers", "", [_table(windows)]),
         ],
         files=[File("windows.csv", "every window", "text/csv", content)],
     )

@@ -52,10 +52,10 @@ def _input(  # noqa: PLR0913 - what the options say
 ) -> "Input":
     """Return the trace file that these options name, and how it is read. Raises UsageError."""
     from tuner.trace import stream  # noqa: PLC0415 - keeps --help light
-    from tuner.trace.formats.reading.trace_file import STDIN, Asked  # noqa: PLC0415
+    from tuner.trace.formats.reading.trace_file import STDIN, TableOptions  # noqa: PLC0415
     from tuner.trace.formats.table import columns_asked, delimiter_asked  # noqa: PLC0415
 
-    asked = Asked(
+    asked = TableOptions(
         columns={} if columns is None else columns_asked(columns),
         delimiter=None if delimiter is None else delimiter_asked(delimiter),
     )

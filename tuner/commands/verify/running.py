@@ -143,7 +143,7 @@ def _is_vllm(base: str) -> bool:
 def _models(base: str, key: str | None) -> tuple[ServedModel, ...]:
     url = f"{base}/v1/models"
     authorization = f"Bearer {key}" if key else ""
-    question = http.Question(url, _MODELS_BYTES, authorization=authorization)
+    question = http.HttpRequest(url, _MODELS_BYTES, authorization=authorization)
     answer = http.ask(question, timeout_s=live_server.TIMEOUT_S)
     served = served_models.listed(answer.content.decode("utf-8", "replace"))
     if not served:

@@ -30,7 +30,7 @@ from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.promised import Promised, speed_sd_of
 from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.required import why_not
-from tuner.live.watch.scraper import Clock, MachineClock, ScrapedServer, moments
+from tuner.live.watch.scraper import Clock, MonotonicClock, ScrapedServer, moments
 from tuner.live.watch.windows import KEPT_STEPS
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -77,7 +77,7 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             session.progress.say(f"{options.rollback} can be restored, and will be where it is due")
         try:
             session.begin()
-            _go(session, times, clock or MachineClock())
+            _go(session, times, clock or MonotonicClock())
         except KeyboardInterrupt:
             stopped = Interrupted(
                 f"interrupted; so far: {session.verdict}",

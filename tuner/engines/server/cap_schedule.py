@@ -69,7 +69,7 @@ class CapSchedule(BaseModel):
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class ScheduledCap:
     """A cap, on one of the days on which it begins."""
 
     wall: datetime
@@ -78,13 +78,13 @@ class Turn:
     cap: CapAt
 
 
-def turn_at(schedule: CapSchedule, now: datetime) -> Turn:
+def turn_at(schedule: CapSchedule, now: datetime) -> ScheduledCap:
     """Return the turn that ``now``, an aware time, is in."""
     passed = [turn for turn in _turns(schedule, now) if _has_begun(schedule, turn.wall, now)]
     return max(passed, key=lambda turn: turn.wall)
 
 
-def next_turn(schedule: CapSchedule, now: datetime) -> tuple[datetime, Turn]:
+def next_turn(schedule: CapSchedule, now: datetime) -> tuple[datetime, ScheduledCap]:
     """Return when the next turn begins, in UTC and to the second, and the turn."""
     ahead = [turn for turn in _turns(schedule, now) if not _has_begun(schedule, turn.wall, now)]
     wall = min(turn.wall for turn in ahead)
@@ -100,12 +100,12 @@ def next_turn(schedule: CapSchedule, now: datetime) -> tuple[datetime, Turn]:
     return begins, turn_at(schedule, begins)
 
 
-def _turns(schedule: CapSchedule, now: datetime) -> Iterator[Turn]:
+def _turns(schedule: CapSchedule, now: datetime) -> Iterator[ScheduledCap]:
     """Yield those of the days around: a zone may skip a whole day, or go back to the one before."""
     today = now.astimezone(ZoneInfo(schedule.zone)).date()
     for days in range(-2, 4):
         for cap in schedule.caps:
-            yield Turn(datetime.combine(today + timedelta(days=days), cap.time), cap)
+            yield ScheduledCap(datetime.combine(today + timedelta(days=days), cap.time), cap)
 
 
 def _has_begun(schedule: CapSchedule, wall: datetime, now: datetime) -> bool:

@@ -17,13 +17,13 @@ from tuner.engines.seam import Reply, RequestFailedError
 from tuner.engines.server.client_messages import (
     LENGTH,
     Abandon,
+    ClientReady,
     Ended,
     Order,
     Progress,
-    Ready,
     Report,
     Send,
-    Target,
+    ServerAddress,
     framed,
     reports,
 )
@@ -88,7 +88,9 @@ class StreamingClient:
         client = cls(process, ours)
         reader, client._writer = await asyncio.open_connection(sock=ours)
         client._listening = asyncio.create_task(client._listen(reader))
-        client._tell(Target(f"{url}/v1/completions", dict(headers), CONNECT_S, silence_s, first_s))
+        client._tell(
+            ServerAddress(f"{url}/v1/completions", dict(headers), CONNECT_S, silence_s, first_s)
+        )
         await client._ready.wait()
         client._check()
         return client
@@ -153,7 +155,7 @@ class StreamingClient:
         )
 
     def _take(self, report: Report) -> None:
-        if isinstance(report, Ready):
+        if isinstance(report, ClientReady):
             self._ready.set()
             return
         flight = self._flights.get(report.number)

@@ -11,7 +11,7 @@ import msgspec
 LENGTH = struct.Struct("<I")
 
 
-class Target(msgspec.Struct, tag="target"):
+class ServerAddress(msgspec.Struct, tag="target"):
     """Whom to ask: the first thing that a client is told. Not on its command line, which others
     may read."""
 
@@ -45,10 +45,10 @@ class Abandon(msgspec.Struct, tag="abandon"):
     number: int
 
 
-Order = Target | Send | Abandon
+Order = ServerAddress | Send | Abandon
 
 
-class Ready(msgspec.Struct, tag="ready"):
+class ClientReady(msgspec.Struct, tag="ready"):
     """From now on what is to be sent leaves at once."""
 
 
@@ -88,7 +88,7 @@ class Ended(msgspec.Struct, tag="ended"):
     is_unreachable: bool = False
 
 
-Report = Ready | Progress | Ended
+Report = ClientReady | Progress | Ended
 
 _ENCODER = msgspec.msgpack.Encoder()
 orders: msgspec.msgpack.Decoder[Order] = msgspec.msgpack.Decoder(Order)

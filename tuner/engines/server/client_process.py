@@ -23,13 +23,13 @@ import uvloop
 from tuner.engines.server.client_messages import (
     LENGTH,
     Abandon,
+    ClientReady,
     Ended,
     Order,
     Progress,
-    Ready,
     Report,
     Send,
-    Target,
+    ServerAddress,
     framed,
     orders,
 )
@@ -79,7 +79,7 @@ class _Flight:
 class Client:
     """Asks one server for as many streams at a time as it is told."""
 
-    def __init__(self, target: Target, writer: asyncio.StreamWriter) -> None:
+    def __init__(self, target: ServerAddress, writer: asyncio.StreamWriter) -> None:
         self._target, self._writer = target, writer
         self._loop = asyncio.get_running_loop()
         self._flights: dict[int, tuple[_Flight, asyncio.Task[None]]] = {}
@@ -226,12 +226,12 @@ async def main() -> None:
     pipe = socket.socket(fileno=os.dup(0))
     reader, writer = await asyncio.open_connection(sock=pipe)
     target = await _next(reader)
-    assert isinstance(target, Target)
+    assert isinstance(target, ServerAddress)
     client = Client(target, writer)
     loop = asyncio.get_running_loop()
     background = [loop.create_task(one) for one in (client.tell_now_and_then(), client.watch())]
     _be_quick()
-    writer.write(framed(Ready()))
+    writer.write(framed(ClientReady()))
     with contextlib.suppress(asyncio.IncompleteReadError, OSError):
         while True:
             order = await _next(reader)

@@ -14,7 +14,7 @@ from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.log import said_since, size_of
 from tuner.errors import EngineError, InputError
 from tuner.system import http, interruption
-from tuner.system.http import Question
+from tuner.system.http import HttpRequest
 
 HOST = "127.0.0.1"
 
@@ -99,7 +99,7 @@ class ServeProcess:
     async def ready(self, url: str) -> None:
         """Wait until it answers at /health. Raises EngineError with why it never will, and
         PortTakenError."""
-        health = Question(f"{url}/health", most_bytes=_HEALTH_BYTES)
+        health = HttpRequest(f"{url}/health", most_bytes=_HEALTH_BYTES)
         while True:
             if self._guardian.poll() is not None:
                 raise self._did_not_start()

@@ -23,7 +23,7 @@ class DeadlockError(RuntimeError):
     """Every task waits, and nothing can ever happen that would wake one."""
 
 
-class Process(Protocol):
+class VirtualProcess(Protocol):
     """Something that goes on in virtual time without being called."""
 
     def advance(self, until: float) -> float:
@@ -46,7 +46,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         super().__init__()
         self.now_s = 0.0
         self.threads = 0
-        self.processes: list[Process] = []
+        self.processes: list[VirtualProcess] = []
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if self.threads:
@@ -80,11 +80,11 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
     def time(self) -> float:
         return self._jumping.now_s
 
-    def attach(self, process: Process) -> None:
+    def attach(self, process: VirtualProcess) -> None:
         """Let a process go on with this loop's time."""
         self._jumping.processes.append(process)
 
-    def detach(self, process: Process) -> None:
+    def detach(self, process: VirtualProcess) -> None:
         self._jumping.processes.remove(process)
 
     def run_in_executor(

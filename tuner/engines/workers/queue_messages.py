@@ -54,7 +54,7 @@ class Skipped(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
+class WorkerReady:
     """The first thing that a worker says."""
 
     arguments: Mapping[str, ArgumentValue]

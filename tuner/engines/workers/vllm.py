@@ -29,8 +29,8 @@ from tuner.engines.workers.queue_messages import (
     Order,
     OrderResult,
     Prompt,
-    Ready,
     Skipped,
+    WorkerReady,
 )
 from tuner.engines.workers.seam import Batching
 from tuner.engines.workers.worker import Message, QueueWorker
@@ -215,7 +215,7 @@ class _VllmWorkers:
             raise self._error
 
 
-def _facts(ready: Ready, *, workers: int, sequences: int) -> EngineFacts:
+def _facts(ready: WorkerReady, *, workers: int, sequences: int) -> EngineFacts:
     return EngineFacts(
         engine="vllm",
         arguments={**ready.arguments, "max_num_seqs": sequences},

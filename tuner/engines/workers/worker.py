@@ -20,8 +20,8 @@ from tuner.engines.workers.queue_messages import (
     Order,
     OrderResult,
     Prompt,
-    Ready,
     Skipped,
+    WorkerReady,
 )
 from tuner.engines.workers.seam import Batching
 from tuner.errors import EngineError
@@ -62,13 +62,13 @@ class QueueWorker:
         )
         self._received, self._died = received, died
         self._loop = asyncio.get_running_loop()
-        self._ready: asyncio.Future[Ready] = self._loop.create_future()
+        self._ready: asyncio.Future[WorkerReady] = self._loop.create_future()
         self._listener = threading.Thread(target=self._listen, name="worker-replies", daemon=True)
         self._stopped = False
         self.in_hand = 0
         """Prompts that were sent and not answered, whoever still waits for them."""
 
-    async def start(self) -> Ready:
+    async def start(self) -> WorkerReady:
         """Start and wait until it serves. Failed or cancelled, nothing is left behind."""
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(self.stop)
@@ -134,8 +134,8 @@ class QueueWorker:
             now_s = time.monotonic()
             self._loop.call_soon_threadsafe(self._take, message, now_s)
 
-    def _take(self, message: Ready | Message, now_s: float) -> None:
-        if isinstance(message, Ready):
+    def _take(self, message: WorkerReady | Message, now_s: float) -> None:
+        if isinstance(message, WorkerReady):
             if not self._ready.done():
                 self._ready.set_result(message)
             return

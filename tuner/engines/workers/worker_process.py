@@ -21,8 +21,8 @@ from tuner.engines.workers.queue_messages import (
     Order,
     OrderResult,
     Prompt,
-    Ready,
     Skipped,
+    WorkerReady,
 )
 from tuner.engines.workers.seam import Batching
 
@@ -35,7 +35,7 @@ def work(
     arguments: Mapping[str, Any],
     batching: Batching,
     requests: "Queue[Prompt | Order]",
-    results: "Queue[Ready | Completion | OrderResult | Skipped]",
+    results: "Queue[WorkerReady | Completion | OrderResult | Skipped]",
     wanted_from: "Synchronized[int]",
 ) -> None:
     """Start the engine, then serve batches until the process is ended."""
@@ -59,7 +59,7 @@ def _serve(
     engine: "_Engine",
     batching: Batching,
     requests: "Queue[Prompt | Order]",
-    results: "Queue[Ready | Completion | OrderResult | Skipped]",
+    results: "Queue[WorkerReady | Completion | OrderResult | Skipped]",
     wanted_from: "Synchronized[int]",
 ) -> None:
     while True:
@@ -126,14 +126,14 @@ class _Engine:
 
         client.get_output = timed_step
 
-    def ready(self) -> Ready:
+    def ready(self) -> WorkerReady:
         from tuner.engines.vllm.config import (  # noqa: PLC0415 - imports vLLM
             pinned,
             prompt_vocabulary,
         )
 
         config = self._llm.llm_engine.vllm_config
-        return Ready(
+        return WorkerReady(
             arguments=pinned(config, {"model": self._arguments["model"]}, is_started=True),
             max_model_len=config.model_config.max_model_len,
             vocab_size=prompt_vocabulary(config.model_config),

@@ -12,7 +12,7 @@ from zoneinfo import ZoneInfo
 
 from pydantic import ValidationError
 
-from tuner.engines.server.cap_schedule import CapSchedule, Turn, next_turn, turn_at
+from tuner.engines.server.cap_schedule import CapSchedule, ScheduledCap, next_turn, turn_at
 from tuner.engines.server.peer import Peer
 from tuner.engines.server.protocol import (
     About,
@@ -55,7 +55,7 @@ class _Position:
 
     limits: Limits
     schedule: CapSchedule | None
-    turn: Turn | None
+    turn: ScheduledCap | None
     """The last one that was made, or that was found when the schedule came."""
 
 
@@ -82,7 +82,7 @@ class LiveControl:
         self._now = now
         self._record = LiveRecord(at, about, now)
         self._schedule: CapSchedule | None = None
-        self._turn: Turn | None = None
+        self._turn: ScheduledCap | None = None
         self._undo: tuple[_Done, ...] = ()
         self._last: tuple[str | None, _Done, tuple[_Done, ...]] | None = None
         """The latest change of somebody's with its name, and what could be rolled back before."""
@@ -242,7 +242,7 @@ class LiveControl:
         self._schedule, self._turn = new.schedule, new.turn
         self._changes += 1
 
-    def _make(self, turn: Turn) -> None:
+    def _make(self, turn: ScheduledCap) -> None:
         old = self._knobs.limits()
         wanted = checked(self._knobs, turn.cap.max_num_seqs, turn.cap.max_num_batched_tokens)
         if wanted != old:

@@ -45,7 +45,7 @@ RATIO_REACH = 0.75
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class ReferenceTraffic:
     """The profile's traffic, for one engine."""
 
     rate_rps: float
@@ -60,7 +60,7 @@ class Reference:
 
 def reference(
     twin: StoredTwin, *, captured_rps: float, validated_load: float, headroom: float = 1.0
-) -> Reference:
+) -> ReferenceTraffic:
     """Return what today's traffic is held against. A ``headroom`` that was not validated has
     failed: then no more load is accepted than LITTLE_MORE.
 
@@ -73,7 +73,7 @@ def reference(
     low = FEWER * min(1.0, captured_rps / rate_rps)
     high = LITTLE_MORE if headroom > validated_load else max(MORE, validated_load)
     share = float(traffic.cached_length.sum() / max(1, inputs.sum()))
-    return Reference(
+    return ReferenceTraffic(
         rate_rps=rate_rps,
         input_length=float(inputs.mean()),
         output_length=float(outputs.mean()),
@@ -116,7 +116,7 @@ def _stretches(twin: StoredTwin) -> list[tuple[float, float, float]]:
 class TrafficWatch:
     """Today's traffic, window by window."""
 
-    reference: Reference
+    reference: ReferenceTraffic
     monitors: dict[Measure, Monitor] = field(init=False)
     requests: int = 0
     _pending: list[ScrapeWindow] = field(default_factory=list)
@@ -222,7 +222,7 @@ def _arrived(window: ScrapeWindow) -> list[Ints]:
     ]
 
 
-def _reading(windows: Sequence[ScrapeWindow], profile: Reference) -> dict[Measure, float]:
+def _reading(windows: Sequence[ScrapeWindow], profile: ReferenceTraffic) -> dict[Measure, float]:
     """Return what these windows say of each measure; what they do not is left out."""
     steps: list[ScrapeStep] = [one for window in windows for one in window.every_step]
     seconds = sum(window.length_s * len(window.steps) for window in windows)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.live.watch.drift import Reference
+from tuner.live.watch.drift import ReferenceTraffic
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
@@ -24,7 +24,7 @@ class Promised:
     headroom: float
     """Times the captured load that the choice was made for besides."""
 
-    reference: Reference
+    reference: ReferenceTraffic
     speed_sd: float
     """Standard deviation of the log speed of its machine, as measured."""
 

@@ -31,7 +31,7 @@ class Clock(Protocol):
     def sleep_until(self, at_s: float) -> None: ...
 
 
-class MachineClock:
+class MonotonicClock:
     """The machine's monotonic clock."""
 
     def now_s(self) -> float:

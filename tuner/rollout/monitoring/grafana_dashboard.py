@@ -11,7 +11,7 @@ from tuner.profile.schema import ServingProfile
 from tuner.rollout.monitoring import seal
 from tuner.rollout.monitoring.alerts import bounds
 from tuner.rollout.monitoring.lines import LATENCIES, Latency, Lines, lines
-from tuner.rollout.monitoring.panels import Panel, Target, arranged
+from tuner.rollout.monitoring.panels import Panel, PanelQuery, arranged
 from tuner.rollout.monitoring.prometheus_rules import own_matchers, short
 from tuner.rollout.monitoring.promql import Servers
 from tuner.system.printable import printable
@@ -115,8 +115,8 @@ def _load(limits: Lines, servers: Servers) -> Iterator[Panel]:
         "timeseries",
         "Running at the line with requests waiting: the cap binds.",
         targets=(
-            Target(servers.running(), f"running {_LEGEND}"),
-            Target(servers.waiting(), f"waiting {_LEGEND}"),
+            PanelQuery(servers.running(), f"running {_LEGEND}"),
+            PanelQuery(servers.waiting(), f"waiting {_LEGEND}"),
         ),
         lines=(limits.cap,),
     )
@@ -124,7 +124,7 @@ def _load(limits: Lines, servers: Servers) -> Iterator[Panel]:
         "In flight",
         "timeseries",
         "Beyond the line the profile promises nothing.",
-        targets=(Target(servers.in_flight(), _LEGEND),),
+        targets=(PanelQuery(servers.in_flight(), _LEGEND),),
         lines=() if limits.in_flight is None else (limits.in_flight,),
     )
     yield Panel(
@@ -132,14 +132,14 @@ def _load(limits: Lines, servers: Servers) -> Iterator[Panel]:
         "timeseries",
         "The line is the load that was validated.",
         unit="reqps",
-        targets=(Target(servers.requests_per_s(_RATE), _LEGEND),),
+        targets=(PanelQuery(servers.requests_per_s(_RATE), _LEGEND),),
         lines=(limits.requests_per_s,),
     )
 
 
 def _served(limits: Lines, servers: Servers) -> Iterator[Panel]:
     targets = tuple(
-        Target(servers.missed(name, bound, _RATE), f"{name} > {bound:g} s {_LEGEND}")
+        PanelQuery(servers.missed(name, bound, _RATE), f"{name} > {bound:g} s {_LEGEND}")
         for name, bound in bounds(limits).items()
     )
     if targets:
@@ -164,8 +164,8 @@ def _latencies(limits: Lines, servers: Servers) -> Iterator[Panel]:
             + ("." if slo is None else f"; the SLO's limit is {slo * 1e3:.4g} ms."),
             unit="s",
             targets=(
-                Target(servers.mean_s(latency, _RATE), f"mean {_LEGEND}"),
-                Target(servers.quantile_s(latency, 0.95, _RATE), f"p95 {_LEGEND}"),
+                PanelQuery(servers.mean_s(latency, _RATE), f"mean {_LEGEND}"),
+                PanelQuery(servers.quantile_s(latency, 0.95, _RATE), f"p95 {_LEGEND}"),
             ),
             lines=() if line is None else (line.limit,),
             promised=None if line is None else line.promised,
@@ -178,14 +178,14 @@ def _memory(limits: Lines, servers: Servers) -> Iterator[Panel]:
     yield replace(
         whole,
         title="KV cache in use",
-        targets=(Target(servers.kv_cache_usage(), _LEGEND),),
+        targets=(PanelQuery(servers.kv_cache_usage(), _LEGEND),),
         lines=() if usage is None else (usage.limit,),
         promised=None if usage is None else usage.promised,
     )
     yield Panel(
         "Preemptions per request",
         "timeseries",
-        targets=(Target(servers.preemptions_per_request(_RATE), _LEGEND),),
+        targets=(PanelQuery(servers.preemptions_per_request(_RATE), _LEGEND),),
         lines=() if preempted is None else (preempted.limit,),
     )
     if limits.settings:
@@ -193,6 +193,8 @@ def _memory(limits: Lines, servers: Servers) -> Iterator[Panel]:
             "Servers with other settings",
             "stat",
             "Of the KV cache, than the profile's; tuner diff PROFILE --url says which.",
-            targets=(Target(f"count({servers.other_settings(limits.settings)}) or vector(0)", ""),),
+            targets=(
+                PanelQuery(f"count({servers.other_settings(limits.settings)}) or vector(0)", ""),
+            ),
             lines=(1,),
         )

@@ -25,7 +25,7 @@ MOST_MISSED = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class Threshold:
     """A promised number, and the worst that still counts as kept."""
 
     promised: float
@@ -39,12 +39,12 @@ class Lines:
     cap: int
     in_flight: int | None
     requests_per_s: float
-    means_s: Mapping[Latency, Line]
+    means_s: Mapping[Latency, Threshold]
     """Mean latencies: sum / count of a histogram is exact, its quantiles are not."""
 
-    kv_cache_usage: Line | None
-    preemptions_per_request: Line | None
-    attainment: Line
+    kv_cache_usage: Threshold | None
+    preemptions_per_request: Threshold | None
+    attainment: Threshold
     slo_s: Mapping[str, float]
     """``ttft``, ``tpot``, ``e2el`` → the SLO's limit; one that grows with the prompt is left out:
     a histogram does not tell which request had which."""
@@ -90,7 +90,7 @@ def lines(profile: ServingProfile) -> Lines:
     )
 
 
-def _mean_s(name: Latency, every: Sequence[CapNumbers]) -> Line | None:
+def _mean_s(name: Latency, every: Sequence[CapNumbers]) -> Threshold | None:
     """Return the mean at the captured load, and the highest up to the validated one."""
     spreads = [
         spread
@@ -100,20 +100,20 @@ def _mean_s(name: Latency, every: Sequence[CapNumbers]) -> Line | None:
     if not spreads:
         return None
     highest_s = max(spread.mean for spread in spreads) / 1e3
-    return Line(spreads[0].mean / 1e3, highest_s * (1 + TOLERANCE) + SLACK_S[name])
+    return Threshold(spreads[0].mean / 1e3, highest_s * (1 + TOLERANCE) + SLACK_S[name])
 
 
-def _kv_cache_usage(promised: CapNumbers, validated: Sequence[Predicted]) -> Line | None:
+def _kv_cache_usage(promised: CapNumbers, validated: Sequence[Predicted]) -> Threshold | None:
     """Return the peak; None where all of it was in use, so that no more can be."""
     known = [one.kv_cache_usage for one in (promised, *validated) if one.kv_cache_usage]
     if not known:
         return None
     highest = max([one.peak for one in known] + list(_highs(validated, "kv_cache_usage_peak")))
     limit = highest * (1 + TOLERANCE)
-    return Line(known[0].peak, limit) if limit < 1 else None
+    return Threshold(known[0].peak, limit) if limit < 1 else None
 
 
-def _preemptions(profile: ServingProfile, validated: Sequence[Predicted]) -> Line | None:
+def _preemptions(profile: ServingProfile, validated: Sequence[Predicted]) -> Threshold | None:
     """Return them for each request, of the whole part where the twin tells, else of the windows."""
     promised, validity = profile.promise, profile.validity
     if validated:
@@ -130,19 +130,19 @@ def _preemptions(profile: ServingProfile, validated: Sequence[Predicted]) -> Lin
     ]
     if not shares:
         return None
-    return Line(shares[0], max(shares) * (1 + TOLERANCE) + PREEMPTIONS_TOLERANCE)
+    return Threshold(shares[0], max(shares) * (1 + TOLERANCE) + PREEMPTIONS_TOLERANCE)
 
 
 def _seconds(windows: Sequence[str]) -> float:
     return sum(parsed[1] for one in windows if (parsed := parse_window(one)) is not None)
 
 
-def _attainment(promised: CapNumbers, validated: Sequence[Predicted]) -> Line:
+def _attainment(promised: CapNumbers, validated: Sequence[Predicted]) -> Threshold:
     lowest = min(
         [promised.attainment, *(one.attainment for one in validated)]
         + [one.intervals["attainment"][0] for one in validated if "attainment" in one.intervals]
     )
-    return Line(promised.attainment, max(0.0, lowest - ATTAINMENT_TOLERANCE))
+    return Threshold(promised.attainment, max(0.0, lowest - ATTAINMENT_TOLERANCE))
 
 
 def _highs(validated: Sequence[Predicted], name: str) -> Iterator[float]:

@@ -9,7 +9,7 @@ _COLUMNS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class PanelQuery:
     """A query, and the name of its series."""
 
     expression: str
@@ -24,7 +24,7 @@ class Panel:
     kind: Literal["timeseries", "stat", "text"]
     description: str = ""
     unit: str = "short"
-    targets: Sequence[Target] = ()
+    targets: Sequence[PanelQuery] = ()
     lines: Sequence[float] = ()
     """From here on it is red."""
 

@@ -91,7 +91,7 @@ class Numbers:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One line of the table."""
 
     approach: str
@@ -111,13 +111,13 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class ComparisonTable:
     """All approaches with one traffic."""
 
     load: str
     in_flight: int | None
     lengths: Lengths
-    rows: tuple[Row, ...]
+    rows: tuple[ComparisonRow, ...]
 
 
 def numbers_of(replays: Sequence[Replay]) -> Numbers:

@@ -8,7 +8,7 @@ from tuner.engines.workers.seam import Approach
 from tuner.errors import EngineError
 from tuner.replay.records import Replay
 from tuner.runs.compare.calibration import ReferenceEngine, as_json, from_json
-from tuner.runs.compare.comparison import Row, Table, compared, numbers_of
+from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable, compared, numbers_of
 from tuner.runs.compare.load_levels import LENGTHS, Lengths, Level
 from tuner.runs.compare.notes import note_against, notes_on
 from tuner.runs.compare.settings import Cell
@@ -132,11 +132,15 @@ class Comparing:
             )
         )
 
-    def tables(self, levels: Sequence[Level], approaches: Sequence[Approach]) -> list[Table]:
+    def tables(
+        self, levels: Sequence[Level], approaches: Sequence[Approach]
+    ) -> list[ComparisonTable]:
         """Return one table for each load and kind of lengths."""
         return [self._table(level, kind, approaches) for level in levels for kind in LENGTHS]
 
-    def _table(self, level: Level, lengths: Lengths, approaches: Sequence[Approach]) -> Table:
+    def _table(
+        self, level: Level, lengths: Lengths, approaches: Sequence[Approach]
+    ) -> ComparisonTable:
         cell = Cell(level.name, lengths)
         blocks = {one.name: self._blocks(one.name, cell) for one in approaches}
         numbers = {
@@ -154,7 +158,7 @@ class Comparing:
                 if one.name in {"tuned", "profile"}:
                     notes += note_against(against_untuned[one.name], "untuned")
             rows.append(
-                Row(
+                ComparisonRow(
                     approach=one.name,
                     title=one.title,
                     max_num_seqs=next(iter(blocks[one.name].values())).max_num_seqs
@@ -166,7 +170,7 @@ class Comparing:
                     errors=self.errors(one.name, cell),
                 )
             )
-        return Table(level.name, level.in_flight, lengths, tuple(rows))
+        return ComparisonTable(level.name, level.in_flight, lengths, tuple(rows))
 
     def _blocks(self, approach: str, cell: Cell) -> dict[int, Replay]:
         return {

@@ -23,7 +23,7 @@ from tuner.runs.refine.objective import (
     TAIL_PER_LOG,
     Objective,
 )
-from tuner.runs.refine.surrogate import Served, Surrogate, beside, pooled
+from tuner.runs.refine.surrogate import Surrogate, WindowForecast, beside, pooled
 from tuner.traffic.window import Window, run_in_before_s
 from tuner.traffic.workload import Workload
 from tuner.twin.simulation import met
@@ -40,7 +40,7 @@ Windows = tuple[Window, ...]
 @dataclass(frozen=True, slots=True)
 class _Tile:
     window: Window
-    sides: tuple[Served, Served]
+    sides: tuple[WindowForecast, WindowForecast]
     """What the twin says of the knee there, and of the other."""
 
     @property
@@ -153,7 +153,7 @@ class _Look:
             found.append([each / of_all if aim.is_share else each for aim, each in off])
         return found
 
-    def _met(self, served: Served) -> float:
+    def _met(self, served: WindowForecast) -> float:
         return float(met(served.traffic, served.replay, self.surrogate.slo)[served.scored].sum())
 
     def _sides(self) -> tuple[Configuration, Configuration]:

@@ -58,7 +58,7 @@ class TrialRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class RefinePlan:
     """The plan of a refinement: what is refined, and how."""
 
     profile: ServingProfile

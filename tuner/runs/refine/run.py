@@ -17,8 +17,8 @@ from tuner.runs.refine.objective import OBJECTIVES
 from tuner.runs.refine.outcome import twin_of, unloaded_of, validate
 from tuner.runs.refine.refinement import (
     NO_ROOM,
-    Plan,
     Refinement,
+    RefinePlan,
     changed_besides,
     pareto,
     reason_of,
@@ -54,7 +54,7 @@ ENDING = 2 * PAIRS + 1
 
 
 async def refine(
-    requests: Sequence[TraceRequest], plan: Plan, runner: TrialRunner, study: Study
+    requests: Sequence[TraceRequest], plan: RefinePlan, runner: TrialRunner, study: Study
 ) -> Refinement:
     """Search around the profile's knee and compare what was found with it.
 
@@ -69,7 +69,7 @@ async def refine(
 
 
 class _Run:
-    def __init__(self, plan: Plan, runner: TrialRunner) -> None:
+    def __init__(self, plan: RefinePlan, runner: TrialRunner) -> None:
         self.plan, self.runner = plan, runner
         self.settings, self.space = plan.settings, plan.space
         self.warnings = list(plan.warnings)

@@ -63,7 +63,7 @@ tell the same."""
 
 
 @dataclass(frozen=True, slots=True)
-class Served:
+class WindowForecast:
     """The twin's numbers of one configuration in one window."""
 
     traffic: Traffic
@@ -161,12 +161,12 @@ class Surrogate:
 
     def served(
         self, one: Configuration, traffic: Traffic, window: Window, *, slowdown: float = 1.0
-    ) -> Served:
+    ) -> WindowForecast:
         """Return what a configuration makes of the traffic of a window, by default at the usual
         speed."""
         scored = traffic.arrival_s >= window.start_s
         replay = self._replay(one, traffic, slowdown=slowdown)
-        return Served(traffic, replay, scored, window.weight)
+        return WindowForecast(traffic, replay, scored, window.weight)
 
     def sent_in(self, workload: Workload, window: Window, *, hash_block_size: int) -> Traffic:
         """Return what a replay of a window sends, to a prefix cache that is empty."""
@@ -226,7 +226,9 @@ class Surrogate:
             traffic, scored = self.traffic, np.ones(len(self.traffic), bool)
             self._measured[key] = pooled(
                 [
-                    Served(traffic, self._replay(one, traffic, law, slowdown), scored, share)
+                    WindowForecast(
+                        traffic, self._replay(one, traffic, law, slowdown), scored, share
+                    )
                     for slowdown, share in self.slowdowns
                 ],
                 self.slo,
@@ -311,7 +313,7 @@ def beside(aims: Sequence[Objective], now: TwinNumbers, usual: AimNumbers) -> tu
     return tuple(found)
 
 
-def pooled(windows: Sequence[Served], slo: Slo) -> TwinNumbers:
+def pooled(windows: Sequence[WindowForecast], slo: Slo) -> TwinNumbers:
     """Return what the twin says of windows, pooled as ``measure`` pools what was measured."""
     heavy = np.concatenate([np.full(int(one.scored.sum()), one.weight) for one in windows])
     good = sum(
@@ -335,9 +337,9 @@ def pooled(windows: Sequence[Served], slo: Slo) -> TwinNumbers:
     )
 
 
-def _driven(replay: Replay, law: StepLaw, shape: EngineShape) -> Served:
+def _driven(replay: Replay, law: StepLaw, shape: EngineShape) -> WindowForecast:
     """Return the twin's replay of the same at the speed that the machine had then."""
     window = observed(replay)
     if not window.cut:  # what the engine finished last, the twin may finish a moment later
         window = replace(window, end_s=math.inf)
-    return Served(window.traffic, driven(window, law, shape), window.scored, replay.weight)
+    return WindowForecast(window.traffic, driven(window, law, shape), window.scored, replay.weight)

@@ -13,7 +13,7 @@ from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import TraceFile
 from tuner.trace.formats.table import Known, known_table, text_table
 from tuner.trace.tables.cells import Counts
-from tuner.trace.tables.clocks import Clock, parse
+from tuner.trace.tables.clocks import ColumnClock, parse
 
 IMAGES = "numimages"
 MISSING = ("aborts", "errors", "ends", "prefixes", "sessions")
@@ -27,7 +27,7 @@ class Layout:
         self.MARK = f"TIMESTAMP,{'NumImages,' if images else ''}ContextTokens,GeneratedTokens"
         self.zoned, self.images = zoned, images
         self.columns: Known = {
-            "timestamp": ("TIMESTAMP", Clock(None, zoned=zoned)),
+            "timestamp": ("TIMESTAMP", ColumnClock(None, zoned=zoned)),
             "input_length": ("ContextTokens", Counts()),
             "output_length": ("GeneratedTokens", Counts()),
         }

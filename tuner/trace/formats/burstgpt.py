@@ -11,14 +11,14 @@ from tuner.trace.formats.reading.source import Source
 from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, TraceFile
 from tuner.trace.formats.table import Known, known_table, text_table
 from tuner.trace.tables.cells import Counts, Spans
-from tuner.trace.tables.clocks import Clock
+from tuner.trace.tables.clocks import ColumnClock
 
 NAME = "burstgpt"
 DESCRIPTION = "BurstGPT's traces, releases 1 to 3, CSV"
 MARK = "Timestamp,…,Model,Request tokens,Response tokens"
 
 COLUMNS: Known = {
-    "timestamp": ("Timestamp", Clock("s", dated=False)),
+    "timestamp": ("Timestamp", ColumnClock("s", dated=False)),
     "input_length": ("Request tokens", Counts()),
     "output_length": ("Response tokens", Counts()),
     "model": ("Model", None),

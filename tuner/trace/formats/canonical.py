@@ -67,9 +67,9 @@ def source(
 
     if time_unit == "s" or spans_lines(lines.head(HEAD_BYTES)):
         return Source(header, row_by_row(lines, lines))
-    from tuner.trace.formats.columnar.canonical_rows import Reader  # noqa: PLC0415 - slow to load
+    from tuner.trace.formats.columnar.canonical_rows import CanonicalReader  # noqa: PLC0415 - slow to load
 
-    reader = Reader(
+    reader = CanonicalReader(
         lines,
         row_by_row,
         block_size=header.block_size,

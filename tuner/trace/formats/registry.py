@@ -40,7 +40,7 @@ from tuner.trace.formats.reading.record import REASONS, Tally
 from tuner.trace.formats.reading.refused import LOOKALIKES
 from tuner.trace.formats.reading.replayable import Replayable
 from tuner.trace.formats.reading.source import Source
-from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, Asked, TraceFile
+from tuner.trace.formats.reading.trace_file import MAX_LINE_BYTES, TableOptions, TraceFile
 
 
 class Format(Protocol):
@@ -119,7 +119,7 @@ def open_trace(  # noqa: PLR0913 - a file and how to read it
     format_name: str | None = None,
     time_unit: TimeUnit | None = None,
     allow_text: bool = False,
-    asked: Asked | None = None,
+    asked: TableOptions | None = None,
     place: str | None = None,
 ) -> tuple[Source, Tally]:
     """Open a trace for one pass in bounded memory; detect the format unless it is named.
@@ -219,7 +219,7 @@ def _detect(place: str, head: bytes, time_unit: TimeUnit | None) -> Format:
     for refused in LOOKALIKES:
         if refused.sniff(head):
             raise TraceError(f"{place}: {refused.what}", hint=refused.hint)
-    if table.is_one(head, Asked(time_unit=time_unit)):
+    if table.is_one(head, TableOptions(time_unit=time_unit)):
         return table
     if len(head.partition(b"\n")[0]) > MAX_LINE_BYTES:
         raise TraceError(

@@ -10,10 +10,10 @@ from functools import lru_cache
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.source import Source, columnar
-from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, Asked, TraceFile
+from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, TableOptions, TraceFile
 from tuner.trace.tables.headings import Role
 from tuner.trace.tables.layout import plan_of
-from tuner.trace.tables.plan import Column, Plan, Reads, Refusal, Shape, header_of, refused
+from tuner.trace.tables.plan import Column, Reads, Refusal, Shape, TablePlan, header_of, refused
 from tuner.trace.tables.shape import json_shape, text_shape
 
 NAME = "table"
@@ -24,18 +24,18 @@ ARROW_MARKS = (b"PAR1", b"ARROW1")
 
 
 def sniff(head: bytes) -> bool:
-    return is_one(head, Asked())
+    return is_one(head, TableOptions())
 
 
-def is_one(head: bytes, asked: Asked) -> bool:
+def is_one(head: bytes, asked: TableOptions) -> bool:
     """Return whether a file that begins so is a table that can be read as it stands."""
-    return head.startswith(ARROW_MARKS) or isinstance(_look(head, asked)[1], Plan)
+    return head.startswith(ARROW_MARKS) or isinstance(_look(head, asked)[1], TablePlan)
 
 
 def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     asked = replace(lines.asked, time_unit=time_unit)
     head = lines.head(SAMPLE_BYTES + 1)
-    from tuner.trace.tables.reader import Reader, of_arrow_file  # noqa: PLC0415 - slow to load
+    from tuner.trace.tables.reader import TableReader, of_arrow_file  # noqa: PLC0415 - slow to load
 
     if head.startswith(ARROW_MARKS):
         return of_arrow_file(lines, asked)
@@ -45,11 +45,11 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
             f"{lines.place}:1: no table: no line has two columns, or an object",
             hint="--delimiter names what parts the columns.",
         )
-    if not isinstance(plan, Plan):
+    if not isinstance(plan, TablePlan):
         assert plan is not None
         raise refused(lines.place, shape, plan, asked)
     lines.tally.said += plan.said
-    reader = Reader(lines, shape, plan)
+    reader = TableReader(lines, shape, plan)
     again = reader.again if not shape.whole else None
     return columnar(
         header_of(plan), reader.batches(), again=again, absolute=True, undated=not plan.dated
@@ -58,10 +58,10 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
 
 def refusal(place: str, head: bytes) -> TraceError | None:
     """Return why a file that no format claims is no table either; None for what is far from it."""
-    shape, plan = _look(head, Asked())
+    shape, plan = _look(head, TableOptions())
     if shape is None or not isinstance(plan, Refusal) or not (plan.likely or plan.columns):
         return None
-    return refused(place, shape, plan, Asked())
+    return refused(place, shape, plan, TableOptions())
 
 
 @lru_cache(maxsize=8)
@@ -70,7 +70,7 @@ def _look_at(head: bytes, delimiter: str | None, named: tuple[str, ...]) -> Shap
     return json_shape(head, complete=complete) or text_shape(head, delimiter=delimiter, named=named)
 
 
-def _look(head: bytes, asked: Asked) -> tuple[Shape | None, Plan | Refusal | None]:
+def _look(head: bytes, asked: TableOptions) -> tuple[Shape | None, TablePlan | Refusal | None]:
     head = head[: SAMPLE_BYTES + 1]
     shape = _look_at(head, asked.delimiter, tuple(asked.columns.values()))
     return shape, None if shape is None else plan_of(shape.headings, shape.sample, asked)
@@ -80,7 +80,7 @@ Known = Mapping[Role, tuple[str, Reads]]
 """The columns of a format: role → heading, in any case, and how its cells are read."""
 
 
-def text_table(head: bytes, known: Known) -> tuple[Shape, Plan] | None:
+def text_table(head: bytes, known: Known) -> tuple[Shape, TablePlan] | None:
     """Return how a table of text with these columns is read; None for another table."""
     names = tuple(heading for heading, _ in known.values())
     shape = _look_at(head[: SAMPLE_BYTES + 1], None, names)
@@ -93,7 +93,7 @@ def text_table(head: bytes, known: Known) -> tuple[Shape, Plan] | None:
         role: Column(heading, places[heading.lower()], reads)
         for role, (heading, reads) in known.items()
     }
-    return shape, Plan(columns)
+    return shape, TablePlan(columns)
 
 
 def known_table(
@@ -116,10 +116,10 @@ def known_table(
             f"{lines.place}:1: no table with {names}",
             hint="Without --format its columns are found by their headings.",
         )
-    from tuner.trace.tables.reader import Reader  # noqa: PLC0415 - slow to load
+    from tuner.trace.tables.reader import TableReader  # noqa: PLC0415 - slow to load
 
     shape, plan = found
-    reader = Reader(lines, shape, replace(plan, as_published=as_published))
+    reader = TableReader(lines, shape, replace(plan, as_published=as_published))
     return columnar(header, reader.batches(), again=reader.again, absolute=True, undated=not dated)
 
 

@@ -87,7 +87,7 @@ class TwoReadings:
 
 
 @dataclass(frozen=True, slots=True)
-class Clock:
+class ColumnClock:
     """How one column's times are written."""
 
     unit: Unit | None
@@ -170,7 +170,7 @@ def is_date(text: str) -> bool:
 
 def clock_of_numbers(
     values: Sequence[float], *, heading: Unit | None, asked: TimeUnit | None
-) -> Clock | TwoReadings:
+) -> ColumnClock | TwoReadings:
     """Return how these numbers count time; ``heading`` is the unit that their heading names."""
     fits = {
         unit: [value for value in values if FROM_S * 1000 <= scaled(value, unit) < TO_S * 1000]
@@ -178,7 +178,7 @@ def clock_of_numbers(
     }
     unit = max(fits, key=lambda one: len(fits[one]))
     if asked in NANOSECONDS:
-        return Clock(asked, dated=bool(fits[asked]), why=f"in {NAMES[asked]}, as you say")
+        return ColumnClock(asked, dated=bool(fits[asked]), why=f"in {NAMES[asked]}, as you say")
     if len(fits[unit]) >= MOSTLY * len(values):
         first = f"{fits[unit][0]:.17g}"
         if heading is not None and heading != unit:
@@ -189,12 +189,14 @@ def clock_of_numbers(
             )
         moment = _EPOCH + timedelta(milliseconds=scaled(fits[unit][0], unit))
         why = f"epoch {NAMES[unit]}, because {first} then is {moment:%Y-%m-%d %H:%M:%S}"
-        return Clock(unit, why=f"{why}, and in no other unit a date from 2001 to 2096")
+        return ColumnClock(unit, why=f"{why}, and in no other unit a date from 2001 to 2096")
     if any(fits.values()):
         odd = next(value for value in values if value not in fits[unit])
         return TwoReadings(f"times of several units stand in it: {values[0]:.17g}, {odd:.17g}", ())
     if heading is not None:
-        return Clock(heading, dated=False, why=f"in {NAMES[heading]}, because the heading says so")
+        return ColumnClock(
+            heading, dated=False, why=f"in {NAMES[heading]}, because the heading says so"
+        )
     least, most = min(values), max(values)
     return TwoReadings(
         f"times from {least:g} to {most:g} count from some start, in seconds or in milliseconds",
@@ -202,7 +204,9 @@ def clock_of_numbers(
     )
 
 
-def clock_of_dates(texts: Sequence[str], *, asked: TimeUnit | None) -> Clock | TwoReadings | None:
+def clock_of_dates(
+    texts: Sequence[str], *, asked: TimeUnit | None
+) -> ColumnClock | TwoReadings | None:
     """Return how these dates are written; None where they are none."""
     read = {order: [parse(text, order) is not None for text in texts] for order in _FORMS}
     most = max(sum(done) for done in read.values())
@@ -221,10 +225,10 @@ def clock_of_dates(texts: Sequence[str], *, asked: TimeUnit | None) -> Clock | T
     found_zones = [found[1] for text in texts if (found := parse(text, order)) is not None]
     zoned = sum(found_zones) * 2 > len(found_zones)
     if order == "time":
-        return Clock(None, order, dated=False, why="times of one day, without a date")
+        return ColumnClock(None, order, dated=False, why="times of one day, without a date")
     zone = "dates with their zone" if zoned else "dates without a zone, taken for UTC"
     first = {"dmy": ", day first", "mdy": ", month first"}.get(order, "")
-    return Clock(None, order, zoned=zoned, why=zone + first)
+    return ColumnClock(None, order, zoned=zoned, why=zone + first)
 
 
 def _date_end(text: str) -> int:

@@ -17,9 +17,9 @@ from tuner.trace.formats.columnar.batch import ABSENT, Batch, Floats, Ints, Name
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, SERVED, Row
 from tuner.trace.formats.reading.scalars import flag
 from tuner.trace.tables.cells import Counts, Spans, error_in, status_in
-from tuner.trace.tables.clocks import FROM_S, NANOSECONDS, TO_S, Clock
+from tuner.trace.tables.clocks import FROM_S, NANOSECONDS, TO_S, ColumnClock
 from tuner.trace.tables.headings import Role, Unit
-from tuner.trace.tables.plan import Column, Plan, Shape
+from tuner.trace.tables.plan import Column, Shape, TablePlan
 from tuner.trace.tables.rows import PSEUDONYMS, Converter
 
 ZONE = r"\s*(?:UTC|GMT|Z)$"
@@ -28,7 +28,7 @@ ZONE = r"\s*(?:UTC|GMT|Z)$"
 class Columnar:
     """Reads blocks of one table by columns."""
 
-    def __init__(self, shape: Shape, plan: Plan, converter: Converter) -> None:
+    def __init__(self, shape: Shape, plan: TablePlan, converter: Converter) -> None:
         self.shape, self.plan, self.converter = shape, plan, converter
         self.can = "day" not in plan.columns and shape.shift != -1 and self._agrees()
         """Whether this table is written so that it can be read by columns."""
@@ -79,7 +79,7 @@ class Columnar:
             return pa.string() if any("." in one for one in texts) else pa.int64()
         if isinstance(reader, Spans):
             return pa.float64()
-        if isinstance(reader, Clock) and reader.unit is not None:
+        if isinstance(reader, ColumnClock) and reader.unit is not None:
             return pa.int64() if reader.unit == "ns" else pa.float64()
         return pa.string()
 
@@ -166,7 +166,7 @@ class _Block:
         if column is None:
             return None
         clock, raw = column.reader, self._raw(column)
-        assert isinstance(clock, Clock)
+        assert isinstance(clock, ColumnClock)
         if clock.unit is None:
             found = _dates_ms(raw, zoned=clock.zoned)
         else:
@@ -302,7 +302,7 @@ def _place(name: str | None, known: list[str]) -> int:
 def _is_simple(column: Column) -> bool:
     """Whether a column's cells are written as Arrow reads them."""
     reader = column.reader
-    if isinstance(reader, Clock):
+    if isinstance(reader, ColumnClock):
         return reader.unit is not None or reader.order == "ymd"
     if isinstance(reader, Counts):
         return not reader.thousands and reader.decimal == "."

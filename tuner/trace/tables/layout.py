@@ -10,7 +10,7 @@ from typing import Any
 from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.json_rows import TEXT_KEYS, is_text
-from tuner.trace.formats.reading.trace_file import Asked
+from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.tables.cells import (
     Counts,
     Spans,
@@ -21,7 +21,7 @@ from tuner.trace.tables.cells import (
     status_in,
 )
 from tuner.trace.tables.clocks import (
-    Clock,
+    ColumnClock,
     TwoReadings,
     bounded,
     clock_of_dates,
@@ -29,7 +29,7 @@ from tuner.trace.tables.clocks import (
     number,
 )
 from tuner.trace.tables.headings import MAIN, ROLES, UNITS, Role, Unit, meanings, words_of
-from tuner.trace.tables.plan import Column, Plan, Refusal
+from tuner.trace.tables.plan import Column, Refusal, TablePlan
 
 TIMES = frozenset[Role]({"timestamp", "end", "first_token"})
 SPANS = frozenset[Role]({"duration", "ttft", "queue"})
@@ -61,21 +61,23 @@ class _RefusedError(Exception):
         self.columns, self.time_forms = columns or {}, time_forms
 
 
-def plan_of(headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: Asked) -> Plan | Refusal:
+def plan_of(
+    headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: TableOptions
+) -> TablePlan | Refusal:
     """Return how a table with these headings and first rows is read; ``None`` is an empty cell."""
     return _Planner(headings, rows, asked).plan()
 
 
 class _Planner:
     def __init__(
-        self, headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: Asked
+        self, headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: TableOptions
     ) -> None:
         self.headings, self.asked = headings, asked
         self.values = [[row[place] for row in rows] for place in range(len(headings))]
         self.found: dict[Role, Column] = {}
         self.said: list[str] = []
 
-    def plan(self) -> Plan | Refusal:
+    def plan(self) -> TablePlan | Refusal:
         problems: list[_RefusedError] = []
         try:
             self._user_columns()
@@ -97,7 +99,7 @@ class _Planner:
         if missing:
             return self._without(missing)
         status = self.found.get("status")
-        return Plan(
+        return TablePlan(
             columns=dict(self.found),
             text=tuple(self._text_columns()),
             prompt_is_sum=self._prompt_is_sum(),
@@ -120,7 +122,7 @@ class _Planner:
                     continue
                 if column is not None:
                     reader = column.reader
-                    relative = isinstance(reader, Clock) and not reader.dated
+                    relative = isinstance(reader, ColumnClock) and not reader.dated
                     fitting.append((meaning.rank + RELATIVE * relative, column))
         if problems and not any(rank <= problems[0][0] for rank, _ in fitting):
             raise min(problems, key=lambda one: one[0])[1]
@@ -141,7 +143,7 @@ class _Planner:
         for cell, cell_of_other in zip(
             self.values[one.place], self.values[other.place], strict=True
         ):
-            if isinstance(one.reader, Clock) and isinstance(other.reader, Clock):
+            if isinstance(one.reader, ColumnClock) and isinstance(other.reader, ColumnClock):
                 at, at_other = one.reader.ms(cell), other.reader.ms(cell_of_other)
                 if isinstance(at, str) or isinstance(at_other, str):
                     return False
@@ -181,10 +183,10 @@ class _Planner:
 
     def _clock(
         self, role: Role, heading: str, known: Sequence[Any], unit: Unit | None
-    ) -> Clock | None:
+    ) -> ColumnClock | None:
         asked = self.asked.time_unit
         numbers = [n for one in known if (n := _as_number(one)) is not None]
-        found: Clock | TwoReadings | None
+        found: ColumnClock | TwoReadings | None
         if len(numbers) > USABLE * len(known):
             found = clock_of_numbers(numbers, heading=unit, asked=asked if role != "day" else None)
         else:
@@ -257,10 +259,10 @@ class _Planner:
                 for place, heading in enumerate(self.headings)
                 if place != day.place and any(one.role == "timestamp" for one in meanings(heading))
                 for clock in [clock_of_dates(self._texts(place), asked=None)]
-                if isinstance(clock, Clock) and clock.order == "time"
+                if isinstance(clock, ColumnClock) and clock.order == "time"
             )
             time = next(times, None) if self._is_midnight(day) else None
-        if time is None or not isinstance(time.reader, Clock) or time.reader.order != "time":
+        if time is None or not isinstance(time.reader, ColumnClock) or time.reader.order != "time":
             return
         joined = [
             f"{date} {at}"
@@ -268,7 +270,7 @@ class _Planner:
             if not is_empty(date) and not is_empty(at)
         ]
         clock = clock_of_dates(joined, asked=self.asked.time_unit)
-        if isinstance(clock, Clock):
+        if isinstance(clock, ColumnClock):
             self.found["day"] = day
             self.found["timestamp"] = Column(time.heading, time.place, clock)
 
@@ -353,7 +355,7 @@ class _Planner:
     def _sentences(self) -> list[str]:
         for role, column in self.found.items():
             reader = column.reader
-            why = reader.why if isinstance(reader, Clock | Spans) else ""
+            why = reader.why if isinstance(reader, ColumnClock | Spans) else ""
             if isinstance(reader, Counts) and reader.thousands:
                 why = f"with {reader.thousands!r} between thousands"
             if why or role in self._main() or column.heading.lower() != role:

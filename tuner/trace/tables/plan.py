@@ -8,9 +8,9 @@ from typing import Any
 from tuner.errors import TraceError
 from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
-from tuner.trace.formats.reading.trace_file import STDIN, Asked
+from tuner.trace.formats.reading.trace_file import STDIN, TableOptions
 from tuner.trace.tables.cells import Counts, Spans
-from tuner.trace.tables.clocks import Clock
+from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.headings import Role
 
 SOURCE = "table"
@@ -18,7 +18,7 @@ SHOWN = 12
 """Headings that a refusal lists."""
 
 
-Reads = Clock | Counts | Spans | None
+Reads = ColumnClock | Counts | Spans | None
 """How the cells of a column are read."""
 
 
@@ -57,7 +57,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class TablePlan:
     """How a table is read."""
 
     columns: Mapping[Role, Column]
@@ -79,7 +79,7 @@ class Plan:
     @property
     def dated(self) -> bool:
         reader = (self.columns.get("timestamp") or self.columns["end"]).reader
-        return isinstance(reader, Clock) and reader.dated
+        return isinstance(reader, ColumnClock) and reader.dated
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Refusal:
     """It is a table of requests all the same: at least two of the three main columns are there."""
 
 
-def header_of(plan: Plan) -> TraceHeader:
+def header_of(plan: TablePlan) -> TraceHeader:
     missing = ["prefixes"]
     missing += [] if {"status", "error"} & plan.columns.keys() else ["aborts", "errors"]
     missing += [] if {"end", "duration"} & plan.columns.keys() else ["ends"]
@@ -108,7 +108,7 @@ def header_of(plan: Plan) -> TraceHeader:
     return TraceHeader(source=SOURCE, missing=tuple(missing))
 
 
-def refused(place: str, shape: Shape, plan: Refusal, asked: Asked) -> TraceError:
+def refused(place: str, shape: Shape, plan: Refusal, asked: TableOptions) -> TraceError:
     """Return the error: what was seen, what was taken for what, and the command that would do."""
     named = [heading or f"#{place + 1}" for place, heading in enumerate(shape.headings)]
     seen = ", ".join(named[:SHOWN]) + (", …" if len(named) > SHOWN else "")

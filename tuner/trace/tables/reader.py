@@ -18,12 +18,12 @@ from tuner.trace.formats.columnar.batch import ROWS, Batch, merged
 from tuner.trace.formats.reading.json_rows import objects
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.reading.source import Source, columnar
-from tuner.trace.formats.reading.trace_file import Asked, TraceFile
+from tuner.trace.formats.reading.trace_file import TableOptions, TraceFile
 from tuner.trace.tables.arrow_files import ArrowFile
-from tuner.trace.tables.clocks import Clock
+from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.columns import Columnar
 from tuner.trace.tables.layout import holds_text, plan_of
-from tuner.trace.tables.plan import Plan, Refusal, Shape, header_of, refused
+from tuner.trace.tables.plan import Refusal, Shape, TablePlan, header_of, refused
 from tuner.trace.tables.rows import Converter, Dropped
 from tuner.trace.tables.shape import FOOTER, RULE, TYPES, records, rows_of_document
 
@@ -34,10 +34,10 @@ SUNDAY, NIGHT_HOURS, MONTHS_SET_BACK = 6, (0, 4), (3, 4, 9, 10, 11)
 """When clocks are set back, all over the world."""
 
 
-class Reader:
+class TableReader:
     """Reads one table; knows the names that it met, so that a second reading names them alike."""
 
-    def __init__(self, lines: TraceFile, shape: Shape, plan: Plan) -> None:
+    def __init__(self, lines: TraceFile, shape: Shape, plan: TablePlan) -> None:
         self.lines, self.shape, self.plan = lines, shape, plan
         self.converter = Converter(plan)
         self.columnar = Columnar(shape, plan, self.converter)
@@ -191,7 +191,7 @@ class Reader:
         """Return the batch. Raises TraceError where local times show an hour twice."""
         column = self.plan.columns.get("timestamp")
         clock = None if column is None else column.reader
-        if column is None or not isinstance(clock, Clock):
+        if column is None or not isinstance(clock, ColumnClock):
             return batch
         if clock.unit is not None or clock.zoned or not clock.dated:
             return batch
@@ -222,7 +222,7 @@ class Reader:
             )
 
 
-def of_arrow_file(lines: TraceFile, asked: Asked) -> Source:
+def of_arrow_file(lines: TraceFile, asked: TableOptions) -> Source:
     """Return the source of a table in a Parquet or Arrow file. Raises TraceError."""
     file = ArrowFile(lines.path)
     plan = plan_of(file.shape.headings, file.shape.sample, asked)
@@ -238,9 +238,9 @@ def of_arrow_file(lines: TraceFile, asked: Asked) -> Source:
 class _ArrowReader:
     """Reads the rows of a Parquet or Arrow file; their numbers stand for lines."""
 
-    def __init__(self, lines: TraceFile, file: ArrowFile, plan: Plan) -> None:
+    def __init__(self, lines: TraceFile, file: ArrowFile, plan: TablePlan) -> None:
         self.lines, self.file, self.plan = lines, file, plan
-        self.reader = Reader(lines, file.shape, plan)
+        self.reader = TableReader(lines, file.shape, plan)
         self.wanted = {*(column.place for column in plan.columns.values()), *plan.text}
 
     def batches(self, only: Collection[int] | None = None) -> Iterator[Batch]:

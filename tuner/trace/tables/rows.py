@@ -6,9 +6,9 @@ from typing import Any, NamedTuple
 from tuner.trace.formats.reading.record import SERVED, Reason, Row, Status
 from tuner.trace.formats.reading.scalars import Pseudonyms, flag, is_absent
 from tuner.trace.tables.cells import Counts, Spans, error_in, is_empty, status_in
-from tuner.trace.tables.clocks import Clock
+from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.headings import Role
-from tuner.trace.tables.plan import Plan
+from tuner.trace.tables.plan import TablePlan
 
 LONGEST_WORD = 40
 PSEUDONYMS: dict[Role, str] = {"session_id": "s", "model": "m", "request_class": "c"}
@@ -32,7 +32,7 @@ class _DroppedError(Exception):
 class Converter:
     """Makes rows of cells by a plan; knows the names that it has met."""
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: TablePlan) -> None:
         self.plan = plan
         self.names = {role: Pseudonyms() for role in PSEUDONYMS}
         self.replicas = Pseudonyms()
@@ -92,7 +92,7 @@ class Converter:
                 raise _DroppedError("no_timestamp", self._heading("end"))
             return max(0.0, end_ms - duration_ms)
         clock = column.reader
-        assert isinstance(clock, Clock)
+        assert isinstance(clock, ColumnClock)
         cell = cells[column.place]
         if (day := self.plan.columns.get("day")) is not None:
             cell = f"{cells[day.place]} {cell}" if not is_empty(cell) else None
@@ -105,7 +105,7 @@ class Converter:
         column = self.plan.columns.get(role)
         if column is None or is_empty(cell := cells[column.place]):
             return None
-        assert isinstance(column.reader, Clock)
+        assert isinstance(column.reader, ColumnClock)
         found = column.reader.ms(cell)
         if isinstance(found, str):
             raise _DroppedError(found if found == "other_unit" else "bad_field", column.heading)

@@ -66,7 +66,7 @@ Part = Sequence[Figure] | Table | Folded | Html
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class PageSection:
     title: str
     note: str
     parts: Sequence[Part]
@@ -96,7 +96,7 @@ class Page:
     aside: str
     rows: Sequence[tuple[str, str]]
     next: str
-    sections: Sequence[Section]
+    sections: Sequence[PageSection]
     files: Sequence[File] = ()
     partly: str = ""
     """What is missing, where the run has not ended."""
@@ -142,12 +142,12 @@ def _top(page: Page) -> Html:
     )
 
 
-def _all(page: Page) -> list[Section]:
+def _all(page: Page) -> list[PageSection]:
     """Return the sections, and those that every page has."""
     found = list(page.sections)
     if page.warnings:
         items = tag("ul", *(tag("li", one) for one in page.warnings), class_="warnings")
-        found.insert(1, Section("To beware of", "", [items]))
+        found.insert(1, PageSection("To beware of", "", [items]))
     if page.files:
         links = [
             tag(
@@ -159,7 +159,7 @@ def _all(page: Page) -> list[Section]:
             for one in page.files
         ]
         said = "What this page shows, as files; they are in the page itself."
-        found.append(Section("Data", said, [tag("ul", *links, class_="files")]))
+        found.append(PageSection("Data", said, [tag("ul", *links, class_="files")]))
     return found
 
 
@@ -181,7 +181,7 @@ def _sections(page: Page) -> list[Html]:
     ]
 
 
-def _id(section: Section) -> str:
+def _id(section: PageSection) -> str:
     return "".join(one if one.isalnum() else "-" for one in section.title.lower())
 
 

@@ -39,7 +39,7 @@ from tuner.rollout.targets.seam import Stated
 from tuner.rollout.targets.view import Edits, View
 
 
-class Part(Protocol):
+class CommandPart(Protocol):
     """Some words of a command line, in order."""
 
     @property
@@ -215,14 +215,14 @@ def holds_flags(value: str) -> bool:
 class CommandLine:
     """The parts in order, and which of their words are vLLM's."""
 
-    parts: Sequence[Part]
+    parts: Sequence[CommandPart]
     begin: int
     """Index of the first word that is vLLM's."""
 
-    home: Part
+    home: CommandPart
     """Where new flags go."""
 
-    spare: Part | None
+    spare: CommandPart | None
     """Where those go that home, a variable, cannot carry."""
 
     edits: Edits
@@ -309,7 +309,7 @@ class CommandLine:
             assert variable.change is not None
             variable.change(change.text)
 
-    def _owner(self, index: int) -> tuple[Part, int]:
+    def _owner(self, index: int) -> tuple[CommandPart, int]:
         local = self.begin + index
         for part in self.parts:
             if local < len(part.tokens):

@@ -11,7 +11,7 @@ from tuner.rollout.targets import images
 from tuner.rollout.targets.command_line import script
 from tuner.rollout.targets.command_line.command_line import (
     CommandLine,
-    Part,
+    CommandPart,
     TextPart,
     check_plain,
     elsewhere,
@@ -105,7 +105,7 @@ def command_line(file: YamlFile, one: Container, *, is_trusted: bool = False) ->
     return _with_variables(file, one, parts, begin, evidence)
 
 
-def _flags_begin(parts: Sequence[Part], own_command: bool) -> int:
+def _flags_begin(parts: Sequence[CommandPart], own_command: bool) -> int:
     """Return where the flags of an image's entrypoint begin, or of one that hands them on."""
     tokens = [token for part in parts for token in part.tokens]
     if not own_command:
@@ -125,7 +125,7 @@ def _started(one: Container, tokens: Sequence[Token], own_command: bool) -> str:
 
 
 def _with_variables(
-    file: YamlFile, one: Container, parts: Sequence[Part], begin: int, evidence: str
+    file: YamlFile, one: Container, parts: Sequence[CommandPart], begin: int, evidence: str
 ) -> CommandLine:
     """Add the variables of flags that the command line uses."""
     tokens = [token for part in parts for token in part.tokens][begin:]
@@ -136,8 +136,8 @@ def _with_variables(
         if name == one.variable or (name in used and holds_flags(node.value[at:]))
     }
     others = [part for part in elsewhere(tokens) if part.name not in names]
-    spliced: list[Part] = [_variable(file, *where) for where in names.values()]
-    home: Part
+    spliced: list[CommandPart] = [_variable(file, *where) for where in names.values()]
+    home: CommandPart
     if spliced:
         home = spliced[-1]
     elif one.variable and not parts:
@@ -168,7 +168,7 @@ class _Scripts:
 
 
 def script_in(
-    parts: Sequence[Part], tokens: Sequence[Token], around: _Scripts | None
+    parts: Sequence[CommandPart], tokens: Sequence[Token], around: _Scripts | None
 ) -> TextPart | None:
     """Return the command of a shell's script that starts vLLM; None where no shell runs.
 
@@ -194,7 +194,9 @@ def script_in(
     )
 
 
-def _script_view(around: _Scripts | None, parts: Sequence[Part], index: int) -> tuple[View, Edits]:
+def _script_view(
+    around: _Scripts | None, parts: Sequence[CommandPart], index: int
+) -> tuple[View, Edits]:
     for part in parts:
         if index < len(part.tokens):
             break

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import yaml
 
-from tuner.rollout.targets.command_line.command_line import Part, TextPart
+from tuner.rollout.targets.command_line.command_line import CommandPart, TextPart
 from tuner.rollout.targets.command_line.dialects import BRACES, COMPOSE
 from tuner.rollout.targets.command_line.variables import (
     Scope,
@@ -113,9 +113,9 @@ class Container:
 FindContainers = Callable[[YamlFile, Asked], Iterator[Container]]
 
 
-def lists(file: YamlFile, one: Container, scope: Scope) -> list[Part]:
+def lists(file: YamlFile, one: Container, scope: Scope) -> list[CommandPart]:
     """Return the words of command and arguments. Raises TargetError where they are no words."""
-    found: list[Part] = []
+    found: list[CommandPart] = []
     for key in (one.spelling.command, one.spelling.args):
         node = get(one.node, key)
         if isinstance(node, yaml.SequenceNode):

@@ -148,7 +148,7 @@ class FlagsServer(Server):
 
 
 @dataclass(frozen=True, slots=True)
-class ValuesServer(Server):
+class ComposeValuesServer(Server):
     """The variables that a Compose file beside takes values of flags from."""
 
     text: str
@@ -196,9 +196,9 @@ class ValuesServer(Server):
             edits.replace(one.start, one.end, str(value))
         return edits.result()
 
-    def reopened(self, text: str) -> "ValuesServer":
+    def reopened(self, text: str) -> "ComposeValuesServer":
         found = opened(text, self.asked)
-        assert isinstance(found, ValuesServer)
+        assert isinstance(found, ComposeValuesServer)
         return found
 
     def rest(self) -> list[str]:
@@ -221,7 +221,7 @@ def _lines_but(text: str, names: set[str]) -> list[str]:
     return [line for number, line in lines if number not in own and line]
 
 
-def opened(text: str, asked: Asked) -> FlagsServer | ValuesServer:
+def opened(text: str, asked: Asked) -> FlagsServer | ComposeValuesServer:
     """Return the variable of flags, or those of a Compose file beside.
 
     Raises TargetError for a variable that cannot be understood, NotVllmError where none is seen to
@@ -245,7 +245,7 @@ def opened(text: str, asked: Asked) -> FlagsServer | ValuesServer:
     name = name if name in {one.name for one in lines} or not reader else None
     chosen = [one for one in lines if (one.name == name if name else one.name in holding)]
     if not chosen and reader is not None and reader.values:
-        return ValuesServer(text, asked, reader, reader.values)
+        return ComposeValuesServer(text, asked, reader, reader.values)
     if len({one.name for one in chosen}) > 1:
         raise UsageError(
             f"{asked.source}: which variable?", hint=f"--container NAME, of {', '.join(holding)}."

@@ -14,8 +14,8 @@ from tuner.rollout.targets.command_line.dialects import SYSTEMD
 from tuner.rollout.targets.command_line.process import image_of, server
 from tuner.rollout.targets.kinds.container_command import script_in
 from tuner.rollout.targets.kinds.unit_settings import (
-    Setting,
     UnitServer,
+    UnitSetting,
     environment,
     settings,
     words_of,
@@ -91,7 +91,7 @@ def drop_in(text: str, asked: Asked) -> str:
     return f"{_HEAD}{text[setting.start : setting.end]}\n"
 
 
-def _exec_start(edits: Edits) -> Setting:
+def _exec_start(edits: Edits) -> UnitSetting:
     """Return the one command in force: an empty ExecStart takes back those before it."""
     found = _commands(edits.text)
     if len(found) == 1:
@@ -107,8 +107,8 @@ def _exec_start(edits: Edits) -> Setting:
     )
 
 
-def _commands(text: str) -> list[Setting]:
-    found: list[Setting] = []
+def _commands(text: str) -> list[UnitSetting]:
+    found: list[UnitSetting] = []
     for setting in settings(text):
         if (setting.section, setting.name) == ("Service", "ExecStart"):
             found = [*found, setting] if setting.end > setting.start else []

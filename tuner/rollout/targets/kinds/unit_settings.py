@@ -20,7 +20,7 @@ _SECTION = re.compile(r"\ufeff?[ \t]*\[([^\]]*)\][ \t\r]*$")
 
 
 @dataclass(frozen=True, slots=True)
-class Setting:
+class UnitSetting:
     """One setting, such as ExecStart."""
 
     section: str
@@ -41,7 +41,7 @@ class UnitServer(Server):
     text: str
     asked: Asked
     line: CommandLine
-    setting: Setting
+    setting: UnitSetting
     """What has the command."""
 
     @property
@@ -67,7 +67,7 @@ class UnitServer(Server):
         return Rollout(f"{control} daemon-reload && {control} restart {shlex.quote(unit)}")
 
 
-def settings(text: str) -> Iterator[Setting]:
+def settings(text: str) -> Iterator[UnitSetting]:
     """Yield the settings in order; a value may go on in the next lines."""
     section, at = "", 0
     while at < len(text):
@@ -85,7 +85,7 @@ def settings(text: str) -> Iterator[Setting]:
             if (assignment := _ASSIGNMENT.match(text, at, end)) is not None:
                 value = text[assignment.end() : end]
                 stop = assignment.end() + len(value.rstrip())
-                yield Setting(section, assignment[1], assignment.end(), stop)
+                yield UnitSetting(section, assignment[1], assignment.end(), stop)
         at = end + 1
 
 

@@ -39,7 +39,7 @@ MAIN_KEYS = ("timestamp", "input_length", "output_length")
 RowByRow = Callable[[Iterable[tuple[int, bytes]], TraceFile], Iterator[Row]]
 
 
-class Reader:
+class CanonicalReader:
     """Reads canonical rows, and counts those that it drops."""
 
     def __init__(

@@ -11,7 +11,15 @@ from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.json_values import spans_lines, values
 from tuner.trace.formats.reading.record import Tally
 
-__all__ = ["BOM", "HEAD_BYTES", "MAX_LINE_BYTES", "SAMPLE_BYTES", "STDIN", "Asked", "TraceFile"]
+__all__ = [
+    "BOM",
+    "HEAD_BYTES",
+    "MAX_LINE_BYTES",
+    "SAMPLE_BYTES",
+    "STDIN",
+    "TableOptions",
+    "TraceFile",
+]
 
 MAX_LINE_BYTES = 4 * 2**20
 MAX_DOCUMENT_BYTES = 256 * 2**20
@@ -24,7 +32,7 @@ SAMPLE_BYTES = 2**22
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TableOptions:
     """What the user says of a table; empty where nothing."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
@@ -51,10 +59,10 @@ class TraceFile:
         tally: Tally,
         *,
         allow_text: bool = False,
-        asked: Asked | None = None,
+        asked: TableOptions | None = None,
     ) -> None:
         self.path = path
-        self.asked = asked or Asked()
+        self.asked = asked or TableOptions()
         """What the user says of a table."""
 
         self.tally = tally
