@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.builders import iterations, record, replay_of
+from tests.support.builders import facts, iterations, record, replay_of
 from tuner.errors import GeneratorLateError
 from tuner.replay.device_use import DeviceUse
-from tuner.replay.generator_lag import check_generator
+from tuner.replay.generator_lag import check_generator, check_reading
 from tuner.replay.iterations import batch_times, weighted_quantile
 from tuner.replay.measure import in_flight_peak, measure, spread
 from tuner.replay.records import DEVICE
@@ -142,6 +142,22 @@ def test_a_generator_that_was_late_is_refused() -> None:
     check_generator([on_time])
     with pytest.raises(GeneratorLateError, match=r"p99 lag 60\.0 ms, limit 50\.0 ms"):
         check_generator([late])
+
+
+def test_outputs_that_were_read_late_are_refused_where_nothing_joins_them_by_nature() -> None:
+    """Of 100 tokens 10 may come joined with others, 11 may not."""
+    few, many = (replay_of([record(output_tokens=100, merged_outputs=n)]) for n in (10, 11))
+    check_reading(few, facts(engine="vllm"))
+    with pytest.raises(
+        GeneratorLateError, match=r"read late \(11% of them .*, limit 10%"
+    ) as caught:
+        check_reading(many, facts(engine="vllm"))
+    assert "--engine serve" in caught.value.hint
+    check_reading(many, facts(engine="serve"))
+    for name, value in (("speculative_config", {"method": "ngram"}), ("stream_interval", 4)):
+        check_reading(many, facts(engine="vllm", arguments={name: value}))
+    with pytest.raises(GeneratorLateError):
+        check_reading(many, facts(engine="vllm", arguments={"stream_interval": 1}))
 
 
 def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:

@@ -140,11 +140,19 @@ class Reply:
 class Stalls:
     """How an engine has stood still though it had work; seconds. Nothing where it does not tell."""
 
+    compiled: list[str] = field(default_factory=list)
+    """What it compiled while it served, in its own words: kernels for a shape seen first."""
+
     now_s: float = 0.0
     """How long it does so now; 0 while it moves."""
 
     lengths_s: list[float] = field(default_factory=list)
     """The stalls that have ended, in order."""
+
+    @property
+    def count(self) -> tuple[int, int]:
+        """How many stalls have ended, and how often it compiled."""
+        return len(self.lengths_s), len(self.compiled)
 
 
 class Engine(Protocol):

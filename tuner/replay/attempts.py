@@ -1,12 +1,12 @@
-"""A replay, made again while our own requests left late, or the engine stood still meanwhile: those
-numbers would be ours, or nobody's."""
+"""A replay, made again while our own requests left or were read late, or the engine stood still or
+compiled meanwhile: those numbers would be ours, or nobody's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tuner.engines.seam import Engine
 from tuner.errors import EngineError, GeneratorLateError, StoodStillError
-from tuner.replay.generator_lag import check_generator
+from tuner.replay.generator_lag import check_generator, check_reading
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import Replay
@@ -33,13 +33,13 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
     """Replay a window's plan with an empty prefix cache.
 
     ``begun`` is told of every attempt, ``late`` of every one that is thrown away with its elapsed
-    seconds. Raises GeneratorLateError when the requests stay late, StoodStillError when the engine
-    stands still every time.
+    seconds. Raises GeneratorLateError when the requests or their outputs stay late, StoodStillError
+    when the engine stands still every time.
     """
     retries = RETRIES
     while True:
         begun()
-        stalls = len(engine.stalls.lengths_s)
+        stalls = engine.stalls.count
         await engine.reset_prefix_cache()
         replaying = replay(
             plan,
@@ -53,9 +53,10 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
         )
         result, device = await while_reading(replaying, read)
         try:
-            check_stalls(engine, stalls, what=f"max_num_seqs={max_num_seqs}")
+            check_stalls(engine, stalls, what=f"max_num_seqs={max_num_seqs}", is_last=not retries)
             if rule.stop_after_s is None:  # else only its iterations count
                 check_generator([result])
+                check_reading(result, engine.facts)
         except (GeneratorLateError, StoodStillError) as error:
             late(error, result.elapsed_s)
             if not retries:
@@ -65,14 +66,22 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
             return replace(result, device=device, weight=window.weight)
 
 
-def check_stalls(engine: Engine, before: int, *, what: str) -> None:
-    """Refuse what was measured since the engine had stood still ``before`` times.
+def check_stalls(engine: Engine, before: tuple[int, int], *, what: str, is_last: bool) -> None:
+    """Refuse what was measured since the engine's stalls were counted, ``before``.
 
-    Raises StoodStillError when it has again: of what passed meanwhile the load is not the cause.
+    Raises StoodStillError when it stood still again: of what passed meanwhile the load is not the
+    cause. So is what it compiled; the last time that is taken as it is, as production would see it.
     """
-    if lengths_s := engine.stalls.lengths_s[before:]:
+    stalls, compiled = before
+    if lengths_s := engine.stalls.lengths_s[stalls:]:
         raise StoodStillError(
             f"{what}: the engine stood still for {max(lengths_s):.0f} s",
             hint="See what stops it: the machine's log and the driver's; then --resume.",
             seconds=max(lengths_s),
+        )
+    if (told := engine.stalls.compiled[compiled:]) and not is_last:
+        raise StoodStillError(
+            f"{what}: the engine compiled meanwhile: {told[-1]}",
+            hint="It is measured again.",
+            seconds=0.0,
         )

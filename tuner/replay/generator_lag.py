@@ -1,14 +1,19 @@
-"""Whether our own requests left in time: else the numbers describe us and not the engine. Pure."""
+"""Whether our own requests left, and their outputs were read, in time: else the numbers describe us
+and not the engine. Pure."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
+from tuner.engines.seam import EngineFacts
 from tuner.errors import GeneratorLateError
 from tuner.replay.records import Replay
 
 MIN_LAG_LIMIT_S = 0.005
 LAG_SHARE_OF_ITL = 0.10
+
+MERGED_LIMIT = 0.10
+"""Share of the output tokens that we may read so late that vLLM has joined them with others."""
 
 
 def check_generator(blocks: Sequence[Replay]) -> None:
@@ -24,6 +29,26 @@ def check_generator(blocks: Sequence[Replay]) -> None:
             f"max_num_seqs={blocks[0].max_num_seqs}: requests left late "
             f"(p99 lag {p99_s * 1e3:.1f} ms, limit {limit_s * 1e3:.1f} ms)",
             hint="Give tuner a core of its own, or stop what else runs here; then --resume.",
+        )
+
+
+def check_reading(one: Replay, facts: EngineFacts) -> None:
+    """Refuse a replay whose outputs we read late. Raises GeneratorLateError above MERGED_LIMIT.
+
+    Drafts and ``stream_interval`` join tokens by their nature, and a server's client sees what the
+    server's users see: there nothing is refused.
+    """
+    arguments = facts.arguments
+    joins = arguments.get("speculative_config") or arguments.get("stream_interval") not in {None, 1}
+    tokens = sum(record.output_tokens for record in one.records)
+    if facts.engine != "vllm" or joins or not tokens:
+        return
+    share = sum(record.merged_outputs for record in one.records) / tokens
+    if share > MERGED_LIMIT:
+        raise GeneratorLateError(
+            f"max_num_seqs={one.max_num_seqs}: outputs were read late ({share:.0%} of them came "
+            f"joined with others, limit {MERGED_LIMIT:.0%})",
+            hint="Give tuner a core of its own, or read in a process of its own: --engine serve.",
         )
 
 

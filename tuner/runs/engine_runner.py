@@ -195,7 +195,7 @@ class EngineRunner:
             )
 
     def late(self, what: str, error: EngineError, elapsed_s: float) -> None:
-        """Note what is thrown away: our sending was late, or the engine stood still."""
+        """Note what is thrown away: we were late, or the engine stood still or compiled."""
         self.recorder.add_late(what, str(error), elapsed_s)
         self.watcher.warn(f"{error}; thrown away")
 
@@ -226,15 +226,15 @@ class EngineRunner:
     async def unbroken(
         self, what: str, engine: Engine, measure: Callable[[], Awaitable[Result]]
     ) -> Result:
-        """Measure; again while the engine stands still meanwhile. Raises StoodStillError when it
-        does every time."""
+        """Measure; again while the engine stands still or compiles meanwhile. Raises
+        StoodStillError when it stands still every time."""
         loop = asyncio.get_running_loop()
         async with self.watched(what, engine):
             for left in reversed(range(RETRIES + 1)):
-                begun_s, stalls = loop.time(), len(engine.stalls.lengths_s)
+                begun_s, stalls = loop.time(), engine.stalls.count
                 found = await measure()
                 try:
-                    check_stalls(engine, stalls, what=what)
+                    check_stalls(engine, stalls, what=what, is_last=not left)
                 except StoodStillError as error:
                     self.late(what, error, loop.time() - begun_s)
                     if not left:

@@ -83,6 +83,7 @@ class ServerEngine(ControlledEngine):
         for one in served:
             self._complete(one)
         self._replies.clear()
+        self.stalls.compiled += self._process.compiles.new()
         return log
 
     async def stop(self) -> None:

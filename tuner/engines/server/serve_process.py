@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.engines.vllm import failure as vllm_failure
-from tuner.engines.vllm.log import said_since, size_of
+from tuner.engines.vllm.log import Compiles, said_since, size_of
 from tuner.errors import EngineError, InputError
 from tuner.system import http, interruption
 from tuner.system.http import HttpRequest
@@ -64,6 +64,7 @@ class ServeProcess:
     ) -> None:
         self._guardian, self.group = guardian, group
         self._log, self._log_start = log, log_start
+        self.compiles = Compiles(log)
         self._cause: EngineError | None = None
         interruption.ends_with_us(self.kill)
 

@@ -28,7 +28,7 @@ from tuner.engines.vllm.config import Configuration, how, pinned, prompt_vocabul
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.llm import Llm
-from tuner.engines.vllm.log import said_since, size_of
+from tuner.engines.vllm.log import Compiles, said_since, size_of
 from tuner.errors import EngineError
 
 _STOP_S = 10.0
@@ -60,6 +60,7 @@ class VllmEngine(ControlledEngine):
         self._context = context
         self._log = log
         self._log_start = log_start
+        self._compiles = Compiles(log)
         self._cause: EngineError | None = None
         self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
         self._memory_before: Mapping[str, int] = {}
@@ -169,6 +170,7 @@ class VllmEngine(ControlledEngine):
     async def take_iterations(self) -> IterationLog:
         self._check_running()
         log, _ = await self._control.take_log()
+        self.stalls.compiled += self._compiles.new()
         return log
 
     async def stop(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import Iterator
@@ -10,6 +11,12 @@ from pathlib import Path
 from typing import TextIO
 
 _KIN = ("vllm", "transformers", "huggingface_hub", "torch", "filelock")
+
+
+_COMPILED = re.compile(
+    r"(\w[\w.@ -]* during inference: .+?)\. This causes|(Compiling a graph for compile range .+)"
+)
+"""What vLLM says of a kernel (``utils/jit_monitor.py``) or a graph that it had not warmed up."""
 
 
 class _Stream:
@@ -60,3 +67,16 @@ def said_since(log: Path, start: int) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+class Compiles:
+    """What an engine's log says was compiled since it was asked last."""
+
+    def __init__(self, log: Path) -> None:
+        self._log, self._read = log, size_of(log)
+
+    def new(self) -> list[str]:
+        said = said_since(self._log, self._read)
+        whole = said[: said.rfind("\n") + 1]  # the rest of a line comes later
+        self._read += len(whole.encode(errors="replace"))
+        return [kernel or graph for kernel, graph in _COMPILED.findall(whole)]
