@@ -32,7 +32,7 @@ PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet attack lock coverage
+.PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet gpu attack lock coverage
 .PHONY: fix docs readme golden shots studies bench clean setup setup-dev
 
 help:  ## Say what can be made
@@ -80,6 +80,9 @@ versions: setup-dev  ## Try several versions of vLLM; keeps what came of it in d
 
 attack: setup-dev  ## The tests that attack, with their counts
 	$(BIN)/python -m pytest -m "attack and not vllm and not services" $(PYTEST_ARGS)
+
+gpu: setup-dev  ## The tests that hold on a CUDA device too, on one
+	$(BIN)/python -m pytest --gpu -m gpu $(PYTEST_ARGS)
 
 quiet: setup-dev  ## What takes a machine on which nothing else runs
 	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tuner.engines import gpus
+
 if TYPE_CHECKING:
     from tests.support.vllm_server import RealServer
 
@@ -30,19 +32,22 @@ VLLM_TIMEOUT_S = 300
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--gpu", action="store_true", help="also run tests that need a CUDA device")
+    parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a CUDA device")
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    no_gpu = pytest.mark.skip(reason="needs --gpu")
+    if config.getoption("--gpu") and not gpus.visible():
+        raise pytest.UsageError("--gpu: the driver shows no CUDA device here")
+    no_gpu = pytest.mark.skip(reason="needs a CUDA device, and --gpu")
     no_vllm = pytest.mark.skip(reason="vllm is not installed")
     has_vllm = importlib.util.find_spec("vllm") is not None
     for item in items:
         marks = {mark.name for mark in item.iter_markers()}
         if (shares := marks & SHARES) and (len(shares) > 1 or "vllm" not in marks):
             raise pytest.UsageError(f"{item.nodeid}: {shares} is not one share with vllm")
-        if item.get_closest_marker("gpu") and not config.getoption("--gpu"):
+        gpu = item.get_closest_marker("gpu")
+        if gpu is not None and gpu.kwargs.get("only") and not config.getoption("--gpu"):
             item.add_marker(no_gpu)
         if item.get_closest_marker("vllm"):
             if not has_vllm:

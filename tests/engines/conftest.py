@@ -15,19 +15,25 @@ from tuner.engines.vllm.start import VllmStarter
 CEILING = 8
 """The max_num_seqs that the shared engines are started with."""
 
-CHEAP = ["sim", pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone])]
+VLLM = pytest.param("vllm", marks=[pytest.mark.vllm, pytest.mark.alone, pytest.mark.gpu])
+
+CHEAP = ["sim", VLLM]
 """Engines that start in seconds."""
 
 KINDS = [*CHEAP, pytest.param("serve", marks=[pytest.mark.vllm, pytest.mark.alone])]
 """A server takes half a minute to start: one serves all tests."""
 
-VLLM_ROOMY: Mapping[str, ArgumentValue] = {
+TINY: Mapping[str, ArgumentValue] = {
     "model": "tuner:tiny",
+    "gpu_memory_utilization": 0.1,  # several stand side by side; on a CPU nothing depends on it
+}
+VLLM_ROOMY: Mapping[str, ArgumentValue] = {
+    **TINY,
     "max_model_len": 1024,
     "max_num_batched_tokens": 512,
 }
 VLLM_CRAMPED: Mapping[str, ArgumentValue] = {
-    "model": "tuner:tiny",
+    **TINY,
     "max_model_len": 256,
     "block_size": 32,
     "num_gpu_blocks_override": 13,  # 12 of 32 tokens to use: three requests of 128

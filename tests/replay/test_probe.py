@@ -12,7 +12,7 @@ from tuner.replay.probe import PROBES, probe
 from tuner.trace.trace import TraceRequest
 
 
-@pytest.mark.parametrize(("kind", "warm_ups"), [("cpu", 1), ("cuda", PROBES)])
+@pytest.mark.parametrize(("kind", "warm_ups"), [("cpu", 1), ("gpu", PROBES)])
 def test_an_accelerator_gets_every_length_twice_and_the_second_time_counts(
     kind: str, warm_ups: int
 ) -> None:

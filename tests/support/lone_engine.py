@@ -13,7 +13,11 @@ from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers.seam import Batching
 from tuner.engines.workers.vllm import VllmTestbed
 
-TINY: dict[str, ArgumentValue] = {"model": "tuner:tiny", "max_model_len": 512}
+TINY: dict[str, ArgumentValue] = {
+    "model": "tuner:tiny",
+    "max_model_len": 512,
+    "gpu_memory_utilization": 0.1,  # two of them
+}
 
 
 async def main(log: Path) -> None:

@@ -65,6 +65,7 @@ def sockets_in(folder: Path) -> list[Path]:
 
 
 @pytest.mark.faults
+@pytest.mark.gpu
 def test_no_engine_and_no_worker_survives_a_tuner_that_is_killed_while_they_generate(
     program: subprocess.Popen[str], temporary: Path
 ) -> None:
@@ -81,6 +82,7 @@ def test_no_engine_and_no_worker_survives_a_tuner_that_is_killed_while_they_gene
 
 
 @pytest.mark.faults
+@pytest.mark.gpu
 def test_no_engine_survives_a_tuner_that_is_killed_while_it_starts(
     program: subprocess.Popen[str],
 ) -> None:
@@ -134,6 +136,7 @@ def test_a_failed_start_says_why_and_leaves_nothing(
     assert cores() == before
 
 
+@pytest.mark.gpu
 def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
     before = cores()
     starter = VllmStarter(VLLM_CRAMPED, log=tmp_path / "vllm.log")
@@ -175,6 +178,7 @@ def test_a_start_that_hangs_is_ended_in_time_with_vllms_last_words(
 
 
 @pytest.mark.faults
+@pytest.mark.gpu
 def test_when_the_engine_is_killed_whoever_asks_is_told(tmp_path: Path) -> None:
     from tuner.engines.vllm.engine import VllmEngine  # noqa: PLC0415 - imports vLLM
 
@@ -280,9 +284,13 @@ def test_a_shipped_model_brings_what_a_deployment_without_tuner_needs() -> None:
     assert not {"skip_tokenizer_init", "scheduler_cls", "disable_log_stats"} & arguments.keys()
 
 
+@pytest.mark.gpu
 def test_the_token_budget_is_the_servers_own_when_none_is_asked_for() -> None:
+    """2,048 on a CPU; on a GPU as many as the device is worth to vLLM."""
     starter = VllmStarter({"model": "tuner:tiny", "max_model_len": 100})
-    assert {starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 8)} == {2048}
+    (budget,) = {starter.resolve(max_num_seqs=n)["max_num_batched_tokens"] for n in (1, 8)}
+    assert isinstance(budget, int)
+    assert budget >= 2048
 
 
 def test_what_nobody_asked_for_is_left_to_vllm() -> None:
