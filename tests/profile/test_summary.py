@@ -83,7 +83,14 @@ def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str)
 )  # fmt: skip
 def test_it_says_what_the_next_smaller_step_would_serve(cap: int, cut: bool, given: str) -> None:
     source = "measured" if cut else "twin"
-    less = step(cap).model_copy(update={"attainment": 0.488, "cut": cut, "source": source})
+    less = step(cap).model_copy(
+        update={
+            "attainment": 0.231 if cut else 0.488,
+            "intervals": {"attainment": (0.2, 0.488)},
+            "cut": cut,
+            "source": source,
+        }
+    )
     rows = dict(block_of(profile(curve=(less, step(16))), next_="").rows)
     assert rows["gives"].startswith(f"99.5 % in SLO{given}, p95 TPOT")
     assert ("costs" in rows) != cut  # the times of a part are no times of the whole

@@ -74,16 +74,16 @@ def facts_of(profile: ServingProfile) -> list[str]:
 
 
 def promised(profile: ServingProfile) -> CapNumbers:
-    """Return what the choice gives for all of the traffic as captured: the twin's numbers, the
-    windows' where they decided, or the confirming replay's where the twin's forecast of it failed.
+    """Return what the choice gives as captured: the twin's numbers of all of the traffic; the
+    confirming replay's where the twin's forecast of it failed or the windows decided; the ladder's
+    where nothing confirmed.
     """
-    record = profile.promise.checked
-    if record is not None and "foretold" in record.failed:
-        return profile.promise
-    for one in profile.promise.predicted:
-        if one.load == 1.0:
-            return one
-    return chosen_step(profile) or profile.promise
+    promise, record = profile.promise, profile.promise.checked
+    twin = next((one for one in promise.predicted if one.load == 1.0), None)
+    if twin is not None and not (record is not None and "foretold" in record.failed):
+        return twin
+    confirmed = twin is not None or promise.source == "confirming run"
+    return promise if confirmed else chosen_step(profile) or promise
 
 
 def chosen_step(profile: ServingProfile) -> CurveStep | None:
@@ -215,10 +215,13 @@ def _is_part(one: CurveStep) -> bool:
 def _instead(profile: ServingProfile, given: CapNumbers) -> str:
     """Say what the next smaller step would serve, where that is less: " (8 slots: 88.1 %)"."""
     below = _below(profile)
-    if below is None or given.attainment - below.attainment <= SAME / 2:
+    if below is None:
         return ""
-    most = "at most " * _is_part(below)
-    return f" ({_slots(below)}: {most}{percent(below.attainment)})"
+    part = _is_part(below)
+    share = below.intervals["attainment"][1] if part else below.attainment
+    if given.attainment - share <= SAME / 2:
+        return ""
+    return f" ({_slots(below)}: {'at most ' * part}{percent(share)})"
 
 
 def _slots(one: CurveStep) -> str:
@@ -281,7 +284,8 @@ def _checked(profile: ServingProfile) -> str:
     """Say what was held against what, and what it took."""
     promise, origin = profile.promise, profile.provenance
     parts = []
-    if (record := promise.checked) is not None and record.numbers:
+    record = promise.checked if promise.predicted else None
+    if record is not None and record.numbers:
         parts.append(said_of(record))
     if promise.source == "confirming run":
         fresh = "behind a fresh server" if origin.confirm == "server" else "on a fresh engine"
