@@ -1,6 +1,7 @@
 """Measure how fast and in how much memory traces are read, beside pandas, polars and DuckDB.
 
     python scripts/bench_reading.py --rows 10000000 --others .bench/bin/python --keep reading
+    python scripts/bench_reading.py --file canonical.jsonl ...
 
 Files of made-up requests are written to a temporary folder: a CSV with dates, tuner's JSON lines,
 and both packed with gzip. Each is read by tuner into columns, which every command begins with, and
@@ -8,7 +9,8 @@ by the commands of `tuner trace`; and read whole by those of the three that anot
 (`--others`, by default this one), which check nothing. `import` writes all rows again as JSON
 lines, so DuckDB does that too. Each is a process of its own, all in one run, so that the ratios
 carry over to other machines. CPU seconds are of all threads, peak memory is the child's resident
-set. What is found is kept after every file, so that a run that is cut off keeps what it had done.
+set. What is found is kept after every file, with the commit that it is of; `--file` measures one
+anew, in some minutes, and keeps what was found for the others.
 """
 
 import argparse
@@ -50,7 +52,7 @@ KINDS = {
     "canonical.jsonl": "JSON lines",
     "canonical.jsonl.gz": "JSON lines, gzip",
 }
-HEAD = ["file", "read by", "CPU", "times the fastest other", "peak memory"]
+HEAD = ["file", "read by", "CPU", "times the fastest other", "peak memory", "commit"]
 CHUNK = 100_000
 
 
@@ -128,11 +130,12 @@ def rows_of(path: Path, python: str, others: Sequence[str]) -> list[list[str]]:
         took[what] = cpu_s, peak_mib
         print(f"{KINDS[path.name]}  {what}  {cpu_s:.1f} s  {peak_mib:,.0f} MiB", flush=True)
     rows = []
+    commit = evidence.commit()
     for what, (cpu_s, peak_mib) in took.items():
         alike = [WRITTEN] if what in (WRITTEN, IMPORTED) else others
         fastest_s = min((took[one][0] for one in alike if one in took), default=cpu_s)
         row = [KINDS[path.name], what, f"{cpu_s:.1f} s", f"{cpu_s / fastest_s:.1f}"]
-        rows.append([*row, f"{peak_mib:,.0f} MiB"])
+        rows.append([*row, f"{peak_mib:,.0f} MiB", commit])
     return rows
 
 
@@ -152,22 +155,35 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--others", default=sys.executable, help="interpreter that has them")
     parser.add_argument("--keep", metavar="NAME", help="Write docs/evidence/NAME.json.")
+    parser.add_argument("--file", choices=KINDS, help="Measure this one only.")
     options = parser.parse_args()
     others = versions(options.others)
     used = {"pyarrow": version("pyarrow"), **others}
-    table: list[list[str]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        for name, write in (("azure.csv", write_azure), ("canonical.jsonl", write_canonical)):
-            path = Path(folder) / name
-            write(path, options.rows)
-            packed = path.with_name(f"{name}.gz")
-            with path.open("rb") as plain, gzip.open(packed, "wb", compresslevel=6) as file:
-                shutil.copyfileobj(plain, file, 2**20)
-            for one in (path, packed):
-                table += rows_of(one, options.others, list(others))
-                evidence.keep(options.keep, {"head": HEAD, "rows": table}, used)
-            path.unlink()
-            packed.unlink()
+    table = kept(options.keep) if options.file else []
+    for name in [options.file] if options.file else KINDS:
+        with tempfile.TemporaryDirectory() as folder:
+            path = write(Path(folder) / name, options.rows)
+            found = rows_of(path, options.others, list(others))
+        table = [row for row in table if row[0] != KINDS[name]] + found
+        table.sort(key=lambda row: list(KINDS.values()).index(row[0]))
+        evidence.keep(options.keep, {"head": HEAD, "rows": table}, used)
+
+
+def kept(name: str | None) -> list[list[str]]:
+    """Return the rows of an earlier run."""
+    path = evidence.FOLDER / f"{name}.json"
+    return list(evidence.found(name)["rows"]) if name and path.exists() else []
+
+
+def write(path: Path, rows: int) -> Path:
+    """Write a file of made-up requests, packed if its name says so."""
+    plain = path.with_suffix("") if path.suffix == ".gz" else path
+    {"azure.csv": write_azure, "canonical.jsonl": write_canonical}[plain.name](plain, rows)
+    if plain != path:
+        with plain.open("rb") as source, gzip.open(path, "wb", compresslevel=6) as file:
+            shutil.copyfileobj(source, file, 2**20)
+        plain.unlink()
+    return path
 
 
 if __name__ == "__main__":

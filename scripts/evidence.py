@@ -32,7 +32,7 @@ def keep(name: str | None, found: object, others: Mapping[str, str] | None = Non
     path.parent.mkdir(exist_ok=True)
     content = {
         "command": " ".join(["python", f"scripts/{Path(sys.argv[0]).name}", *sys.argv[1:]]),
-        "commit": _git("rev-parse", "--short=12", "HEAD"),
+        "commit": commit(),
         "changed_since": _git("status", "--porcelain", "--", "tuner", "scripts") != "",
         "date": f"{datetime.now(UTC):%Y-%m-%d}",
         "versions": {
@@ -45,6 +45,11 @@ def keep(name: str | None, found: object, others: Mapping[str, str] | None = Non
     }
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
     print(f"kept in {path.relative_to(ROOT)}: commit it")
+
+
+def commit() -> str:
+    """Return what is checked out."""
+    return _git("rev-parse", "--short=12", "HEAD")
 
 
 def found(name: str) -> Any:  # noqa: ANN401 - JSON content

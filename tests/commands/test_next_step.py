@@ -31,6 +31,8 @@ from tuner.commands.plan.options import PlanOptions
 from tuner.commands.refine.view import RefinePrint, block_of_refinement
 from tuner.commands.root import app
 from tuner.commands.shared.machine import ThisMachine
+from tuner.commands.show import run as show
+from tuner.commands.show.options import ShowOptions
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.view import next_command
 from tuner.commands.verify import view as verify_view
@@ -346,13 +348,22 @@ def test_the_next_command_works_as_it_is_printed(
     tried = set[str]()
     for number, said in enumerate(CASES[command](engine)):
         printed = said.block.next
-        if printed in tried:
+        if printed in {*tried, ""}:
             continue
         tried.add(printed)
         folder = tmp_path / str(number)
         folder.mkdir()
         save(said.profile, folder / PROFILE)
         run_as_printed(folder, printed)
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_looking_at_a_profile_leads_on_and_never_back(engine: Kind) -> None:
+    for said in of_plan(engine):
+        assert "show" not in said.block.next
+    one = with_twin(engine)
+    for found in (one, resealed(one, twin=None)):
+        assert "show" not in show._next(found, ShowOptions(profile=PROFILE))
 
 
 def run_as_printed(folder: Path, printed: str) -> None:

@@ -52,8 +52,9 @@ NUMERICS: dict[str, ArgumentValue] = {
 _SPREADS = frozenset({"pipeline_parallel_size", "tensor_parallel_size"})
 """Of these, the ones that a deployment without them decides too: it has one GPU for a server."""
 
-OF_SIMULATION = frozenset({"max_num_batched_tokens", "max_num_seqs"})
-"""What a simulated engine can tell of a real one."""
+OF_SIMULATION = frozenset({"max_num_seqs"})
+"""What a simulated engine can tell of a real one. Its ``max_num_batched_tokens`` is the simulated
+machine's own: what is deployed keeps the one that its prompts need."""
 
 Part = Literal["traffic", "choice", "memory"]
 _HOLDS: dict[str, frozenset[Part]] = {
@@ -114,7 +115,7 @@ def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentV
 
     With ``live_knob`` the server is built for the largest cap that was measured and admits only the
     chosen one: exactly what the ladder measured, at the price of memory for the larger cap. What a
-    profile may not set is left out, and of a simulated one all that is not of the scheduler.
+    profile may not set is left out, and of a simulated one all but the cap.
     Raises InputError for a model that should ship and does not, ProfileError where the token budget
     is too small for the larger cap.
     """
@@ -124,7 +125,7 @@ def settings(profile: ServingProfile, *, live_knob: bool) -> dict[str, ArgumentV
     if "model" not in left:
         arguments["model"] = models.model_path(profile.model)
     if live_knob:
-        chosen, tokens = profile.decision.max_num_seqs, arguments["max_num_batched_tokens"]
+        chosen, tokens = profile.decision.max_num_seqs, engine["max_num_batched_tokens"]
         built_for = max(
             [chosen, *(one.max_num_seqs for one in profile.curve if one.source != "twin")]
         )
@@ -152,7 +153,7 @@ def left_out(profile: ServingProfile) -> dict[str, str]:
     """Return the arguments of a profile that are written nowhere, and why.
 
     A profile may be somebody else's: what loads code, opens files, ports or addresses is not its to
-    set. A simulated engine tells of the scheduler, and of nothing else.
+    set. A simulated engine tells of the cap, and of nothing else.
     """
     engine: dict[str, ArgumentValue] = dict(profile.engine)  # type: ignore[arg-type]
     found = dict.fromkeys(not_allowed(engine), "is not a profile's to set")
@@ -189,6 +190,13 @@ def check_together(
                 hint=f"Remove {name} from the file"
                 + (", or pass --live-knob." if name == "max_num_active_seqs" else "."),
             )
+    tokens, cap = stated.get("max_num_batched_tokens"), arguments.get("max_num_seqs")
+    if tokens is not None and "max_num_batched_tokens" not in arguments and _below(tokens, cap):
+        raise TargetError(
+            f"{source}:{tokens.line}: max_num_batched_tokens is {tokens.value}, less than the "
+            f"max_num_seqs {cap} of the profile: vLLM would not start",
+            hint="Raise it in the file first; a simulated profile has none to give it.",
+        )
     for name, ignored in OVERRULES.items():
         found = stated.get(name)
         if found is not None and name not in arguments and arguments.get(ignored) is not None:
@@ -196,6 +204,10 @@ def check_together(
                 f"{source}:{found.line}: {name} is set, and vLLM would then ignore {ignored}",
                 hint=f"Remove {name} from the file, or sweep with --base {source}.",
             )
+
+
+def _below(tokens: Stated, cap: ArgumentValue) -> bool:
+    return isinstance(tokens.value, int) and isinstance(cap, int) and tokens.value < cap
 
 
 def model_mismatch(profile: ServingProfile, here: Deployment) -> str | None:

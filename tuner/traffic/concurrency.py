@@ -112,10 +112,11 @@ def _mostly_known(columns: Columns, *recorded: NDArray[Any]) -> bool:
 
 def _filled(columns: Columns, durations_s: Floats) -> tuple[float, float]:
     """Return the time in which the trace neither fills up nor drains."""
-    known = np.flatnonzero(columns.served & ~np.isnan(durations_s))
+    known = columns.served & ~np.isnan(durations_s)
     first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
-    some = known[:: max(1, len(known) // TELLING)]
-    filled_s = first_s + float(np.quantile(durations_s[some], 0.99))
+    lasted_s = durations_s if known.all() else durations_s[known]
+    some_s = lasted_s[:: max(1, len(lasted_s) // TELLING)]
+    filled_s = first_s + float(np.quantile(some_s, 0.99))
     if filled_s >= first_s + (last_s - first_s) / 2:
         filled_s = first_s  # the trace is shorter than its requests: there is no better part
     return filled_s, last_s

@@ -61,10 +61,13 @@ def names() -> list[str]:
 
 
 def refused(done: Done, exit_code: int) -> str:
-    """Return the one line that says what is wrong; one more names the cure."""
-    message, cure = done.err.splitlines()
+    """Return the one line that says what is wrong; one more names the cure.
+
+    Where --force would write, the diff is shown, and warnings stand above.
+    """
+    *warnings, message, cure = done.err.splitlines()
     assert done.exit_code == exit_code
-    assert done.out == ""
+    assert done.out.startswith("--- ") if done.out else not warnings
     assert cure
     return message.removeprefix("Error: ")
 

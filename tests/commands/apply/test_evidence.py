@@ -111,14 +111,17 @@ def test_force_writes_nothing_of_another_model(run: Tuner) -> None:
     assert [one for one in ("dtype", "max-model-len", "load-format") if one in edited] == []
 
 
-def test_of_a_simulated_profile_the_scheduler_is_written_and_nothing_else(run: Tuner) -> None:
+def test_of_a_simulated_profile_the_cap_is_written_and_nothing_else(run: Tuner) -> None:
     engine = {**ENGINE, "dtype": "float32", "num_gpu_blocks_override": 99}
     save(profile(engine=engine, engine_="sim"), Path("sim.yaml"))
     Path("pod.yaml").write_text(POD % (VLLM, MODEL))
     assert run("apply", "sim.yaml", "pod.yaml").exit_code == 0
-    assert Path("pod.yaml").read_text() == (POD % (VLLM, MODEL)).replace(
-        "seqs=64]", "seqs=16, --max-num-batched-tokens=8192]"
-    )
+    assert Path("pod.yaml").read_text() == (POD % (VLLM, MODEL)).replace("seqs=64]", "seqs=16]")
+    text = (POD % (VLLM, MODEL)).replace("seqs=64]", "seqs=64, --max-num-batched-tokens=8]")
+    Path("pod.yaml").write_text(text)
+    found = refused(run("apply", "sim.yaml", "pod.yaml", "--force"), 3)
+    assert "max_num_batched_tokens is 8, less than the max_num_seqs 16" in found
+    assert Path("pod.yaml").read_text() == text
 
 
 FORBIDDEN = {
@@ -372,12 +375,15 @@ def test_tabs_and_items_without_a_value_are_read(run: Tuner) -> None:
     assert Path("c.yaml").read_text() == text.replace("64}", f"16}} {ADDED}")
 
 
-def test_a_refused_dry_run_prints_the_diff_and_then_the_refusal(run: Tuner) -> None:
-    Path("pod.yaml").write_text(POD % (VLLM, "acme/other"))
-    done = run("apply", "p.yaml", "pod.yaml", "--dry-run")
+@pytest.mark.parametrize("how", [[], ["--dry-run"]])
+def test_what_is_refused_prints_the_diff_and_then_the_refusal(run: Tuner, how: list[str]) -> None:
+    text = POD % (VLLM, "acme/other")
+    Path("pod.yaml").write_text(text)
+    done = run("apply", "p.yaml", "pod.yaml", *how)
     assert done.exit_code == 6
     assert done.out.startswith("--- pod.yaml\n+++ pod.yaml\n")
     assert "has acme/other" in done.err.splitlines()[-2]
+    assert Path("pod.yaml").read_text() == text
 
 
 def test_what_rolls_out_and_back_is_printed_to_paste(run: Tuner) -> None:

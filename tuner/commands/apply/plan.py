@@ -49,7 +49,7 @@ class _Places:
 
 def plan(options: ApplyOptions) -> Edit:
     """Return the edit, with what speaks against it. Raises ProfileError, TargetError, UsageError,
-    and of a plan that is no dry run also GateError and UndecidedError."""
+    and GateError or UndecidedError where there is no edit to show."""
     assert options.profile is not None
     chosen = profile.load(options.profile)
     rollout.check_visible(chosen)
@@ -59,8 +59,6 @@ def plan(options: ApplyOptions) -> Edit:
             hint="Sweep with the model that is deployed.",
         )
     undecided = _undecided(chosen, options)
-    if undecided is not None and not options.dry_run:
-        raise undecided
     text = (read_text(options.file) if options.file is not None else None) or ""
     kind = monitoring.kind_of(options.to, text)
     if kind is not None:
@@ -167,8 +165,6 @@ def _edit(
     overruled = [one for one in server.overruled if _decides(one, path, source)]
     if not options.force:
         refusal = refusal or rollout.refusal(chosen, found) or _refuse_overruled(source, overruled)
-    if refusal is not None and not options.dry_run:
-        raise refusal
     arguments, reasons = _arguments(chosen, options)
     for name in rollout.of_the_file(found) & arguments.keys():
         del arguments[name]

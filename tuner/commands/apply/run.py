@@ -33,7 +33,7 @@ def run(options: ApplyOptions) -> None:
         return
     server = _vllm_command() if options.exec else None
     edit = _planned(options)
-    if options.dry_run:
+    if options.dry_run or edit.refused is not None:
         apply_view.show_dry_run(edit, as_json=options.json)
         if edit.refused is not None:
             raise edit.refused
@@ -129,10 +129,13 @@ def _planned(options: ApplyOptions) -> Edit:
         return plan(options)
     folder = Path(tempfile.mkdtemp(prefix="tuner-"))
     try:
-        return plan(replace(options, output=folder / TARGETS[0].DEFAULT_FILE))
+        edit = plan(replace(options, output=folder / TARGETS[0].DEFAULT_FILE))
     except TunerError:
         folder.rmdir()
         raise
+    if edit.refused is not None:
+        folder.rmdir()
+    return edit
 
 
 def _vllm_command() -> str:

@@ -59,7 +59,7 @@ class Edit:
     """What speaks against it, and who wrote it all the same."""
 
     refused: TunerError | None = None
-    """Of a dry run: why it would not be written without ``--force``."""
+    """Why it is not written without ``--force``."""
 
     @property
     def is_needed(self) -> bool:

@@ -14,7 +14,7 @@ from tuner.commands.shared.console import (
     print_warnings,
     shown,
 )
-from tuner.commands.shared.next_step import after, command, is_short
+from tuner.commands.shared.next_step import after, is_short
 from tuner.profile.plan import CapForecast
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
@@ -111,7 +111,8 @@ def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBloc
     rests = f"the profile's twin ({found.checked}); at least: in 97.5 % of its draws"
     rows.append(("rests on", rests))
     short = is_short(profile) or bool(found.broken) or at_least < found.attainment
-    step = command("show", path) if short else after(profile, path)
+    rolls_out = not short and profile.provenance.engine != "sim"
+    step = after(profile, path) if rolls_out else ""
     return VerdictBlock(title, f"forecast, router {found.router}", rows, step)
 
 

@@ -32,6 +32,8 @@ def run(options: ShowOptions) -> None:
 
 
 def _next(profile: ServingProfile, options: ShowOptions) -> str:
-    if profile.provenance.engine == "sim" and profile.twin is not None:
-        return command("plan", options.profile)
-    return after(profile, options.profile)
+    """Return what to do; nothing where that would be to look at the profile."""
+    step = after(profile, options.profile)
+    if step != command("show", options.profile):
+        return step
+    return command("plan", options.profile) if profile.twin is not None else ""
