@@ -35,6 +35,9 @@ _OF_THE_FRONT_END = ("disable_log_stats", "enable_log_requests", "skip_tokenizer
 _MEMORY = ("kv_cache_memory_bytes", "gpu_memory_utilization", "num_gpu_blocks_override")
 """What an engine may take of the device's memory."""
 
+_GRAPHS = ("max_cudagraph_capture_size", "cudagraph_capture_sizes")
+"""What says which sizes of batches are captured as CUDA graphs."""
+
 _PRIVATE = frozenset({"download_dir", "hf_token", "served_model_name"})
 """Of one machine or one deployment; a profile says nothing of them."""
 
@@ -68,11 +71,24 @@ class Configuration:
     """What a deployment needs to run the same, by vLLM's names, as resolved."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server takes to which nobody has said a max_num_seqs, and whatever was asked for.
+
+    vLLM moves the others with it: for one cap and the next, several things would change at once.
+    """
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    graphs: Mapping[str, ArgumentValue]
+    """The argument that keeps the sizes of CUDA graphs; none where nothing moves them."""
+
+
 def configure(
     arguments: Mapping[str, ArgumentValue],
     *,
     max_num_seqs: int,
-    max_num_batched_tokens: Any,
+    limits: ServerLimits,
     ranks: int = 1,
 ) -> Configuration:
     """Let vLLM resolve and check everything as its server would, without starting anything.
@@ -80,13 +96,14 @@ def configure(
     ``ranks`` are those of a data-parallel server, of which this is one. Raises EngineError with
     what vLLM has against it.
     """
-    limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
-    asked = {**arguments, **limits}
+    kept = {**arguments, **limits.graphs}
+    tokens = limits.max_num_batched_tokens
+    asked = {**kept, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": tokens}
     config = _create(asked)
     _check_ranks(config, ranks)
     check_drafts(config)
     config.scheduler_config.scheduler_cls = SCHEDULER
-    return Configuration(config, asked, pinned(config, arguments, is_started=False))
+    return Configuration(config, asked, pinned(config, kept, is_started=False))
 
 
 def check_drafts(config: Any) -> None:
@@ -108,7 +125,7 @@ def how(config: Any) -> dict[str, ArgumentValue]:
     return {
         "model_runner": "V2" if getattr(config, "use_v2_model_runner", False) else "V1",
         "cudagraph_mode": compilation.cudagraph_mode.name,
-        "cudagraph_capture_sizes": list(compilation.cudagraph_capture_sizes or ()),
+        "cudagraph_capture_sizes": list[object](_graph_sizes(config)),
     }
 
 
@@ -145,19 +162,35 @@ def _check_ranks(config: Any, ranks: int) -> None:
         )
 
 
-def server_limits(arguments: Mapping[str, ArgumentValue]) -> tuple[Any, Any]:
-    """Return max_num_seqs and max_num_batched_tokens: what was asked for, or else the server's own.
+def server_limits(arguments: Mapping[str, ArgumentValue]) -> ServerLimits:
+    """Return what was asked for, or else the server's own."""
+    seqs: Any = arguments.get("max_num_seqs")
+    tokens: Any = arguments.get("max_num_batched_tokens")
+    without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
+    config = _create(without)
+    return ServerLimits(
+        config.scheduler_config.max_num_seqs if seqs is None else seqs,
+        config.scheduler_config.max_num_batched_tokens if tokens is None else tokens,
+        _kept_graphs(config, without),
+    )
 
-    The token budget is taken as if nothing was said of max_num_seqs: left unset, vLLM would move it
-    with that, and two things would change at once.
-    """
-    seqs, tokens = (arguments.get(name) for name in ("max_num_seqs", "max_num_batched_tokens"))
-    if seqs is None or tokens is None:
-        without = {name: value for name, value in arguments.items() if name != "max_num_seqs"}
-        scheduler = _create(without).scheduler_config
-        seqs = scheduler.max_num_seqs if seqs is None else seqs
-        tokens = scheduler.max_num_batched_tokens if tokens is None else tokens
-    return seqs, tokens
+
+def _kept_graphs(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    """Return the largest size, which leaves the same sizes for every max_num_seqs; where more of
+    them follow it, as with drafts, all of them."""
+    sizes = _graph_sizes(config)
+    compiled = arguments.get("compilation_config")
+    said = {**arguments, **(compiled if isinstance(compiled, dict) else {})}
+    if not sizes or any(said.get(name) is not None for name in _GRAPHS):
+        return {}
+    largest: dict[str, ArgumentValue] = {"max_cudagraph_capture_size": sizes[-1]}
+    if _graph_sizes(_create({**arguments, **largest})) == sizes:
+        return largest
+    return {"cudagraph_capture_sizes": list(sizes)}
+
+
+def _graph_sizes(config: Any) -> list[int]:
+    return list(config.compilation_config.cudagraph_capture_sizes or ())
 
 
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:

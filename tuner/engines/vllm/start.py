@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from tuner.engines.seam import ArgumentValue, Engine
-    from tuner.engines.vllm.config import Configuration
+    from tuner.engines.vllm.config import Configuration, ServerLimits
     from tuner.engines.vllm.flags import Setting
 
 
@@ -71,7 +71,7 @@ class VllmStarter:
         ranks: int = 1,
     ) -> None:
         self.arguments, self.ranks = dict(arguments), ranks
-        self._server_limits: tuple[int, int] | None = None
+        self._server_limits: ServerLimits | None = None
         self.log = log if log is not None else default_log()
 
     @property
@@ -91,7 +91,7 @@ class VllmStarter:
             return stated, True
         self._configure(1)
         assert self._server_limits is not None
-        return self._server_limits[0], False
+        return self._server_limits.max_num_seqs, False
 
     async def start(self, *, max_num_seqs: int) -> "Engine":
         """See the seam. A cancelled start leaves nothing behind either."""
@@ -145,7 +145,7 @@ class VllmStarter:
             return vllm_config.configure(
                 arguments,
                 max_num_seqs=max_num_seqs,
-                max_num_batched_tokens=self._server_limits[1],
+                limits=self._server_limits,
                 ranks=self.ranks,
             )
 
