@@ -81,6 +81,7 @@ def main() -> None:
         tuner(
             "sweep", "--trace", trace, "--budget", "3m" if kind == "vllm" else "15m", *where,
             "--run-dir", folder / "sweep", "-o", swept, "--ceiling", str(options.ceiling),
+            "--confirm", "inproc",
             *(("--slo", options.slo) if options.slo else ()),
         )  # fmt: skip
         one = profile.load(swept)

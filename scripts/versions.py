@@ -37,7 +37,7 @@ LONGEST_S = 600.0
 
 BASE = "max-num-batched-tokens: 1024\nenable-prefix-caching: false\n"
 DEPLOYED = "model: tuner:tiny\nmax-num-seqs: 1\n"
-SWEEP = "sweep --trace traces/translation.jsonl --ceiling 2 --budget 60s --step 6s"
+SWEEP = "sweep --trace traces/translation.jsonl --ceiling 2 --budget 60s --step 6s --confirm inproc"
 COMPARE = (
     "compare --trace traces/translation.jsonl --approaches two-workers,untuned --loads light "
     "--untuned 8 --repeats 1 --step 3s --window 60s+4s --budget 30m"

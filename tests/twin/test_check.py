@@ -1,6 +1,8 @@
 """The twin against windows that the scheduler model itself 'measured' under a known law."""
 
+import math
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -23,6 +25,7 @@ from tuner.twin.check import (
     unpaced,
 )
 from tuner.twin.draws import MachineHistory
+from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import EngineShape, Slowdown, Traffic, simulate
 
@@ -40,11 +43,17 @@ def traffic() -> Traffic:
 
 
 def measured(
-    cap: int, *, shape: EngineShape = SHAPE, slowdown: float = 1.0, start_s: float = 0.0
+    cap: int,
+    *,
+    shape: EngineShape = SHAPE,
+    slowdown: float = 1.0,
+    start_s: float = 0.0,
+    behind: FrontEnd | None = None,
 ) -> tuple[Segment, Observed]:
     """Return a window as a machine that is so much slower would have shown it."""
     slow = Slowdown(np.array([slowdown]), 0.0, 1.0)
-    one = simulate(traffic(), TRUE, shape, max_num_seqs=cap, slowdown=slow, log=True)
+    replayed = simulate if behind is None else partial(simulate_behind, behind)
+    one = replayed(traffic(), TRUE, shape, max_num_seqs=cap, slowdown=slow, log=True)
     return Segment(one.iterations, start_s, 0), Observed(
         max_num_seqs=cap,
         traffic=traffic(),
@@ -61,6 +70,23 @@ def measured(
 
 def fit(*segments: Segment) -> FittedLaw:
     return fit_law(segments, max_num_seqs=16)
+
+
+def test_a_twin_behind_the_same_front_end_is_right_and_one_without_it_is_not() -> None:
+    segment, window = measured(16, behind=FrontEnd(request_s=0.2, delivery_s=0.3))
+    law = fit(segment).law
+    alone = paced([window], law, SHAPE, SLO)
+    with_it = paced([window], law, SHAPE, SLO, front_end=FrontEnd(2.0, 0.2, 0.0, 0.3))
+    assert alone.failed
+    assert (with_it.held, with_it.failed) == (12, False)  # how it slows the engine is in the pace
+
+
+def test_of_a_server_that_tells_no_iterations_only_what_its_clients_see_is_checked() -> None:
+    _, window = measured(8)
+    plain = replace(window, iterations=window.iterations[:0])
+    numbers = {name: Foretold(0.0, 0.0, math.inf) for name in ("ttft_p50_ms", "running_mean")}
+    assert [one.name for one in unpaced(numbers, [plain], SLO).numbers] == ["ttft_p50_ms"]
+    assert not paced([plain], TRUE, SHAPE, SLO).numbers
 
 
 def test_the_twin_is_right_about_what_it_can_represent() -> None:

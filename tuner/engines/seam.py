@@ -46,7 +46,8 @@ class EngineFacts:
     """The facts that a started engine tells of itself."""
 
     engine: str
-    """``vllm``, ``serve`` (the same behind a server) or ``sim``."""
+    """``vllm``, ``serve`` (the same behind a server), ``plain`` (behind one without tuner's
+    scheduler) or ``sim``."""
 
     arguments: Mapping[str, ArgumentValue]
     """Every engine argument that was pinned, by vLLM's name, as resolved."""
@@ -76,6 +77,11 @@ class EngineFacts:
     def max_num_batched_tokens(self) -> int:
         """Tokens that an iteration may compute at most; 0 where that is not pinned."""
         return int(str(self.arguments.get("max_num_batched_tokens", 0)))
+
+    @property
+    def is_served(self) -> bool:
+        """Whether it is asked over HTTP, through a front end."""
+        return self.engine in {"serve", "plain"}
 
     @property
     def kv_cache_tokens(self) -> int:

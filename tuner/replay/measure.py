@@ -300,13 +300,24 @@ def _ended(block: Replay) -> int:
 
 
 def _tokens(block: Replay) -> int:
-    """Return the output tokens of that span: the first ones as we saw them, the rest logged."""
+    """Return the output tokens of that span: the first ones as we saw them, the rest logged; where
+    nothing is logged, evenly between each request's first and last."""
     begin_s, end_s = _span(block)
+    if not len(block.iterations):
+        return round(sum(_tokens_in(one, begin_s, end_s) for one in block.records))
     firsts = sum(
         one.first_token_s is not None and begin_s <= one.first_token_s < end_s
         for one in block.records
     )
     return firsts + int(_scored_iterations(block)["decode_seqs"].sum())
+
+
+def _tokens_in(one: RequestRecord, begin_s: float, end_s: float) -> float:
+    if one.first_token_s is None or one.last_token_s is None:
+        return 0.0
+    took_s = max(one.last_token_s - one.first_token_s, 1e-9)
+    inside_s = min(end_s, one.last_token_s) - max(begin_s, one.first_token_s)
+    return one.output_tokens * min(1.0, max(0.0, inside_s / took_s))
 
 
 def _scored_iterations(block: Replay) -> IterationLog:

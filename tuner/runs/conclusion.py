@@ -340,7 +340,8 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     facts = evidence.facts()
     uniform = misled(conclusion, settings)
     front_end = front_end_of(conclusion, evidence)
-    checked = record_of(conclusion, evidence, workload, hash_block_size=settings.trace_block_size)
+    block = settings.trace_block_size
+    checked = record_of(conclusion, front_end, evidence, workload, hash_block_size=block)
     after = verified(conclusion, checked, front_end, evidence, workload, settings)
     failed = checked is not None and checked.unpaced.failed
     confirm, headroom = (

@@ -91,16 +91,27 @@ class EngineRunner:
         if self.engine is None or self.built_for != built_for:
             await self.stop()
             size = self.settings.ceiling if live else max_num_seqs
-            starter = self.confirming if purpose == "confirm" else self.starter
-            what = "the engine" if starter is self.starter else "the server that confirms"
-            self.watcher.stage(f"starting {what} with max_num_seqs={size}")
-            self.engine = await starter.start(max_num_seqs=size)
+            self.engine = await self._started(size, purpose)
             self.built_for = built_for
             self.evidence.check_machine(self.engine.facts)
             self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
         tokens = self.engine.facts.max_num_batched_tokens
         await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
         return self.engine
+
+    async def _started(self, max_num_seqs: int, purpose: str) -> Engine:
+        """Start the engine of a purpose: one like the ladder's where no server can be started to
+        confirm, which is said."""
+        size = f"with max_num_seqs={max_num_seqs}"
+        if purpose == "confirm" and self.confirming is not self.starter:
+            self.watcher.stage(f"starting the server that confirms {size}")
+            try:
+                return await self.confirming.start(max_num_seqs=max_num_seqs)
+            except EngineError as error:
+                self.confirming = self.starter
+                self.watcher.warn(f"no server could be started, an engine confirms: {error}")
+        self.watcher.stage(f"starting the engine {size}")
+        return await self.starter.start(max_num_seqs=max_num_seqs)
 
     async def stop(self) -> None:
         if self.engine is not None:

@@ -100,13 +100,19 @@ class Evidence:
     def passages(self, cap: int) -> list[Passages]:
         """Return the ways of requests through the front end of the server that confirms this cap:
         its probes, and the replays at today's load."""
-        probes = [
+        replays = self.confirming("confirm", cap)
+        return [*self.probed(), *(passages_of(one.records, one.iterations) for one in replays)]
+
+    def probed(self) -> list[Passages]:
+        """Return the ways of the probes through the front end of the server that confirms; none
+        where that was no server of ours."""
+        if all(event["facts"]["engine"] != "serve" for event in self.journal.of("start")):
+            return []
+        return [
             probed_passages([_probe(one) for one in event["results"]])
             for event in self.journal.of("probe")
             if event.get("purpose") == "confirm"
         ]
-        replays = self.confirming("confirm", cap)
-        return [*probes, *(passages_of(one.records, one.iterations) for one in replays)]
 
     def user_unloaded(self) -> Unloaded | None:
         """Return what an idle engine does as its users see it: behind the server that confirms,

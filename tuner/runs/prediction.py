@@ -15,7 +15,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.check import Check, Foretold, PlannedWindow, errors_of, foretell, paced, unpaced
 from tuner.twin.draws import PRINTED, MachineHistory
 from tuner.twin.forecast import Forecast
-from tuner.twin.front_end import FrontEnd
+from tuner.twin.front_end import FrontEnd, fit_front_end
 from tuner.twin.simulation import traffic_of
 
 
@@ -59,8 +59,16 @@ def foretold_replay(
     if evidence.rungs():
         others = unseen_windows(workload.requests, workload.part, windows)
         windows, unseen = others or windows, others is not None
+    view = behind_probed(view, evidence)
     numbers, means = _foretold(view, workload, windows, cap, hash_block_size, workload.slo)
     return ForetoldReplay(cap, windows, unseen, workload.slo, numbers, means)
+
+
+def behind_probed(view: Forecast, evidence: Evidence) -> Forecast:
+    """Return the twin behind the front end that the probes alone have shown: what is foretold of a
+    server goes through what stands before its engine."""
+    front_end = fit_front_end(evidence.probed())
+    return replace(view, machine=replace(view.machine, front_end=front_end))
 
 
 def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
@@ -72,19 +80,27 @@ def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
 
 
 def record_of(
-    conclusion: Conclusion, evidence: Evidence, workload: Workload, *, hash_block_size: int
+    conclusion: Conclusion,
+    front_end: FrontEnd | None,
+    evidence: Evidence,
+    workload: Workload,
+    *,
+    hash_block_size: int,
 ) -> CheckRecord | None:
-    """Return what came of the confirming replay; None without a replay or without a twin."""
+    """Return what came of the confirming replay; None without a replay or without a twin.
+    ``front_end`` is what its requests came through."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
     windows = [one for one in evidence.observed(confirming=True) if one.max_num_seqs == cap]
     if view is None or not windows:
         return None
-    by_speed = paced(windows, view.fitted.law, view.shape, workload.slo)
+    law, shape = view.fitted.law, view.shape
+    by_speed = paced(windows, law, shape, workload.slo, front_end=front_end)
     said = foretold_in(evidence, cap)
     if said is None or len(windows) < len(said.windows):
         return CheckRecord(unseen=False, unpaced=Check(()), paced=by_speed)
     numbers = said.numbers
     if said.slo != workload.slo:  # of another SLO than that of the run only attainment is another
+        view = behind_probed(view, evidence)
         numbers, _ = _foretold(view, workload, said.windows, cap, hash_block_size, workload.slo)
     errors = errors_of(windows, said.means) if said.unseen else ((), ())
     return CheckRecord(said.unseen, unpaced(numbers, windows, workload.slo), by_speed, *errors)

@@ -9,7 +9,7 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import parse_duration_s
 from tuner.traffic.workload import parse_step_s
 
-Confirm = Literal["inproc", "server"]
+Confirm = Literal["inproc", "server", "plain"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,8 @@ class SweepSettings:
     """Tokens that one hash id of the trace stands for."""
 
     confirm: Confirm = "inproc"
-    """Whether the engine that confirms the choice is in tuner's own process, or behind a server."""
+    """Whether the engine that confirms the choice is one like the ladder's, or stands behind a
+    server: with tuner's scheduler, or a plain one, of which only clients tell."""
 
     requirements: tuple[Requirement, ...] = ()
     """What breaks one is not chosen."""
@@ -68,6 +69,6 @@ def settings_in(plan: Mapping[str, Any], *, slo: Slo | None) -> SweepSettings:
         closed_sessions=bool(plan.get("closed_sessions")),
         seed=int(plan["seed"]),
         trace_block_size=int(plan["trace_block_size"]),
-        confirm="server" if plan.get("confirm") == "server" else "inproc",
+        confirm=one if (one := plan.get("confirm")) in {"server", "plain"} else "inproc",
         requirements=parse_requirements(list(plan.get("require", ())), headroom=headroom),
     )

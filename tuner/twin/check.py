@@ -22,6 +22,7 @@ from tuner.replay.measure import spread
 from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
 from tuner.twin.draws import GRID_S, UNKNOWN, Draw, MachineHistory, draws_of, ends_of, scaled
+from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import (
     EngineShape,
     MachineClock,
@@ -45,6 +46,9 @@ FEWEST = 2.0
 """So many requests more or less in the SLO are no miss, of the windows that stand for most."""
 
 PACED_DRAWS = 40
+
+ENGINES_OWN = ("running_mean", "waiting_mean", "kv_blocks_mean", "preemptions")
+"""Numbers that no client sees."""
 
 Range = tuple[float, float]
 
@@ -210,18 +214,35 @@ def _length(record: RequestRecord) -> int:
 
 
 def driven(
-    window: Observed, law: StepLaw, shape: EngineShape, *, to_end: bool = False
+    window: Observed,
+    law: StepLaw,
+    shape: EngineShape,
+    *,
+    to_end: bool = False,
+    front_end: FrontEnd | None = None,
 ) -> TwinReplay:
     """Return the twin's replay of a window at the speed that the machine had then: until it was
-    over, or by the clock of its iterations to the last token, with its log."""
+    over, or by the clock of its iterations to the last token, with its log. ``front_end`` is what
+    its requests came through: how it slowed the engine is in that speed."""
     slowdown: Slowdown | MachineClock | None = slowdown_of(window.iterations, law)
     if to_end and len(window.iterations):
         slowdown = MachineClock.of(window.iterations, law)
     tokens = window.max_num_batched_tokens or shape.max_num_batched_tokens
+    shape = replace(shape, max_num_batched_tokens=tokens)
+    if front_end is not None:
+        return simulate_behind(
+            replace(front_end, contention=1.0),
+            window.traffic,
+            law,
+            shape,
+            max_num_seqs=window.max_num_seqs,
+            slowdown=slowdown,
+            log=to_end,
+        )
     return simulate(
         window.traffic,
         law,
-        replace(shape, max_num_batched_tokens=tokens),
+        shape,
         max_num_seqs=window.max_num_seqs,
         slowdown=slowdown,
         until_s=np.inf if to_end else window.end_s,
@@ -310,6 +331,8 @@ def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: 
         numbers = {"attainment": min(one.attainment_bound for one in cut)}
     else:
         numbers = _numbers([_seen(one, slo) for one in windows])
+        if not any(len(one.iterations) for one in windows):  # only its clients tell of it
+            numbers = {name: one for name, one in numbers.items() if name not in ENGINES_OWN}
     return Check(
         tuple(
             Number(name, said.middle, said.low, said.high, numbers[name])
@@ -319,15 +342,24 @@ def unpaced(foretold: Mapping[str, Foretold], windows: Sequence[Observed], slo: 
     )
 
 
-def paced(windows: Sequence[Observed], law: StepLaw, shape: EngineShape, slo: Slo) -> Check:
-    """Hold the twin at the speed that the engine had against these windows of one cap, those that
-    were cut left out."""
-    windows = [one for one in windows if not one.cut and one.counted().any()]
+def paced(
+    windows: Sequence[Observed],
+    law: StepLaw,
+    shape: EngineShape,
+    slo: Slo,
+    *,
+    front_end: FrontEnd | None = None,
+) -> Check:
+    """Hold the twin at the speed that the engine had, behind its front end, against these windows
+    of one cap; those left out that were cut, or of which only clients tell."""
+    windows = [
+        one for one in windows if not one.cut and one.counted().any() and len(one.iterations)
+    ]
     if not windows:
         return Check(())
     cap = windows[0].max_num_seqs
     planned = [PlannedWindow(one.traffic, one.counted(), one.span_s, one.weight) for one in windows]
-    replays = [driven(one, law, shape, to_end=True) for one in windows]
+    replays = [driven(one, law, shape, to_end=True, front_end=front_end) for one in windows]
     factors = draws_of([law] * PACED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
     rows = []
     for draw in factors:

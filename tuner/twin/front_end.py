@@ -19,7 +19,14 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, Ints, StepLaw
 from tuner.engines.seam import IterationLog
 from tuner.replay.records import ProbeResult, RequestRecord
-from tuner.twin.simulation import EngineShape, Slowdown, Traffic, TwinReplay, simulate
+from tuner.twin.simulation import (
+    EngineShape,
+    MachineClock,
+    Slowdown,
+    Traffic,
+    TwinReplay,
+    simulate,
+)
 
 WARNED_UTILISATION = 0.7
 MOST_UTILISATION = 0.9
@@ -244,7 +251,7 @@ def simulate_behind(  # noqa: PLR0913 - what is replayed, and behind what
     shape: EngineShape,
     *,
     max_num_seqs: int,
-    slowdown: Slowdown | None = None,
+    slowdown: Slowdown | MachineClock | None = None,
     log: bool = False,
 ) -> TwinReplay:
     """Replay traffic at one cap as its clients see it: ``law`` is of an engine without a front

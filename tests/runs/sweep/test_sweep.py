@@ -15,7 +15,7 @@ from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
-from tuner.errors import RunError, TraceError, UsageError
+from tuner.errors import EngineError, RunError, TraceError, UsageError
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
@@ -438,11 +438,25 @@ def test_where_a_server_confirms_the_derived_slo_is_of_what_its_users_see(
     assert probes.unloaded("ladder") != probes.unloaded("confirm") == probes.user_unloaded()
 
 
-def test_a_limit_that_the_user_gives_needs_no_probes_of_the_server(tmp_path: Path) -> None:
-    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2))
-    outcome = swept(tmp_path / "run", settings=settings, traffic=HALF, confirming=BEHIND)
-    assert outcome.slo == Slo(tpot_s=0.2)
-    assert Evidence(journal.read(tmp_path / "run")).unloaded("confirm") is None
+class Refusing(SimStarter):
+    """None of its engines starts."""
+
+    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
+        del max_num_seqs, world
+        raise EngineError("vllm serve has no aiohttp", hint="Install it.")
+
+
+def test_where_no_server_can_be_started_an_engine_confirms_and_why_is_said(
+    alone: Run, tmp_path: Path
+) -> None:
+    notes, settings = Notes(), replace(UP_TO_8, confirm="server")
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        starter, server = SimStarter(SLOTS_COST_LATE), Refusing(BEHIND)
+        outcome = run(sweep(HALF, starter, settings, book, notes, confirming=server))
+    assert outcome.confirmed is not None
+    assert outcome.verdict.max_num_seqs == alone.outcome.verdict.max_num_seqs
+    said = [one for one in notes.told if "no server could be started" in one]
+    assert said == ["no server could be started, an engine confirms: vllm serve has no aiohttp"]
 
 
 def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(

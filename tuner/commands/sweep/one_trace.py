@@ -20,7 +20,7 @@ from tuner.engines.devices import DeviceMeter, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_max_num_seqs
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue, Starter
-from tuner.engines.server.start import ServerStarter
+from tuner.engines.server.start import PlainStarter, ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.numbers import Baseline
@@ -35,7 +35,7 @@ from tuner.runs.evidence import Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.result import profile_of, second_thoughts
-from tuner.runs.settings import SweepSettings, settings_in
+from tuner.runs.settings import Confirm, SweepSettings, settings_in
 from tuner.runs.sweep.rescore import rescore
 from tuner.runs.sweep.sweep import starts_of, steps_of, sweep
 from tuner.system import interruption
@@ -173,7 +173,8 @@ def dry_run_of(
     )
     windows = windows_of(traffic.requests, settings.window, step_s=step_s)
     caps = ", ".join(map(str, doubling(settings.ceiling)))
-    how = f"{caps}, live on one engine, then the choice on a fresh one"
+    fresh = "on a fresh one" if settings.confirm == "inproc" else "behind a fresh server"
+    how = f"{caps}, live on one engine, then the choice {fresh}"
     if settings.fresh:
         how = f"{caps}, a new engine for each"
     elif settings.fast:
@@ -219,7 +220,8 @@ def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
     plan = {**in_plan(options), "trace_block_size": trace.header.block_size}
     plan["require"] = list(options.require)
     # what is as ever is not told, as in the plans of runs that knew nothing else
-    if options.confirm == "inproc":
+    plan["confirm"] = confirm_of(options)
+    if plan["confirm"] == "inproc":
         del plan["confirm"]
     if not options.require:
         del plan["require"]
@@ -245,11 +247,21 @@ def execute_on(
     return partial(virtual_time.run, begin_s=begin_s)
 
 
+def confirm_of(options: SweepOptions) -> Confirm:
+    """Return where the choice is confirmed: behind a server unless told otherwise, of one trace on
+    a real engine of this machine."""
+    if options.confirm is not None:
+        return options.confirm
+    is_here = options.engine != "sim" and options.ray is None and len(options.traces) == 1
+    return "server" if is_here else "inproc"
+
+
 def confirming_of(options: SweepOptions, starter: Starter) -> Starter | None:
     """Return what starts the engine that confirms; None where ``starter`` does."""
-    if options.confirm == "server" and isinstance(starter, VllmStarter):
-        return ServerStarter.like(starter)
-    return None
+    confirm = confirm_of(options)
+    if confirm == "inproc" or not isinstance(starter, VllmStarter):
+        return None
+    return (PlainStarter if confirm == "plain" else ServerStarter).like(starter)
 
 
 def measured(  # noqa: PLR0913 - what is swept, on what, and who is told

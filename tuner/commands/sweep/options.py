@@ -102,12 +102,13 @@ class SweepOptions:
     ] = False
     fresh: Annotated[bool, typer.Option(help="A new engine for every step."), IN_PLAN] = False
     confirm: Annotated[
-        Literal["inproc", "server"],
+        Literal["server", "plain", "inproc"] | None,
         typer.Option(
-            help="Confirm on a fresh engine in tuner's process, or behind vllm serve, as users ask."
+            help="Confirm behind vllm serve, as users ask (of one trace here: the default), behind "
+            "one without tuner's scheduler, of which only clients tell, or in tuner's process."
         ),
         IN_PLAN,
-    ] = "inproc"
+    ] = None
     closed_sessions: Annotated[
         bool,
         typer.Option(help="A session's turn waits for the one before it, plus its think time."),

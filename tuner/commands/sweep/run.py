@@ -73,15 +73,16 @@ def run(options: SweepOptions) -> None:
 
 def _check_confirm(options: SweepOptions) -> None:
     """Raise UsageError where no server can confirm."""
-    if options.confirm != "server" or options.rescore is not None:
+    if options.confirm in {None, "inproc"} or options.rescore is not None:
         return
     if options.engine == "sim":
         raise UsageError(
-            "--confirm server is for a real engine", hint="Leave it out with --engine sim."
+            f"--confirm {options.confirm} is for a real engine",
+            hint="Leave it out with --engine sim.",
         )
     if options.ray is not None or len(options.traces) > 1:
         raise UsageError(
-            "--confirm server is for one trace on this machine",
+            f"--confirm {options.confirm} is for one trace on this machine",
             hint="Leave it out, or sweep each trace by itself.",
         )
 

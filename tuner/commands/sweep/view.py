@@ -265,7 +265,7 @@ def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> N
 
 
 def _confirming(outcome: SweepOutcome) -> str:
-    return "server" if outcome.facts.engine == "serve" else "engine"
+    return "server" if outcome.facts.is_served else "engine"
 
 
 def curve_table(outcome: SweepOutcome) -> Table:

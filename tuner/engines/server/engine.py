@@ -16,6 +16,7 @@ from tuner.engines.seam import (
 from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.engine_control import ControlledEngine, EngineControl
 from tuner.engines.server.protocol import Served
+from tuner.engines.server.running import RunningEngine, RunningServer
 from tuner.engines.server.serve_process import ServeProcess
 from tuner.errors import EngineError
 
@@ -172,6 +173,38 @@ class ServerEngine(ControlledEngine):
         return self._process.death() or EngineError(
             "The engine died: its control socket is gone", hint="Read the run's log."
         )
+
+
+class PlainEngine(RunningEngine):
+    """The same without tuner's scheduler: clients alone tell of it, and its limits are those that
+    it was started with."""
+
+    def __init__(
+        self, server: RunningServer, client: StreamingClient, process: ServeProcess
+    ) -> None:
+        super().__init__(server, client)
+        self._process = process
+
+    async def generate(self, request: EngineRequest, reply: Reply) -> None:
+        try:
+            await super().generate(request, reply)
+        except (RequestFailedError, EngineError):
+            if (death := self._process.death()) is not None:
+                raise death from None
+            raise
+
+    async def set_limits(self, *, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        """See the seam: no others than it has."""
+        asked = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": max_num_batched_tokens}
+        if not asked.items() <= self.facts.arguments.items():
+            raise EngineError(
+                f"a plain server keeps the limits that it was started with ({asked} asked)",
+                hint="Start another one.",
+            )
+
+    async def stop(self) -> None:
+        await super().stop()
+        await self._process.stop()
 
 
 def _name_of(one: Served) -> str:

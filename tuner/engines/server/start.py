@@ -2,17 +2,22 @@
 
 import asyncio
 import contextlib
+import re
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from itertools import count
+from pathlib import Path
+from typing import Protocol, Self
 
 from tuner.engines import devices, provenance
 from tuner.engines.patience import started_in_time
-from tuner.engines.seam import ArgumentValue, EngineFacts
+from tuner.engines.seam import ArgumentValue, Engine, EngineFacts
 from tuner.engines.server.client import FIRST_S, StreamingClient
-from tuner.engines.server.engine import ServerEngine
+from tuner.engines.server.engine import PlainEngine, ServerEngine
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.server.protocol import State
+from tuner.engines.server.running import RunningServer
 from tuner.engines.server.serve_process import (
     HOST,
     FreePort,
@@ -22,7 +27,8 @@ from tuner.engines.server.serve_process import (
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
-from tuner.system import scratch
+from tuner.system import http, scratch
+from tuner.system.http import HttpRequest
 
 _PORTS = 3
 """How many are tried, should somebody else be faster each time."""
@@ -32,16 +38,39 @@ _VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
 
 _STARTS = count()
 
+METRICS_BYTES = 2**22
+METRICS_S = 5.0
+
+
+class ProvenEngine(Engine, Protocol):
+    """An engine that can show that it is the one that was started."""
+
+    async def prove(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A server of ours that is ready, and the client that asks it."""
+
+    process: ServeProcess
+    client: StreamingClient
+    url: str
+    control_at: Path
+    """Where its control socket is, if it has one."""
+
+    begun_s: float
+    """When its start began, on the event loop's clock."""
+
 
 class ServerStarter(VllmStarter):
     """Starts the same engines, each behind a ``vllm serve`` of its own."""
 
     @classmethod
-    def like(cls, starter: VllmStarter) -> "ServerStarter":
+    def like(cls, starter: VllmStarter) -> Self:
         """Return what starts the starter's engines behind servers."""
         return cls(starter.arguments, log=starter.log, ranks=starter.ranks)
 
-    async def start(self, *, max_num_seqs: int) -> ServerEngine:
+    async def start(self, *, max_num_seqs: int) -> Engine:
         """See the seam. A failed or cancelled start leaves nothing behind."""
         loop = asyncio.get_running_loop()
         begun_s = loop.time()
@@ -59,44 +88,93 @@ class ServerStarter(VllmStarter):
                 return engine
         raise AssertionError
 
-    async def _start(self, resolved: Resolved, begun_s: float) -> ServerEngine:
-        loop = asyncio.get_running_loop()
+    async def _start(self, resolved: Resolved, begun_s: float) -> Engine:
         control_at = scratch.own_folder("vllm") / f"serve-{next(_STARTS)}.sock"
+        command, environment = self.asked_of(resolved, control_at)
         async with contextlib.AsyncExitStack() as failing:
             port = FreePort()
             failing.callback(port.release)
             url = f"http://{HOST}:{port.number}"
             async with started_in_time(self.log):
                 process = ServeProcess.launch(
-                    [*_VLLM, "serve", *words(resolved.command, port=port.number)],
-                    environment={**resolved.environment, "TUNER_LIVE_SOCKET": str(control_at)},
+                    [*_VLLM, "serve", *words(command, port=port.number)],
+                    environment=environment,
                     log=self.log,
                 )
                 failing.push_async_callback(process.stop)
                 client = await StreamingClient.start(url, log=self.log, silence_s=FIRST_S)
                 failing.push_async_callback(client.stop)
                 await process.ready(url)
-            control = EngineControl(
-                control_at,
-                dead=process.death,
-                end=process.end,
-                doing=lambda: devices.state_of([process.pid]),
-            )
-            state = await control.opened()
-            _check(resolved, state)
-            engine = ServerEngine(
-                _facts(resolved, state, loop.time() - begun_s),
-                process,
-                client,
-                control,
-                model=str(resolved.command["model"]),
-                by_priority=resolved.by_priority,
+            engine = await self.behind(
+                Launched(process, client, url, control_at, begun_s), resolved
             )
             failing.push_async_callback(engine.stop)
             await engine.prove()
             failing.pop_all()
             port.release()
         return engine
+
+    def asked_of(
+        self, resolved: Resolved, control_at: Path
+    ) -> tuple[Mapping[str, ArgumentValue], Mapping[str, str]]:
+        """Return the arguments and the variables that ``vllm serve`` is started with."""
+        return resolved.command, {**resolved.environment, "TUNER_LIVE_SOCKET": str(control_at)}
+
+    async def behind(self, launched: Launched, resolved: Resolved) -> ProvenEngine:
+        """Return the engine behind a server that is ready."""
+        process = launched.process
+        control = EngineControl(
+            launched.control_at,
+            dead=process.death,
+            end=process.end,
+            doing=lambda: devices.state_of([process.pid]),
+        )
+        state = await control.opened()
+        _check(resolved, state)
+        # some know their block size after the start
+        block_size = int(str(state.about.arguments["block_size"]))
+        facts = facts_of(
+            resolved, launched, block_size=block_size, kv_blocks=state.about.kv_blocks or 0
+        )
+        return ServerEngine(
+            replace(facts, cautions=state.about.cautions, unmodelled=state.about.unmodelled),
+            process,
+            launched.client,
+            control,
+            model=str(resolved.command["model"]),
+            by_priority=resolved.by_priority,
+        )
+
+
+class PlainStarter(ServerStarter):
+    """Starts servers without tuner's scheduler: clients alone tell of them."""
+
+    def asked_of(
+        self, resolved: Resolved, control_at: Path
+    ) -> tuple[Mapping[str, ArgumentValue], Mapping[str, str]]:
+        """Return what ``vllm serve`` is started with: nothing of it is tuner's."""
+        del control_at
+        command = {name: one for name, one in resolved.command.items() if name != "scheduler_cls"}
+        return command, resolved.environment
+
+    async def behind(self, launched: Launched, resolved: Resolved) -> ProvenEngine:
+        """Return the engine behind a server that is ready."""
+        said = await asyncio.to_thread(_metrics, launched.url)
+        found = {
+            name: re.search(rf'{name}="(\d+)"', said) for name in ("block_size", "num_gpu_blocks")
+        }
+        block_size, blocks = (0 if one is None else int(one[1]) for one in found.values())
+        # one block is the null block
+        facts = facts_of(resolved, launched, block_size=block_size, kv_blocks=max(0, blocks - 1))
+        server = RunningServer(
+            url=launched.url,
+            model=str(resolved.command["model"]),
+            facts=replace(facts, engine="plain"),
+            planned=sys.maxsize,  # failed requests are data, unless all of them fail
+            most=None,
+            served=lambda: _served(_metrics(launched.url)),
+        )
+        return PlainEngine(server, launched.client, launched.process)
 
 
 def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
@@ -122,18 +200,34 @@ def _check(resolved: Resolved, state: State) -> None:
             )
 
 
-def _facts(resolved: Resolved, state: State, start_s: float) -> EngineFacts:
-    block_size = int(str(state.about.arguments["block_size"]))  # some know theirs after the start
+def facts_of(
+    resolved: Resolved, launched: Launched, *, block_size: int, kv_blocks: int
+) -> EngineFacts:
+    """Return what a server of ours is, with what it alone knows."""
     return EngineFacts(
         engine="serve",
         arguments={**resolved.arguments, "block_size": block_size},
         max_model_len=resolved.max_model_len,
         vocab_size=resolved.vocab_size,
         block_size=block_size,
-        kv_blocks=state.about.kv_blocks or 0,
-        start_s=start_s,
+        kv_blocks=kv_blocks,
+        start_s=asyncio.get_running_loop().time() - launched.begun_s,
         versions=provenance.versions(),
         device=devices.device_facts(),
-        cautions=state.about.cautions,
-        unmodelled=state.about.unmodelled,
     )
+
+
+def _metrics(url: str) -> str:
+    answer = http.ask(HttpRequest(f"{url}/metrics", METRICS_BYTES), timeout_s=METRICS_S)
+    return answer.content.decode(errors="replace")
+
+
+def _served(metrics: str) -> float:
+    """Return how many requests a server has ended, by its own counter.
+
+    >>> _served('vllm:request_success_total{reason="stop"} 1.0\\n'
+    ...         'vllm:request_success_total{reason="length"} 8.0\\n')
+    9.0
+    """
+    found = re.findall(r"^vllm:request_success_total\S* (\S+)$", metrics, re.MULTILINE)
+    return sum(map(float, found))

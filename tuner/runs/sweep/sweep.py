@@ -180,8 +180,9 @@ class SweepRun:
 
     def confirm_start_s(self) -> float:
         """Return how long the confirming engine is expected to take to start."""
-        behind_server = SERVER_START_S if self.settings.confirm == "server" else 0.0
-        return self.evidence.facts().start_s + behind_server
+        newest, confirm = self.evidence.facts(), self.settings.confirm
+        is_first_server = confirm != "inproc" and not newest.is_served
+        return newest.start_s + (SERVER_START_S if is_first_server else 0.0)
 
     def paid_s(self) -> float:
         """Return what the budget leaves for replays before the confirming engine starts."""
@@ -291,19 +292,22 @@ class SweepRun:
     def confirms_alone(self) -> bool:
         """Whether the choice is measured once more, and not the ladder's engines were of its own
         already."""
-        return self.settings.confirm == "server" or not self.settings.fresh
+        return self.settings.confirm != "inproc" or not self.settings.fresh
 
     async def conclude_for_users(self) -> None:
-        """Conclude again under the SLO of what users see of an idle server, probed through the one
-        that confirms. A choice that moves by this is confirmed on a server of its own."""
+        """Probe the server that confirms while it is idle: what is foretold of it goes through the
+        front end that this shows. A derived SLO is of what users see there: then conclude again; a
+        choice that moves by this is confirmed on a server of its own."""
         settings, evidence = self.settings, self.evidence
-        if settings.confirm != "server" or settings.slo is not None:
+        if settings.confirm == "inproc":
             return
         if evidence.unloaded("confirm") is None:
             cap = self.conclusion.verdict.max_num_seqs
             engine = await self.runner.engine_for(cap, "confirm")
             self.watcher.stage("measuring requests one at a time, as users see an idle server")
             await self.runner.probe(engine, self.workload.requests, "confirm")
+        if settings.slo is not None:
+            return
         seen = evidence.unloaded("confirm")
         assert seen is not None
         self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
