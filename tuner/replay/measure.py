@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -190,15 +191,23 @@ def _over(
     *,
     only_done: bool = False,
 ) -> Spread | None:
-    """Return the spread of what the requests have, each as heavy as its replay."""
+    """Return the spread of what the requests have, each as heavy as its replay.
+
+    In arrays: a long replay has millions of gaps between outputs.
+    """
     found = [
-        (value, block.weight)
+        np.fromiter(
+            chain.from_iterable(
+                values_of(record)
+                for record in _seen(block)
+                if record.outcome == "ok" or not only_done
+            ),
+            float,
+        )
         for block in blocks
-        for record in _seen(block)
-        if record.outcome == "ok" or not only_done
-        for value in values_of(record)
     ]
-    return spread((value for value, _ in found), (weight for _, weight in found))
+    weights = np.repeat([block.weight for block in blocks], [len(one) for one in found])
+    return spread(np.concatenate(found), weights)
 
 
 def _single(value: float | None) -> tuple[float, ...]:

@@ -391,19 +391,19 @@ def _pack(result: Replay) -> dict[str, NDArray[Any]]:
 
 
 def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
-    ends = np.cumsum(data["itl_count"])
-    nothing = np.full(len(ends), np.nan)  # of what an older tuner did not keep
+    # of an archive: every look at a column unpacks all of it
+    gaps, counts = data["itl_s"], data["itl_count"]
+    nothing = np.full(len(counts), np.nan)  # of what an older tuner did not keep
     columns = {one.name: data.get(one.name, nothing).tolist() for one in _SCALARS}
     records = []
+    begin = 0
     for index, (outcome, error) in enumerate(data["texts"].tolist()):
         values = {name: column[index] for name, column in columns.items()}
+        end = begin + int(counts[index])
+        itl_s = tuple(gaps[begin:end].tolist())
+        begin = end
         records.append(
-            RequestRecord(
-                **_typed(values),
-                outcome=outcome,
-                error=error or None,
-                itl_s=tuple(data["itl_s"][ends[index] - data["itl_count"][index] : ends[index]]),
-            )
+            RequestRecord(**_typed(values), outcome=outcome, error=error or None, itl_s=itl_s)
         )
     rest = json.loads(str(data["rest"]))
     iterations = np.asarray(data["iterations"], ITERATION)

@@ -139,6 +139,20 @@ def test_a_watch_shows_its_last_verdict_and_when_it_changed(tmp_path: Path) -> N
     assert "http://&lt;b&gt;:1" in text
 
 
+def test_a_watch_of_weeks_has_a_small_page(tmp_path: Path) -> None:
+    watched(
+        tmp_path,
+        *(
+            {"event": "window", "verdict": "still valid", **window(number, gap_ms=20 + number / 7)}
+            for number in range(20_000)
+        ),
+    )
+    _, text = report(tmp_path, ".")
+    assert len(text.encode()) < 1_500_000
+    assert "after 20,000 windows" in text
+    assert "the newest 5,000 windows" in text
+
+
 def test_a_watch_of_a_canary_shows_both_sides(tmp_path: Path) -> None:
     pair = {"baseline": window(1), "canary": window(1), "effects": {}, "verdict": "undecided"}
     watched(tmp_path, {"event": "pair", **pair}, {"event": "pair", **pair})

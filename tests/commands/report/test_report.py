@@ -3,15 +3,20 @@
 import json
 import re
 import shutil
+import time
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import ENGINE, profile
+from tuner.engines.seam import ITERATION
 from tuner.profile.profile import save
+from tuner.replay.records import Replay, RequestRecord
+from tuner.runs.journal import read, resume
 
 BEFORE = ROOT / "tests" / "runs" / "before_words"
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202e"
@@ -82,6 +87,54 @@ def test_the_page_of_a_sweep_has_the_answer_first_and_everything_it_rests_on(
     assert len(charts) == 4 + 1 + 3 + 3 * _steps(run_dir)
     assert all(one.get("scope") in {"row", "col"} for tag, one in page.found if tag == "th")
     assert (tmp_path / "report.html").stat().st_size < 1_500_000
+
+
+def test_a_run_of_a_hundred_thousand_requests_has_a_small_page_in_seconds(
+    run_dir: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(run_dir, tmp_path / "large")
+    _enlarge(tmp_path / "large", requests=100_000, tokens=10)
+    before_s = time.process_time()
+    done = tuner(tmp_path, "report", "large")
+    spent_s = time.process_time() - before_s
+    assert done.returncode == 0, done.stderr
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<td>100,000 in " in text
+    assert "1,000 in flight" in text or "in flight at most 1,000" in text
+    assert len(text.encode()) <= 1_500_000
+    assert spent_s < 30  # it takes some 4; what looks at all of them for each takes hours
+
+
+def _enlarge(run_dir: Path, *, requests: int, tokens: int) -> None:
+    """Give a run a trace of so many requests, ten a second, and a replay of all of them: each
+    takes 100 s, so that 1,000 are in flight."""
+    at_s = np.arange(requests) / 10
+    header, *_ = (run_dir / "trace.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = (
+        f'{{"timestamp":{100 * row},"input_length":50,"output_length":{tokens}}}'
+        for row in range(requests)
+    )
+    (run_dir / "trace.jsonl").write_text("\n".join((header, *rows, "")), encoding="utf-8")
+    records = tuple(
+        RequestRecord(
+            row=row, scored=True, input_length=50, output_length=tokens, planned_s=begin_s,
+            sent_s=begin_s, outcome="ok", end_s=begin_s + 100, output_tokens=tokens,
+            first_token_s=begin_s + 10, last_token_s=begin_s + 100, tpot_s=10.0,
+            itl_s=(10.0,) * (tokens - 1),
+        )
+        for row, begin_s in enumerate(at_s.tolist())
+    )  # fmt: skip
+    iterations = np.zeros(requests, ITERATION)
+    iterations["start_s"], iterations["duration_s"] = at_s, 0.1
+    iterations["decode_seqs"] = iterations["running"] = 16
+    length_s = requests / 10
+    book = resume(run_dir, read(run_dir).events[0]["plan"])
+    whole = Replay(16, 0.0, length_s, length_s + 100, records, iterations, kv_blocks=1200)
+    book.append_replay(
+        whole, purpose="confirm", max_num_seqs=16, elapsed_s=length_s + 100, window=0, trial=999,
+        at_s=book.clock_s,
+    )  # fmt: skip
+    book.close()
 
 
 def _steps(run_dir: Path) -> int:

@@ -131,22 +131,23 @@ def replay_section(
         "between arrival and last token; running and waiting: as the scheduler had them. Lines "
         f"keep the highest and lowest value of each stretch, at most {points:,} points each."
     )
+    numbers = [None if slo is None else measure(one.replays, slo) for one in found]
+    rows = [_step_row(one, each) for one, each in zip(found, numbers, strict=True) if each]
     parts: list[Table | Folded] = []
-    if slo is not None:
-        parts.append(step_table(found, slo, chosen=opened))
+    if rows:
+        parts.append(Table("Every step as measured", STEP_HEADINGS, rows, chosen=opened))
     parts += [
-        Folded(one.title, _said(one, slo), [_figures(one, points)], is_open=number == opened)
-        for number, one in enumerate(found)
+        Folded(one.title, _said(one, each), [_figures(one, points)], is_open=number == opened)
+        for number, (one, each) in enumerate(zip(found, numbers, strict=True))
     ]
     return PageSection("Replays over time", note, parts)
 
 
-def _said(one: Step, slo: Slo | None) -> str:
+def _said(one: Step, numbers: Measurement | None) -> str:
     length_s = sum(each.elapsed_s for each in one.replays)
     cut = next((f", cut: {each.cut}" for each in one.replays if each.cut), "")
     served = ""
-    if slo is not None and any(each.records for each in one.replays):
-        numbers = measure(one.replays, slo)
+    if numbers is not None and any(each.records for each in one.replays):
         served = f", {attained(numbers)} in SLO"
     return f"{length_s:,.0f} s{served}{cut}"
 
@@ -236,17 +237,7 @@ STEP_HEADINGS = (
 )  # fmt: skip
 
 
-def step_table(found: Sequence[Step], slo: Slo, *, chosen: int | None = None) -> Table:
-    return Table(
-        "Every step as measured",
-        STEP_HEADINGS,
-        [_step_row(one, slo) for one in found],
-        chosen=chosen,
-    )
-
-
-def _step_row(one: Step, slo: Slo) -> list[Cell]:
-    numbers = measure(one.replays, slo)
+def _step_row(one: Step, numbers: Measurement) -> list[Cell]:
     length_s = f"{sum(each.elapsed_s for each in one.replays):,.0f}"
     if not any(each.records for each in one.replays):
         return [

@@ -20,14 +20,12 @@ def run(options: ReportOptions) -> None:
     """Write the page. Raises InputError, TargetError."""
     _check_output(options)
     budget = POINTS
-    page = written(_page(options.source, budget=budget))
+    page = written(_page(options.source, budget=budget)).encode()
     while len(page) > MOST_BYTES and budget > FEWEST_POINTS:
         budget //= 2
-        page = written(_page(options.source, budget=budget))
-    files.write_atomically(options.output, page.encode())
-    sys.stderr.write(
-        f"{options.output}: {len(page.encode()) / 1e3:,.0f} kB, open it in a browser\n"
-    )
+        page = written(_page(options.source, budget=budget)).encode()
+    files.write_atomically(options.output, page)
+    sys.stderr.write(f"{options.output}: {len(page) / 1e3:,.0f} kB, open it in a browser\n")
 
 
 def _page(source: Path, *, budget: int) -> Page:

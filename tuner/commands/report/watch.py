@@ -17,7 +17,10 @@ from tuner.errors import RunError
 from tuner.live.watch.journal import NAME
 
 MOST_ROWS = 200
-"""Of the table: the newest windows; all of them are in the data."""
+"""Of the table: the newest windows; more of them are in the data."""
+
+MOST_IN_FILE = 5_000
+"""Windows in the data of a page, the newest: a watch may last for months, a page has 1.5 MB."""
 
 NUMBERS = (
     "number", "begin_s", "end_s", "arrived", "finished", "failed", "gap_ms", "promised_gap_ms",
@@ -33,7 +36,7 @@ def of_run(run_dir: Path) -> Page:
     ours = [one.get("canary", one) for one in windows]
     last = windows[-1]["verdict"]
     first = begins[-1] if begins else {}
-    counted = f"{len(windows)} window{'s' * (len(windows) != 1)}"
+    counted = f"{len(windows):,} window{'s' * (len(windows) != 1)}"
     seconds = ours[-1]["end_s"] - ours[0]["begin_s"]
     rows = [
         ("server", str(first.get("url", "-"))),
@@ -41,7 +44,9 @@ def of_run(run_dir: Path) -> Page:
         ("seen", f"{sum(int(one['arrived']) for one in ours):,} requests in {seconds:,.0f} s"),
         ("changed", _changes(windows)),
     ]
-    content = csv_of(NUMBERS, [[one.get(name) for name in NUMBERS] for one in ours])
+    kept = ours[-MOST_IN_FILE:]
+    content = csv_of(NUMBERS, [[one.get(name) for name in NUMBERS] for one in kept])
+    whole = "every window" if kept == ours else f"the newest {MOST_IN_FILE:,} windows"
     return Page(
         kind=f"Watch {run_dir}",
         title=str(last),
@@ -55,7 +60,7 @@ def of_run(run_dir: Path) -> Page:
             ),
             PageSection("In numbers", "", [_table(windows)]),
         ],
-        files=[File("windows.csv", "every window", "text/csv", content)],
+        files=[File("windows.csv", whole, "text/csv", content)],
     )
 
 
