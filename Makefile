@@ -13,7 +13,9 @@ BIN := .venv/bin
 
 TRACE ?= traces/translation.jsonl
 PROFILE ?= profile.yaml
-SWEEP_ARGS ?= --budget 3m
+# A GPU starts in minutes, and the model that a CPU serves says nothing about one.
+ON_A_GPU = $(shell grep -s '"engine": "cuda"' .venv/tuner-setup.json)
+SWEEP_ARGS ?= $(if $(ON_A_GPU),--model tuner:1b --budget 15m,--budget 3m)
 COMPARE_ARGS ?= --budget 14m --repeats 2
 PYTEST_ARGS ?=
 

@@ -1,4 +1,4 @@
-"""Write the tokenizer of ``tuner:tiny``: one token a word, words that anybody can say.
+"""Write the tokenizer of the models that ship: one token a word, words that anybody can say.
 
 With it ``vllm serve`` can answer text about the model; tuner itself sends token ids.
 """
@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-FOLDER = Path(__file__).parents[1] / "tuner" / "engines" / "models" / "tiny"
+MODELS = Path(__file__).parents[1] / "tuner" / "engines" / "models"
 SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 """Ids 0, 1, 2 as in config.json; <unk> is every word that is not ours."""
 
@@ -52,9 +52,9 @@ def tokenizer(vocab_size: int) -> dict[str, object]:
     }
 
 
-def files() -> dict[str, str]:
+def files(folder: Path) -> dict[str, str]:
     """Return file name → content."""
-    config = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": config["max_position_embeddings"],
@@ -71,9 +71,10 @@ def files() -> dict[str, str]:
 
 
 def main() -> int:
-    for name, content in files().items():
-        (FOLDER / name).write_text(content, encoding="utf-8")
-        print(f"wrote {FOLDER / name}")
+    for folder in sorted(config.parent for config in MODELS.glob("*/config.json")):
+        for name, content in files(folder).items():
+            (folder / name).write_text(content, encoding="utf-8")
+            print(f"wrote {folder / name}")
     return 0
 
 

@@ -1,22 +1,28 @@
-"""The model that ships."""
+"""The models that ship."""
 
 import importlib.util
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
+from tuner.engines.models.memory import ModelMemory, memory_of
 from tuner.engines.models.shipped import is_shipped, model_path, shipped_models
 from tuner.errors import InputError
 
 SCRIPT = ROOT / "scripts" / "make_tokenizer.py"
 
 
-def test_the_tiny_model_is_a_folder_that_vllm_can_serve() -> None:
-    folder = Path(model_path("tuner:tiny"))
-    assert is_shipped("tuner:tiny")
-    assert shipped_models() == ("tuner:tiny",)
+MODELS = ("tuner:1b", "tuner:tiny")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_shipped_model_is_a_folder_that_vllm_can_serve(name: str) -> None:
+    folder = Path(model_path(name))
+    assert is_shipped(name)
+    assert shipped_models() == MODELS
     config = json.loads((folder / "config.json").read_text())
     tokenizer = json.loads((folder / "tokenizer.json").read_text())
     vocabulary = tokenizer["model"]["vocab"]
@@ -26,15 +32,43 @@ def test_the_tiny_model_is_a_folder_that_vllm_can_serve() -> None:
     assert sum(file.stat().st_size for file in folder.iterdir()) < 100_000
 
 
-def test_the_tokenizer_is_what_its_script_writes() -> None:
+def test_the_model_for_gpus_has_about_a_billion_parameters_and_no_file_of_them() -> None:
+    """Of 2 bytes each; a token has keys and values of 2 bytes in 16 layers of 8 heads of 64."""
+    memory = memory_of({"model": "tuner:1b", "dtype": "bfloat16"})
+    assert isinstance(memory, ModelMemory)
+    assert memory.weight_bytes == pytest.approx(2e9, rel=0.05)
+    assert memory.kv_bytes_per_token == 2 * 2 * 16 * 8 * 64
+
+
+@pytest.mark.parametrize(
+    ("engine", "said"),
+    [("cpu", "--budget 3m"), ("cuda", "--model tuner:1b --budget 15m")],
+)
+def test_make_sweep_takes_that_model_and_more_time_on_a_gpu_alone(
+    tmp_path: Path, engine: str, said: str
+) -> None:
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "tuner-setup.json").write_text(json.dumps({"engine": engine}))
+    done = subprocess.run(
+        ["make", "-n", "-f", str(ROOT / "Makefile"), "sweep"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1].endswith(f" -o profile.yaml {said}")
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_tokenizer_is_what_its_script_writes(name: str) -> None:
     spec = importlib.util.spec_from_file_location("make_tokenizer", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
     script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
-    folder = Path(model_path("tuner:tiny"))
-    for name, content in script.files().items():
-        assert (folder / name).read_text() == content
+    folder = Path(model_path(name))
+    for file, content in script.files(folder).items():
+        assert (folder / file).read_text() == content
 
 
 def test_other_models_are_what_they_are_called() -> None:

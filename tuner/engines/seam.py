@@ -67,6 +67,9 @@ class EngineFacts:
     device: Mapping[str, ArgumentValue]
     """Name, memory, driver, and what else identifies the hardware."""
 
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """How long of that download, load, compile and capture took, where the engine says so."""
+
     cautions: Sequence[str] = ()
     """What to beware of in whatever this engine shows."""
 

@@ -50,6 +50,12 @@ def in_words(purpose: str) -> str:
     return purpose.replace("_", " ")
 
 
+def start_in_words(facts: EngineFacts) -> str:
+    """Return what a start took its time for; nothing where that is not worth a line."""
+    phases = [f"{name} {took_s:.0f} s" for name, took_s in facts.phases_s.items() if took_s >= 1.0]
+    return f"started in {facts.start_s:.0f} s: {', '.join(phases)}" if phases else ""
+
+
 class Watcher(Protocol):
     """The listener that is told how the run goes."""
 
@@ -95,6 +101,8 @@ class EngineRunner:
             self.built_for = built_for
             self.evidence.check_machine(self.engine.facts)
             self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
+            if took := start_in_words(self.engine.facts):
+                self.watcher.stage(took)
         tokens = self.engine.facts.max_num_batched_tokens
         await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
         return self.engine

@@ -28,7 +28,7 @@ from tuner.engines.vllm.config import Configuration, how, pinned, prompt_vocabul
 from tuner.engines.vllm.core_process import CoreContext
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.llm import Llm
-from tuner.engines.vllm.log import Compiles, said_since, size_of
+from tuner.engines.vllm.log import Compiles, said_since, size_of, start_phases_s
 from tuner.errors import EngineError
 
 _STOP_S = 10.0
@@ -113,7 +113,11 @@ class VllmEngine(ControlledEngine):
         except BaseException:
             await engine.stop()
             raise
-        engine.facts = dataclasses.replace(engine.facts, start_s=loop.time() - begun_s)
+        engine.facts = dataclasses.replace(
+            engine.facts,
+            start_s=loop.time() - begun_s,
+            phases_s=start_phases_s(said_since(log, log_start)),
+        )
         return engine
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
