@@ -10,7 +10,8 @@ from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
-from tuner.errors import EngineError
+from tuner.errors import EngineError, StoodStillError
+from tuner.replay.attempts import check_iterations
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule, replay
@@ -132,6 +133,13 @@ def test_a_step_that_arithmetic_has_ruled_out_is_replayed_for_seconds_only() -> 
     result = replayed(planned(0, 0.0, tokens=100), rule=rule)
     assert result.elapsed_s == 5.0
     assert len(result.iterations) == 5
+
+
+def test_a_window_in_which_nothing_was_computed_is_no_evidence() -> None:
+    result = replayed(planned(0, 0.0), rule=CutRule(Slo(ttft_s=0.5), floor=0.5))
+    check_iterations(result)  # one was under way when it was cut
+    with pytest.raises(StoodStillError, match="max_num_seqs=4: no iteration ended in 1 s"):
+        check_iterations(replace(result, iterations=result.iterations[:0]))
 
 
 def test_a_request_that_fails_is_data() -> None:

@@ -105,9 +105,10 @@ class MoveWatch:
     @contextmanager
     def over(self, reply: Reply | None = None) -> Iterator[None]:
         """Watch it while somebody waits for a reply, or for anything else of it."""
-        reply = reply or Reply()
+        answers, reply = reply is None, reply or Reply()
         self._replies[id(reply)] = reply
         if self._watching is None:
+            self._is_asked = self._has_iterated = False
             self._watching = asyncio.get_running_loop().create_task(self._watch())
         try:
             yield
@@ -115,6 +116,8 @@ class MoveWatch:
             del self._replies[id(reply)]
             self._tokens += reply.output_tokens
             if not self._replies:
+                if not self._watching.done():  # else it has stood still for good
+                    self._leave(is_answered=answers)
                 self._watching.cancel()
                 self._watching = None
 
@@ -143,10 +146,10 @@ class MoveWatch:
 
     def _has_moved_on(self) -> bool:
         tokens = self._tokens + sum(reply.output_tokens for reply in self._replies.values())
-        if tokens != self._seen:
-            self._seen, self._is_asked = tokens, False
-            return True
         iterated, self._has_iterated = self._has_iterated, False
+        if tokens != self._seen:
+            self._seen, self._is_asked, iterated = tokens, False, True
+        self._has_moved |= iterated
         return iterated
 
     async def _ask(self) -> None:
@@ -155,12 +158,24 @@ class MoveWatch:
             self._has_iterated |= self._is_asked and found > 0  # the first are those of before
             self._is_asked = True
 
+    def _leave(self, *, is_answered: bool) -> None:
+        """Nobody waits any more, because what was waited for came, or as when a replay is cut: how
+        long it stood still until then counts here, and not against whoever asks next."""
+        if self._has_moved_on() or is_answered:
+            self._goes_on()
+        else:  # what it needs is not known
+            self._note(self.stalls.now_s)
+            self.stalls.now_s = 0.0
+
     def _goes_on(self) -> None:
-        seconds, self.stalls.now_s, self._has_moved = self.stalls.now_s, 0.0, True
+        self._note(self.stalls.now_s)
+        _, *longest = sorted((*self._longest_s, self.stalls.now_s))
+        self._longest_s = longest[1], longest[0]
+        self.stalls.now_s = 0.0
+
+    def _note(self, seconds: float) -> None:
         if seconds >= max(STALL_S, STALL_FACTOR * self.usual_s):
             self.stalls.lengths_s.append(seconds)
-        _, *longest = sorted((*self._longest_s, seconds))
-        self._longest_s = longest[1], longest[0]
 
     def _patience_s(self) -> float:
         """The first prompt may still be the start's: kernels are compiled for its length."""

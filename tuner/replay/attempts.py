@@ -57,6 +57,7 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
             if rule.stop_after_s is None:  # else only its iterations count
                 check_generator([result])
                 check_reading(result, engine.facts)
+                check_iterations(result)
         except (GeneratorLateError, StoodStillError) as error:
             late(error, result.elapsed_s)
             if not retries:
@@ -64,6 +65,20 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
             retries -= 1
         else:
             return replace(result, device=device, weight=window.weight)
+
+
+def check_iterations(result: Replay) -> None:
+    """Refuse a replay in which nothing was computed, though some waited for it to its end.
+
+    Raises StoodStillError: of such a window nothing can be said.
+    """
+    waited = any(one.outcome in {"cut", "aborted"} for one in result.records)
+    if waited and not len(result.iterations) and not any(o.output_tokens for o in result.records):
+        raise StoodStillError(
+            f"max_num_seqs={result.max_num_seqs}: no iteration ended in {result.elapsed_s:.0f} s",
+            hint="See what stops it: the machine's log and the driver's; then --resume.",
+            seconds=result.elapsed_s,
+        )
 
 
 def check_stalls(engine: Engine, before: tuple[int, int], *, what: str, is_last: bool) -> None:

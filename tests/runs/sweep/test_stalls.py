@@ -23,31 +23,44 @@ def events(run_dir: Path, name: str) -> list[str]:
     return [one["what"] for one in journal.read(run_dir).of(name)]
 
 
+def longest_iteration_s(run_dir: Path) -> float:
+    """Return the longest iteration of all that was kept."""
+    book = journal.read(run_dir)
+    logs = [book.replay(event).iterations for event in book.of("replay")]
+    return max(float(one["duration_s"].max()) for one in logs)
+
+
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> SweepOutcome:
     return swept(tmp_path_factory.mktemp("calm") / "run", settings=UP_TO_8, traffic=HALF)
 
 
 @pytest.mark.parametrize(
-    ("at_s", "what"),
+    ("at_s", "what", "resumed"),
     [
-        (IN_THE_PROBE, "one at a time"),
-        (IN_THE_LADDER, "ladder 8"),
+        (IN_THE_PROBE, "one at a time", False),
+        (IN_THE_LADDER, "ladder 8", True),
     ],
 )
 def test_what_was_measured_while_the_engine_stood_still_is_measured_again(
-    calm: SweepOutcome, tmp_path: Path, at_s: float, what: str
+    calm: SweepOutcome, tmp_path: Path, at_s: float, what: str, *, resumed: bool
 ) -> None:
-    notes = Notes()
+    """Meanwhile so many come too late that the replay is cut, which ends all waiting."""
+    notes, world = Notes(), standing(at_s, 20.0)
+    if resumed:
+        notes.stop_at = 3  # after a ramp and two short ones
+        with pytest.raises(KeyboardInterrupt):
+            swept(tmp_path / "run", world, settings=UP_TO_8, traffic=HALF, notes=notes)
+        notes.stop_at = None
     found = swept(
-        tmp_path / "run", standing(at_s, 20.0), settings=UP_TO_8, traffic=HALF, notes=notes
+        tmp_path / "run", world, settings=UP_TO_8, traffic=HALF, notes=notes, resume=resumed
     )
     assert any(
         re.fullmatch(f"{what}: the engine has not moved for [34] s with work waiting", said)
         for said in notes.told
     )
-    assert events(tmp_path / "run", "stall") == [what]
-    assert events(tmp_path / "run", "late") == [what]
+    assert set(events(tmp_path / "run", "stall")) == set(events(tmp_path / "run", "late")) == {what}
+    assert longest_iteration_s(tmp_path / "run") < 1.0
     assert (found.slo, found.verdict.kind) == (calm.slo, calm.verdict.kind)
     assert found.verdict.max_num_seqs == calm.verdict.max_num_seqs == 8
     assert found.chosen.numbers.attainment == pytest.approx(
