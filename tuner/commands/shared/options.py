@@ -166,7 +166,10 @@ def command(options: type[Any], module: str, function: str = "run") -> Callable[
             name: tuple(value or ()) if _is_tuple(annotations[name]) else value
             for name, value in given.items()
         }
-        getattr(importlib.import_module(module), function)(options(**values))
+        try:
+            getattr(importlib.import_module(module), function)(options(**values))
+        except EOFError as error:  # for typer that is Ctrl-D at a prompt, and there is none
+            raise ValueError(str(error)).with_traceback(error.__traceback__) from error
 
     parameters = [
         inspect.Parameter(
