@@ -119,7 +119,10 @@ def test_a_time_of_another_unit_is_dropped_with_its_row(tmp_path: Path) -> None:
 def test_a_column_half_in_seconds_and_half_in_milliseconds_is_refused(tmp_path: Path) -> None:
     text = HEAD + f"{AT_S},1,5\n{AT_S + 1},1,5\n{AT_S * 1000},1,5\n{AT_S * 1000},1,5\n"
     found = refusal(tmp_path / "t", text)
-    assert f"times of several units stand in it: {AT_S}, {AT_S * 1000}" in str(found)
+    assert f"times of several units stand in it, {AT_S} and {AT_S * 1000} (row 3)" in str(found)
+    assert found.hint == f"tuner trace import {tmp_path / 't'} --time-unit s -o trace.jsonl"
+    rows, tally = opened(tmp_path / "t", text, asked=TableOptions(time_unit="s"))
+    assert (len(rows), tally.dropped) == (2, {"other_unit": 2})
 
 
 @pytest.mark.parametrize("asked", ["s", "ms"])

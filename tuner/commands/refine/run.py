@@ -140,7 +140,7 @@ def _dry_run(
         requests=requests,
         most_seqs=most,
         is_simulated=options.engine == "sim",
-        warnings=plan.warnings,
+        warnings=plan.warnings if options.json else not_said(options.trace, plan.warnings),
     )
 
 

@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import closing, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.commands.shared import dry_run
@@ -91,6 +91,9 @@ def _run_one(options: SweepOptions, path: Path) -> None:
     asked = prepared(options, path)
     if options.dry_run:
         run = dry_run_of(asked.options, asked.traffic, asked.starter, asked.ceiling)
+        if not options.json:
+            said = {*asked.traffic.warnings} - {*not_said(path, asked.traffic.warnings)}
+            run = replace(run, warnings=[one for one in run.warnings if one not in said])
         dry_run.show(run, as_json=options.json)
         return
     _conclude(asked.options, swept(asked, path), keep=True)

@@ -191,6 +191,10 @@ def _print_law(console: Console, traffic: TrafficSummary) -> None:
         f"Little's law: arrival rate x mean duration = {traffic.littles_mean:,.1f} in flight, "
         f"recorded {traffic.recorded.mean:,.1f}"
     )
+    console.print(
+        "in flight: from arrival to last token on the server that was recorded; a profile counts "
+        "those of its own replays"
+    )
 
 
 def _print_part(console: Console, part: Likeness) -> None:

@@ -84,6 +84,8 @@ class TwoReadings:
 
     what: str
     choices: tuple[TimeUnit, ...]
+    odd: float | None = None
+    """The first number that does not fit the others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +194,9 @@ def clock_of_numbers(
         return ColumnClock(unit, why=f"{why}, and in no other unit a date from 2001 to 2096")
     if any(fits.values()):
         odd = next(value for value in values if value not in fits[unit])
-        return TwoReadings(f"times of several units stand in it: {values[0]:.17g}, {odd:.17g}", ())
+        return TwoReadings(
+            f"times of several units stand in it, {fits[unit][0]:.17g} and {odd:.17g}", (unit,), odd
+        )
     if heading is not None:
         return ColumnClock(
             heading, dated=False, why=f"in {NAMES[heading]}, because the heading says so"

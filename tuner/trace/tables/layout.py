@@ -163,7 +163,7 @@ class _Planner:
             return None
         heading = self.headings[place]
         if role in TIMES or role == "day":
-            clock = self._clock(role, heading, known, unit)
+            clock = self._clock(role, place, known, unit)
             return None if clock is None else Column(heading, place, clock)
         if role in SPANS:
             spans = self._spans(role, place, unit)
@@ -182,9 +182,9 @@ class _Planner:
         return Column(heading, place)
 
     def _clock(
-        self, role: Role, heading: str, known: Sequence[Any], unit: Unit | None
+        self, role: Role, place: int, known: Sequence[Any], unit: Unit | None
     ) -> ColumnClock | None:
-        asked = self.asked.time_unit
+        asked, values = self.asked.time_unit, self.values[place]
         numbers = [n for one in known if (n := _as_number(one)) is not None]
         found: ColumnClock | TwoReadings | None
         if len(numbers) > USABLE * len(known):
@@ -192,7 +192,11 @@ class _Planner:
         else:
             found = clock_of_dates([str(one).strip() for one in known], asked=asked)
         if isinstance(found, TwoReadings):
-            raise _RefusedError(f"{heading}: {found.what}", time_forms=found.choices)
+            what = f"{self.headings[place]}: {found.what}"
+            if found.odd is not None:
+                row = next(n for n, one in enumerate(values) if _as_number(one) == found.odd)
+                what += f" (row {row + 1}); of one unit, the others are dropped and counted"
+            raise _RefusedError(what, time_forms=found.choices)
         is_day = found is not None and found.unit is None and found.order != "time"
         return found if role != "day" or is_day else None
 
