@@ -152,7 +152,7 @@ def test_a_bad_row_among_many_leaves_the_others_to_the_columns(
         slow.append(number)
         return iter(())
 
-    monkeypatch.setattr("tuner.trace.tables.reader.Reader.converted", converted)
+    monkeypatch.setattr("tuner.trace.tables.reader.TableReader.converted", converted)
     trace = load(tmp_path / "t")
     assert slow == [1502]
     assert [one.input_length for one in trace.requests] == [i + 1 for i in range(3000) if i != 1500]
