@@ -294,6 +294,8 @@ def test_a_profile_brings_its_value_and_its_whole_configuration(
         "source": str(profile),
     }
     result = compare(**changes, max_num_seqs=4, run_dir=tmp_path / "other")
+    # the load that a profile was made for stands beside the story's
+    assert {table["load"] for table in result["tables"]} == {"recorded", "very-heavy"}
     assert [row["max_num_seqs"] for row in rows(result).values()] == [4, 8]
     assert any("takes of a profile's arguments only" in one for one in result["warnings"])
 
@@ -304,6 +306,13 @@ def test_a_sweep_finds_the_value_for_this_load_also_beside_a_profile(compare: Co
         approaches="tuned,profile",
     )  # fmt: skip
     assert [row["max_num_seqs"] for row in rows(result).values()] == [16, 8]
+
+
+def test_a_server_is_one_more_way_of_serving_where_it_is_asked_for(compare: Compare) -> None:
+    result = compare(approaches="tuned,server", step="5s")
+    assert list(rows(result)) == ["tuned", "server"]
+    (error,) = rows(result)["server"]["errors"]
+    assert error.startswith("a simulated engine of 16 slots has no server.")
 
 
 def test_a_queue_that_fills_refuses_requests_and_the_others_go_on(compare: Compare) -> None:

@@ -51,16 +51,20 @@ class CompareOptions:
     ] = False
     approaches: Annotated[
         str | None,
-        typer.Option(help="worker, two-workers, static, untuned, tuned, profile; default: all."),
+        typer.Option(
+            help="worker, two-workers, static, untuned, tuned, server (tuned, behind vllm serve), "
+            "profile; default: all but server."
+        ),
         IN_PLAN,
     ] = None
     loads: Annotated[
-        str,
+        str | None,
         typer.Option(
-            help="light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), recorded."
+            help="light, medium, heavy, very-heavy (2, 8, 16, 25 in flight untuned), recorded; "
+            "default: very-heavy, and recorded, which a profile was made for, beside it."
         ),
         IN_PLAN,
-    ] = "very-heavy"
+    ] = None
     engine: Engine = "vllm"
     world: World = None
     model: Annotated[

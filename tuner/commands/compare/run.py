@@ -29,10 +29,10 @@ from tuner.profile.profile import load as load_profile
 from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs import journal
-from tuner.runs.compare.approaches import chosen
+from tuner.runs.compare.approaches import OF_TUNED, chosen
 from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.evidence import Comparing, Tuned
-from tuner.runs.compare.load_levels import parse_levels
+from tuner.runs.compare.load_levels import STORY, parse_levels
 from tuner.runs.compare.run import Comparison, calibrate
 from tuner.runs.compare.settings import CompareSettings
 from tuner.runs.compare.windows import check_arrivals, windows_of
@@ -271,6 +271,11 @@ def _static(options: CompareOptions) -> Batching:
     return Batching(options.batch_size, wait_s)
 
 
+def _loads(options: CompareOptions) -> str:
+    """Return the loads: the story's, and beside it the one that a profile was made for."""
+    return options.loads or (STORY if options.profile is None else f"recorded,{STORY}")
+
+
 def _is_tuned(options: CompareOptions) -> bool:
     """Whether the tuned value is given."""
     return options.max_num_seqs is not None or (options.profile is not None and not options.sweep)
@@ -284,7 +289,7 @@ def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
             "--sweep finds max_num_seqs, --max-num-seqs gives it", hint="Leave one of them out."
         )
     approaches = chosen(options.approaches, has_profile=options.profile is not None)
-    needs_sweep = not _is_tuned(options) and "tuned" in {one.name for one in approaches}
+    needs_sweep = not _is_tuned(options) and OF_TUNED & {one.name for one in approaches}
     if options.slo is not None:
         parse_slo(options.slo)
         if not needs_sweep:
@@ -294,7 +299,7 @@ def settings_of(options: CompareOptions, trace: Trace) -> CompareSettings:
             )
     return CompareSettings(
         approaches=approaches,
-        levels=parse_levels(options.loads),
+        levels=parse_levels(_loads(options)),
         untuned=options.untuned,
         window=options.window,
         step_s=parse_duration_s(options.step, option="--step"),
@@ -349,6 +354,7 @@ def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -
         "profile_digest": profile,
         **machine,
         **in_plan(options),
+        "loads": _loads(options),
     }
 
 

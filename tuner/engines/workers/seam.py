@@ -40,6 +40,10 @@ class Testbed(Protocol):
         profile's."""
         ...
 
+    async def served(self, *, max_num_seqs: int) -> Engine:
+        """Start one with the base's other arguments behind ``vllm serve``, asked as users ask."""
+        ...
+
     async def workers(self, count: int, batching: Batching) -> Engine:
         """Start worker processes behind queues, each with a synchronous engine and its share of
         the memory."""

@@ -43,6 +43,12 @@ class SimTestbed:
         starter = self._starter.varied(self._profile) if of_profile else self._starter
         return await starter.start(max_num_seqs=max_num_seqs)
 
+    async def served(self, *, max_num_seqs: int) -> Engine:
+        raise EngineError(
+            f"a simulated engine of {max_num_seqs} slots has no server",
+            hint="Leave server out of --approaches with --engine sim.",
+        )
+
     async def workers(self, count: int, batching: Batching) -> Engine:
         world = self._world
         blocks = world.kv.blocks // count

@@ -22,6 +22,7 @@ from tuner.engines.seam import (
     RequestFailedError,
     Stalls,
 )
+from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers.queue_messages import (
@@ -55,6 +56,9 @@ class VllmTestbed:
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         starter = self._profile if of_profile and self._profile is not None else self._base
         return await starter.start(max_num_seqs=max_num_seqs)
+
+    async def served(self, *, max_num_seqs: int) -> Engine:
+        return await ServerStarter.like(self._base).start(max_num_seqs=max_num_seqs)
 
     async def workers(self, count: int, batching: Batching) -> Engine:
         """Start one after the other: each measures the memory that the one before has left."""

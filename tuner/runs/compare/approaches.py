@@ -35,6 +35,11 @@ async def _tuned(testbed: Testbed, setup: Setup) -> Engine:
     return await testbed.continuous(max_num_seqs=setup.tuned)
 
 
+async def _behind_server(testbed: Testbed, setup: Setup) -> Engine:
+    """The tuned one behind ``vllm serve``: what its users see, front end included."""
+    return await testbed.served(max_num_seqs=setup.tuned)
+
+
 async def _full_profile(testbed: Testbed, setup: Setup) -> Engine:
     """Continuous batching with every argument of a serving profile."""
     assert setup.of_profile is not None  # or it is not chosen
@@ -42,6 +47,9 @@ async def _full_profile(testbed: Testbed, setup: Setup) -> Engine:
 
 
 OF_PROFILE = "profile"
+SERVER = "server"
+OF_TUNED = {"tuned", SERVER}
+"""Approaches that need the tuned value."""
 
 APPROACHES: tuple[Approach, ...] = (
     Approach("worker", "one worker", _one_worker),
@@ -49,6 +57,7 @@ APPROACHES: tuple[Approach, ...] = (
     Approach("static", "static batching", _static_batching),
     Approach("untuned", "continuous, untuned", _untuned),
     Approach("tuned", "continuous, tuned", _tuned),
+    Approach(SERVER, "the same behind a server", _behind_server),
     Approach(OF_PROFILE, "the whole profile", _full_profile),
 )
 
@@ -56,10 +65,12 @@ APPROACHES: tuple[Approach, ...] = (
 def chosen(names: str | None, *, has_profile: bool) -> tuple[Approach, ...]:
     """Return the approaches of a list such as ``worker,tuned``, in the order of the story.
 
-    None is all that there can be. Raises UsageError for a name that is unknown or there twice.
+    None is all that there can be but the server, which takes half a minute to start. Raises
+    UsageError for a name that is unknown or there twice.
     """
     if names is None:
-        return tuple(one for one in APPROACHES if has_profile or one.name != OF_PROFILE)
+        left_out = {SERVER} if has_profile else {SERVER, OF_PROFILE}
+        return tuple(one for one in APPROACHES if one.name not in left_out)
     known = {one.name: one for one in APPROACHES}
     asked = [name.strip() for name in names.split(",")]
     _check(asked, list(known), option="--approaches")

@@ -26,6 +26,9 @@ LEVELS: dict[str, int | None] = {
 }
 """Name → requests in flight; None is the trace as it is."""
 
+STORY = "very-heavy"
+"""The load of the story: 25 in flight."""
+
 Lengths = Literal["captured", "uniform"]
 LENGTHS: tuple[Lengths, ...] = get_args(Lengths)
 
