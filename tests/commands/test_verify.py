@@ -14,6 +14,8 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import resealed
 from tuner.commands.verify.junit import junit
+from tuner.commands.verify.options import VerifyOptions
+from tuner.commands.verify.run import as_confirmed
 from tuner.errors import GateError
 from tuner.profile.profile import load, save, seal
 from tuner.profile.schema import ServingProfile
@@ -69,6 +71,25 @@ def test_a_profile_that_loads_code_starts_no_engine(folder: Path, command: tuple
     assert "evil.yaml: engine: trust_remote_code=true: may load code" in done.stderr.replace(
         "\n", " "
     )
+
+
+@pytest.mark.parametrize(
+    ("confirm", "named", "engine"),
+    [
+        ("server", None, "serve"),
+        ("plain", None, "serve"),
+        ("inproc", None, "vllm"),
+        (None, None, "vllm"),
+        ("server", "sim", "sim"),
+    ],
+)
+def test_what_a_server_confirmed_is_verified_behind_one_unless_an_engine_is_named(
+    folder: Path, confirm: str | None, named: str | None, engine: str
+) -> None:
+    one = load(folder / "profile.yaml")
+    origin = one.provenance.model_copy(update={"confirm": confirm})
+    asked = VerifyOptions(profile=folder / "profile.yaml", engine=named)
+    assert as_confirmed(asked, one.model_copy(update={"provenance": origin})).engine == engine
 
 
 def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path) -> None:

@@ -15,7 +15,6 @@ from tuner.commands.shared.options import (
     Replicas,
     Require,
     Router,
-    ServedEngine,
     StartTimeout,
     Window,
     World,
@@ -42,7 +41,13 @@ class VerifyOptions:
             help="Replay nothing: ask the profile's own twin whether its verdict follows.",
         ),
     ] = False
-    engine: ServedEngine = "vllm"
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            help="vllm, serve (the same behind vllm serve), or sim with --world; default: as the "
+            "profile was confirmed."
+        ),
+    ] = None
     world: World = None
     url: Annotated[
         str | None, typer.Option(help="A server that runs already: it gets the trace's load.")

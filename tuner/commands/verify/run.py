@@ -58,10 +58,11 @@ def run(options: VerifyOptions) -> None:
                 "--dry-run is of an engine that is started", hint="Leave out --url, or --dry-run."
             )
         profile = load_profile(options.profile)
-        dry_run.show(_dry_run(options, profile), as_json=options.json)
+        dry_run.show(_dry_run(as_confirmed(options, profile), profile), as_json=options.json)
         return
     with junit(options.junit, profile=str(options.profile), said=said) as write:
         profile = load_profile(options.profile)
+        options = as_confirmed(options, profile)
         if options.offline:
             gates = offline_gates(profile, _twin(options, profile))
             found = Verified(gates, 0.0, {}, ())
@@ -73,6 +74,13 @@ def run(options: VerifyOptions) -> None:
                 _keep(found, profile, options, book)
         write(found.gates)
         _report(options, profile, found)
+
+
+def as_confirmed(options: VerifyOptions, profile: ServingProfile) -> VerifyOptions:
+    """Return the options with an engine: where none is named, behind a server what a server had
+    confirmed, because its front end is in the promise."""
+    is_served = profile.provenance.confirm in {"server", "plain"}
+    return replace(options, engine=options.engine or ("serve" if is_served else "vllm"))
 
 
 def _book(run_dir: Path, options: VerifyOptions, profile: ServingProfile) -> Journal:

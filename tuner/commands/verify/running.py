@@ -44,7 +44,7 @@ def check_options(options: VerifyOptions) -> None:
         if given:
             word = given[0].replace("_", "-")
             raise UsageError(f"--{word} is for --url", hint="Add --url, or leave it out.")
-    elif options.engine != "vllm" or options.world is not None:
+    elif options.engine is not None or options.world is not None:
         raise UsageError(
             "--url asks a server that runs; --engine and --world start one",
             hint="Leave out --engine and --world.",

@@ -150,7 +150,7 @@ def _again(profile: ServingProfile, options: VerifyOptions) -> str:
         output=options.profile,
         base=options.base,
         overrides=options.overrides,
-        engine=options.engine,
+        engine="sim" if options.engine == "sim" else "vllm",
         replicas=options.replicas,
         router=options.router,
     )
