@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.traces import beginning
 from tuner.commands.shared.options import times
 from tuner.profile import profile
 from tuner.profile.numbers import FrontEndSection
@@ -21,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a profile of the article's simulated machine."""
     path = tmp_path_factory.mktemp("plan")
     world = ROOT / "examples" / "worlds" / "article.yaml"
-    trace = ROOT / "traces" / "translation.jsonl"
+    trace = beginning(path / "prod.jsonl", 360)
     tuning = ("sweep", "--engine", "sim", "--world", world, "--trace", trace, "--fast")
     assert tuner(path, *tuning).returncode == 0
     return path

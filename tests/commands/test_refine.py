@@ -16,7 +16,7 @@ import pytest
 
 from tests.support import postgres
 from tests.support.in_process import tuner
-from tests.support.places import ROOT
+from tests.support.traces import beginning
 from tuner.profile import profile
 
 pytestmark = pytest.mark.timeout(180)  # the first test waits for a sweep and a refinement
@@ -52,9 +52,13 @@ TRIAL_KEYS = {
 }  # fmt: skip
 
 
-def filled(folder: Path, world: str) -> None:
+ALL, HALF = 1083, 540
+"""The requests of the sample trace."""
+
+
+def filled(folder: Path, world: str, *, requests: int = ALL) -> None:
     (folder / "world.yaml").write_text(world)
-    shutil.copy(ROOT / "traces" / "translation.jsonl", folder / "prod.jsonl")
+    beginning(folder / "prod.jsonl", requests)
 
 
 @pytest.fixture(scope="module")
@@ -428,7 +432,7 @@ def test_a_real_engine_is_not_started_for_a_simulated_profile(swept: Path) -> No
 
 def test_a_budget_holds_on_an_overloaded_engine(tmp_path: Path) -> None:
     """Which takes three times as long for a window as the window is."""
-    filled(tmp_path, WORLD.replace("a: 0.016", "a: 0.090"))
+    filled(tmp_path, WORLD.replace("a: 0.016", "a: 0.090"), requests=HALF)
     assert tuner(tmp_path, "sweep", *SIM).returncode == 0
     refused = refine(tmp_path, "--budget", "8m")
     assert refused.returncode == 2, refused.stderr
@@ -442,7 +446,7 @@ def test_a_budget_holds_on_an_overloaded_engine(tmp_path: Path) -> None:
 
 def test_more_slots_than_the_sweep_knew_of_are_told_by_the_twin_too(tmp_path: Path) -> None:
     """And other token budgets than the knee's."""
-    filled(tmp_path, WORLD)
+    filled(tmp_path, WORLD, requests=HALF)
     assert tuner(tmp_path, "sweep", *SIM, "--ceiling", "4").returncode == 0
     searched = ("max_num_seqs=4,8,12,16,24", "max_num_batched_tokens=256,2048")
     done = refine(tmp_path, *(f"--search={one}" for one in searched), "--json")

@@ -20,6 +20,13 @@ needs_logs = pytest.mark.skipif(not LOGS.is_dir(), reason="the real logs are not
 HEADER = {"tuner_trace": 1, "time_unit": "ms"}
 
 
+def beginning(path: Path, requests: int) -> Path:
+    """Write a trace of the first so many requests of the translation sample, 3.6 a second."""
+    header, *rows = (SAMPLES / "translation.jsonl").read_text(encoding="utf-8").splitlines()
+    counts = {"rows_read": requests, "rows_kept": requests}
+    return write_lines(path, json.loads(header) | counts, *rows[:requests])
+
+
 def row(timestamp: object = 0, **fields: object) -> dict[str, object]:
     return {"timestamp": timestamp, "input_length": 10, "output_length": 5, **fields}
 

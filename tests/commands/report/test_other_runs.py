@@ -10,10 +10,11 @@ import pytest
 from tests.commands.report.test_report import outline
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.traces import beginning
 from tuner.live.watch.watched import WindowSummary
 
 SIM = (
-    *("--trace", ROOT / "traces" / "translation.jsonl", "--engine=sim"),
+    *("--trace", "prod.jsonl", "--engine=sim"),
     *("--world", ROOT / "examples" / "worlds" / "article-quiet.yaml"),
 )
 PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
@@ -23,6 +24,7 @@ PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile of a simulated machine."""
     folder = tmp_path_factory.mktemp("runs")
+    beginning(folder / "prod.jsonl", 360)
     done = tuner(folder, "sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16")
     assert done.returncode == 0, done.stderr
     return folder
