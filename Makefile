@@ -115,7 +115,7 @@ shots: setup-dev  ## Look at a report in Chromium, and take the pictures of the 
 	$(BIN)/python scripts/shots.py
 
 studies: setup-dev  ## Run every study at its smallest, only to see that none is broken
-	@for study in scripts/study_*.py; do \
+	@for study in scripts/study_*.py scripts/bench_beside.py; do \
 		echo "$$study --smoke" && timeout 120 $(BIN)/python $$study --smoke > /dev/null || exit 1; \
 	done
 

@@ -116,6 +116,14 @@ class RunningEngine:
         self._sent = self._in_flight = 0
         self._failed = self._failed_in_a_row = self._early = 0
 
+    @property
+    def url(self) -> str:
+        return self._server.url
+
+    @property
+    def client_pid(self) -> int:
+        return self._client.pid
+
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         """See the seam. Raises EngineError once too many have failed or ended early, and before
         more is sent than was allowed."""
