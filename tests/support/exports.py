@@ -359,6 +359,32 @@ TEXTS: dict[str, str | bytes] = {
             "response": {"status": 200},
         }
     ),
+    "OpenRouter, one by one": lines(
+        lambda one: {
+            "created_at": iso(one.start), "latency": round(200 * one.took_s),
+            "generation_time": round(1000 * one.took_s), "native_tokens_reasoning": 0,
+            "native_tokens_prompt": one.prompt, "native_tokens_completion": one.output,
+        }
+    ),
+    "Loki": lines(
+        lambda one: {
+            "labels": {"app": "gateway"}, "timestamp": iso(one.end),
+            "line": json.dumps({"start_time": iso(one.start), "prompt_tokens": one.prompt,
+                                "completion_tokens": one.output,
+                                "duration_ms": round(1000 * one.took_s)}),
+        }
+    ),
+    "New Relic": json.dumps(
+        {"results": [{"events": [
+            {"timestamp": ms(one.start), "response.usage.prompt_tokens": one.prompt,
+             "response.usage.completion_tokens": one.output, "duration": one.took_s}
+            for one in REQUESTS
+        ]}]}
+    ),
+    "short words": table(
+        ("id", "ts", "prompt_tok", "compl_tok", "lat"),
+        lambda one: (one.prompt, one.start.timestamp(), one.prompt, one.output, one.took_s),
+    ),
     "decimal commas, UTF-16": table(
         ("Time", "Prompt Tokens", "Completion Tokens", "Duration (s)"),
         lambda one: (naive(one.start), one.prompt, one.output,
@@ -373,6 +399,7 @@ WITH_ENDS = frozenset(
         *("Azure Log Analytics", "LiteLLM, some columns", "Snowflake", "MySQL", "OpenRouter"),
         *("Ollama", "epoch nanoseconds", "end and duration", "Go durations", "Parquet", "Feather"),
         *("Athena", "Kibana, durations", "Helicone", "Kong", "decimal commas, UTF-16"),
+        *("OpenRouter, one by one", "Loki", "New Relic", "short words"),
     }
 )
 

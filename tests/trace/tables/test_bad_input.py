@@ -125,6 +125,11 @@ def test_a_column_half_in_seconds_and_half_in_milliseconds_is_refused(tmp_path: 
     assert (len(rows), tally.dropped) == (2, {"other_unit": 2})
 
 
+def test_a_column_of_ids_is_never_guessed_to_hold_tokens(tmp_path: Path) -> None:
+    found = refusal(tmp_path / "t", "id,created_at,req_units,res_units\n7,2026-11-21,60,5\n")
+    assert "input_length=req_units,output_length=res_units" in found.hint
+
+
 @pytest.mark.parametrize("asked", ["s", "ms"])
 def test_times_from_some_start_need_their_unit(tmp_path: Path, asked: str) -> None:
     text = HEAD + "0,1,5\n1.5,2,5\n"

@@ -228,8 +228,8 @@ def _detect(place: str, head: bytes, time_unit: TimeUnit | None) -> Format:
         )
     if (refusal := table.refusal(place, head)) is not None:
         raise refusal
-    names = ", ".join(known.NAME for known in FORMATS)
     raise TraceError(
         f"{place}:1: not a trace format that tuner knows",
-        hint=f"tuner trace import --format NAME, if it is one of {names}.",
+        hint="Export it as CSV or JSON lines with the time, the prompt's and the output's tokens; "
+        "tuner trace import --list shows what else is read.",
     )

@@ -57,7 +57,16 @@ PROMPT = frozenset({"prompt", "prompts", "input", "inputs", "in", "prefill", "is
 PROMPT_IF_TOKENS = PROMPT | {"context", "request", "query", "question", "sent", "ingress"}
 OUTPUT = frozenset(
     {
-        *("completion", "completions", "output", "outputs", "out", "generated", "generation"),
+        *(
+            "completion",
+            "completions",
+            "compl",
+            "output",
+            "outputs",
+            "out",
+            "generated",
+            "generation",
+        ),
         *("generate", "gen", "decode", "decoded", "candidates", "predicted", "sampled", "osl"),
         *("eval", "evaluated"),
     }
@@ -303,7 +312,8 @@ def _times(  # noqa: C901, PLR0912 - one meaning after another
         yield Meaning("duration", len(rest - SPAN - TIME) + (not has & {"total", "e2e"}), unit)
         return
     if is_time and has & AMBIGUOUS and not has & NOT_A_SPAN:
-        yield Meaning("duration", 4 + len(rest - AMBIGUOUS - TIME), unit)
+        rank = 1 if "generation" in has else 4
+        yield Meaning("duration", rank + len(rest - AMBIGUOUS - TIME), unit)
     rank = len(rest - TIME - BEGIN - END - WRITTEN)
     if rank > 1 or has & NOT_A_TIME:
         return

@@ -5,7 +5,10 @@ decided where two readings are possible. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
+
+import msgspec
 
 from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TimeUnit
@@ -47,6 +50,9 @@ RELATIVE = 3
 
 SAME_TIME_MS = 1000
 """Two columns that say the same time differ by less: one of them may be of whole seconds."""
+
+
+_decode = msgspec.json.Decoder().decode
 
 
 class _RefusedError(Exception):
@@ -126,10 +132,14 @@ class _Planner:
                     fitting.append((meaning.rank + RELATIVE * relative, column))
         if problems and not any(rank <= problems[0][0] for rank, _ in fitting):
             raise min(problems, key=lambda one: one[0])[1]
-        if not fitting:
-            return
-        best = min(rank for rank, _ in fitting)
-        first, *others = [column for rank, column in fitting if rank == best]
+        if fitting:
+            best = min(rank for rank, _ in fitting)
+            self._take(role, [column for rank, column in fitting if rank == best])
+
+    def _take(self, role: Role, fitting: Sequence[Column]) -> None:
+        """Take one of the columns that fit a role as well as each other."""
+        whole = [one for one in fitting if role == "duration" and self._is_whole(one, fitting)]
+        first, *others = whole or fitting
         for other in others:
             if role in COUNTS | TIMES | SPANS and not self._alike(first, other):
                 raise _RefusedError(
@@ -137,6 +147,20 @@ class _Planner:
                     columns={role: self._unique(first.place)},
                 )
         self.found[role] = first
+
+    def _is_whole(self, one: Column, others: Sequence[Column]) -> bool:
+        """Whether no other span of time is longer in any row: then it is the whole request's."""
+        return all(
+            a >= b
+            for other in others
+            for a, b in zip(self._spans_ms(one), self._spans_ms(other), strict=True)
+            if a is not None and b is not None
+        )
+
+    def _spans_ms(self, column: Column) -> list[float | None]:
+        assert isinstance(column.reader, Spans)
+        read = [column.reader.ms(cell) for cell in self.values[column.place]]
+        return [one if isinstance(one, float | int) else None for one in read]
 
     def _alike(self, one: Column, other: Column) -> bool:
         """Whether two columns say the same, up to a second of a time."""
@@ -331,6 +355,8 @@ class _Planner:
         free = [place for place in range(len(self.headings)) if place not in taken]
         for place in free:
             known = [one for one in self.values[place] if not is_empty(one)]
+            if {"id", "ids"} & {*words_of(self.headings[place])}:
+                continue
             try:
                 unit = _unit_of(self.headings[place])
                 column = self._read(role, place, unit) if known else None
@@ -419,10 +445,19 @@ def holds_text(value: object) -> bool:
 def flattened(
     value: Mapping[str, Any], prefix: str = "", depth: int = 4
 ) -> Iterable[tuple[str, Any]]:
-    """Yield (dotted path, value) of all that stands in nested objects."""
+    """Yield (dotted path, value) of all that stands in nested objects, also in those that a log
+    wraps up as text."""
     for key, held in value.items():
         path = f"{prefix}{key}"
-        if isinstance(held, dict) and held and depth:
-            yield from flattened(held, f"{path}.", depth - 1)
+        if (inner := unwrapped(held)) and depth:
+            yield from flattened(inner, f"{path}.", depth - 1)
         else:
             yield path, held
+
+
+def unwrapped(held: object) -> dict[str, Any] | None:
+    """Return an object, or the one that a text is in JSON; None for what is none."""
+    if isinstance(held, str) and held.startswith("{"):
+        with suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+            held = _decode(held)
+    return held if isinstance(held, dict) else None

@@ -22,7 +22,7 @@ from tuner.trace.formats.reading.trace_file import TableOptions, TraceFile
 from tuner.trace.tables.arrow_files import ArrowFile
 from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.columns import Columnar
-from tuner.trace.tables.layout import holds_text, plan_of
+from tuner.trace.tables.layout import holds_text, plan_of, unwrapped
 from tuner.trace.tables.plan import Refusal, Shape, TablePlan, header_of, refused
 from tuner.trace.tables.rows import Converter, Dropped
 from tuner.trace.tables.shape import FOOTER, RULE, TYPES, records, rows_of_document
@@ -298,6 +298,6 @@ def _at(found: dict[str, Any], heading: str) -> Any:  # noqa: ANN401 - any JSON
     if heading in found:
         return found[heading]
     for key, held in found.items():
-        if isinstance(held, dict) and heading.startswith(f"{key}."):
-            return _at(held, heading[len(key) + 1 :])
+        if heading.startswith(f"{key}.") and (inner := unwrapped(held)) is not None:
+            return _at(inner, heading[len(key) + 1 :])
     return None

@@ -226,7 +226,10 @@ def rows_of_document(found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - 
         rows = max(tables, key=len)
         yield from (dict(zip(names, row, strict=False)) for row in rows)
     elif objects:
-        yield from max(objects, key=len)
+        most = max(objects, key=len)
+        only = most[0] if len(most) == 1 else {}
+        wraps = any(isinstance(held, list) and held for _, held in flattened(only))
+        yield from rows_of_document(only) if wraps else most
     elif len(found) > 1 and all(isinstance(held, dict) for held in found.values()):
         keys = dict.fromkeys(key for held in found.values() for key in held)
         yield from ({name: held.get(key) for name, held in found.items()} for key in keys)
