@@ -288,8 +288,8 @@ def _checked(profile: ServingProfile) -> str:
     if record is not None and record.numbers:
         parts.append(said_of(record))
     if promise.source == "confirming run":
-        served = origin.confirm in {"server", "plain"}
-        fresh = "behind a fresh server" if served else "on a fresh engine"
+        where = {"server": "behind a fresh server", "plain": "behind a fresh plain server"}
+        fresh = where.get(origin.confirm or "", "on a fresh engine")
         parts.append(f"{percent(promise.attainment)} {fresh}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
     parts.append(f"{minutes(spent_s)} of engine")

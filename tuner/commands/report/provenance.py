@@ -12,6 +12,13 @@ ENGINES = {
     "sim": "a simulated engine",
 }
 
+CONFIRMED = {
+    "server": "behind vllm serve, as users ask",
+    "plain": "behind a plain vllm serve, by what clients see",
+    "inproc": "on a fresh engine of the same kind",
+    None: "-",
+}
+
 
 def provenance_section(profile: ServingProfile) -> PageSection:
     """Return what was measured, on what, and for what it holds."""
@@ -25,6 +32,7 @@ def provenance_section(profile: ServingProfile) -> PageSection:
     facts: list[list[Cell]] = [
         ["model", profile.model],
         ["engine", ENGINES[origin.engine]],
+        ["confirmed", CONFIRMED[origin.confirm]],
         ["device", device],
         ["versions", ", ".join(f"{key} {value}" for key, value in origin.versions.items())],
         ["SLO", str(profile.decision.slo.slo)],
