@@ -130,6 +130,22 @@ def test_a_column_of_ids_is_never_guessed_to_hold_tokens(tmp_path: Path) -> None
     assert "input_length=req_units,output_length=res_units" in found.hint
 
 
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ("2026-11-21 10:00 CET,5,5\n", "timestamp: ts has '2026-11-21 10:00 CET'"),
+        ("2026-11-21 10:00,5%,5\n", "input_length: prompt_tokens has '5%'"),
+        ("2026-11-21 10:00,,5\n", "input_length: prompt_tokens is empty"),
+        ("2026-11-21 10:00,many,5\n", "input_length: prompt_tokens has no number and no date"),
+        ("", "timestamp, input_length, output_length: no rows"),
+    ],
+)
+def test_a_heading_whose_values_cannot_be_read_is_shown_with_one(
+    tmp_path: Path, row: str, why: str
+) -> None:
+    assert f"no column for {why}; seen:" in str(refusal(tmp_path / "t", HEAD + row))
+
+
 @pytest.mark.parametrize("asked", ["s", "ms"])
 def test_times_from_some_start_need_their_unit(tmp_path: Path, asked: str) -> None:
     text = HEAD + "0,1,5\n1.5,2,5\n"

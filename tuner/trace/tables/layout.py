@@ -327,11 +327,24 @@ class _Planner:
                 guessed[role] = guess
         columns = self._taken() | guessed if len(guessed) == len(missing) else {}
         return Refusal(
-            f"no column for {', '.join(missing)}",
+            f"no column for {', '.join(missing)}{self._why_not(missing)}",
             columns,
             self._taken(),
             likely=self._is_likely(),
         )
+
+    def _why_not(self, missing: Sequence[Role]) -> str:
+        """Say what stands below a heading that means what is missing, and cannot be read as it."""
+        if not any(self.values):
+            return ": no rows"
+        for place, heading in enumerate(self.headings):
+            if {one.role for one in meanings(heading)} & {*missing}:
+                first = next((str(one) for one in self.values[place] if not is_empty(one)), "")
+                shown = (
+                    repr(first[:24]) if first[:1].isdigit() else "no number and no date"
+                )  # but text, say
+                return f": {heading} has {shown}" if first else f": {heading} is empty"
+        return ""
 
     def _is_likely(self) -> bool:
         named = {one.role for heading in self.headings for one in meanings(heading)}
