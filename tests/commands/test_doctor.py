@@ -1,14 +1,23 @@
 """``tuner doctor``: a line a check, and the exit code."""
 
+import asyncio
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.engines.conftest import request
 from tests.support import fake_nvml
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tuner.commands.doctor.twin import twin_check
+from tuner.engines.checks.check import MachineCheck
+from tuner.engines.seam import Reply
+from tuner.engines.sim import virtual_time
+from tuner.engines.sim.start import SimStarter
+from tuner.engines.sim.world import World, WorldKv, WorldStep
 
 SIMULATED = ("--engine", "sim", "--world", ROOT / "examples/worlds/article-quiet.yaml")
 
@@ -30,7 +39,15 @@ def test_a_simulated_engine_is_well(simulated: subprocess.CompletedProcess[str])
     assert {name for name, status in found.items() if status == "SKIP"} == {
         *("memory back", "kill -9"),
     }
-    assert {"log tiles", "log sums", "stairs", "cut", "decode steps", "A/A pairs"} <= found.keys()
+    assert {
+        "log tiles",
+        "log sums",
+        "stairs",
+        "cut",
+        "decode steps",
+        "A/A pairs",
+        "twin",
+    } <= found.keys()
 
 
 def test_a_check_that_fails_ends_it_with_6_and_the_cure(
@@ -66,9 +83,34 @@ def test_a_real_engine_on_this_machine_answers_everything_that_is_not_a_gpus(
     """That one step takes as long as another needs a quiet machine."""
     done = tuner(tmp_path, "doctor", "--ceiling", "17", "--json")
     found = {one["name"]: one for one in json.loads(done.stdout)["checks"]}
-    needs_quiet = {"decode steps", "mixed steps", "front end"}
+    needs_quiet = {"decode steps", "mixed steps", "front end", "twin"}
     failed = {name for name, one in found.items() if one["status"] == "FAIL"}
     assert failed <= needs_quiet, [found[name] for name in failed]
     assert done.returncode == (6 if failed else 0)
     passed = {name for name, one in found.items() if one["status"] == "PASS"}
     assert {"vllm", "engine", "log tiles", "log sums", "stairs", "cut", "kill -9"} <= passed
+
+
+def test_a_twin_that_is_wrong_of_the_engine_fails() -> None:
+    """It is told of 20 blocks where there are many more: it makes requests wait that did not."""
+
+    async def main(blocks: int | None) -> MachineCheck:
+        world = World(step=WorldStep(a=0.01, b=0.001), kv=WorldKv(blocks=4000, block_size=16))
+        engine = await SimStarter(world).start(max_num_seqs=16)
+        replies = [Reply() for _ in range(32)]
+        await engine.take_iterations()
+        await asyncio.gather(
+            *(
+                engine.generate(request(n, prompt=40, output=60 + 2 * n), reply)
+                for n, reply in enumerate(replies)
+            )
+        )
+        burst = await engine.take_iterations()
+        if blocks is not None:
+            engine._facts = replace(engine._facts, kv_blocks=blocks)
+        return await twin_check(engine, burst)
+
+    assert virtual_time.run(main(None)).status == "PASS"
+    wrong = virtual_time.run(main(20))
+    assert (wrong.status, wrong.name) == ("FAIL", "twin")
+    assert "foretold; furthest off: " in wrong.said

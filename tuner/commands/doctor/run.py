@@ -59,7 +59,11 @@ def _of_engine(
             arguments |= starter.how(max_num_seqs=options.ceiling)
         found = machine.resolved(arguments)
         if not options.quick:
-            found += execute(engine_checks.checks(starter, ceiling=options.ceiling))
+            from tuner.commands.doctor.twin import twin_check  # noqa: PLC0415 - numba
+
+            found += execute(
+                engine_checks.checks(starter, ceiling=options.ceiling, twin=twin_check)
+            )
     except EngineError as problem:
         return [MachineCheck("engine", "FAIL", str(problem), problem.hint)]
     return found

@@ -7,7 +7,7 @@ and fails none of them, but for what compares two engines.
 import asyncio
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -66,7 +66,11 @@ class Burst:
         )
 
 
-async def checks(starter: Starter, *, ceiling: int) -> list[MachineCheck]:
+Twin = Callable[[Engine, IterationLog], Awaitable[MachineCheck]]
+"""Holds the twin against an engine, knowing what it did in a burst."""
+
+
+async def checks(starter: Starter, *, ceiling: int, twin: Twin) -> list[MachineCheck]:
     """Start two engines, one at the ceiling, and return the answers. Raises EngineError."""
     used_before = gpus.memory_used()
     engine = await starter.start(max_num_seqs=ceiling)
@@ -77,6 +81,7 @@ async def checks(starter: Starter, *, ceiling: int) -> list[MachineCheck]:
         found += [*log_checks(whole), stairs(whole.log), _front_end(whole)]
         found.append(await _cut(engine, cap=ceiling))
         found.append(difference(await _pairs(engine, cap=small)))
+        found.append(await twin(engine, whole.log))
         live = await _burst(engine, cap=small, number=4 * small)
         live_blocks = engine.facts.kv_blocks
     finally:
