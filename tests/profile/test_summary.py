@@ -3,10 +3,10 @@
 import pytest
 
 from tests.support.profiles import profile, step
-from tuner.profile.numbers import Baseline, CapNumbers, SpreadSection
+from tuner.profile.numbers import Baseline, Binds, CapNumbers, FrontEndSection, SpreadSection
 from tuner.profile.profile import seal
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of
+from tuner.profile.summary import block_of, waits_for
 
 SLOWER = SpreadSection(mean=80.0, p50=76.0, p90=90.0, p95=97.0, p99=120.5)
 
@@ -24,6 +24,22 @@ def numbers(attainment: float, tpot_ms: SpreadSection) -> CapNumbers:
 
 
 GIVEN = numbers(0.995, SpreadSection(mean=40.0, p50=38.0, p90=45.0, p95=48.5, p99=60.25))
+
+
+def test_the_longest_wait_is_named_be_it_for_the_scheduler_or_for_the_front_end() -> None:
+    """A front end that is busy half of its time keeps somebody waiting for 1 - e^0.5 / 2 of it."""
+    binds = Binds(slots=0.1, kv_blocks=0.02, token_budget=0.0)
+    busy = FrontEndSection(
+        contention=1.0, request_ms=1.0, input_token_ms=0.0, delivery_ms=0.0, chunk_ms=0.0,
+        processes=1, utilisation=0.5,
+    )  # fmt: skip
+    assert waits_for(binds, None) == ("slots", 0.1)
+    name, share = waits_for(binds, busy) or ("", 0.0)
+    assert name == "front end"
+    assert share == pytest.approx(0.1756, abs=1e-4)
+    assert waits_for(binds, busy.model_copy(update={"utilisation": 0.1})) == ("slots", 0.1)
+    assert waits_for(Binds(slots=0.0, kv_blocks=0.0, token_budget=0.0), None) is None
+    assert waits_for(None, None) is None
 
 
 @pytest.mark.parametrize(
@@ -67,13 +83,13 @@ def test_the_first_three_lines_hold_the_choice_against_what_is_set_now(
 @pytest.mark.parametrize(
     ("confirm", "where"),
     [(None, "on a fresh engine"), ("inproc", "on a fresh engine"),
-     ("server", "behind a fresh server")],
+     ("server", "behind a server")],
 )  # fmt: skip
 def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str) -> None:
     one = profile()
     origin = one.provenance.model_copy(update={"confirm": confirm})
     rows = dict(block_of(one.model_copy(update={"provenance": origin}), next_="").rows)
-    assert rows["checked"].startswith(f"99.5 % {where}")
+    assert rows["checked"].startswith(f"99.5 % measured at the choice {where}")
 
 
 @pytest.mark.parametrize(

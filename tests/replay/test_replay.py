@@ -12,9 +12,10 @@ from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError, StoodStillError
 from tuner.replay.attempts import check_iterations
+from tuner.replay.live_reading import LiveReading
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
-from tuner.replay.replay import CutRule, replay
+from tuner.replay.replay import CutRule, Progress, replay
 from tuner.traffic.slo import Slo
 
 SECOND_A_STEP = World(step=WorldStep(a=1.0), engine_start=0.0)
@@ -28,14 +29,19 @@ def planned(row: int, at_s: float, tokens: int = 3) -> PlannedRequest:
 
 
 def replayed(
-    *plan: PlannedRequest, cap: int = 4, rule: CutRule = PATIENT, world: World = SECOND_A_STEP
+    *plan: PlannedRequest,
+    cap: int = 4,
+    rule: CutRule = PATIENT,
+    world: World = SECOND_A_STEP,
+    progress: Progress | None = None,
 ) -> Replay:
     async def go() -> Replay:
         engine = await SimStarter(world).start(max_num_seqs=cap)
         try:
             return await replay(
-                plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=10.0, cut_rule=rule
-            )
+                plan, engine, max_num_seqs=cap, scored_from_s=0.0, window_s=10.0, cut_rule=rule,
+                progress=progress,
+            )  # fmt: skip
         finally:
             await engine.stop()
 
@@ -97,6 +103,15 @@ def test_a_request_for_n_sequences_takes_n_slots_and_ends_with_its_last() -> Non
     (one,) = replayed(replace(planned(0, 0.0, tokens=3), n=3), cap=2).records
     assert one.output_tokens == 9
     assert one.e2el_s == pytest.approx(6.0)
+
+
+def test_whoever_watches_sees_how_much_of_the_kv_cache_those_that_decode_fill() -> None:
+    """A prompt of four tokens and what came after it: 4 blocks of 3 tokens are half of 8."""
+    seen = list[LiveReading]()
+    world = replace(SECOND_A_STEP, kv=WorldKv(blocks=8, block_size=3))
+    replayed(planned(0, 0.0, tokens=7), world=world, progress=seen.append)
+    usage = {int(one.elapsed_s): one.kv_cache_usage for one in seen if one.in_flight}
+    assert usage == {0: 0.0, 1: 0.25, 2: 0.25, 3: 0.375, 4: 0.375, 5: 0.375, 6: 0.5}
 
 
 def test_the_iterations_are_those_of_this_replay_on_its_clock() -> None:

@@ -1,9 +1,17 @@
 """What a profile says, the answer first: its verdict block. Pure."""
 
+import math
 import re
 from collections.abc import Iterator
 
-from tuner.profile.numbers import CapNumbers, CheckSection, CurveStep, SpreadSection
+from tuner.profile.numbers import (
+    Binds,
+    CapNumbers,
+    CheckSection,
+    CurveStep,
+    FrontEndSection,
+    SpreadSection,
+)
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.verdict_block import NAMES, VerdictBlock
 from tuner.traffic.requirements import parse_requirement
@@ -91,6 +99,24 @@ def chosen_step(profile: ServingProfile) -> CurveStep | None:
     return next(
         (one for one in profile.curve if one.max_num_seqs == profile.decision.max_num_seqs), None
     )
+
+
+LEAST_SHARE = 0.005
+"""Of the time: what requests wait for more seldom is nothing."""
+
+
+def waits_for(binds: Binds | None, front_end: FrontEndSection | None) -> tuple[str, float] | None:
+    """Return what requests wait for longest, and for which share of the time; None for nothing.
+
+    For a front end that is busy for a share u of its time somebody waits for 1 - (1 - u) e^u of
+    it: the time in which an M/D/1 queue holds more than the one that it serves.
+    """
+    found = [] if binds is None or binds.most is None else [binds.most]
+    if front_end is not None:
+        busy = min(1.0, front_end.utilisation)
+        found.append(("front end", 1 - (1 - busy) * math.exp(busy)))
+    most = max(found, key=lambda one: one[1], default=None)
+    return None if most is None or most[1] < LEAST_SHARE else most
 
 
 def percent(share: float) -> str:
@@ -288,9 +314,9 @@ def _checked(profile: ServingProfile) -> str:
     if record is not None and record.numbers:
         parts.append(said_of(record))
     if promise.source == "confirming run":
-        where = {"server": "behind a fresh server", "plain": "behind a fresh plain server"}
+        where = {"server": "behind a server", "plain": "behind a plain server"}
         fresh = where.get(origin.confirm or "", "on a fresh engine")
-        parts.append(f"{percent(promise.attainment)} {fresh}")
+        parts.append(f"{percent(promise.attainment)} measured at the choice {fresh}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
     parts.append(f"{minutes(spent_s)} of engine")
     return ", ".join(parts)

@@ -27,14 +27,25 @@ class LiveReading:
     ttft_tail_s: float | None
     """p95 over the newest requests with a first token; None without any."""
 
+    kv_cache_usage: float | None
+    """About which share of the KV cache those that decode fill, counted here: to ask the engine
+    would cost it time. Without prompts that are not through, and without what is only kept for
+    later. None where the engine does not say how large it is."""
+
     @property
     def waiting(self) -> int:
         """Before their first token."""
         return self.in_flight - self.decoding
 
 
-def reading(
-    elapsed_s: float, *, done: int, flying: Iterable[Reply], in_flight: int, ttft_s: Sequence[float]
+def reading(  # noqa: PLR0913 - what clients see of a replay
+    elapsed_s: float,
+    *,
+    done: int,
+    flying: Iterable[Reply],
+    in_flight: int,
+    ttft_s: Sequence[float],
+    kv_cache_usage: float | None,
 ) -> LiveReading:
     """Return what a replay shows. ``flying`` are the replies of those in flight, ``ttft_s`` the
     newest times to first token."""
@@ -53,4 +64,5 @@ def reading(
         decoding=min(decoding, in_flight),
         tpot_s=median(paces) if paces else None,
         ttft_tail_s=tail[int(TAIL * (len(tail) - 1))] if tail else None,
+        kv_cache_usage=kv_cache_usage,
     )

@@ -229,7 +229,21 @@ class _Run:
                 for flight in recent
                 if (first_s := flight.replies[0].first_token_s) is not None
             ],
+            kv_cache_usage=self._kv_cache_usage(),
         )
+
+    def _kv_cache_usage(self) -> float | None:
+        """Return which share of the KV blocks the tokens of those that decode need."""
+        facts = self.engine.facts
+        if not facts.kv_blocks:
+            return None
+        blocks = sum(
+            -(-(len(flight.request.prompt_token_ids) + reply.output_tokens) // facts.block_size)
+            for flight in self.flights.values()
+            for reply in flight.replies
+            if reply.first_token_s is not None
+        )
+        return min(1.0, blocks / facts.kv_blocks)
 
     async def _watch(self) -> None:
         while True:

@@ -20,14 +20,14 @@ from tuner.commands.report.drawing.chart import (
 )
 from tuner.commands.report.drawing.page import Cell, Figure, File, PageSection, Table, csv_of
 from tuner.engines.scheduler.state import StepLaw
-from tuner.profile.numbers import CapNumbers, CurveStep
+from tuner.profile.numbers import CapNumbers, CurveStep, FrontEndSection
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin, restored
-from tuner.profile.summary import milliseconds, percent
+from tuner.profile.summary import milliseconds, percent, waits_for
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import DRAWS
 from tuner.twin.load import scaled
-from tuner.twin.simulation import Traffic, attainment, simulate
+from tuner.twin.simulation import Traffic, attainment
 
 ASKED = ("goodput_rps", "ttft_p99_s", "tpot_p95_s", "e2el_p99_s")
 
@@ -58,7 +58,7 @@ def _estimates(
     traffic: Traffic, twin: StoredTwin, slo: Slo, cap: int, rate_rps: float
 ) -> dict[str, Estimate]:
     def of(law: StepLaw) -> tuple[float, ...]:
-        replay = simulate(traffic, law, twin.shape, max_num_seqs=cap)
+        replay = twin.replayed(traffic, law, max_num_seqs=cap)
         return (
             attainment(traffic, replay, slo) * rate_rps,
             _quantile(replay.ttft_s, 0.99),
@@ -137,7 +137,7 @@ class Curves:
         """Raises ProfileError when the stored twin makes no sense."""
         if profile.twin is None:
             return cls(profile, None, {}, {})
-        twin = restored(profile.twin, source=source)
+        twin = restored(profile.twin, source=source, front_end=profile.front_end)
         slo, seed = profile.decision.slo.slo, profile.provenance.seed
         caps = [one.max_num_seqs for one in profile.curve]
         load = profile.promise.headroom
@@ -271,21 +271,17 @@ def curve_table(profile: ServingProfile) -> Table:
     return Table(
         "Every step; a step with an asterisk is by the twin alone, no replay stands behind it.",
         CURVE_HEADINGS,
-        [_curve_row(one) for one in profile.curve],
+        [_curve_row(one, profile.front_end) for one in profile.curve],
         chosen=caps.index(cap) if cap in caps else None,
     )
 
 
-def _curve_row(one: CurveStep) -> list[Cell]:
-    name = f"{one.max_num_seqs:,}{'*' if one.source == 'twin' else ''}"
-    return [name, *number_cells(one, is_cut=one.cut and one.source == "measured")]
-
-
-def number_cells(one: CapNumbers, *, is_cut: bool) -> list[Cell]:
-    """Return a row's numbers, after its name."""
-    binds = one.binds.most if one.binds is not None else None
+def _curve_row(one: CurveStep, front_end: FrontEndSection | None) -> list[Cell]:
+    is_cut = one.cut and one.source == "measured"
+    waits = waits_for(one.binds, front_end)
     share = "" if not is_cut else "at least "
     return [
+        f"{one.max_num_seqs:,}{'*' if one.source == 'twin' else ''}",
         share + percent(one.attainment),
         "cut" if is_cut else f"{one.goodput_rps:,.2f}",
         f"{one.output_tokens_per_s:,.0f}",
@@ -299,7 +295,7 @@ def number_cells(one: CapNumbers, *, is_cut: bool) -> list[Cell]:
         ),
         "-" if one.kv_cache_usage is None else f"{100 * one.kv_cache_usage.peak:.0f} %",
         f"{one.preemptions:,}",
-        "nothing" if binds is None or binds[1] < 0.005 else f"{binds[0]} {100 * binds[1]:.0f} %",
+        "nothing" if waits is None else f"{waits[0]} {100 * waits[1]:.0f} %",
     ]
 
 

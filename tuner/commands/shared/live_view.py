@@ -20,6 +20,19 @@ EVERY_S = 0.5
 NAMES = 8
 
 
+IDLE = {"now": "", "KV": ""}
+"""The rows of a replay while there is none."""
+
+
+def rows_of(seen: LiveReading) -> dict[str, str]:
+    """Return the rows of a replay under way."""
+    kv = seen.kv_cache_usage
+    return {
+        "now": in_flight(seen),
+        "KV": "" if kv is None else f"about {100 * kv:.0f} % of the cache, by those that decode",
+    }
+
+
 def in_flight(seen: LiveReading) -> str:
     """Return what a replay under way shows."""
     parts = [f"{seen.decoding} decoding, {seen.waiting} before a first token"]

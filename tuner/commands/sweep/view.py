@@ -22,13 +22,14 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
-from tuner.commands.shared.live_view import LiveView, in_flight
+from tuner.commands.shared.live_view import IDLE, LiveView, rows_of
 from tuner.commands.shared.next_step import after, asked_for
 from tuner.commands.sweep.one_trace import FinishedSweep, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
+from tuner.profile.numbers import FrontEndSection
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, minutes
+from tuner.profile.summary import block_of, minutes, waits_for
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
@@ -46,9 +47,6 @@ TABLE_WIDTH = 80
 LEAST_US = 0.05
 """What a prompt's token costs less is not shown."""
 
-LEAST_SHARE = 0.005
-"""Of busy time: what binds more seldom is nothing."""
-
 
 class RunProgress:
     """Tells on stderr how the run goes: a live view on a terminal, plain lines elsewhere."""
@@ -59,7 +57,7 @@ class RunProgress:
         self.budget_s = settings.budget_s
         self.began_s = time.monotonic()
         self.what, self.window_s = "", 0.0
-        self.view = LiveView(self.console, ("ladder", "now", "device", "belief", "left"))
+        self.view = LiveView(self.console, ("ladder", "now", "KV", "device", "belief", "left"))
         self.ladder = dict.fromkeys(doubling(settings.ceiling), False)
         """Cap → whether it was measured."""
 
@@ -77,7 +75,7 @@ class RunProgress:
 
     def stage(self, text: str) -> None:
         self._line(text)
-        self._show("", {"now": ""})
+        self._show("", IDLE)
 
     def trial(self, what: str, length_s: float) -> None:
         before = self._cap()
@@ -86,14 +84,14 @@ class RunProgress:
             self.ladder[before] = True
         if not self.view.is_on:
             self._line(f"{what}: {length_s:.0f}s")
-        self._show(f"{what}: {length_s:.0f} s", {"ladder": self._ladder(), "now": ""})
+        self._show(f"{what}: {length_s:.0f} s", {"ladder": self._ladder(), **IDLE})
 
     def live(self, seen: LiveReading) -> None:
         if self.exporter is not None:
             self.exporter.in_flight.set(seen.in_flight)
         if self.view.is_on:
             title = f"{self.what}: {seen.elapsed_s:.0f} of {self.window_s:.0f} s, {seen.done} done"
-            self._show(title, {"now": in_flight(seen)}, at_once=False)
+            self._show(title, rows_of(seen), at_once=False)
 
     def reading(self, read: Read | None) -> Read | None:
         """Return what reads the device as ``read`` does, and shows what it read."""
@@ -251,7 +249,7 @@ def again(options: SweepOptions, **changes: Any) -> str:  # noqa: ANN401 - any o
 def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> None:
     """Print the curve, the verdict and what to do with it."""
     console = console_for(at_least=TABLE_WIDTH)
-    console.print(curve_table(outcome))
+    console.print(curve_table(outcome, profile.front_end))
     for note in (_of_twin_alone(outcome), _of_front_end(profile)):
         if note:
             console.print(note)
@@ -268,7 +266,7 @@ def _confirming(outcome: SweepOutcome) -> str:
     return "server" if outcome.facts.is_served else "engine"
 
 
-def curve_table(outcome: SweepOutcome) -> Table:
+def curve_table(outcome: SweepOutcome, front_end: FrontEndSection | None) -> Table:
     """Return the curve as a table, one unit a column, the chosen step marked."""
     curve = [step.numbers for step in outcome.curve]
     ttft, tpot, e2el = (
@@ -293,7 +291,9 @@ def curve_table(outcome: SweepOutcome) -> Table:
             e2el.shown(_statistic(one.e2el_s, "p99")),
             "-" if kv is None else f"{kv.peak:.0%}",
             str(one.preemptions),
-            _binds(one),
+            "nothing"
+            if (waits := waits_for(binds_of(one), front_end)) is None
+            else f"{waits[0]} {waits[1]:.0%}",
             style="bold" if chosen else None,
         )
     return table
@@ -301,12 +301,6 @@ def curve_table(outcome: SweepOutcome) -> Table:
 
 def _statistic(spread: Spread | None, name: str) -> float | None:
     return None if spread is None else float(getattr(spread, name))
-
-
-def _binds(one: Measurement) -> str:
-    """Return what requests waited for longest, and for which share of the busy time."""
-    most = binds_of(one).most
-    return "nothing" if most is None or most[1] < LEAST_SHARE else f"{most[0]} {most[1]:.0%}"
 
 
 def _of_twin_alone(outcome: SweepOutcome) -> str:
@@ -349,8 +343,8 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
             f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
         )
     for title, one in (
-        ("measured at the choice", outcome.chosen.measured if view is not None else None),
-        (f"the same on a fresh {_confirming(outcome)}", outcome.confirmed),
+        ("the ladder's replay of the choice", outcome.chosen.measured if view else None),
+        (f"measured at the choice, on a fresh {_confirming(outcome)}", outcome.confirmed),
         ("the same with headroom", outcome.with_headroom),
     ):
         if one is not None:

@@ -16,7 +16,7 @@ from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import shown
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
-from tuner.commands.shared.live_view import LiveView, in_flight
+from tuner.commands.shared.live_view import LiveView, rows_of
 from tuner.commands.shared.machine import Here, ThisMachine, check_machine
 from tuner.commands.shared.next_step import asked_for
 from tuner.commands.shared.traffic import one_engines, served_in
@@ -223,7 +223,7 @@ def _verified(asked: _Asked) -> Verified:
 
     def progress(seen: LiveReading) -> None:
         said = f"{title}: {seen.elapsed_s:.0f} s of this window, {seen.done} done"
-        view.show(said, {"now": in_flight(seen)})
+        view.show(said, rows_of(seen))
 
     work = verify(
         asked.requests,
