@@ -65,6 +65,7 @@ def filled(folder: Path, world: str, *, requests: int = ALL) -> None:
 def swept(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("swept")
     filled(folder, WORLD)
+    beginning(folder / "half.jsonl", HALF)
     assert tuner(folder, "sweep", *SIM).returncode == 0
     return folder
 
@@ -327,8 +328,6 @@ def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, An
 def test_of_one_argument_it_shows_gains_with_the_twin_weighs_nothing_and_warns_in_json_too(
     swept: Path,
 ) -> None:
-    lines = (swept / "prod.jsonl").read_text().splitlines()
-    (swept / "half.jsonl").write_text("\n".join(lines[: len(lines) // 2]) + "\n")
     asked = ["--trace", "half.jsonl", "--run-dir", "half", "-o", "half.yaml"]
     asked += ["--search", "max_num_seqs=7", "--search", "max_num_batched_tokens=2048"]
     done = refine(swept, *asked, "--json")
@@ -370,7 +369,8 @@ def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) ->
     psycopg = pytest.importorskip("psycopg")
     few = ("--search", "max_num_seqs=8,10,12,14,16", "--search", "max_num_batched_tokens=2048")
     with postgres.running() as server, closing(psycopg.connect(server.url)) as base:
-        shared = (*few, "--budget", "6m", "--storage", server.url, "--json")
+        asked = ("--trace", "half.jsonl", "--budget", "6m", "--storage", server.url, "--json")
+        shared = (*few, *asked)
         both = [
             subprocess.Popen(
                 command(*shared, "--run-dir", one, "-o", f"{one}.yaml"),
@@ -388,6 +388,7 @@ def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) ->
     found = [json.loads(out) for out, _ in said]
     first, second = ([each["configuration"] for each in one["trials"]] for one in found)
     assert [one for one in first if one in second] == [found[0]["knee"]]
+    assert len(told) >= 3  # the knee, and what each of them tried
     assert told == {
         json.dumps(each["configuration"]) for one in found for each in whole_trials(one)
     }
