@@ -35,7 +35,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .PHONY: help sweep compare test check static set-up plain few engines serve faults long versions quiet gpu attack lock coverage
-.PHONY: fix docs readme golden shots studies bench clean setup setup-dev
+.PHONY: fix docs readme golden shots studies study-real bench clean setup setup-dev
 
 help:  ## Say what can be made
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "%-8s %s\n", $$1, $$2}' Makefile
@@ -118,6 +118,9 @@ studies: setup-dev  ## Run every study at its smallest, only to see that none is
 	@for study in scripts/study_*.py scripts/bench_beside.py; do \
 		echo "$$study --smoke" && timeout 120 $(BIN)/python $$study --smoke > /dev/null || exit 1; \
 	done
+
+study-real: setup-dev  ## Ask real servers what sweeps promise: 4 hours, or STUDY_ARGS="--short --minutes 38"
+	$(BIN)/python scripts/study_real.py --folder runs/study-real --keep study-real $(STUDY_ARGS)
 
 bench: setup-dev  ## Measure the speed of tuner itself, by ratios
 	$(BIN)/python scripts/bench.py

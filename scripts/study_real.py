@@ -1,20 +1,25 @@
 """Does a real server keep what a sweep promises of it? `vllm serve`, asked by `vllm bench serve`.
 
-    python scripts/study_real.py --folder F [--case NAME] [--minutes 6] [--keep study_real]
+    python scripts/study_real.py [--folder F] [--cases NAME …] [--short] [--minutes N] [--keep NAME]
     python scripts/study_real.py --smoke
 
-Each case is a model, engine arguments and a trace of 60 s. It is swept once; then fresh servers at
-half of the choice, the choice and twice of it replay the whole trace, as captured and with
-headroom, two rounds of each, and what clients saw is held against the 95 % intervals that the
-profile's twin promises of that cap and load (*again*: this traffic, a fresh engine). Nobody of the
-twin's family is in it: server and client are vLLM's own. The server runs on one core, its client on
-the other.
+Each case is a model, engine arguments and a trace of 60 s. It is swept once, with the confirming
+replay behind a server; then fresh servers at the choice, at half and at twice of it replay the
+whole trace, as captured and with headroom, two rounds of each, and what clients saw is held against
+the 95 % intervals that the profile's twin promises of that cap and load (*again*: this traffic, a
+fresh engine). Nobody of the twin's family is in it: server and client are vLLM's own, and share the
+machine as sweep and confirming server did.
 
 Steps are kept in the folder as they end: the same command goes on with what is missing, and
-``--minutes`` ends it before a step that may not fit. Printed: how often each number of each case
-was held, how sharp the intervals are, what a sweep's choice loses against the best cap that was
-measured, what is missing; and the spread of the errors and of the starts, each case left out in
-turn. With --smoke a simulated machine is the server.
+``--minutes`` ends it before a step that may not fit. All cases' choices come before their
+neighbours. ``--short``: a sweep of four minutes, and of the neighbours one round as captured; a
+case takes eight minutes, and three for its neighbours. With --smoke a simulated machine is the
+server.
+
+Printed, and with ``--keep`` written after every step: how often each number of each case was held,
+how sharp the intervals are, what a choice loses against the best cap that was measured, how long it
+took against `vllm bench sweep serve`, and the spread of the errors and of the starts, each case
+left out in turn.
 """
 
 import argparse
@@ -41,8 +46,10 @@ from study_sweeps import parsed
 
 from tuner.engines.models import shipped
 from tuner.engines.server.serve_process import FreePort
+from tuner.engines.server.start import words
 from tuner.engines.sim.world import read_world, step_law
 from tuner.profile import profile
+from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.trace import Trace, TraceRequest, write
@@ -53,16 +60,27 @@ from tuner.twin.simulation import Traffic, simulate, traffic_of
 
 LENGTH_S = 60.0
 LOADS = (1.0, 1.25)
-ROUNDS = (0, 1)
-STEP_S = 230.0
+STEP_S = 200.0
 """What a step may take: the start of a server, and the trace at both loads."""
 
 START_S = 180.0
+BENCH_RUNS = 3
+"""Of each cap, by `vllm bench sweep serve`."""
+
 WORLD = Path("examples/worlds/article-quiet.yaml")
 NUMBERS = (
     *("ttft_p50_s", "ttft_p95_s", "ttft_p99_s", "tpot_p50_s", "tpot_p95_s"),
     *("e2el_p95_s", "e2el_p99_s", "attainment"),
 )
+MEANS = ("ttft_mean_s", "tpot_mean_s")
+BESIDE = 0.16
+"""The rival of an interval: what the confirming replay measured, so much more or less."""
+
+MISSED = 2 / 0.05
+"""What a miss of a 95 % interval costs, times its distance (Gneiting and Raftery 2007)."""
+
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0"}
+"""Of sweep, server and client: prompts of equal hash are equal in all of them."""
 
 Rows = list[TraceRequest]
 
@@ -117,41 +135,74 @@ SMALL_KV = {"kv_cache_memory_bytes": 24 * 2**20}
 CASES: dict[str, Case] = {
     "steady": Case(6.0),
     "bursts": Case(4.0, arrivals=bursts),
-    "long prompts": Case(2.0, inputs=(700.0, 0.4), outputs=(30.0, 0.5)),
-    "long replies": Case(2.0, inputs=(40.0, 0.5), outputs=(200.0, 0.4)),
-    "shared prefixes": Case(5.0, shared=256, arguments={"enable_prefix_caching": True}),
-    "memory binds": Case(5.0, outputs=(150.0, 0.4), arguments=SMALL_KV),
+    "long-prompts": Case(2.0, inputs=(700.0, 0.4), outputs=(30.0, 0.5)),
+    "long-replies": Case(2.0, inputs=(40.0, 0.5), outputs=(200.0, 0.4)),
+    "shared-prefixes": Case(5.0, shared=256, arguments={"enable_prefix_caching": True}),
+    "memory-binds": Case(5.0, outputs=(150.0, 0.4), arguments=SMALL_KV),
     "deep": Case(4.0, deep=True),
-    "deep, bursts": Case(3.0, deep=True, arrivals=bursts),
+    "deep-bursts": Case(3.0, deep=True, arrivals=bursts),
 }
+
+
+@dataclass(frozen=True)
+class Size:
+    """How much of a case is asked."""
+
+    budget: str
+    step: str
+    neighbour_rounds: int
+    neighbour_loads: tuple[float, ...]
+    rounds: int = 2
+
+
+FULL = Size("15m", "15s", 2, LOADS)
+SHORT = Size("4m", "15s", 1, (1.0,))
+
+
+@dataclass(frozen=True)
+class Step:
+    """What is missing of a case, and does not take longer than STEP_S, a sweep excepted."""
+
+    words: str
+    of_choice: bool
+    do: Callable[[], None]
 
 
 class Study:
     """The folder of one case, and what is done in it."""
 
-    def __init__(self, folder: Path, name: str, *, smoke: bool) -> None:
-        self.name, self.case, self.smoke = name, CASES[name], smoke
-        self.folder = folder / name.replace(", ", "-").replace(" ", "-")
+    def __init__(self, folder: Path, name: str, size: Size, *, smoke: bool) -> None:
+        self.name, self.case, self.size, self.smoke = name, CASES[name], size, smoke
+        self.folder = folder / name
         self.folder.mkdir(parents=True, exist_ok=True)
         self.requests = self.case.requests(list(CASES).index(name))
 
-    def steps(self) -> Iterator[tuple[str, Callable[[], None]]]:
+    def steps(self) -> Iterator[Step]:
         """Yield what is missing."""
         if not self.profile_path.exists():
-            yield "sweep", self.sweep
+            yield Step("sweep", of_choice=True, do=self.sweep)
             return
-        for round_ in ROUNDS:
+        choice = self.profile.decision.max_num_seqs
+        for round_ in range(self.size.rounds):
             for cap in self.caps:
-                if not self.result(cap, round_).exists():
-                    yield f"{cap} slots, round {round_}", partial(self.ask, cap, round_)
+                of_choice = cap == choice
+                missing = not self.result(cap, round_).exists()
+                if missing and (of_choice or round_ < self.size.neighbour_rounds):
+                    loads = LOADS if of_choice else self.size.neighbour_loads
+                    what = f"{cap} slots, round {round_}"
+                    yield Step(what, of_choice, partial(self.ask, cap, round_, loads))
 
     @property
     def profile_path(self) -> Path:
         return self.folder / "profile.yaml"
 
     @property
+    def profile(self) -> ServingProfile:
+        return profile.load(self.profile_path)
+
+    @property
     def caps(self) -> list[int]:
-        cap = profile.load(self.profile_path).decision.max_num_seqs
+        cap = self.profile.decision.max_num_seqs
         return sorted({max(1, cap // 2), cap, 2 * cap})
 
     def result(self, cap: int, round_: int) -> Path:
@@ -177,71 +228,68 @@ class Study:
             (path / "config.json").write_text(json.dumps(config))
         return str(path)
 
-    def arguments(self) -> dict[str, object]:
-        usual = {"enforce_eager": True, "dtype": "float32", "load_format": "dummy"}
-        memory = {"kv_cache_memory_bytes": 2**28, "enable_prefix_caching": False}
-        return {**usual, **memory, **self.case.arguments}
-
     def sweep(self) -> None:
         trace = self.folder / "trace.jsonl"
         header = TraceHeader(source="study", block_size=16, rows_read=len(self.requests),
                              rows_kept=len(self.requests))  # fmt: skip
         write(Trace(header, tuple(self.requests), digest=""), trace)
+        usual = {"enforce_eager": True, "dtype": "float32", "load_format": "dummy",
+                 "kv_cache_memory_bytes": 2**28, "enable_prefix_caching": False}  # fmt: skip
+        settings = {**usual, **self.case.arguments}
         where = ("--engine", "sim", "--world", str(WORLD)) if self.smoke else (
             *("--model", self.model, "--confirm", "server"),
-            *(word for one in self.arguments().items() for word in ("--set", _setting(*one))),
+            *(word for name, value in settings.items()
+              for word in ("--set", f"{name}={str(value).lower()}")),
         )  # fmt: skip
-        words = ("sweep", "--trace", trace, "--step", "15s", "--budget", "15m", "--ceiling", "32")
-        with (self.folder / "sweep.log").open("w") as log:
-            subprocess.run(  # noqa: S603 - ourselves
-                [Path(sys.executable).with_name("tuner"), *words, *where, "--run-dir",
-                 self.folder / "run", "-o", self.profile_path, "--force"],
-                check=False, stdout=log, stderr=log,
-            )  # fmt: skip
-        if not self.profile_path.exists():
+        begun = ("--resume",) if (self.folder / "run" / "journal.jsonl").exists() else ()
+        asked = ("sweep", "--trace", trace, "--step", self.size.step, "--budget", self.size.budget,
+                 "--ceiling", "32", "--run-dir", self.folder / "run", *begun, "--force",
+                 "-o", self.profile_path.with_suffix(".partial.yaml"))  # fmt: skip
+        begin_s = monotonic()
+        with (self.folder / "sweep.log").open("a") as log:
+            _run([Path(sys.executable).with_name("tuner"), *asked, *where], log)
+        took_s = monotonic() - begin_s
+        (self.folder / "times.json").write_text(json.dumps({"sweep_s": took_s}))
+        unfinished = self.profile_path.with_suffix(".partial.yaml")
+        if not unfinished.exists():
             sys.exit(f"{self.name}: the sweep gave no profile: {self.folder / 'sweep.log'}")
+        unfinished.replace(self.profile_path)
 
-    def ask(self, cap: int, round_: int) -> None:
-        """Start a server, ask it for the trace at both loads, and keep what clients saw."""
+    def ask(self, cap: int, round_: int, loads: Sequence[float]) -> None:
+        """Start a server, ask it for the trace at these loads, and keep what clients saw."""
+        begin_s = monotonic()
         if self.smoke:
-            found = [self.simulated(cap, load, round_) for load in LOADS]
+            found = [self.simulated(cap, load, round_) for load in loads]
         else:
             with self.served(cap) as port:
-                found = [self.benched(port, load, number) for number, load in enumerate(LOADS)]
+                found = [self.benched(port, load, number) for number, load in enumerate(loads)]
+        kept = {"took_s": monotonic() - begin_s, "loads": list(loads), "seen": found}
         unfinished = self.result(cap, round_).with_suffix(".partial")
-        unfinished.write_text(json.dumps(found))
+        unfinished.write_text(json.dumps(kept))
         unfinished.replace(self.result(cap, round_))
+
+    @property
+    def model_path(self) -> str:
+        return shipped.model_path(self.model) if self.model.startswith("tuner:") else self.model
 
     @contextmanager
     def served(self, cap: int) -> Iterator[int]:
+        """Start `vllm serve` with the arguments of the profile, and this cap."""
         free = FreePort()
-        port = free.number
-        free.release()
-        model = shipped.model_path(self.model) if self.model.startswith("tuner:") else self.model
-        flags = []
-        for name, value in self.arguments().items():
-            flag = name.replace("_", "-")
-            if isinstance(value, bool):
-                flags.append(f"--{flag}" if value else f"--no-{flag}")
-            else:
-                flags += [f"--{flag}", str(value)]
+        arguments: dict[str, Any] = {**self.profile.engine, "max_num_seqs": cap}
+        arguments |= {"model": self.model_path, "served_model_name": "m"}
         binary = Path(sys.executable).with_name("vllm")
         with (self.folder / f"serve-{cap}.log").open("w") as log:
             process = subprocess.Popen(  # noqa: S603 - vLLM of this environment
-                [*_core(0), str(binary), "serve", model, "--port", str(port), "--host", "127.0.0.1",
-                 "--served-model-name", "m", "--max-num-seqs", str(cap), *flags],
-                stdout=log, stderr=log, start_new_session=True,
-                env={**os.environ, "VLLM_NO_USAGE_STATS": "1", "OMP_NUM_THREADS": "1"},
+                [binary, "serve", *words(arguments, port=free.number)],
+                stdout=log, stderr=log, start_new_session=True, env={**os.environ, **ENVIRONMENT},
             )  # fmt: skip
             try:
-                _wait(process, port)
-                yield port
+                _wait(process, free.number)
+                yield free.number
             finally:
-                os.killpg(process.pid, signal.SIGTERM)
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
+                free.release()
+                _end(process)
 
     def benched(self, port: int, load: float, number: int) -> list[dict[str, float]]:
         """Return what vLLM's own client saw of each request; prompts of each load are its own."""
@@ -254,21 +302,19 @@ class Study:
         ]  # fmt: skip
         path = self.folder / "bench.jsonl"
         path.write_text("".join(json.dumps(one) + "\n" for one in rows))
-        model = shipped.model_path(self.model) if self.model.startswith("tuner:") else self.model
         with (self.folder / "bench.log").open("w") as log:
-            subprocess.run(  # noqa: S603 - vLLM of this environment
-                [*_core(1), Path(sys.executable).with_name("vllm"), "bench", "serve", "--model",
-                 "m",
-                 "--tokenizer", model, "--port", str(port), "--dataset-name", "timed_trace",
-                 "--dataset-path", path, "--timed-trace-chunk-hash-size", "16",
+            done = _run(
+                [Path(sys.executable).with_name("vllm"), "bench", "serve", "--model", "m",
+                 "--tokenizer", self.model_path, "--port", str(port), "--dataset-name",
+                 "timed_trace", "--dataset-path", path, "--timed-trace-chunk-hash-size", "16",
                  "--num-prompts", str(len(rows)), "--ignore-eos", "--save-result",
                  "--save-detailed", "--result-dir", self.folder, "--result-filename", "bench.json"],
-                check=True, stdout=log, stderr=log, env={**os.environ, "PYTHONHASHSEED": "0"},
+                log,
             )  # fmt: skip
+        if done:
+            sys.exit(f"{self.name}: vLLM's client failed: {self.folder / 'bench.log'}")
         said = json.loads((self.folder / "bench.json").read_text())
-        start_s = np.array(said["start_times"], float)
-        planned_s = np.array([one.arrival_s for one in sent])
-        late_s = start_s - planned_s
+        late_s = np.array(said["start_times"]) - np.array([one.arrival_s for one in sent])
         late_s -= late_s.min()
         return [
             {"ttft_s": float(ttft + late), "decode_s": float(sum(gaps)), "input": asked,
@@ -280,11 +326,11 @@ class Study:
 
     def simulated(self, cap: int, load: float, round_: int) -> list[dict[str, float]]:
         """Return what the simulated machine, at a start of its own, would have shown."""
-        twin = self.twin()
         law = step_law(read_world(WORLD).step, cap)
         start = math.exp(draws.START_SD * np.random.default_rng((cap, round_)).standard_normal())
         traffic = _traffic(self.sent(load), 0.0)
-        replay = simulate(traffic, law.slowed(start), twin.shape, max_num_seqs=cap)
+        replay = simulate(traffic, law.slowed(start), self.twin(self.profile).shape,
+                          max_num_seqs=cap)  # fmt: skip
         return [
             {"ttft_s": float(ttft), "decode_s": float(e2el - ttft), "input": int(asked),
              "output": int(told), "failed": False}
@@ -293,54 +339,109 @@ class Study:
                 strict=True)
         ]  # fmt: skip
 
-    def twin(self) -> StoredTwin:
-        section = profile.load(self.profile_path).twin
-        if section is None:
+    def twin(self, one: ServingProfile) -> StoredTwin:
+        if one.twin is None:
             raise LookupError(f"{self.name}: the windows decided, nothing is promised by a twin")
-        return restored(section, source=str(self.profile_path))
+        return restored(one.twin, source=str(self.profile_path), front_end=one.front_end)
+
+    def found(self) -> dict[str, Any]:
+        """Return what is known of the case so far: times, the profile's own check, and cells."""
+        if not self.profile_path.exists():
+            return {}
+        one, took = self.profile, json.loads((self.folder / "times.json").read_text())
+        cells = list(self.cells())
+        benched = [json.loads(path.read_text()) for path in self.folder.glob("*-?.json")]
+        run_s = [each["took_s"] / len(each["loads"]) for each in benched]
+        checked = one.promise.checked
+        return {
+            "choice": one.decision.max_num_seqs,
+            "claimed": bool(one.promise.predicted),
+            "failed": [] if checked is None else list(checked.failed),
+            "misfit": None if one.twin is None or one.twin.misfit is None
+            else one.twin.misfit.model_dump(),
+            "front_end": None if one.front_end is None else one.front_end.model_dump(),
+            "sweep_s": took["sweep_s"],
+            "vllm_sweep_s": float(np.mean(run_s)) * BENCH_RUNS * len(one.curve) if run_s else None,
+            "cells": cells,
+        }  # fmt: skip
 
     def cells(self) -> Iterator[dict[str, Any]]:
-        """Yield each number that was promised and measured, and the errors of the means."""
-        one = profile.load(self.profile_path)
+        """Yield each number that was promised and measured, and the means."""
+        one = self.profile
         try:
-            twin = self.twin()
+            twin = self.twin(one)
         except LookupError as error:
             print(error)
             return
         slo, hits = one.decision.slo.slo, 0.0 if one.twin is None else one.twin.hit_share
-        for cap in self.caps:
-            for place, load in enumerate(LOADS):
-                files = [self.result(cap, round_) for round_ in ROUNDS]
-                if not any(each.exists() for each in files):
-                    continue
-                traffic = _traffic(self.sent(load), hits)
-                said = draws.promised(
-                    [traffic], twin.draws([traffic]), twin.shape, slo, max_num_seqs=cap
-                )
-                for round_, path in zip(ROUNDS, files, strict=True):
-                    if path.exists():
-                        seen = _numbers(json.loads(path.read_text())[place], slo)
-                        for name in (*NUMBERS, "ttft_mean_s", "tpot_mean_s"):
-                            low, high = said.ranges[name]
-                            yield {
-                                "case": self.name, "cap": cap, "load": load, "round": round_,
-                                "choice": one.decision.max_num_seqs, "number": name,
-                                "predicted": said.middle[name], "low": low, "high": high,
-                                "measured": seen[name],
-                            }  # fmt: skip
+        for cap, load in ((cap, load) for cap in self.caps for load in LOADS):
+            seen = [(round_, requests) for round_ in range(self.size.rounds)
+                    if (requests := self.seen(cap, round_, load))]  # fmt: skip
+            if not seen:
+                continue
+            traffic = _traffic(self.sent(load), hits)
+            said = draws.promised(
+                [traffic], twin.draws([traffic]), twin.shape, slo, max_num_seqs=cap
+            )
+            rival = _rival(one) if (cap, load) == (one.decision.max_num_seqs, 1.0) else {}
+            for round_, requests in seen:
+                numbers = _numbers(requests, slo)
+                for name in (*NUMBERS, *MEANS):
+                    values = (said.middle[name], *said.ranges[name], numbers[name])
+                    rounded = (float(f"{value:.5g}") for value in values)
+                    yield {
+                        "case": self.name, "cap": cap, "load": load, "round": round_,
+                        "number": name, "choice": one.decision.max_num_seqs,
+                        **dict(zip(("predicted", "low", "high", "measured"), rounded, strict=True)),
+                        "rival": rival.get(name),
+                    }  # fmt: skip
+
+    def seen(self, cap: int, round_: int, load: float) -> list[dict[str, float]]:
+        """Return the requests of a round; none where they were not asked."""
+        path = self.result(cap, round_)
+        kept = json.loads(path.read_text()) if path.exists() else {"loads": []}
+        return kept["seen"][kept["loads"].index(load)] if load in kept["loads"] else []
+
+
+def _rival(one: ServingProfile) -> dict[str, float]:
+    """Return what the confirming replay of the captured load measured."""
+    if one.promise.source != "confirming run" or one.promise.load != 1.0:
+        return {}
+    found = {"attainment": one.promise.attainment}
+    for name in ("ttft", "tpot", "e2el"):
+        spread = getattr(one.promise, f"{name}_ms")
+        if spread is not None:
+            found |= {f"{name}_{each}_s": getattr(spread, each) / 1e3 for each in
+                      ("p50", "p95", "p99")}  # fmt: skip
+    return found
 
 
 def _traffic(requests: Rows, hit_share: float) -> Traffic:
     return traffic_of(requests, hash_block_size=16, hit_share=hit_share)
 
 
-def _setting(name: str, value: object) -> str:
-    return f"{name}={str(value).lower() if isinstance(value, bool) else value}"
+def _run(command: Sequence[object], log: Any) -> int:  # noqa: ANN401 - an open file
+    """Run a command, and end it when we are ended; return its exit status."""
+    process = subprocess.Popen(  # noqa: S603 - ourselves, and vLLM of this environment
+        [str(one) for one in command], stdout=log, stderr=log, start_new_session=True,
+        env={**os.environ, **ENVIRONMENT},
+    )  # fmt: skip
+    try:
+        return process.wait()
+    finally:
+        _end(process)
 
 
-def _core(number: int) -> list[str]:
-    cores = sorted(os.sched_getaffinity(0))
-    return ["taskset", "-c", str(cores[number % len(cores)])]
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a process and all that it has started."""
+    for number, patience_s in ((signal.SIGTERM, 20.0), (signal.SIGKILL, 5.0)):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+        except ProcessLookupError:
+            return
 
 
 def _wait(process: subprocess.Popen[bytes], port: int) -> None:
@@ -380,12 +481,94 @@ def _numbers(seen: Sequence[Mapping[str, float]], slo: Slo) -> dict[str, float]:
     return found
 
 
-def report(cells: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
-    numbers = [one for one in cells if one["number"] in NUMBERS]
-    for key in ("number", "case", "load"):
-        for value in dict.fromkeys(one[key] for one in numbers):
-            print(f"{value!s:18} {_coverage([one for one in numbers if one[key] == value])}")
-    print(f"{'pooled':18} {_coverage(numbers)}")
+HEAD = ("", "intervals that held", "missed above, below", "half-width of a time, of attainment",
+        "score, of the replay ± 16 %")  # fmt: skip
+
+
+KEPT = "study-real"
+"""The evidence that docs/promise.md shows."""
+
+
+def kept() -> str:
+    """Return what is known of real servers, for docs/promise.md."""
+    if not (evidence.FOLDER / f"{KEPT}.json").exists():
+        return "Not known yet for real servers."
+    found = evidence.found(KEPT)
+    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())]
+    lost = "; ".join(f"{loss:.3f} of {name}" for name, loss in regrets(cells))
+    faster = "; ".join(
+        f"{case['vllm_sweep_s'] / case['sweep_s']:.1f} times of {name}"
+        for name, case in found["cases"].items()
+        if case.get("vllm_sweep_s")
+    )
+    longer = (
+        "`vllm bench sweep serve`, three runs of every cap as long as a run here took, would have "
+        f"taken longer than the sweep: {faster or 'unknown'}."
+    )
+    said = [
+        evidence.table(HEAD, rows(found)),
+        f"Attainment that the choice loses to the best cap that was measured: {lost or 'unknown'}.",
+        longer,
+        f"Missing: {', '.join(found['missing']) or 'nothing'}.",
+        f"By {evidence.source(KEPT)}",
+    ]  # fmt: skip
+    return "\n\n".join(said)
+
+
+def rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return how often what was promised was kept: of each case, number and load, and pooled."""
+    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())
+             if cell["number"] in NUMBERS]  # fmt: skip
+    shown = []
+    for key in ("case", "number", "load"):
+        for value in dict.fromkeys(one[key] for one in cells):
+            name = f"{value:g} times the load" if key == "load" else str(value).removesuffix("_s")
+            claimed = key != "case" or found["cases"][value]["claimed"]
+            mine = _coverage([one for one in cells if one[key] == value])
+            shown.append([name if claimed else f"{name} (not claimed)", *mine])
+    return [*shown, ["pooled", *_coverage(cells)]]
+
+
+def _coverage(cells: Sequence[Mapping[str, Any]]) -> list[str]:
+    held = [one["low"] <= one["measured"] <= one["high"] for one in cells]
+    if not held:
+        return ["nothing", "", "", ""]
+    times = [one for one in cells if one["number"] != "attainment" and one["predicted"] > 0]
+    widths = [(one["high"] - one["low"]) / 2 / one["predicted"] for one in times]
+    shares = [(one["high"] - one["low"]) / 2 for one in cells if one["number"] == "attainment"]
+    above = sum(one["measured"] > one["high"] for one in cells)
+    below = sum(one["measured"] < one["low"] for one in cells)
+    sharp = [f"{np.median(widths):.0%}" if widths else "",
+             f"{100 * float(np.median(shares)):.1f} points" if shares else ""]  # fmt: skip
+    return [f"{sum(held)} of {len(held)} ({np.mean(held):.2f})", f"{above}, {below}",
+            ", ".join(one for one in sharp if one), _against_rival(cells)]  # fmt: skip
+
+
+def _against_rival(cells: Sequence[Mapping[str, Any]]) -> str:
+    """Return the mean interval score, and that of what was replayed, more or less; each in units of
+    what was measured."""
+    mine, rivals = [], []
+    for one in cells:
+        if one["rival"] is None or not one["measured"] > 0:
+            continue
+        beside = (one["rival"] * (1 - BESIDE), one["rival"] * (1 + BESIDE))
+        mine.append(_score(one["low"], one["high"], one["measured"]))
+        rivals.append(_score(*beside, one["measured"]))
+    return f"{np.mean(mine):.2f} of {np.mean(rivals):.2f}" if mine else ""
+
+
+def _score(low: float, high: float, value: float) -> float:
+    return (high - low + MISSED * max(0.0, low - value, value - high)) / value
+
+
+def report(found: Mapping[str, Any]) -> None:
+    cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())]
+    print(evidence.table(HEAD, rows(found)))
+    for name, case in found["cases"].items():
+        if case and case["vllm_sweep_s"]:
+            print(f"{name}: {case['choice']} slots, check failed: {case['failed'] or 'no'}; sweep "
+                  f"{case['sweep_s']:.0f} s, vllm bench sweep serve {case['vllm_sweep_s']:.0f} s "
+                  "by the time of a run here")  # fmt: skip
     for name, sd in constants(cells).items():
         print(f"{name}: {sd:+.3f}")
     for case in dict.fromkeys(one["case"] for one in cells):
@@ -393,22 +576,7 @@ def report(cells: Sequence[Mapping[str, Any]], missing: Sequence[str]) -> None:
         print(f"  without {case}: {', '.join(f'{n} {v:+.3f}' for n, v in told.items())}")
     for name, loss in regrets(cells):
         print(f"regret of {name}: {loss:.3f}")
-    print(f"missing: {', '.join(missing) or 'nothing'}")
-
-
-def _coverage(cells: Sequence[Mapping[str, Any]]) -> str:
-    if not cells:
-        return "nothing"
-    held = [one["low"] <= one["measured"] <= one["high"] for one in cells]
-    times = [one for one in cells if one["number"] != "attainment" and one["predicted"] > 0]
-    widths = [(one["high"] - one["low"]) / 2 / one["predicted"] for one in times]
-    shares = [(one["high"] - one["low"]) / 2 for one in cells if one["number"] == "attainment"]
-    above = sum(one["measured"] > one["high"] for one in cells)
-    return (
-        f"{sum(held)} of {len(held)} held ({np.mean(held):.2f}), {above} above; half-width "
-        f"{np.median(widths) if widths else math.nan:.2f} of a time, "
-        f"{np.median(shares) if shares else math.nan:.3f} of attainment"
-    )
+    print(f"missing: {', '.join(found['missing']) or 'nothing'}")
 
 
 def constants(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
@@ -431,14 +599,14 @@ def constants(cells: Sequence[Mapping[str, Any]]) -> dict[str, float]:
 
 
 def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
-    """Yield what each choice loses against the best cap that was measured in both rounds."""
+    """Yield what each choice loses against the best cap that was measured, mean against mean."""
     shares = defaultdict(list)
     for one in cells:
         if one["number"] == "attainment":
             shares[one["case"], one["load"], one["choice"], one["cap"]].append(one["measured"])
     for case, load, choice in dict.fromkeys(key[:3] for key in shares):
         mine = {key[3]: float(np.mean(v)) for key, v in shares.items()
-                if key[:3] == (case, load, choice) and len(v) == len(ROUNDS)}  # fmt: skip
+                if key[:3] == (case, load, choice)}  # fmt: skip
         if choice in mine and len(mine) > 1:
             yield f"{case} at {load:g} times the load", max(mine.values()) - mine[choice]
 
@@ -446,29 +614,36 @@ def regrets(cells: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="where steps are kept; default: a new one")
-    parser.add_argument("--case", action="append", choices=CASES, help="default: all")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), metavar="NAME",
+                        help=f"of {', '.join(CASES)}; default: all")  # fmt: skip
+    parser.add_argument("--short", action="store_true", help="as much as eight minutes tell")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no step after")
-    options = parsed(parser, smoke="--case steady")
+    options = parsed(parser, smoke="--cases steady --short")
     folder = options.folder or Path(tempfile.mkdtemp(prefix="study-real-"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # a server is stopped with it
-    begin_s, done = monotonic(), 0
-    names = options.case or list(CASES)
-    studies = [Study(folder, name, smoke="--smoke" in sys.argv) for name in names]
-    for study in studies:
-        while (step := next(study.steps(), None)) is not None:
-            left_s = 60 * options.minutes - (monotonic() - begin_s)
-            if left_s < STEP_S and done:
-                break
-            print(f"{study.name}: {step[0]}", flush=True)
-            step[1]()
-            done += 1
-    whole = [one for one in studies if one.profile_path.exists()]
-    missing = [f"{one.name} ({name})" for one in studies for name, _ in one.steps()]
-    cells = [cell for study in whole for cell in study.cells()]
-    report(cells, missing)
-    constants_of = Path(draws.__file__).read_bytes()
-    digest = hashlib.sha256(constants_of).hexdigest()
-    evidence.keep(options.keep, {"constants": digest, "missing": missing, "cells": cells})
+    begin_s, done, size = monotonic(), 0, SHORT if options.short else FULL
+    studies = [Study(folder, name, size, smoke="--smoke" in sys.argv) for name in options.cases]
+    digest = hashlib.sha256(Path(draws.__file__).read_bytes()).hexdigest()
+    cases = {study.name: study.found() for study in studies}
+
+    def so_far() -> dict[str, Any]:
+        missing = [f"{each.name} ({step.words})" for each in studies for step in each.steps()]
+        found = {"constants": digest, "missing": missing, "cases": cases}
+        evidence.keep(options.keep, found)
+        return found
+
+    for of_choice in (True, False):  # what was promised first, then what else there was
+        for study in studies:
+            while step := next((one for one in study.steps() if one.of_choice >= of_choice), None):
+                left_s = 60 * options.minutes - (monotonic() - begin_s)
+                if left_s < STEP_S and done:
+                    break
+                done += 1
+                print(f"{monotonic() - begin_s:5.0f} s  {study.name}: {step.words}", flush=True)
+                step.do()
+                cases[study.name] = study.found()
+                so_far()
+    report(so_far())
 
 
 if __name__ == "__main__":
