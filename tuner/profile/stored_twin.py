@@ -23,9 +23,13 @@ from tuner.profile.numbers import (
     StepLawSection,
     Twin,
 )
+from tuner.traffic.requirements import Requirement
+from tuner.traffic.slo import Slo
+from tuner.twin.choice import PRINTED_DRAWS, Weighed, weigh
 from tuner.twin.draws import PRINTED, Draw, MachineHistory, draws_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
+from tuner.twin.load import loads_of
 from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
 
 MOST_STORED = 4000
@@ -33,6 +37,19 @@ LEAST_S = 1.0
 
 _HEAD_BYTES = 12
 _COEFFICIENTS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class _StoredLaws:
+    """The laws of a stored twin, as a fitted one gives them."""
+
+    law: StepLaw
+    extrapolated_from: int
+    kept: Sequence[StepLaw]
+
+    def draws(self, count: int, *, seed: int) -> Sequence[StepLaw]:
+        del seed  # they were drawn when the profile was made
+        return self.kept[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,31 @@ class StoredTwin:
         if self.front_end is None:
             return simulate(traffic, law, self.shape, max_num_seqs=max_num_seqs)
         return simulate_behind(self.front_end, traffic, law, self.shape, max_num_seqs=max_num_seqs)
+
+    def weighed(  # noqa: PLR0913 - what the twin is asked
+        self,
+        traffic: Traffic,
+        slo: Slo,
+        caps: Sequence[int],
+        *,
+        headroom: float,
+        seed: int = 0,
+        requirements: Sequence[Requirement] = (),
+        slowdown: float = 1.0,
+    ) -> Weighed:
+        """Return what the sweep asked, of this traffic and ``headroom`` times of it, on a machine
+        that is so many times slower."""
+        laws = [one.slowed(slowdown) for one in self.laws or (self.law,)]
+        return weigh(
+            loads_of(traffic, headroom, seed=seed),
+            _StoredLaws(self.law.slowed(slowdown), self.extrapolated_from, laws),
+            self.shape,
+            slo,
+            sorted(caps),
+            requirements=requirements,
+            length_s=self.length_s,
+            draws=min(PRINTED_DRAWS, len(laws)),
+        )
 
     def draws(self, traffic: Sequence[Traffic], count: int = PRINTED) -> list[Draw]:
         """Return so many runs of a fresh engine on this traffic, the first of those that made the

@@ -8,14 +8,13 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.law import FittedLaw
 from tuner.twin.load import Loads
 from tuner.twin.objective import (
     NOT_ASKED,
@@ -77,6 +76,19 @@ class Statistics(NamedTuple):
             kv_peak=replay.kv_usage_peak,
             preemptions=float(replay.preemptions.sum()),
         )
+
+
+class Laws(Protocol):
+    """A step-time law, and others that the measurements make as likely."""
+
+    @property
+    def law(self) -> StepLaw: ...
+
+    @property
+    def extrapolated_from(self) -> int:
+        """The largest batch size that was seen."""
+
+    def draws(self, count: int, *, seed: int) -> Sequence[StepLaw]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,7 +159,7 @@ def value_of(traffic: Traffic, replay: TwinReplay, slo: Slo) -> tuple[float, flo
 
 def weigh(  # noqa: PLR0913 - the question, and how hard to look
     loads: Loads,
-    fitted: FittedLaw,
+    fitted: Laws,
     shape: EngineShape,
     slo: Slo,
     caps: Sequence[int],

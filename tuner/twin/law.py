@@ -99,14 +99,15 @@ class FittedLaw:
     def draws(self, count: int, *, seed: int) -> list[StepLaw]:
         """Return laws that these measurements might as well have given: a parametric bootstrap.
 
-        Each is a refit to the same iterations under new noise of iterations and of the speed.
+        Each is a refit to the same iterations under new noise of iterations and of the speed. Of
+        more draws the first are the same.
         """
         rng = np.random.default_rng(seed)
         size = len(self._target)
         floor = 1e-9 * np.diag(np.diag(self._information) + 1e-12)
         spread = np.linalg.cholesky(self._information + floor)
         targets = self._target + rng.standard_normal((count, size)) @ spread.T
-        steeper = np.exp(rng.normal(0.0, LOG_STEEPNESS_SD, count))
+        steeper = np.exp(np.random.default_rng((seed, 1)).normal(0.0, LOG_STEEPNESS_SD, count))
         most = len(self.law.decode_s) - 1
         return [
             law_of(nnls(self._information, target) / self._scale, self.knots, most, steeper=factor)

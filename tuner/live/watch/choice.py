@@ -8,15 +8,10 @@ import numpy as np
 
 from tuner.profile.stored_twin import StoredTwin
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import Question
-from tuner.twin.load import loads_of
-from tuner.twin.objective import choose, right_caps
+from tuner.twin.objective import choose
 from tuner.twin.simulation import Traffic
 
 SURE = 0.95
-
-LAWS = 20
-"""Of the profile's laws that are asked: every look at a server asks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,20 +52,13 @@ def choice_for(  # noqa: PLR0913 - what the twin is asked
     """Ask about this traffic, and ``headroom`` times of it, on a machine that is so many times
     slower than the law."""
     asked = sorted({one for one in caps if one < len(twin.law.decode_s)} | {cap})
-    question = Question(loads_of(traffic, headroom, seed=0), twin.shape, slo)
-    every = [
-        question.drawn(number, law.slowed(slowdown), asked).shares(asked)
-        for number, law in enumerate((twin.law, *twin.laws[:LAWS]))
-    ]
-    (values, raised), drawn = every[0], every[1:] or every
-    requests = len(traffic)
-    best = choose(values, raised, requests=requests)
-    right = [cap in right_caps(*one, requests=requests) for one in drawn]
+    weighed = twin.weighed(traffic, slo, asked, headroom=headroom, slowdown=slowdown)
+    best = choose(weighed.values, weighed.raised, requests=len(traffic))
     return CapCheck(
         best=best,
-        rightness=float(np.mean(right)),
-        attainment=values[cap][0],
-        best_attainment=values[best][0],
+        rightness=weighed.rightness.get(cap, 0.0),
+        attainment=weighed.values[cap][0],
+        best_attainment=weighed.values[best][0],
         requests=len(traffic),
     )
 

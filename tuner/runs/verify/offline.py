@@ -5,37 +5,14 @@ same objective and requirements, under every law that it keeps. A profile that w
 one that another version of tuner would judge otherwise, does not pass.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, cast
-
-from tuner.engines.scheduler.state import StepLaw
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED, StoredTwin
 from tuner.runs.verify.gates import ATTAINMENT_TOLERANCE, Gate
 from tuner.traffic.requirements import parse_requirement
-from tuner.twin.choice import DRAWS, Weighed, weigh
-from tuner.twin.load import loads_of
-
-if TYPE_CHECKING:
-    from tuner.twin.law import FittedLaw
-
+from tuner.twin.choice import Weighed
 
 LEAST_RIGHT = 0.5
 """Of the laws that a profile keeps: the choice is right under so many."""
-
-
-@dataclass(frozen=True, slots=True)
-class _StoredLaw:
-    """The laws of a stored twin, as a fitted one gives them."""
-
-    law: StepLaw
-    extrapolated_from: int
-    kept: Sequence[StepLaw]
-
-    def draws(self, _count: int, *, seed: int) -> Sequence[StepLaw]:
-        del seed  # they were drawn when the profile was made
-        return self.kept
 
 
 def offline_gates(profile: ServingProfile, twin: StoredTwin) -> list[Gate]:
@@ -52,17 +29,14 @@ def offline_gates(profile: ServingProfile, twin: StoredTwin) -> list[Gate]:
 
 
 def _weighed(profile: ServingProfile, twin: StoredTwin) -> Weighed:
-    stored = _StoredLaw(twin.law, twin.extrapolated_from, twin.laws[:DRAWS])
     caps = {one.max_num_seqs for one in profile.curve} | {profile.decision.max_num_seqs}
-    return weigh(
-        loads_of(twin.traffic, profile.promise.headroom, seed=profile.provenance.seed),
-        cast("FittedLaw", stored),
-        twin.shape,
+    return twin.weighed(
+        twin.traffic,
         profile.decision.slo.slo,
-        sorted(caps),
+        list(caps),
+        headroom=profile.promise.headroom,
+        seed=profile.provenance.seed,
         requirements=[parse_requirement(one.text) for one in profile.decision.requirements],
-        length_s=twin.length_s,
-        draws=len(twin.laws[:DRAWS]),
     )
 
 
