@@ -8,7 +8,8 @@ and its answer is held against the whole trace on the same machine without noise
 the sweep derived. Printed per level of noise: answers that are the true best cap; within tolerance
 (attainment within 0.02, p99 E2EL within 10 %); how many were sure (confidence >= 0.95) and right
 among those; wrong answers without any warning; how often the confirming engine, which is the
-ladder's again, is said to differ (A/A); and the replay time and the engine starts spent.
+ladder's again, is said to differ (A/A); the replay time and the engine starts spent; and how often
+each of the twelve numbers of the check fails though nothing is wrong.
 """
 
 import argparse
@@ -16,13 +17,14 @@ import math
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from multiprocessing import get_context
 from multiprocessing.pool import Pool
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import evidence
 import numpy as np
@@ -37,7 +39,7 @@ from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
-from tuner.twin.check import Check
+from tuner.twin.check import ALARM, Check
 from tuner.twin.choice import value_of
 from tuner.twin.objective import choose, right_caps
 from tuner.twin.simulation import simulate
@@ -81,11 +83,17 @@ class Result:
     confidence: float
     is_good: bool
     warned: bool
-    foretold: tuple[bool, int, int, bool] | None
-    """Of the confirming replay: on unseen windows, numbers that held, of how many, an alarm."""
+    unseen: bool
+    """Whether the confirming replay was of windows that the ladder had not replayed."""
 
-    paced: tuple[int, int, bool] | None
+    foretold: dict[str, float]
+    """Number of the confirming replay → how far off it was, in half-widths of its 95 %."""
+
+    paced: dict[str, float]
     """The same at the engine's own speed."""
+
+    alarms: tuple[bool, bool]
+    """Whether these checks failed."""
 
     doubted: bool
     """Whether the ladder's windows were held to show another scheduler."""
@@ -137,8 +145,10 @@ def judge(job: tuple[int, str], *, settings: SweepSettings, harder: bool) -> Res
         confidence=verdict.confidence,
         is_good=verdict.max_num_seqs in right_caps(truth),
         warned=bool(verdict.warnings) or verdict.kind in {"inconclusive", "overloaded"},
-        foretold=None if record is None else (record.unseen, *_held(record.unpaced)),
-        paced=None if record is None else _held(record.paced),
+        unseen=record is not None and record.unseen,
+        foretold={} if record is None else _off(record.unpaced),
+        paced={} if record is None else _off(record.paced),
+        alarms=(False, False) if record is None else (record.unpaced.failed, record.paced.failed),
         doubted=view is not None and not view.is_believed,
         replay_s=outcome.replay_s,
         starts=len(outcome.starts_s),
@@ -170,21 +180,62 @@ def report(level: str, results: Sequence[Result]) -> None:
         print(f"    {one}", flush=True)
 
 
-def _held(one: Check) -> tuple[int, int, bool]:
-    return one.held, len(one.numbers), one.failed
+def _off(one: Check) -> dict[str, float]:
+    return {number.name: round(number.off, 3) for number in one.numbers}
 
 
 def _alarms(results: Sequence[Result]) -> str:
     """Say how often an honest machine raised an alarm."""
-    foretold = [one.foretold for one in results if one.foretold and one.foretold[2]]
-    paced = [one.paced for one in results if one.paced and one.paced[1]]
-    held = sum(one[1] for one in foretold) / max(1, sum(one[2] for one in foretold))
+    foretold = [one.alarms[0] for one in results if one.foretold]
+    paced = [one.alarms[1] for one in results if one.paced]
     return (
-        f"foretold {sum(one[3] for one in foretold)} of {len(foretold)} "
-        f"({sum(one[0] for one in foretold)} unseen, {held:.3f} of numbers held), "
-        f"paced {sum(one[2] for one in paced)} of {len(paced)}, "
+        f"foretold {sum(foretold)} of {len(foretold)} ({sum(one.unseen for one in results)} "
+        f"unseen), paced {sum(paced)} of {len(paced)}, "
         f"ladder {sum(one.doubted for one in results)} of {len(results)}"
     )
+
+
+SWEEPS = ("machine", "true best cap", "within tolerance", "sure, and right among these",
+          "the confirming engine falsely said to differ", "replay, mean and most")  # fmt: skip
+ALARMS = ("number", "foretold: outside of its 95 %", "far off", "paced: outside", "far off")
+
+
+def sweep_rows(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return how right the answers were, of each level of noise."""
+    rows = []
+    for level in dict.fromkeys(one["level"] for one in results):
+        mine = [one for one in results if one["level"] == level]
+        sure = [one["is_good"] for one in mine if one["confidence"] >= SURE]
+        differ = [any(one["claims"]) for one in mine if one["claims"]]
+        replay_s = [one["replay_s"] for one in mine]
+        rows.append([
+            level,
+            f"{np.mean([one['cap'] == one['best'] for one in mine]):.2f}",
+            f"{np.mean([one['is_good'] for one in mine]):.2f}",
+            f"{len(sure) / len(mine):.2f}, {np.mean(sure) if sure else math.nan:.2f}",
+            f"{sum(differ)} of {len(differ)}",
+            f"{np.mean(replay_s):.0f} s, {max(replay_s):.0f} s",
+        ])  # fmt: skip
+    return rows
+
+
+def alarm_rows(results: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return how often each number of the check failed on a machine with nothing wrong, and how
+    often the check did."""
+    kinds = ("foretold", "paced")
+    names = dict.fromkeys(name for one in results for kind in kinds for name in one[kind])
+    rows = []
+    for name in names:
+        row = [name]
+        for kind in kinds:
+            off = [abs(one[kind][name]) for one in results if name in one[kind]]
+            row += [f"{sum(each > limit for each in off)} of {len(off)}" for limit in (1.0, ALARM)]
+        rows.append(row)
+    whole = []
+    for place, kind in enumerate(kinds):
+        checks = [one["alarms"][place] for one in results if one[kind]]
+        whole += ["", f"{sum(checks)} of {len(checks)}"]
+    return [*rows, ["the check as a whole", *whole]]
 
 
 def main() -> None:
@@ -209,7 +260,9 @@ def main() -> None:
         results = list(pool.imap_unordered(work, jobs))
     for level in levels:
         report(level, [one for one in results if one.level == level])
-    evidence.keep(options.keep, [asdict(one) for one in results])
+    found = [asdict(one) for one in results]
+    print(evidence.table(ALARMS, alarm_rows(found)))
+    evidence.keep(options.keep, found)
     print(f"{len(jobs)} sweeps in {monotonic() - begin_s:.0f} s")
 
 

@@ -15,7 +15,7 @@ from tuner.traffic.workload import Workload
 from tuner.twin.check import Check, Foretold, PlannedWindow, errors_of, foretell, paced, unpaced
 from tuner.twin.draws import PRINTED, MachineHistory
 from tuner.twin.forecast import Forecast
-from tuner.twin.front_end import FrontEnd, fit_front_end
+from tuner.twin.front_end import FrontEnd, fit_front_end, probed_contention
 from tuner.twin.simulation import traffic_of
 
 
@@ -67,7 +67,8 @@ def foretold_replay(
 def behind_probed(view: Forecast, evidence: Evidence) -> Forecast:
     """Return the twin behind the front end that the probes alone have shown: what is foretold of a
     server goes through what stands before its engine."""
-    front_end = fit_front_end(evidence.probed())
+    probes = evidence.probed()
+    front_end = fit_front_end(probes, contention=probed_contention(view.fitted.law, probes))
     return replace(view, machine=replace(view.machine, front_end=front_end))
 
 

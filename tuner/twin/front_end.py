@@ -182,6 +182,13 @@ def contention_of(law: StepLaw, logs: Sequence[IterationLog]) -> float:
     return max(1.0, took_s / lawful_s) if lawful_s > 0 else 1.0
 
 
+def probed_contention(law: StepLaw, probes: Sequence[Passages]) -> float:
+    """Return the same of lone requests, which decode one sequence at a time."""
+    lawful_s = sum(float((one.output_length - 1).sum()) * law.decode_s[1] for one in probes)
+    took_s = sum(float((one.engine_last_s - one.engine_first_s).sum()) for one in probes)
+    return max(1.0, took_s / lawful_s) if lawful_s > 0 else 1.0
+
+
 def fit_front_end(
     parts: Sequence[Passages], *, contention: float = 1.0, processes: int = 1
 ) -> FrontEnd | None:

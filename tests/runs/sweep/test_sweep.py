@@ -20,6 +20,7 @@ from tuner.replay.measure import Measurement
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import SweepOutcome
+from tuner.runs.prediction import behind_probed
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
 from tuner.trace.trace import TraceRequest
@@ -492,6 +493,11 @@ def test_what_a_server_adds_to_its_engine_is_fitted_and_kept(tmp_path: Path) -> 
     assert found is not None
     # An iteration of n sequences takes 30 + 0.6 n milliseconds instead of 20 + 0.6 n.
     assert found.contention == pytest.approx(33 / 23, rel=0.03)
+    view = outcome.conclusion.view
+    assert view is not None
+    probed = behind_probed(view, Evidence(journal.read(tmp_path / "run"))).machine.front_end
+    assert probed is not None
+    assert probed.contention == pytest.approx(30.6 / 20.6, rel=0.03)
     assert found.work_s(1000, 1000) == pytest.approx(0, abs=1e-3)
     assert Evidence(journal.read(tmp_path / "run")).passages(outcome.verdict.max_num_seqs)
 
