@@ -324,7 +324,9 @@ def _tokens(block: Replay) -> int:
 def _tokens_in(one: RequestRecord, begin_s: float, end_s: float) -> float:
     if one.first_token_s is None or one.last_token_s is None:
         return 0.0
-    took_s = max(one.last_token_s - one.first_token_s, 1e-9)
+    took_s = one.last_token_s - one.first_token_s
+    if took_s <= 0:  # the reply came whole
+        return one.output_tokens * float(begin_s <= one.last_token_s < end_s)
     inside_s = min(end_s, one.last_token_s) - max(begin_s, one.first_token_s)
     return one.output_tokens * min(1.0, max(0.0, inside_s / took_s))
 

@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 
 from tuner.engines.patience import STALL_S
 from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
-from tuner.errors import EngineError, StoodStillError
+from tuner.errors import EngineError, InputError, StoodStillError
 from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
@@ -115,7 +115,7 @@ class EngineRunner:
             self.watcher.stage(f"starting the server that confirms {size}")
             try:
                 return await self.confirming.start(max_num_seqs=max_num_seqs)
-            except EngineError as error:
+            except (EngineError, InputError, OSError) as error:
                 self.confirming = self.starter
                 self.watcher.warn(f"no server could be started, an engine confirms: {error}")
         self.watcher.stage(f"starting the engine {size}")
