@@ -84,6 +84,13 @@ def test_throughput_counts_what_came_out_in_the_window_whoever_asked() -> None:
     assert one.total_tokens_per_s == (2 + 2 + 10) / 10
 
 
+def test_where_clients_alone_tell_tokens_come_evenly_between_the_first_and_the_last() -> None:
+    half = record(end_s=15.0, first_token_s=5.0, last_token_s=15.0, output_tokens=20)
+    whole = record(row=1, end_s=9.0, first_token_s=9.0, last_token_s=9.0, output_tokens=30)
+    one = measure([replay_of([half, whole])], LAX)
+    assert one.output_tokens_per_s == (10 + 30) / 10
+
+
 def test_decode_time_is_told_by_the_batch_that_really_ran() -> None:
     log = iterations(
         [
