@@ -184,13 +184,14 @@ def test_nor_a_run_that_is_killed(tmp_path: Path) -> None:
 
 def test_a_name_with_control_characters_leaves_xml_that_can_be_read(tmp_path: Path) -> None:
     path = tmp_path / "gates.xml"
-    problem = GateError("\x1b[2J\ud800 and \t é", hint="")
+    problem = GateError("\x1b[2J\ud800\u202e]]><script> é", hint="")
     with pytest.raises(GateError), junit(path, profile="a\0b.yaml", said=str):
         raise problem
     (case,) = ET.parse(path).getroot().iter("testcase")
     (error,) = case
     assert case.get("classname") == "a\\x00b.yaml"
-    assert error.get("message") == "not verified: \\x1b[2J\\ud800 and \t é"
+    assert error.get("message") == "not verified: \\x1b[2J\\ud800\\u202e]]><script> é"
+    assert "<script" not in path.read_text(encoding="utf-8")
 
 
 def test_what_is_no_junit_is_not_overwritten(folder: Path) -> None:

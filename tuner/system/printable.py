@@ -1,5 +1,8 @@
 """Make text that is not ours safe to show. Pure."""
 
+import html
+import re
+
 
 def printable(text: str) -> str:
     """Return text on one line in which nothing acts on what shows it: control characters, escape
@@ -11,3 +14,14 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def in_markdown(text: str) -> str:
+    """Return text on one line in which nothing is a tag, a link, a table or a variable of Grafana.
+
+    >>> print(in_markdown("a_b | <i> $x"))
+    a\\_b / &lt;i&gt; &#36;x
+    """
+    line = printable(" ".join(text.split())).replace("|", "/")
+    line = re.sub(r"([\\`*_\[\]!~])", r"\\\1", html.escape(line, quote=False))
+    return line.replace("$", "&#36;")

@@ -23,6 +23,7 @@ from tuner.runs.compare.blocks import Blocks
 from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable
 from tuner.runs.compare.evidence import Tuned
 from tuner.runs.compare.notes import shown_number, shown_ratio
+from tuner.system.printable import in_markdown
 
 HEADINGS = ("approach", "req/s", "vs first", "p95\nE2EL s", "p95\nTPOT ms")
 """On two lines, so that 80 columns are enough."""
@@ -116,7 +117,7 @@ def markdown(tables: Sequence[ComparisonTable], tuned: Tuned, facts: EngineFacts
         lines += ["| " + " | ".join(headings) + " |", "|---" * len(headings) + "|"]
         for row in table.rows:
             seen = ". ".join((*row.notes, *row.errors))
-            lines.append("| " + " | ".join((*cells(row, facts), seen.replace("|", "/"))) + " |")
+            lines.append("| " + " | ".join((*cells(row, facts), in_markdown(seen))) + " |")
         lines.append("")
     lines.append(f"Tuned: `max_num_seqs={tuned.max_num_seqs}`, from {tuned.source}.")
     return "\n".join(lines) + "\n"

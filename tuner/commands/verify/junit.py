@@ -1,6 +1,5 @@
 """The JUnit XML of ``tuner verify`` for CI: it never says more than this run found."""
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,9 +8,7 @@ from xml.etree import ElementTree as ET
 from tuner.errors import TargetError, TunerError
 from tuner.runs.verify.gates import Gate
 from tuner.system import files
-
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""XML 1.0 has no way to spell these."""
+from tuner.system.printable import printable
 
 _HEAD_BYTES = 1024
 
@@ -64,16 +61,16 @@ def document(found: Sequence[Gate], profile: str, said: Say) -> bytes:
     failures = sum(not gate.kept for gate in found)
     suite = _suite(tests=len(found), failures=failures, errors=0)
     for gate in found:
-        case = ET.SubElement(suite, "testcase", classname=_xml(profile), name=gate.name)
+        case = ET.SubElement(suite, "testcase", classname=printable(profile), name=gate.name)
         if not gate.kept:
-            ET.SubElement(case, "failure", message=_xml(said(gate)))
+            ET.SubElement(case, "failure", message=printable(said(gate)))
     return _bytes(suite)
 
 
 def not_verified(why: str, profile: str) -> bytes:
     suite = _suite(tests=1, failures=0, errors=1)
-    case = ET.SubElement(suite, "testcase", classname=_xml(profile), name="verified")
-    ET.SubElement(case, "error", message=_xml(f"not verified: {why}"))
+    case = ET.SubElement(suite, "testcase", classname=printable(profile), name="verified")
+    ET.SubElement(case, "error", message=printable(f"not verified: {why}"))
     return _bytes(suite)
 
 
@@ -84,7 +81,3 @@ def _suite(*, tests: int, failures: int, errors: int) -> ET.Element:
 
 def _bytes(suite: ET.Element) -> bytes:
     return bytes(ET.tostring(suite, encoding="utf-8", xml_declaration=True)) + b"\n"
-
-
-def _xml(text: str) -> str:
-    return _NOT_XML.sub(lambda found: found[0].encode("unicode_escape").decode(), text)

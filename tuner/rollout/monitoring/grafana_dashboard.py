@@ -1,8 +1,6 @@
 """A dashboard for Grafana: what the profile promises as lines in what the server does. Pure."""
 
-import html
 import json
-import re
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -14,7 +12,7 @@ from tuner.rollout.monitoring.lines import LATENCIES, Latency, Lines, lines
 from tuner.rollout.monitoring.panels import Panel, PanelQuery, arranged
 from tuner.rollout.monitoring.prometheus_rules import own_matchers, short
 from tuner.rollout.monitoring.promql import Servers
-from tuner.system.printable import printable
+from tuner.system.printable import in_markdown
 
 NAME = "grafana-dashboard"
 DEFAULT_FILE = "tuner-dashboard.json"
@@ -85,7 +83,7 @@ def _about(profile: ServingProfile) -> Panel:
     decided = profile.decision
     rows = "\n".join(_row(step, decided.max_num_seqs) for step in profile.curve)
     words = (
-        f"**{_plain(decided.reason)}**\n\n"
+        f"**{in_markdown(decided.reason)}**\n\n"
         f"max_num_seqs **{decided.max_num_seqs}** ({decided.interval[0]}-{decided.interval[1]}), "
         f"validated to {profile.validity.validated_load:g} times the traffic of the trace. "
         "Red lines are where the promise ends; the first dashed line is what was promised.\n\n"
@@ -100,13 +98,6 @@ def _row(step: CurveStep, chosen: int) -> str:
     tpot = f"{step.tpot_ms.p95:.4g}" if step.tpot_ms else ""
     e2el = f"{step.e2el_ms.p99:.4g}" if step.e2el_ms else ""
     return f"| {name} | {step.attainment:.1%} | {step.goodput_rps:.4g} | {tpot} | {e2el} |"
-
-
-def _plain(words: str) -> str:
-    """Return words for Markdown in which nothing is a tag, a link, a table or a variable."""
-    line = printable(" ".join(words.split())).replace("|", "/")
-    line = re.sub(r"([\\`*_\[\]!~])", r"\\\1", html.escape(line, quote=False))
-    return line.replace("$", "&#36;")
 
 
 def _load(limits: Lines, servers: Servers) -> Iterator[Panel]:
