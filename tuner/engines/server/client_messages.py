@@ -85,8 +85,6 @@ class Ended(msgspec.Struct, tag="ended"):
     is_stuck: bool = False
     """The server sends nothing to anybody any more."""
 
-    is_unreachable: bool = False
-
 
 Report = ClientReady | Progress | Ended
 

@@ -52,8 +52,6 @@ MOST_OUTPUT_BYTES = 4096
 READ_BYTES = 2**16
 REASON_LENGTH = 300
 
-TOO_MANY = 429
-
 
 class _Flight:
     """One request under way."""
@@ -141,7 +139,6 @@ class Client:
             ended.problem = str(problem)[:REASON_LENGTH]
         except aiohttp.ClientConnectorError as problem:
             ended.problem = f"no connection: {problem.strerror or problem}"
-            ended.is_unreachable = True
         except (aiohttp.ClientError, OSError, ValueError) as problem:
             ended.problem = f"the connection broke: {type(problem).__name__}"
         except asyncio.CancelledError:

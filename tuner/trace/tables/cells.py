@@ -7,7 +7,6 @@ zeros could be either, none is chosen.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, Reason, Status
 from tuner.trace.formats.reading.scalars import is_absent, status_of
@@ -239,8 +238,6 @@ def is_empty(value: object) -> bool:
         return is_absent(value) or value.strip().lower() in NULL
     return value is None or value != value  # noqa: PLR0124 - not a number
 
-
-StatusColumn = Literal["status", "error"]
 
 WORDS: dict[str, Status] = {
     **dict.fromkeys(
