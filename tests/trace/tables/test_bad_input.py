@@ -13,6 +13,7 @@ from tuner.trace.formats.reading.record import Row, Tally
 from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.formats.table import columns_asked, delimiter_asked
+from tuner.trace.tables import layout
 
 HEAD = "ts,prompt_tokens,completion_tokens\n"
 NOTHING_ASKED = TableOptions()
@@ -144,6 +145,25 @@ def test_a_heading_whose_values_cannot_be_read_is_shown_with_one(
     tmp_path: Path, row: str, why: str
 ) -> None:
     assert f"no column for {why}; seen:" in str(refusal(tmp_path / "t", HEAD + row))
+
+
+@pytest.mark.attack
+def test_a_row_wrapped_up_as_text_is_not_unpacked_for_each_of_its_columns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    unpacked = list[str]()
+    decode = layout._decode
+
+    def counted(text: str) -> object:
+        unpacked.append(text)
+        return decode(text)
+
+    monkeypatch.setattr(layout, "_decode", counted)
+    inner = {"prompt_tokens": 5, "completion_tokens": 6, **{f"k{i}": i for i in range(100)}}
+    wrapped = ({"ts": AT_S + i, "line": json.dumps({**inner, "k0": i})} for i in range(20))
+    rows, _ = opened(tmp_path / "t", "".join(json.dumps(one) + "\n" for one in wrapped))
+    assert len(rows) == 20
+    assert len(unpacked) < 10 * len(rows)  # its columns are a hundred
 
 
 @pytest.mark.parametrize("asked", ["s", "ms"])

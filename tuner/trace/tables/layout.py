@@ -5,7 +5,7 @@ decided where two readings are possible. Pure.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -342,7 +342,7 @@ class _Planner:
                 first = next((str(one) for one in self.values[place] if not is_empty(one)), "")
                 shown = (
                     repr(first[:24]) if first[:1].isdigit() else "no number and no date"
-                )  # but text, say
+                )  # it may be text
                 return f": {heading} has {shown}" if first else f": {heading} is empty"
         return ""
 
@@ -470,7 +470,15 @@ def flattened(
 
 def unwrapped(held: object) -> dict[str, Any] | None:
     """Return an object, or the one that a text is in JSON; None for what is none."""
-    if isinstance(held, str) and held.startswith("{"):
-        with suppress(msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-            held = _decode(held)
+    if isinstance(held, str):
+        return _wrapped(held) if held.startswith("{") else None
     return held if isinstance(held, dict) else None
+
+
+@lru_cache(maxsize=4)  # a row asks once for each of its columns
+def _wrapped(text: str) -> dict[str, Any] | None:
+    try:
+        found = _decode(text)
+    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
