@@ -36,7 +36,7 @@ from tuner.twin.knee import decide, judge
 from tuner.twin.objective import HALF, choose
 from tuner.twin.simulation import shape_of, simulate, traffic_of
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
-from tuner.twin.verdict_text import ADD_REPLICAS, Verdict
+from tuner.twin.verdict_text import ADD_REPLICAS, Verdict, headline
 
 
 def view_of(
@@ -241,6 +241,19 @@ def held_to(
     return replace(verdict, requirements=tuple(checks))
 
 
+def unclaimed(verdict: Verdict, taken: str | None) -> Verdict:
+    """Return the verdict where others took the cores (``taken``): the cap may well be right, but
+    the numbers are theirs too."""
+    if taken is None:
+        return verdict
+    head = headline("inconclusive", verdict.max_num_seqs, verdict.interval)
+    reason = (
+        f"{head}: {taken} while it was replayed, so that nothing is promised; sweep again in "
+        "another --run-dir when nothing else runs on this machine"
+    )
+    return replace(verdict, kind="inconclusive", reason=reason)
+
+
 def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
     """Return how the confirming engine agrees with the ladder's; None where there is no telling."""
     view = conclusion.view
@@ -349,7 +362,8 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
     )
     confirmed = measure(confirm, workload.slo) if confirm else None
     with_headroom = measure(headroom, workload.slo) if headroom else None
-    verdict = held_to(after.verdict, confirmed, with_headroom)
+    taken = evidence.crowded()
+    verdict = unclaimed(held_to(after.verdict, confirmed, with_headroom), taken)
     return SweepOutcome(
         conclusion=replace(after, verdict=verdict),
         slo=workload.slo,
@@ -360,7 +374,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         with_headroom=with_headroom,
         aa_check=agreed(conclusion, evidence),
         front_end=front_end,
-        predictions=() if failed else predictions(after),
+        predictions=() if failed or taken else predictions(after),
         checked=checked,
         facts=facts,
         ladder_engine=evidence.ladder_engine(),

@@ -15,12 +15,13 @@ from tuner.engines.patience import STALL_S
 from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
 from tuner.errors import EngineError, InputError, StoodStillError
 from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
+from tuner.replay.device_use import crowded, device_use
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement
 from tuner.replay.plan import plan_requests
 from tuner.replay.probe import probe
 from tuner.replay.ramp import ramp
-from tuner.replay.readings import Read
+from tuner.replay.readings import Read, while_reading
 from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
 from tuner.runs.evidence import Evidence
@@ -127,12 +128,29 @@ class EngineRunner:
             await engine.stop()
 
     async def probe(self, engine: Engine, requests: Sequence[TraceRequest], purpose: str) -> None:
-        """Time some requests one at a time on an idle engine, and keep that."""
-        results = await self.unbroken(
-            "one at a time",
-            engine,
-            lambda: probe(requests, engine, prompt=self.prompts(engine.facts)),
-        )
+        """Time some requests one at a time on an idle engine, and keep that.
+
+        Raises EngineError where others take the cores every time: no SLO can be derived from that.
+        """
+        what, now_s = "one at a time", asyncio.get_running_loop().time
+        retries = RETRIES
+        while True:
+            begun_s = now_s()
+            probing = self.unbroken(
+                what, engine, lambda: probe(requests, engine, prompt=self.prompts(engine.facts))
+            )
+            results, device = await while_reading(probing, self.read_device)
+            taken = crowded(device_use([device]))
+            if taken is None or self.settings.slo is not None:
+                break
+            error = EngineError(
+                f"{taken} while an idle engine was timed: no SLO can be derived from that",
+                hint="Sweep when nothing else runs on this machine, or give --slo.",
+            )
+            self.late(what, error, now_s() - begun_s)
+            if not retries:
+                raise error
+            retries -= 1
         self.recorder.add_probes(results, purpose=purpose)
 
     async def ramp(

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from tuner.engines.devices import PER_CARD
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
-from tuner.replay.device_use import device_use, disturbance
+from tuner.replay.device_use import crowded, device_use, disturbance
 from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import ProbeResult, Replay
 from tuner.runs.journal import Event, Journal
@@ -182,6 +182,16 @@ class Evidence:
             if logs and (why := disturbance(device_use(logs))):
                 found[trial.max_num_seqs] = why
         return found
+
+    def crowded(self) -> str | None:
+        """Say how much of the cores was others' while windows were replayed, on the ladder's engine
+        or the one that confirms; None where enough was left."""
+        for purposes in (RUNGS, CONFIRMING):
+            events = (one for one in self.journal.of("replay") if one["purpose"] in purposes)
+            logs = [self.journal.replay(event).device for event in events]
+            if logs and (why := crowded(device_use(logs))):
+                return why
+        return None
 
     def rung_s(self) -> float | None:
         """Return how long a rung takes that is not cut short; None before there was one."""
