@@ -145,6 +145,7 @@ def test_set_counts_more_than_the_file(base: Path) -> None:
     [
         ("max_modle_len=5", "not an argument of this vLLM", "max_model_len"),
         ("max_model_len=x", "max_model_len: vLLM does not take 'x'", ""),
+        ("kv_cache_memory_bytes=200Gi", "converted to human_readable_int", ""),
         ("enforce_eager=5", "enforce_eager", ""),
         ("port=8000", "of the server", "Leave it out"),
         ("compilation_config=[", "not JSON", "quotes"),
