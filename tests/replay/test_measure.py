@@ -153,18 +153,20 @@ def test_a_generator_that_was_late_is_refused() -> None:
 
 def test_outputs_that_were_read_late_are_refused_where_nothing_joins_them_by_nature() -> None:
     """Of 100 tokens 10 may come joined with others, 11 may not."""
+    gpu: dict[str, Any] = {"engine": "vllm", "device": {"kind": "gpu"}}
     few, many = (replay_of([record(output_tokens=100, merged_outputs=n)]) for n in (10, 11))
-    check_reading(few, facts(engine="vllm"))
+    check_reading(few, facts(**gpu))
     with pytest.raises(
         GeneratorLateError, match=r"read late \(11% of them .*, limit 10%"
     ) as caught:
-        check_reading(many, facts(engine="vllm"))
+        check_reading(many, facts(**gpu))
     assert "--engine serve" in caught.value.hint
-    check_reading(many, facts(engine="serve"))
+    check_reading(many, facts(**{**gpu, "engine": "serve"}))
+    check_reading(many, facts(**{**gpu, "device": {"kind": "cpu"}}))
     for name, value in (("speculative_config", {"method": "ngram"}), ("stream_interval", 4)):
-        check_reading(many, facts(engine="vllm", arguments={name: value}))
+        check_reading(many, facts(**gpu, arguments={name: value}))
     with pytest.raises(GeneratorLateError):
-        check_reading(many, facts(engine="vllm", arguments={"stream_interval": 1}))
+        check_reading(many, facts(**gpu, arguments={"stream_interval": 1}))
 
 
 def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:
