@@ -186,6 +186,17 @@ def test_a_window_of_another_token_budget_is_held_against_the_twin_of_that_budge
     assert not paced([small], fit(segment).law, SHAPE, SLO).failed
 
 
+def test_a_request_that_was_late_outside_of_the_scheduler_is_no_error_of_its_model() -> None:
+    """Two of 150 first tokens come 0.4 s later: all of the p99. All 0.4 s later are an error."""
+    segment, window = measured(8)
+    late = np.zeros(150)
+    late[[40, 90]] = 0.4
+    two, every = (replace(window, ttft_s=window.ttft_s + one) for one in (late, late.max()))
+    law = fit(segment).law
+    assert not paced([two], law, SHAPE, SLO).failed
+    assert paced([every], law, SHAPE, SLO).failed
+
+
 def foretold(pace: list[float]) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
     segment, window = measured(8)
     planned = PlannedWindow(window.traffic, window.counted(), window.span_s)
