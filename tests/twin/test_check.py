@@ -24,7 +24,8 @@ from tuner.twin.check import (
     paced,
     unpaced,
 )
-from tuner.twin.draws import MachineHistory
+from tuner.twin.draws import MachineHistory, draws_of
+from tuner.twin.forecast import delays_s
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.simulation import EngineShape, Slowdown, Traffic, simulate
@@ -214,6 +215,22 @@ def test_a_forecast_holds_of_the_machine_that_it_is_of_and_fails_of_a_much_slowe
     assert found.worst.measured > found.worst.predicted
     assert ttft_s == pytest.approx(np.mean(same.ttft_s), rel=0.1)
     assert tpot_s == pytest.approx(np.mean(same.tpot_s), rel=0.05)
+
+
+def test_delays_of_single_requests_that_were_measured_are_in_the_forecast() -> None:
+    """One in fifty comes a second later."""
+    segment, window = measured(8)
+    law = fit(segment).law
+    late = np.where(np.arange(150) % 50 == 7, 1.0, 0.0)
+    found = delays_s([replace(window, ttft_s=window.ttft_s + late)], law, SHAPE)
+    assert np.median(found) == 0
+    assert found.max() == pytest.approx(1.0, abs=0.05)
+    (draw,) = draws_of(
+        [law], MachineHistory(np.ones(1), delays_s=found), begin_s=0.0, end_s=60.0, seed=0
+    )
+    seen = draw.replay(traffic(), SHAPE, max_num_seqs=8)
+    assert 1 <= (seen.ttft_s > 0.9).sum() <= 9
+    assert (seen.e2el_s >= seen.ttft_s).all()
 
 
 def test_stalls_that_were_measured_are_in_the_forecast() -> None:

@@ -4,7 +4,8 @@ The traffic is at most MOST_STORED requests, the busiest stretch of what was tun
 little-endian, one after the other, compressed (zlib) and written in base64:
 u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
 between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then
-the machine's speed (`twin.draws.Machine`) in f4, which profiles of an older tuner do not have.
+the machine's speed (`twin.draws.MachineHistory`) in f4, a NaN, and the delays of single requests
+in f4, which profiles of an older tuner do not have.
 """
 
 import base64
@@ -125,7 +126,9 @@ def stored(view: Forecast) -> Twin:
             gaps_s.astype("<f4").tobytes(),
             *(length.astype("<u4").tobytes() for length in lengths),
             draws.tobytes(),
-            view.machine.pace.astype("<f4").tobytes(),
+            np.concatenate((view.machine.pace, [np.nan], view.machine.delays_s))
+            .astype("<f4")
+            .tobytes(),
         )
     )
     return Twin(
@@ -180,6 +183,9 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         or len(sizes) != len(section.law.decode_s)
     ):
         raise _senseless(source, "its parts do not fit each other")
+    history = rest[laws * width :]
+    ends = np.flatnonzero(np.isnan(history)).tolist() or [len(history)]
+    pace, delays_s = history[: ends[0]], history[ends[0] + 1 :]
     law = section.law
     middle = [
         *law.decode_s,
@@ -196,10 +202,11 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         traffic=Traffic(np.cumsum(gaps_s), lengths[0], lengths[1], lengths[2]),
         length_s=section.length_s,
         machine=MachineHistory(
-            rest[laws * width :],
+            pace,
             () if section.misfit is None else tuple(section.misfit.ttft),
             () if section.misfit is None else tuple(section.misfit.tpot),
             front_end=None if front_end is None else _front_end(front_end),
+            delays_s=delays_s,
         ),
     )
 

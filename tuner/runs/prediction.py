@@ -13,7 +13,7 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 from tuner.twin.check import Check, Foretold, PlannedWindow, errors_of, foretell, paced, unpaced
-from tuner.twin.draws import PRINTED, MachineHistory
+from tuner.twin.draws import PRINTED
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, fit_front_end, probed_contention
 from tuner.twin.simulation import traffic_of
@@ -110,7 +110,12 @@ def record_of(
 def with_record(view: Forecast, record: CheckRecord, front_end: FrontEnd | None) -> Forecast:
     """Return the twin that knows how far off it was of windows that it had not seen, and what
     stands before the engine."""
-    machine = MachineHistory(view.machine.pace, record.ttft_errors, record.tpot_errors, front_end)
+    machine = replace(
+        view.machine,
+        ttft_errors=record.ttft_errors,
+        tpot_errors=record.tpot_errors,
+        front_end=front_end,
+    )
     return replace(view, machine=machine)
 
 

@@ -21,7 +21,8 @@ from tuner.replay.iterations import joined, time_mean
 from tuner.replay.measure import spread
 from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
-from tuner.twin.draws import GRID_S, UNKNOWN, Draw, MachineHistory, draws_of, ends_of, scaled
+from tuner.twin import draws as drawn
+from tuner.twin.draws import GRID_S, UNKNOWN, Draw, MachineHistory, draws_of, ends_of
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import (
     EngineShape,
@@ -270,26 +271,17 @@ def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> floa
     differences = []
     for window in windows:
         twin = driven(window, law, replace(shape, lag_s=0.0))
-        differences.append(_later_s(window, twin, law))
+        differences.append(later_s(window, twin, law))
     found = np.concatenate([np.zeros(0), *differences])
     return max(0.0, float(np.median(found))) if len(found) else 0.0
 
 
-def _later_s(window: Observed, twin: TwinReplay, law: StepLaw) -> Floats:
+def later_s(window: Observed, twin: TwinReplay, law: StepLaw) -> Floats:
     """Return how much later than predicted the first tokens of requests came that did not have to
     wait for the scheduler."""
     at_once = twin.queue_s <= 2 * law.decode_s[-1]
     later_s = (window.ttft_s - twin.ttft_s)[at_once]
     return np.asarray(later_s[~np.isnan(later_s)])
-
-
-def _delayed(replay: TwinReplay, later_s: Floats, rng: np.random.Generator) -> TwinReplay:
-    """Return the replay with delays as those, but for the usual one, on requests at random: they
-    are of neither iterations nor scheduler, and one of them may be all of a p99."""
-    if not len(later_s):
-        return replay
-    delays_s = rng.choice(later_s - np.median(later_s), len(replay.ttft_s))
-    return replace(replay, ttft_s=np.maximum(0.0, replay.ttft_s + delays_s))
 
 
 def errors_of(
@@ -365,9 +357,8 @@ def paced(
     *,
     front_end: FrontEnd | None = None,
 ) -> Check:
-    """Hold the twin at the speed that the engine had, behind its front end, against these windows
-    of one cap; those left out that were cut, or of which only clients tell. Single requests may be
-    as late as those were that did not have to wait."""
+    """Hold the twin at the speed that the engine had, behind its front end and with its delays of
+    single requests, against these windows of one cap, but those cut or told by clients alone."""
     windows = [
         one for one in windows if not one.cut and one.counted().any() and len(one.iterations)
     ]
@@ -376,15 +367,15 @@ def paced(
     cap = windows[0].max_num_seqs
     planned = [PlannedWindow(one.traffic, one.counted(), one.span_s, one.weight) for one in windows]
     replays = [driven(one, law, shape, to_end=True, front_end=front_end) for one in windows]
-    later_s = [_later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
+    delays = [later_s(one, it, law) for one, it in zip(windows, replays, strict=True)]
     factors = draws_of([law] * PACED_DRAWS, UNKNOWN, begin_s=0.0, end_s=0.0, seed=0)
     rng = np.random.default_rng(0)
     rows = []
     for draw in factors:
-        delayed = [_delayed(it, each, rng) for it, each in zip(replays, later_s, strict=True)]
+        late = [drawn.delayed(it, each, rng) for it, each in zip(replays, delays, strict=True)]
         served = [
-            _served(one, scaled(it, one.traffic, draw.ttft_factor, draw.tpot_factor), slo)
-            for one, it in zip(planned, delayed, strict=True)
+            _served(one, drawn.scaled(it, one.traffic, draw.ttft_factor, draw.tpot_factor), slo)
+            for one, it in zip(planned, late, strict=True)
         ]
         rows.append(_at_length(_numbers(served), draw, cap))
     return unpaced(_over(rows, planned), windows, slo)

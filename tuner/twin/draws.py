@@ -7,7 +7,7 @@ applied to every request before the SLO is scored, so that all numbers of one dr
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -70,6 +70,9 @@ class MachineHistory:
     front_end: FrontEnd | None = None
     """What stands before the engine; None: nothing that was measured."""
 
+    delays_s: Floats = field(default_factory=lambda: np.zeros(0))
+    """How much later than the usual request single ones came that did not have to wait."""
+
 
 UNKNOWN = MachineHistory(np.ones(0))
 
@@ -83,6 +86,9 @@ class Draw:
     ttft_factor: float
     tpot_factor: float
     front_end: FrontEnd | None = None
+    delays_s: Floats = field(default_factory=lambda: np.zeros(0))
+    seed: tuple[int, int] = (0, 0)
+    """Of which request has which delay."""
 
     def replay(
         self, traffic: Traffic, shape: EngineShape, *, max_num_seqs: int, log: bool = False
@@ -94,7 +100,19 @@ class Draw:
         found = replayed(
             traffic, self.law, shape, max_num_seqs=max_num_seqs, slowdown=self.slowdown, log=log
         )
+        found = delayed(found, self.delays_s, np.random.default_rng(self.seed))
         return scaled(found, traffic, self.ttft_factor, self.tpot_factor)
+
+
+def delayed(replay: TwinReplay, delays_s: Floats, rng: np.random.Generator) -> TwinReplay:
+    """Return the replay with these delays, but for the usual one, on requests at random: they are
+    of neither iterations nor scheduler, and one of them may be all of a p99."""
+    if not len(delays_s):
+        return replay
+    ttft_s = replay.ttft_s + rng.choice(delays_s - np.median(delays_s), len(replay.ttft_s))
+    decode_s = replay.e2el_s - replay.ttft_s
+    ttft_s = np.maximum(0.0, ttft_s)
+    return replace(replay, ttft_s=ttft_s, e2el_s=ttft_s + decode_s)
 
 
 def scaled(
@@ -113,14 +131,14 @@ def draws_of(
     """Return a draw for each law, for traffic that arrives between these times."""
     rng = np.random.default_rng(seed)
     found = []
-    for law in laws:
+    for number, law in enumerate(laws):
         start = math.exp(START_SD * float(rng.standard_normal()))
         pace = _resampled(machine.pace, math.ceil((end_s - begin_s) / GRID_S) + 1, rng)
         ttft = _factor(machine.ttft_errors, TTFT_SD, TTFT_BIAS, rng)
         tpot = _factor(machine.tpot_errors, TPOT_SD, TPOT_BIAS, rng)
-        found.append(
-            Draw(law, Slowdown(start * pace, begin_s, GRID_S), ttft, tpot, machine.front_end)
-        )
+        slowdown = Slowdown(start * pace, begin_s, GRID_S)
+        delays = (machine.delays_s, (seed, number))
+        found.append(Draw(law, slowdown, ttft, tpot, machine.front_end, *delays))
     return found
 
 

@@ -22,7 +22,16 @@ from tuner.replay.measure import Measurement, Spread, spread
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo, Unloaded
-from tuner.twin.check import Check, Observed, in_words, lag_s, paced, slowdown_of
+from tuner.twin.check import (
+    Check,
+    Observed,
+    driven,
+    in_words,
+    lag_s,
+    later_s,
+    paced,
+    slowdown_of,
+)
 from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
@@ -58,6 +67,9 @@ BISECTIONS = 6
 
 NORMAL_RANGE = 3.29
 """Standard deviations between the 5 % and the 95 % quantile of a normal distribution."""
+
+MOST_DELAYS = 400
+"""That a profile keeps."""
 
 BURST_S = 10.0
 """Traffic that arrives in a shorter time is served over a longer one, and rates are of that."""
@@ -290,7 +302,9 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             draws=PRINTED_DRAWS if everywhere else DRAWS,
         ),
         checks=_checks(windows, fitted.law, shape, slo),
-        machine=MachineHistory(_pace(segments, fitted.law)),
+        machine=MachineHistory(
+            _pace(segments, fitted.law), delays_s=delays_s(whole, fitted.law, shape)
+        ),
         unmodelled=tuple(facts.unmodelled),
     )
 
@@ -309,6 +323,18 @@ def _pace(segments: Sequence[Segment], law: StepLaw) -> Floats:
     """Return how much slower than the law the machine was, in all that was measured."""
     slowdowns = (slowdown_of(one.log, law) for one in segments)
     return np.concatenate([one.factors for one in slowdowns if one is not None])
+
+
+def delays_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> Floats:
+    """Return how much later than the usual one of their window single requests were that did not
+    have to wait for the scheduler, at most MOST_DELAYS values in order."""
+    found = [later_s(one, driven(one, law, shape), law) for one in windows]
+    values = np.sort(
+        np.concatenate([np.zeros(0), *(one - np.median(one) for one in found if len(one))])
+    )
+    if len(values) > MOST_DELAYS:
+        values = np.quantile(values, np.linspace(0, 1, MOST_DELAYS))
+    return np.asarray(values)
 
 
 def _stalled_share(segments: Sequence[Segment], law: StepLaw) -> float:
