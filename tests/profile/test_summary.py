@@ -82,14 +82,13 @@ def test_the_first_three_lines_hold_the_choice_against_what_is_set_now(
 
 @pytest.mark.parametrize(
     ("confirm", "where"),
-    [(None, "on a fresh engine"), ("inproc", "on a fresh engine"),
-     ("server", "behind a server")],
+    [(None, ""), ("inproc", ""), ("server", " (server)"), ("plain", " (plain server)")],
 )  # fmt: skip
 def test_it_says_where_the_choice_was_confirmed(confirm: str | None, where: str) -> None:
     one = profile()
     origin = one.provenance.model_copy(update={"confirm": confirm})
     rows = dict(block_of(one.model_copy(update={"provenance": origin}), next_="").rows)
-    assert rows["checked"].startswith(f"99.5 % measured at the choice {where}")
+    assert rows["checked"].startswith(f"measured 99.5 %{where}, ")
 
 
 @pytest.mark.parametrize(

@@ -307,16 +307,16 @@ def said_of(record: CheckSection) -> str:
 
 
 def _checked(profile: ServingProfile) -> str:
-    """Say what was held against what, and what it took."""
+    """Say what the confirming replay measured, what was foretold of it, and what it took."""
     promise, origin = profile.promise, profile.provenance
     parts = []
+    if promise.source == "confirming run":
+        where = {"server": " (server)", "plain": " (plain server)"}.get(origin.confirm or "", "")
+        parts.append(f"measured {percent(promise.attainment)}{where}")
     record = promise.checked if promise.predicted else None
     if record is not None and record.numbers:
-        parts.append(said_of(record))
-    if promise.source == "confirming run":
-        where = {"server": "behind a server", "plain": "behind a plain server"}
-        fresh = where.get(origin.confirm or "", "on a fresh engine")
-        parts.append(f"{percent(promise.attainment)} measured at the choice {fresh}")
+        failed = "" if "foretold" not in record.failed else ", too few: the measured is promised"
+        parts.append(f"{record.held} of {len(record.numbers)} numbers held{failed}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
     parts.append(f"{minutes(spent_s)} of engine")
     return ", ".join(parts)
