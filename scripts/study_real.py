@@ -292,7 +292,8 @@ class Study:
                 _end(process)
 
     def benched(self, port: int, load: float, number: int) -> list[dict[str, float]]:
-        """Return what vLLM's own client saw of each request; prompts of each load are its own."""
+        """Return what vLLM's own client saw of each request; prompts of each load are its own.
+        Times count from when it sent: how late it was by its own doing stands beside them."""
         sent = self.sent(load)
         rows = [
             {"timestamp": one.arrival_s, "input_length": one.input_length,
@@ -317,8 +318,8 @@ class Study:
         late_s = np.array(said["start_times"]) - np.array([one.arrival_s for one in sent])
         late_s -= late_s.min()
         return [
-            {"ttft_s": float(ttft + late), "decode_s": float(sum(gaps)), "input": asked,
-             "output": told, "failed": bool(error)}
+            {"ttft_s": float(ttft), "late_s": float(late), "decode_s": float(sum(gaps)),
+             "input": asked, "output": told, "failed": bool(error)}
             for ttft, late, gaps, asked, told, error in zip(
                 said["ttfts"], late_s, said["itls"], said["input_lens"], said["output_lens"],
                 said["errors"], strict=True)
@@ -350,6 +351,8 @@ class Study:
             return {}
         one, took = self.profile, json.loads((self.folder / "times.json").read_text())
         cells = list(self.cells())
+        late_s = [one.get("late_s", 0.0) for path in self.folder.glob("*-?.json")
+                  for load in json.loads(path.read_text())["seen"] for one in load]  # fmt: skip
         benched = [json.loads(path.read_text()) for path in self.folder.glob("*-?.json")]
         run_s = [each["took_s"] / len(each["loads"]) for each in benched]
         checked = one.promise.checked
@@ -360,6 +363,7 @@ class Study:
             "misfit": None if one.twin is None or one.twin.misfit is None
             else one.twin.misfit.model_dump(),
             "front_end": None if one.front_end is None else one.front_end.model_dump(),
+            "client_late_p99_s": float(np.quantile(late_s, 0.99)) if late_s else None,
             "sweep_s": took["sweep_s"],
             "vllm_sweep_s": float(np.mean(run_s)) * BENCH_RUNS * len(one.curve) if run_s else None,
             "cells": cells,
@@ -568,7 +572,8 @@ def report(found: Mapping[str, Any]) -> None:
         if case and case["vllm_sweep_s"]:
             print(f"{name}: {case['choice']} slots, check failed: {case['failed'] or 'no'}; sweep "
                   f"{case['sweep_s']:.0f} s, vllm bench sweep serve {case['vllm_sweep_s']:.0f} s "
-                  "by the time of a run here")  # fmt: skip
+                  f"by the time of a run here; the client {case['client_late_p99_s']:.3f} s late "
+                  "in its worst hundredth")  # fmt: skip
     for name, sd in constants(cells).items():
         print(f"{name}: {sd:+.3f}")
     for case in dict.fromkeys(one["case"] for one in cells):
