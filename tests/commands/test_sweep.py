@@ -401,6 +401,16 @@ def test_a_stored_run_whose_trace_was_changed_since_is_not_judged(
     assert not (tmp_path / "other.yaml").exists()
 
 
+def test_an_engine_that_could_compute_no_token_is_refused_and_not_simulated(
+    tmp_path: Path, whole: Whole
+) -> None:
+    shutil.copytree(whole.run_dir, tmp_path / "run")
+    journal = tmp_path / "run" / "journal.jsonl"
+    journal.write_text(journal.read_text().replace("max_num_batched_tokens", "max_num_batched_t"))
+    said = refused(rescored(tmp_path), 3)
+    assert "an event makes no sense (ValueError('an engine with max_num_batched_tokens 0'))" in said
+
+
 def test_with_check_too_little_served_in_time_ends_with_6_and_the_profile(
     whole: Whole, tmp_path: Path
 ) -> None:

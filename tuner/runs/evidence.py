@@ -48,8 +48,8 @@ class Evidence:
                 each()
             self.unloaded(), self.selection(), self.starts_s(), self.replay_s(), self.spent_s()
             self.under_way()
-            if self.starts_s():
-                self.facts()
+            for event in self.journal.of("start"):
+                _check_limits(EngineFacts(**event["facts"]))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise RunError(
                 f"{self.journal.run_dir}/journal.jsonl: an event makes no sense ({error!r})",
@@ -288,3 +288,10 @@ class Evidence:
 def _probe(one: Event) -> ProbeResult:
     passage_s = tuple(one.get("passage_s", ()))
     return ProbeResult(**{**one, "passage_s": passage_s})
+
+
+def _check_limits(facts: EngineFacts) -> None:
+    """Raise ValueError where an engine could never compute a token: its twin would never end."""
+    for name in ("max_num_batched_tokens", "block_size", "max_model_len"):
+        if getattr(facts, name) < 1:
+            raise ValueError(f"an engine with {name} {getattr(facts, name)}")
