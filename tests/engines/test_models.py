@@ -50,7 +50,7 @@ def test_make_sweep_takes_that_model_and_more_time_on_a_gpu_alone(
     (tmp_path / ".venv").mkdir()
     (tmp_path / ".venv" / "tuner-setup.json").write_text(json.dumps({"engine": engine}))
     done = subprocess.run(
-        ["make", "-n", "-f", str(ROOT / "Makefile"), "sweep"],
+        ["make", "-n", "--no-print-directory", "-f", str(ROOT / "Makefile"), "sweep"],
         cwd=tmp_path,
         capture_output=True,
         text=True,
