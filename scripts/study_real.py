@@ -358,7 +358,7 @@ class Study:
         checked = one.promise.checked
         return {
             "choice": one.decision.max_num_seqs,
-            "claimed": bool(one.promise.predicted),
+            "claimed": bool(one.promise.predicted) and one.provenance.confirm == "server",
             "failed": [] if checked is None else list(checked.failed),
             "misfit": None if one.twin is None or one.twin.misfit is None
             else one.twin.misfit.model_dump(),
@@ -530,7 +530,9 @@ def rows(found: Mapping[str, Any]) -> list[list[str]]:
             claimed = key != "case" or found["cases"][value]["claimed"]
             mine = _coverage([one for one in cells if one[key] == value])
             shown.append([name if claimed else f"{name} (not claimed)", *mine])
-    return [*shown, ["pooled", *_coverage(cells)]]
+    claimed = [one for one in cells if found["cases"][one["case"]]["claimed"]]
+    pooled = [["pooled", *_coverage(cells)], ["pooled, where claimed", *_coverage(claimed)]]
+    return [*shown, *pooled]
 
 
 def _coverage(cells: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 
 from tuner.profile.numbers import (
+    Baseline,
     Binds,
     CapNumbers,
     CheckSection,
@@ -19,6 +20,9 @@ from tuner.twin.required import RequirementCheck
 
 LOW = 0.90
 """Attainment below which that is the answer, and not the cap."""
+
+SERVED = ("server", "plain")
+"""What confirms a choice with a front end before it."""
 
 SAME = 0.02
 """A time or a share of the KV cache that differs by less is the same to whoever decides."""
@@ -177,11 +181,13 @@ def _now(profile: ServingProfile) -> str:
 
 
 def _compared(profile: ServingProfile) -> CapNumbers | None:
-    """Return what is given now, where that is another cap and known."""
+    """Return what is given now, where that is another cap, known, and told as the choice is: what
+    a replay behind a server measured has no other cap beside it."""
     now = profile.baseline
     if now is None or now.max_num_seqs == profile.decision.max_num_seqs:
         return None
-    return now.numbers
+    alone = promised(profile) is profile.promise and profile.provenance.confirm in SERVED
+    return None if alone else now.numbers
 
 
 def _gives(profile: ServingProfile, given: CapNumbers) -> str:
@@ -209,22 +215,29 @@ def _time(one: CapNumbers, name: str, statistic: str) -> float | None:
 
 
 def _costs(profile: ServingProfile, given: CapNumbers) -> str:
-    now, cap = profile.baseline, profile.decision.max_num_seqs
-    if now is not None and now.max_num_seqs != cap:
-        if now.numbers is None:
-            top = max((one.max_num_seqs for one in profile.curve), default=cap)
-            return f"not known against now: {now.max_num_seqs} is more than the {top} measured"
-        if worse := list(_worse(given, now.numbers)):
-            return f"{', '.join(worse)} than now"
-        if now.never_filled:
-            return f"nothing: the traffic never fills the {now.max_num_seqs} slots of now"
-        return "nothing against now"
+    now = profile.baseline
+    if now is not None and now.max_num_seqs != profile.decision.max_num_seqs:
+        return _against_now(profile, now, given)
     below = _below(profile)
     if below is None or _is_part(below):
         return ""
-    worse = list(_worse(given, below))
+    worse = list(_worse(chosen_step(profile) or given, below))
     slots = _slots(below)
     return f"{', '.join(worse)} than with {slots}" if worse else f"nothing against {slots}"
+
+
+def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> str:
+    beside = _compared(profile)
+    if now.numbers is None:
+        top = max((one.max_num_seqs for one in profile.curve), default=0)
+        return f"not known against now: {now.max_num_seqs} is more than the {top} measured"
+    if beside is None:
+        return "not known against now: only the choice was measured behind a server"
+    if worse := list(_worse(given, beside)):
+        return f"{', '.join(worse)} than now"
+    if now.never_filled:
+        return f"nothing: the traffic never fills the {now.max_num_seqs} slots of now"
+    return "nothing against now"
 
 
 def _below(profile: ServingProfile) -> CurveStep | None:
@@ -245,7 +258,7 @@ def _instead(profile: ServingProfile, given: CapNumbers) -> str:
         return ""
     part = _is_part(below)
     share = below.intervals["attainment"][1] if part else below.attainment
-    if given.attainment - share <= SAME / 2:
+    if min(given.attainment, (chosen_step(profile) or given).attainment) - share <= SAME / 2:
         return ""
     return f" ({_slots(below)}: {'at most ' * part}{percent(share)})"
 

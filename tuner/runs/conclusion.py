@@ -21,6 +21,7 @@ from tuner.runs.outcome import (
     InUse,
     Prediction,
     SweepOutcome,
+    prediction_of,
     predictions_of,
 )
 from tuner.runs.prediction import record_of, with_record
@@ -147,15 +148,17 @@ def predictions(conclusion: Conclusion) -> tuple[Prediction, ...]:
 
 def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
     """Return what is set now, and what it gives for the same traffic: as any cap that the traffic
-    never fills, as on the curve, or between its steps by the twin."""
-    last = conclusion.curve[-1].numbers
-    if never_binds(last) and cap >= last.running_peak:
-        return InUse(cap, source, never_filled=True, numbers=replace(last, max_num_seqs=cap))
-    numbers = {one.numbers.max_num_seqs: one.numbers for one in conclusion.curve}.get(cap)
-    view = conclusion.view
-    if numbers is None and view is not None and conclusion.by_twin and cap < last.max_num_seqs:
-        numbers = view.measurement(cap)
-    return InUse(cap, source, never_filled=False, numbers=numbers)
+    never fills, as on the curve, or between its steps by the twin, which says it as of the choice.
+    """
+    last, view = conclusion.curve[-1].numbers, conclusion.view
+    unfilled = never_binds(last) and cap >= last.running_peak
+    asked = last.max_num_seqs if unfilled else cap
+    numbers = {one.numbers.max_num_seqs: one.numbers for one in conclusion.curve}.get(asked)
+    if view is not None and conclusion.by_twin and asked <= last.max_num_seqs:
+        numbers = prediction_of(view, asked).numbers
+    if numbers is not None:
+        numbers = replace(numbers, max_num_seqs=cap)
+    return InUse(cap, source, never_filled=unfilled, numbers=numbers)
 
 
 TODAY_ALONE = "the windows decide, so the choice is for today's load alone"

@@ -63,10 +63,11 @@ class Prediction:
 def predictions_of(view: Forecast, cap: int) -> tuple[Prediction, ...]:
     """Return what the twin says of a cap, as captured and with headroom."""
     loads = (1.0,) if view.headroom == 1 else (1.0, view.headroom)
-    return tuple(_prediction(view, cap, load) for load in loads)
+    return tuple(prediction_of(view, cap, load) for load in loads)
 
 
-def _prediction(view: Forecast, cap: int, load: float) -> Prediction:
+def prediction_of(view: Forecast, cap: int, load: float = 1.0) -> Prediction:
+    """Return what the twin says of a cap at a load, today's or the headroom's."""
     numbers = view.measurement(cap, raised=load > 1)
     said = view.promised(cap, raised=load > 1)
     middle = said.middle

@@ -325,6 +325,10 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
                 "no fresh engine confirmed the choice: give a larger --budget, or try it with "
                 "tuner verify"
             )
+        if outcome.ladder_engine != "sim":
+            said.append(
+                "no server confirmed: all times are the engine's own, and its users see longer ones"
+            )
         return said
     said += memory_marks(one)
     found = outcome.aa_check

@@ -178,13 +178,15 @@ def _stretches(
         upto = len(ends_s)
         if last < len(begins_s):
             upto = max(done, int(np.searchsorted(ends_s, begins_s[last])))
-        times_s = np.concatenate([begins_s[first:last], ends_s[done:upto]])
+        begin_s, until_s = begins_s[first:last], ends_s[done:upto]
+        # At one time ends come before begins.
+        places = np.searchsorted(begin_s, until_s) + np.arange(upto - done)
+        times_s = _merged(begin_s, until_s, places)
         if begun is None or ended is None:
-            times_s, changes = _in_order(times_s, last - first)
+            changes = np.ones(len(times_s), np.int64)
+            changes[places] = -1
         else:
-            order = np.argsort(times_s, kind="stable")
-            changes = np.concatenate([begun[first:last], -ended[done:upto]])[order]
-            times_s = times_s[order]
+            changes = _merged(begun[first:last], -ended[done:upto], places)
         held = np.empty(len(changes) + 1, np.int64)
         held[0] = now
         np.cumsum(changes, out=held[1:])
@@ -197,20 +199,13 @@ def _stretches(
         now, at_s, done = int(held[-1]), float(edges_s[-1]), upto
 
 
-def _in_order(times_s: Floats, begins: int) -> tuple[Floats, Ints]:
-    """Put times in order, ends before begins that come at once; return them, and 1 where one
-    begins, -1 where one ends.
-
-    The first ``begins`` of the times are begins, and none is below 0: such numbers have the order
-    of their bits. The last bit, 1e-16 of a time, says which it is, so that one sort does both.
-    """
-    bits = times_s.view(np.int64)
-    bits[:begins] |= 1
-    bits[begins:] &= -2
-    bits.sort()
-    changes = 2 * (bits & 1) - 1
-    bits &= -2
-    return times_s, changes
+def _merged(begins: NDArray[Any], ends: NDArray[Any], places: Ints) -> NDArray[Any]:
+    """Put ends at their places and begins in what is left, each in its own order."""
+    merged = np.empty(len(begins) + len(ends), begins.dtype)
+    is_begin = np.ones(len(merged), np.bool_)
+    is_begin[places] = False
+    merged[places], merged[is_begin] = ends, begins
+    return merged
 
 
 def _sort(

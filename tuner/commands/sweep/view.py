@@ -312,15 +312,15 @@ def _of_twin_alone(outcome: SweepOutcome) -> str:
 
 
 def _of_front_end(profile: ServingProfile) -> str:
-    """Say what the server that confirmed added, part by part."""
+    """Say that the table is of the engine alone, and what the server that confirmed adds."""
     one = profile.front_end
     if one is None:
         return ""
-    each_us = one.input_token_ms * 1e3
-    a_token = f" + {each_us:.1f} µs a token" if each_us >= LEAST_US else ""
+    request_ms, each_us = one.request_ms + one.delivery_ms + one.chunk_ms, one.input_token_ms * 1e3
+    a_token = f" + {each_us:.1f} µs a prompt token" if each_us >= LEAST_US else ""
     return (
-        f"front end: iterations {one.contention - 1:+.0%}, {one.request_ms:.1f} ms{a_token} "
-        f"before them, {one.delivery_ms + one.chunk_ms:.1f} ms after, {one.utilisation:.0%} busy"
+        f"the engine alone: a server adds {one.contention - 1:.0%} to iterations, "
+        f"{request_ms:.1f} ms a request{a_token}; {one.utilisation:.0%} busy"
     )
 
 
