@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from tuner.engines.vllm import failure as vllm_failure
@@ -75,11 +75,18 @@ class ServeProcess:
 
     @classmethod
     def launch(
-        cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path
+        cls,
+        command: Sequence[str],
+        *,
+        environment: Mapping[str, str],
+        log: Path,
+        without: Collection[str] = (),
     ) -> "ServeProcess":
-        """Start a command; what it says goes to the log."""
+        """Start a command; what it says goes to the log. ``without`` are variables of ours that it
+        does not inherit."""
         log_start = size_of(log)
-        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
+        withheld = {*_NOT_FOR_IT, *without}
+        kept = {name: value for name, value in os.environ.items() if name not in withheld}
         with log.open("ab") as said:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
                 [sys.executable, "-m", "tuner.engines.server.guardian", *command],

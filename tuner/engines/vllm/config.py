@@ -13,7 +13,6 @@ from vllm.platforms import current_platform
 from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.scheduler import Scheduler
 
-from tuner.engines.devices import PARALLEL_SIZES
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.failure import refused
@@ -240,11 +239,7 @@ def prompt_vocabulary(model: Any) -> int:
 
 def _rigged(arguments: Mapping[str, ArgumentValue]) -> dict[str, Any]:
     """Return the arguments with how tuner itself runs the engine."""
-    rig = dict(_RIG)
-    alone = all(arguments.get(name) in {None, 1} for name in PARALLEL_SIZES)
-    if alone and models.is_shipped(str(arguments["model"])) and current_platform.is_cpu():
-        rig["distributed_executor_backend"] = arguments.get("distributed_executor_backend", "uni")
-    return {**arguments, "model": models.model_path(str(arguments["model"])), **rig}
+    return {**arguments, "model": models.model_path(str(arguments["model"])), **_RIG}
 
 
 def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
@@ -272,15 +267,14 @@ def for_serve(
 ) -> dict[str, ArgumentValue]:
     """Return what ``vllm serve`` is told to run the same; ``given`` is what the user has said."""
     arguments = configuration.arguments
-    rigged = _rigged(arguments)
     told = {
         **arguments,
         **{name: given[name] for name in _OF_THE_FRONT_END if name in given},
-        "model": rigged["model"],
+        "model": models.model_path(str(arguments["model"])),
         "scheduler_cls": configuration.config.scheduler_config.scheduler_cls,
     }
     for name in ("distributed_executor_backend", "download_dir"):
-        if (value := rigged.get(name, given.get(name))) is not None:
+        if (value := given.get(name)) is not None:
             told[name] = value
     return {name: value for name, value in told.items() if value is not None}
 
