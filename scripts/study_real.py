@@ -79,8 +79,12 @@ BESIDE = 0.16
 MISSED = 2 / 0.05
 """What a miss of a 95 % interval costs, times its distance (Gneiting and Raftery 2007)."""
 
-ENVIRONMENT = {"OMP_NUM_THREADS": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0"}
-"""Of sweep, server and client: prompts of equal hash are equal in all of them."""
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_NO_USAGE_STATS": "1", "PYTHONHASHSEED": "0",
+}  # fmt: skip
+"""Of sweep, server and client: an engine that computes in one thread of one process leaves a second
+core to API server and client; prompts of equal hash are equal in all of them."""
 
 Rows = list[TraceRequest]
 

@@ -4,10 +4,6 @@ import os
 
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as tuner.cli does, before numpy is imported
 
-# Servers as lean as the shipped model's engine in tuner's process: half as long to start.
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-
 import importlib.util
 import signal
 from collections.abc import Iterator

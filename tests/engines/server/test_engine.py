@@ -136,7 +136,6 @@ def test_a_plain_server_is_started_with_nothing_of_ours(tmp_path: Path) -> None:
         arguments={},
         command={"model": "m", "scheduler_cls": "tuner.Scheduler", "max_num_seqs": 4},
         environment={"HF_TOKEN": "t"},
-        not_told=frozenset(),
         max_model_len=100,
         vocab_size=100,
         by_priority=False,

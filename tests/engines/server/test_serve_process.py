@@ -38,9 +38,7 @@ time.sleep(600)
 
 @contextmanager
 def launched(log: Path, program: str = SERVER) -> Iterator[ServeProcess]:
-    process = ServeProcess.launch(
-        [sys.executable, "-c", program], environment={}, log=log, without=["OF_OURS"]
-    )
+    process = ServeProcess.launch([sys.executable, "-c", program], environment={}, log=log)
     try:
         yield process
     finally:
@@ -156,10 +154,8 @@ def test_the_servers_environment_is_not_that_of_a_deployment(
 ) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     monkeypatch.setenv("TUNER_LIVE_SOCKET", "/run/vllm/tuner.sock")
-    monkeypatch.setenv("OF_OURS", "1")
     log = tmp_path / "serve.log"
     with launched(log, "import os; print(sorted(os.environ)); print('up')"):
         up(log)
     assert "VLLM_API_KEY" not in log.read_text()
     assert "TUNER_LIVE_SOCKET" not in log.read_text()
-    assert "OF_OURS" not in log.read_text()

@@ -33,33 +33,3 @@ def test_workers_are_spawned_as_the_server_spawns_them(
         check=True,
     )
     assert done.stdout == f"{method}\n"
-
-
-NOT_TOLD = """
-from tuner.engines.vllm.start import VllmStarter
-resolved = VllmStarter({"model": "tuner:tiny"}).resolved(max_num_seqs=2)
-print(*sorted(resolved.not_told), resolved.command.get("distributed_executor_backend"))
-"""
-
-
-@pytest.mark.parametrize(
-    ("set_by_the_user", "said"),
-    [
-        ({}, "OMP_NUM_THREADS VLLM_ENABLE_V1_MULTIPROCESSING None\n"),
-        ({"OMP_NUM_THREADS": "2"}, "VLLM_ENABLE_V1_MULTIPROCESSING None\n"),
-    ],
-)
-def test_a_server_gets_nothing_that_makes_tuners_own_engine_lean(
-    set_by_the_user: dict[str, str], said: str
-) -> None:
-    """It runs as the user's would, with what the user has set."""
-    lean = {"OMP_NUM_THREADS", "VLLM_ENABLE_V1_MULTIPROCESSING"}
-    kept = {name: value for name, value in os.environ.items() if name not in lean}
-    done = subprocess.run(
-        [sys.executable, "-c", NOT_TOLD],
-        env={**kept, **set_by_the_user},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout == said

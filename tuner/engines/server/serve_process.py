@@ -7,7 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tuner.engines.vllm import failure as vllm_failure
@@ -75,18 +75,11 @@ class ServeProcess:
 
     @classmethod
     def launch(
-        cls,
-        command: Sequence[str],
-        *,
-        environment: Mapping[str, str],
-        log: Path,
-        without: Collection[str] = (),
+        cls, command: Sequence[str], *, environment: Mapping[str, str], log: Path
     ) -> "ServeProcess":
-        """Start a command; what it says goes to the log. ``without`` are variables of ours that it
-        does not inherit."""
+        """Start a command; what it says goes to the log."""
         log_start = size_of(log)
-        withheld = {*_NOT_FOR_IT, *without}
-        kept = {name: value for name, value in os.environ.items() if name not in withheld}
+        kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
         with log.open("ab") as said:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
                 [sys.executable, "-m", "tuner.engines.server.guardian", *command],

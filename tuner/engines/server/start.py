@@ -100,7 +100,6 @@ class ServerStarter(VllmStarter):
                     [*_VLLM, "serve", *words(command, port=port.number)],
                     environment=environment,
                     log=self.log,
-                    without=resolved.not_told,
                 )
                 failing.push_async_callback(process.stop)
                 client = await StreamingClient.start(url, log=self.log, silence_s=FIRST_S)

@@ -30,13 +30,6 @@ if TYPE_CHECKING:
 
 _STARTS = count()
 
-_LEAN = {"OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-"""One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's barriers
-cost more than a model as small as the shipped one."""
-
-_set_here: set[str] = set()
-"""Those of them that are not the user's: a server of the user's will not have them."""
-
 _LONGEST_SOCKET = 107
 """Characters that Linux allows the path of a socket."""
 
@@ -56,9 +49,6 @@ class Resolved:
 
     environment: dict[str, str]
     """What it is told so that nobody else sees it."""
-
-    not_told: frozenset[str]
-    """Variables of our own process that a server which the user starts would not have."""
 
     max_model_len: int
     vocab_size: int
@@ -125,7 +115,6 @@ class VllmStarter:
             arguments=configuration.arguments,
             command=vllm_config.for_serve(configuration, self.arguments),
             environment=vllm_config.private_environment(self.arguments),
-            not_told=frozenset(_set_here),
             max_model_len=config.model_config.max_model_len,
             vocab_size=vllm_config.prompt_vocabulary(config.model_config),
             by_priority=config.scheduler_config.policy == "priority",
@@ -211,7 +200,9 @@ def _prepare(model: str, log: Path) -> None:
         os.environ.setdefault("VLLM_RPC_BASE_PATH", str(own))
     on_cpu = provenance.is_cpu_build()
     if on_cpu and models.is_shipped(model):
-        _set_here.update(name for name in _LEAN if name not in os.environ)
-        os.environ.update({name: _LEAN[name] for name in _set_here})
+        # One thread, in EngineCore itself: on few or shared cores vLLM's workers and OpenMP's
+        # barriers cost more than so small a model.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     if on_cpu and os.environ.get("OMP_NUM_THREADS") == "1":
         core_process.preload(log)  # with more, importing starts threads: not to be forked
