@@ -8,7 +8,8 @@ it for the torch in .venv; else that of .venv's vLLM, so that everything is trie
 
 Run it on a day when vLLM has moved: CONTRIBUTING.md says what to look at. It takes five minutes a
 version on two cores, a few hundred MB of network and, beside .venv, 100 MB of disk each. With
---missing it goes on where it was ended: what --keep has kept of a version is not tried again.
+--missing it goes on where it was ended: what --keep has kept as passed is not tried again. What
+measures (sweep, verify, compare) is refused or breaks a promise where something else runs.
 """
 
 import argparse
@@ -32,6 +33,10 @@ from tuner.engines.vllm import supported
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / ".versions"
+EVERY = ("0.26", *supported.IN_PART, *supported.IN_FULL)
+"""What is tried unless versions are named. The first is none that tuner states, but one that
+machines with GPUs still have."""
+
 LONGEST_S = 600.0
 """Of one check; a version that hangs in it has failed it."""
 
@@ -59,12 +64,21 @@ CHECKS: Mapping[str, str] = {
     "tests/rollout/monitoring/test_rules.py tests/commands/trace/test_export.py",
     "faults": "pytest tests/engines/vllm/test_engine.py tests/engines/workers/test_workers.py "
     "tests/engines/vllm/test_parallel.py tests/commands/test_interruption_vllm.py",
+    "internals": "pytest tests/engines/scheduler/test_unmodelled.py "
+    "tests/engines/vllm/test_async_scheduler.py tests/engines/vllm/test_graphs.py "
+    "tests/engines/vllm/test_log.py tests/engines/vllm/test_prompt_vocabulary.py "
+    "tests/engines/vllm/test_start.py tests/engines/vllm/test_supported.py",
+    "behind a server": "pytest tests/engines/server/test_engine.py tests/commands/test_verify.py "
+    "tests/commands/test_verify_url.py tests/commands/test_doctor.py "
+    "tests/commands/shared/test_trust.py",
     "refine": "pytest tests/runs/refine/test_vllm.py tests/runs/sweep/test_ranks.py",
     "compare": f"tuner {COMPARE}",
+    "journey": "pytest tests/runs/compare/test_journey_vllm.py",
+    "interruption": "pytest -m vllm tests/runs/compare/test_vllm.py",
     "watch": "pytest tests/live/watch/test_vllm.py tests/capture/test_spans_vllm.py",
 }
-"""Check → what runs, but for tests that take long. PLACE is a folder of the version's own: a
-sweep's profile is there for those that are tried later."""
+"""Check → what runs, but for tests that take long, the last one aside. PLACE is a folder of the
+version's own: a sweep's profile is there for those that are tried later."""
 
 _PYTEST = ("-q", "-m", "vllm and not long", "-p", "no:cacheprovider")
 
@@ -89,9 +103,9 @@ class Tried:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("versions", nargs="*", default=[*supported.IN_PART, *supported.IN_FULL])
+    parser.add_argument("versions", nargs="*", default=EVERY)
     parser.add_argument("--keep", metavar="NAME", help="keep what came of it in docs/evidence")
-    parser.add_argument("--missing", action="store_true", help="only what is not kept yet")
+    parser.add_argument("--missing", action="store_true", help="only what is not kept as passed")
     parser.add_argument("--only", metavar="CHECK,...", help=f"of: {', '.join(CHECKS)}")
     options = parser.parse_args()
     only = options.only.split(",") if options.only else list(CHECKS)
@@ -103,13 +117,17 @@ def main() -> int:
     for version in options.versions:
         full = version if version.count(".") == 2 else f"{version}.0"
         done = known(options.keep).get(full) if options.missing else None
-        wanted = [name for name in only if done is None or name not in done.results]
-        for one in attempt(full, wanted):
+        for one in attempt(full, left(only, done)):
             tried[version] = one
             if options.keep is not None:  # each check: the next one may take ten minutes
                 evidence.keep(options.keep, [asdict(each) for each in joined(options.keep, one)])
     print(table(list(tried.values())))
     return int(any(said != "passed" for one in tried.values() for said in one.results.values()))
+
+
+def left(only: Sequence[str], done: Tried | None) -> list[str]:
+    """Return which of the checks have not passed yet."""
+    return [name for name in only if done is None or done.results.get(name) != "passed"]
 
 
 def joined(name: str, tried: Tried) -> list[Tried]:

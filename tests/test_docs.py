@@ -59,6 +59,15 @@ def commands() -> dict[str, set[str]]:
     return found
 
 
+def test_whatever_starts_engines_takes_the_cure_for_a_vllm_that_lacks_names() -> None:
+    """Which names --any-vllm, whatever the command."""
+    starting = {words: options for words, options in commands().items() if "--set" in options}
+    assert set(starting) == {
+        *("tuner sweep", "tuner refine", "tuner compare", "tuner verify", "tuner doctor"),
+    }
+    assert all("--any-vllm" in options for options in starting.values())
+
+
 def shell_lines(page: str) -> list[list[str]]:
     """Return the commands that a page tells its reader to type, as words.
 

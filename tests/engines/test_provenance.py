@@ -3,7 +3,13 @@
 import platform
 from pathlib import Path
 
+import pytest
+
+from tests.support.profiles import profile
+from tuner.commands.shared.machine import ThisMachine, check_machine
 from tuner.engines import provenance
+from tuner.engines.vllm import installed
+from tuner.errors import GateError
 
 
 def test_versions_are_of_what_is_installed() -> None:
@@ -11,6 +17,26 @@ def test_versions_are_of_what_is_installed() -> None:
     assert versions["python"] == platform.python_version()
     assert versions["numpy"]
     assert "" not in versions.values()
+
+
+@pytest.mark.parametrize("metadata", [None, "Metadata-Version: 2.1\nName: vllm\n"])
+def test_a_vllm_without_a_version_is_there_and_unlike_every_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: str | None
+) -> None:
+    """A checkout on PYTHONPATH, and what a broken installation leaves."""
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm" / "__init__.py").touch()
+    if metadata:
+        (tmp_path / "vllm.dist-info").mkdir()
+        (tmp_path / "vllm.dist-info" / "METADATA").write_text(metadata)
+    monkeypatch.setattr("sys.path", [str(tmp_path)])
+    assert provenance.versions()["vllm"] == "unknown"
+    assert not provenance.is_cpu_build()
+    assert installed.here_is() == "one without a version"
+    here = ThisMachine(device={"name": "a machine"})
+    measured = profile(device=dict(here.device), versions={"vllm": "0.32.0"})
+    with pytest.raises(GateError, match=r"measured with vllm 0\.32\.0, here it is unknown$"):
+        check_machine(measured, here)
 
 
 def test_a_models_digest_follows_its_description_and_the_size_of_its_weights(

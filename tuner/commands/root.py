@@ -37,9 +37,8 @@ def _print_version(asked: bool) -> None:
 
     from tuner.engines.vllm import installed, supported  # noqa: PLC0415
 
-    here = installed.version()
     typer.echo(f"tuner {version('tuner')}")
-    typer.echo(f"tried with vLLM {supported.statement()}; here is {here or 'none'}")
+    typer.echo(f"tried with vLLM {supported.statement()}; here is {installed.here_is()}")
     raise typer.Exit
 
 

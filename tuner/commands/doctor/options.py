@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from tuner.commands.shared.options import (
+    AnyVllm,
     Base,
     Engine,
     Json,
@@ -33,4 +34,5 @@ class DoctorOptions:
     world: World = None
     ceiling: Annotated[int, typer.Option(min=1, help="max_num_seqs of the large engine.")] = 32
     start_timeout: StartTimeout = None
+    any_vllm: AnyVllm = False
     json: Json = False

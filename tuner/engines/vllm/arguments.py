@@ -73,7 +73,9 @@ def _serve_parser() -> Any:  # noqa: ANN401 - vLLM's
     for name in _SERVE_PARSERS:
         try:
             module = importlib.import_module(name)
-        except ModuleNotFoundError:
+        except ModuleNotFoundError as error:
+            if not name.startswith(error.name or name):
+                raise  # it is there, and what it needs is not
             continue
         return module.make_arg_parser(_Parser())
     raise EngineError(

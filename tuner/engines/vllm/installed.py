@@ -7,9 +7,10 @@ import functools
 import os
 from dataclasses import dataclass
 from importlib import metadata
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
-from tuner.engines.vllm.supported import IN_FULL, IN_PART, release, statement
+from tuner.engines import provenance
+from tuner.engines.vllm.supported import statement, tried
 from tuner.errors import EngineError
 
 _ANY = "TUNER_ANY_VLLM"
@@ -33,24 +34,20 @@ class Installed:
     """As its metadata says; None where it has none."""
 
     owners: tuple[str, ...]
-    """The distributions whose files lie in the folder ``vllm/``, with their versions."""
+    """The distributions whose files lie in the folder ``vllm/`` that is imported, with their
+    versions."""
 
     @classmethod
     def here(cls) -> "Installed":
-        owners = {
+        module = PurePath("vllm/__init__.py")
+        found = [one for one in metadata.distributions() if module in (one.files or ())]
+        places = [Path(str(one.locate_file(module))).resolve() for one in found]
+        owners = {  # of the first folder: one further down the path is another vLLM, not imported
             f"{one.metadata['Name']} {one.version}"
-            for one in metadata.distributions()
-            if PurePath("vllm/__init__.py") in (one.files or ())
+            for one, place in zip(found, places, strict=True)
+            if place == places[0]
         }
         return cls(version(), tuple(sorted(owners)))
-
-    @property
-    def is_in_full(self) -> bool:
-        return release(self.version) in IN_FULL
-
-    @property
-    def is_in_part(self) -> bool:
-        return release(self.version) in IN_PART
 
     def __str__(self) -> str:
         return f"vLLM {self.version}" if self.version else "a vLLM that does not tell its version"
@@ -58,7 +55,7 @@ class Installed:
     def check_alone(self) -> None:
         """Raise EngineError where two distributions have written into one folder."""
         if len(self.owners) > 1:
-            names = " ".join(owner.partition(" ")[0] for owner in self.owners)
+            names = " ".join(dict.fromkeys(owner.partition(" ")[0] for owner in self.owners))
             raise EngineError(
                 f"the folder vllm/ is of {' and '.join(self.owners)}: a mixture of both",
                 hint=f"Run pip uninstall {names}, then install one of them.",
@@ -75,6 +72,11 @@ def version() -> str | None:
     return None
 
 
+def here_is() -> str:
+    """Say which version is installed, without importing it."""
+    return version() or ("one without a version" if provenance.is_vllm_here() else "none")
+
+
 @functools.cache
 def cautions() -> tuple[str, ...]:
     """Return what to beware of in the vLLM that is installed.
@@ -84,9 +86,10 @@ def cautions() -> tuple[str, ...]:
     """
     here = Installed.here()
     here.check_alone()
-    if here.is_in_full:
+    how_far = tried(here.version)
+    if how_far == "tried in full":
         return ()
-    if here.is_in_part:
+    if how_far == "tried in part":
         return (f"{here} was tried in part: docs/engines.md says what was",)
     from tuner.engines.vllm import seams  # noqa: PLC0415 - imports vLLM
 

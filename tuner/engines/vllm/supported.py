@@ -17,7 +17,8 @@ CHANGED: Mapping[str, Mapping[str, str]] = {
     "0.33": {
         "enable_lora": "the adapters of all running requests count for max_loras",
         "speculative_config": "drafts that nobody can use are skipped, EAGLE finds a block more "
-        "in the prefix cache, and async scheduling stays on with more kinds of drafts",
+        "in the prefix cache, DFlash and DSpark let in as many as their drafts have room for, and "
+        "async scheduling stays on with more kinds of drafts",
         "prefill_schedule_interval": "it works without data parallelism",
         "scheduling_policy": "a request that preempts itself no longer ends the admission",
         "mamba_cache_mode": "it is ignored",
@@ -40,6 +41,18 @@ def release(version: str | None) -> str | None:
     """
     found = _RELEASE.fullmatch(version or "")
     return found[1] if found else None
+
+
+def tried(version: str | None) -> str:
+    """Say how far a version was tried.
+
+    >>> tried("0.33.0+cpu"), tried("0.28.0"), tried("0.34.0.dev1")
+    ('tried in full', 'tried in part', 'not tried')
+    """
+    one = release(version)
+    if one in IN_FULL:
+        return "tried in full"
+    return "tried in part" if one in IN_PART else "not tried"
 
 
 def statement() -> str:

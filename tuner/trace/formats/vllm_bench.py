@@ -5,6 +5,7 @@ with it, it first waits in the client for ``queue_times``, so that it was due so
 """
 
 import re
+import statistics
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,8 +26,8 @@ MARK = "start_times, input_lens, output_lens"
 NO_NUMBER = re.compile(rb"-?\b(?:NaN|Infinity)\b")
 NEEDED = ("start_times", "input_lens", "output_lens")
 LISTS = (
-    *(*NEEDED, "ttfts", "itls", "latencies", "queue_times", "server_queue_times"),
-    *("errors", "generated_texts"),
+    *(*NEEDED, "ttfts", "itls", "latencies", "queue_times"),
+    *("server_queue_times", "server_ttfts", "errors", "generated_texts"),
 )
 EMPTY = (b'""', b"null")
 
@@ -44,7 +45,9 @@ class _Result(msgspec.Struct):
     latencies: list[Any] = []
     queue_times: list[Any] = []
     server_queue_times: list[Any] = []
-    """Of vLLM from 0.33 on, started with ``--enable-per-request-metrics``; null of a failed one."""
+    server_ttfts: list[Any] = []
+    """Both of vLLM from 0.33 on, started with ``--enable-per-request-metrics``; null of a failed
+    one."""
 
     errors: list[Any] = []
     generated_texts: list[msgspec.Raw] = []
@@ -68,6 +71,10 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
         lines.tally.note(
             f"the client kept at most {result.max_concurrency} requests in flight: arrivals are "
             + ("when requests were due" if result.queue_times else "when it sent them")
+        )
+    if (more_s := _more_than_the_servers_s(result)) is not None:
+        lines.tally.note(
+            f"TTFT is the client's: at the median {as_ms(more_s):.3g} ms more than the server's own"
         )
     header = TraceHeader(source=NAME, model=result.model_id, missing=tuple(missing))
     return Source(header, _rows(result, lines), absolute=True, undated=True)
@@ -98,6 +105,14 @@ def _decoded(lines: TraceFile) -> _Result:
                 hint="Is the file complete?",
             )
     return result
+
+
+def _more_than_the_servers_s(result: _Result) -> float | None:
+    """Return the median of what lies between a client's TTFT and its server's: the network, and the
+    client itself. None where servers did not tell. The TTFT of a request that failed is 0."""
+    pairs = zip(result.ttfts, result.server_ttfts, strict=False)
+    found = [one - other for one, other in pairs if one and is_number(one) and is_number(other)]
+    return statistics.median(found) if found else None
 
 
 def _rows(result: _Result, lines: TraceFile) -> Iterator[Row]:
