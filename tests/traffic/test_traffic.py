@@ -300,6 +300,14 @@ def told(*requests: TraceRequest, header: TraceHeader | None = None) -> str:
     return "\n".join(trace_warnings(table, describe(table), header or TraceHeader()))
 
 
+def test_rows_of_a_table_that_come_as_regularly_as_sums_do_are_doubted() -> None:
+    rows = [request(i, 60.0 * i) for i in range(20)]
+    doubt = "a row comes exactly every 60s, as sums over time do"
+    assert doubt in told(*rows, header=TraceHeader(source="table"))
+    assert doubt not in told(*rows, header=TraceHeader(source="azure2023"))
+    assert doubt not in told(*healthy(20), header=TraceHeader(source="table"))
+
+
 def healthy(count: int = 200, gap_s: float = 0.5) -> list[TraceRequest]:
     rng = np.random.default_rng(0)
     at_s = np.cumsum(rng.exponential(gap_s, count))

@@ -19,6 +19,9 @@ EPOCH_S = (1.0e9, 4.0e9)  # 2001 to 2096
 GAP_SHARE = 0.99
 """One gap that is more of the trace's time than this is a clock's leap, or two traces in one."""
 
+FEW_ROWS, EVEN = 20, 1e-3
+"""Of so many rows whose gaps have no larger CV, none is a request."""
+
 FEW_REQUESTS, SHORT_S = 100, 30.0
 UNIFORM_SPREAD = 0.02
 FLAT = 0.9
@@ -33,7 +36,7 @@ def trace_warnings(
 ) -> tuple[str, ...]:
     found = [
         _gap(columns, traffic) or _unit(columns, traffic, header),
-        _tick(traffic),
+        _sums(traffic, header) or _tick(traffic),
         _size(traffic),
         _uniform(columns, traffic),
         _not_served(traffic),
@@ -85,6 +88,18 @@ def _gap(columns: Columns, traffic: TrafficSummary) -> str | None:
         f"{gaps_s[before - 1] / traffic.duration_s:.2%} of the time is one gap, with {before:,} "
         f"requests before it and {after:,} after: a wrong stamp, or two traces in one; take the "
         f"part that is traffic with tuner trace cut --window START+LEN"
+    )
+
+
+def _sums(traffic: TrafficSummary, header: TraceHeader) -> str | None:
+    cv, rate = traffic.interarrival_cv, traffic.arrival_rate_rps
+    if header.source != "table" or traffic.requests < FEW_ROWS or cv is None or rate is None:
+        return None
+    if cv > EVEN:
+        return None
+    return (
+        f"a row comes exactly every {1 / rate:,.4g}s, as sums over time do and people's requests "
+        f"do not: export the requests themselves"
     )
 
 

@@ -63,6 +63,23 @@ def test_what_people_have_instead_of_a_trace_is_named_with_its_cure(
 
 
 @pytest.mark.parametrize(
+    "beside",
+    [
+        {"trace_id": "a", "span_id": "b"},
+        {"turns": 3},
+        {"metadata": {"user": "u"}, "metrics": {"tokens": 8}},
+        {"response_code": 200, "duration": 900},
+    ],
+)
+def test_what_looks_like_another_file_by_one_key_is_read_as_the_table_that_it_is(
+    tmp_path: Path, beside: dict[str, object]
+) -> None:
+    request = {"start_time": "2026-11-21T10:00:00Z", "tokens": {"input": 3, "output": 5}}
+    rows, _ = read(tmp_path / "t", jsonl(request | beside), None)
+    assert [(row.input_length, row.output_length) for row in rows] == [(3, 5)]
+
+
+@pytest.mark.parametrize(
     ("begins", "says"),
     [
         (b"\x1f\x8b", "packed data breaks off or is damaged"),

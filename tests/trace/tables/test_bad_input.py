@@ -13,7 +13,7 @@ from tuner.trace.formats.reading.record import Row, Tally
 from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.formats.table import columns_asked, delimiter_asked
-from tuner.trace.tables import layout
+from tuner.trace.tables import nested
 
 HEAD = "ts,prompt_tokens,completion_tokens\n"
 NOTHING_ASKED = TableOptions()
@@ -134,7 +134,7 @@ def test_a_column_of_ids_is_never_guessed_to_hold_tokens(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("row", "why"),
     [
-        ("2026-11-21 10:00 CET,5,5\n", "timestamp: ts has '2026-11-21 10:00 CET'"),
+        ("2026-11-21 10:00 CST,5,5\n", "timestamp: ts has '2026-11-21 10:00 CST'"),
         ("2026-11-21 10:00,5%,5\n", "input_length: prompt_tokens has '5%'"),
         ("2026-11-21 10:00,,5\n", "input_length: prompt_tokens is empty"),
         ("2026-11-21 10:00,many,5\n", "input_length: prompt_tokens has no number and no date"),
@@ -152,13 +152,13 @@ def test_a_row_wrapped_up_as_text_is_not_unpacked_for_each_of_its_columns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     unpacked = list[str]()
-    decode = layout._decode
+    decode = nested._decode
 
     def counted(text: str) -> object:
         unpacked.append(text)
         return decode(text)
 
-    monkeypatch.setattr(layout, "_decode", counted)
+    monkeypatch.setattr(nested, "_decode", counted)
     inner = {"prompt_tokens": 5, "completion_tokens": 6, **{f"k{i}": i for i in range(100)}}
     wrapped = ({"ts": AT_S + i, "line": json.dumps({**inner, "k0": i})} for i in range(20))
     rows, _ = opened(tmp_path / "t", "".join(json.dumps(one) + "\n" for one in wrapped))
@@ -175,6 +175,19 @@ def test_times_from_some_start_need_their_unit(tmp_path: Path, asked: str) -> No
     assert found.hint == f"--time-unit s or ms: {command}"
     rows, _ = opened(tmp_path / "t", text, TableOptions(time_unit=asked))  # type: ignore[arg-type]
     assert [row.timestamp for row in rows] == [0, 1500 if asked == "s" else 1.5]
+
+
+def test_a_day_as_spreadsheets_number_it_is_no_time_from_some_start(tmp_path: Path) -> None:
+    found = refusal(tmp_path / "t", HEAD + "46347.416666,1,5\n46347.417,2,5\n")
+    assert "46347.416666 may be a spreadsheet's number for 2026-11-21 09:59: show" in str(found)
+    rows, _ = opened(tmp_path / "t", HEAD + "46347.5,1,5\n46348,2,5\n", TableOptions(time_unit="s"))
+    assert rows[1].timestamp - rows[0].timestamp == 500
+
+
+def test_names_of_zones_tell_the_two_hours_of_a_night_apart(tmp_path: Path) -> None:
+    times = ("2026-10-25 02:59:00 CEST", "2026-10-25 02:01:00 CET", "2026-10-25 02:02:00 CET")
+    rows, _ = opened(tmp_path / "t", HEAD + "".join(f"{at},1,5\n" for at in times))
+    assert [row.timestamp - rows[0].timestamp for row in rows] == [0, 120_000, 180_000]
 
 
 def test_a_heading_says_the_unit(tmp_path: Path) -> None:
@@ -278,6 +291,12 @@ def test_an_hour_that_is_there_twice_is_refused(tmp_path: Path) -> None:
     assert (
         len(opened(tmp_path / "t", text.replace(":00,", ":00Z,").replace(":30,", ":30Z,"))[0]) == 5
     )
+
+
+def test_times_of_day_that_pass_midnight_are_refused(tmp_path: Path) -> None:
+    assert len(opened(tmp_path / "t", HEAD + "10:00:01,1,5\n10:00:00,1,5\n")[0]) == 2
+    found = refusal(tmp_path / "t", HEAD + "23:59:59,1,5\n00:00:01,1,5\n")
+    assert "from line 1 on, 'ts' passes midnight, and no column says which day" in str(found)
 
 
 def test_a_failed_request_needs_no_lengths_and_is_not_served(tmp_path: Path) -> None:
@@ -469,3 +488,139 @@ def test_a_unit_in_a_heading_holds_where_its_other_words_say_nothing(tmp_path: P
     asked = TableOptions(columns={"timestamp": "offset_s"})
     rows, _ = opened(tmp_path / "t", content, asked)
     assert [row.timestamp for row in rows] == [0, 1500]
+
+
+def test_a_time_that_lost_its_digits_is_refused(tmp_path: Path) -> None:
+    found = refusal(tmp_path / "t", HEAD + "1.79526E+12,1,5\n1.79526E+12,2,5\n")
+    assert "ts: 1.79526E+12 lost its last digits: a spreadsheet wrote it so" in str(found)
+    exact = HEAD + f"{AT_S / 10**9!r}e9,1,5\n{(AT_S + 1) / 10**9!r}e9,2,5\n"
+    rows, _ = opened(tmp_path / "t", exact)
+    assert rows[1].timestamp - rows[0].timestamp == 1000
+
+
+def test_a_comma_in_a_time_parts_its_seconds_unless_it_could_part_thousands(
+    tmp_path: Path,
+) -> None:
+    text = HEAD.replace(",", ";").replace("ts", "offset_s start")
+    rows, _ = opened(tmp_path / "t", text + "0,500;1;5\n1,250;2;5\n")
+    assert [row.timestamp for row in rows] == [500, 1250]
+    found = refusal(tmp_path / "t", text + "1,500;1;5\n2,250;2;5\n")
+    assert "1,500 may be 1500 or 1.500" in str(found)
+
+
+def test_headings_in_an_encoding_that_nobody_names_say_how_to_convert_them(tmp_path: Path) -> None:
+    text = "请求时间,输入Token,输出Token\n2026-11-21 10:00:00,3,5\n"
+    found = refusal(tmp_path / "t", text.encode("gb18030"))
+    assert "headings are not UTF-8" in str(found)
+    assert "iconv -f GB18030 -t UTF-8" in found.hint
+    assert opened(tmp_path / "t", text)[0][0].output_length == 5
+
+
+def test_an_hour_that_is_there_twice_is_refused_with_the_newest_first_too(tmp_path: Path) -> None:
+    times = ["02:20:00", "02:10:00", "02:00:30", "02:59:00", "02:50:00", "02:40:00"]
+    text = HEAD + "".join(f"2026-10-25 {at},1,5\n" for at in times)
+    found = refusal(tmp_path / "t", text)
+    assert "goes back from 2026-10-25 02:59:00 by 58 min: clocks were set back" in str(found)
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["csv", "parquet"])
+def test_what_a_cache_answered_is_dropped_by_name(tmp_path: Path, packed: bool) -> None:
+    path, times = tmp_path / "t", [f"2026-11-21 10:00:0{second}" for second in range(4)]
+    cached = ["MISS", "HIT", "SEMANTIC HIT", "DISABLED"]
+    table = pa.table(
+        {"ts": times, "tokens_in": [3] * 4, "tokens_out": [5] * 4, "cache_status": cached}
+    )
+    (parquet.write_table if packed else csv.write_csv)(table, path)
+    rows, tally = opened(path, path.read_bytes())
+    assert [row.timestamp % 10_000 for row in rows] == [0, 3000]
+    assert (tally.dropped, tally.first_column) == ({"cache_hit": 2}, {"cache_hit": "cache_status"})
+
+
+def test_counts_that_are_cached_say_nothing_of_a_hit(tmp_path: Path) -> None:
+    cells = "2026-11-21 10:00:00,9,5,8\n2026-11-21 10:00:01,9,5,0\n"
+    rows, tally = opened(tmp_path / "t", HEAD.replace("\n", ",cached\n") + cells)
+    assert (len(rows), tally.dropped) == (2, {})
+
+
+def test_a_time_that_is_the_same_in_all_rows_is_no_arrival(tmp_path: Path) -> None:
+    text = "start_time,end_time,time,prompt_tokens,completion_tokens\n" + "".join(
+        f"2026-11-21,2026-11-22,2026-11-21 10:00:0{second},3,5\n" for second in range(3)
+    )
+    rows, _ = opened(tmp_path / "t", text)
+    assert [row.timestamp - rows[0].timestamp for row in rows] == [0, 1000, 2000]
+    assert rows[0].e2e_ms is None
+
+
+def test_what_is_not_clear_of_a_column_that_nobody_needs_is_left_out_and_said(
+    tmp_path: Path,
+) -> None:
+    text = "ts,tokens_in,tokens_out,cached_tokens,tokens_cached\n2026-11-21 10:00:00,9,5,1,2\n"
+    rows, tally = opened(tmp_path / "t", text)
+    assert rows[0].cached_tokens is None
+    assert "cached_tokens is left out: both 'cached_tokens' and 'tokens_cached' may be" in str(
+        tally.said
+    )
+
+
+@pytest.mark.parametrize(
+    ("cell", "status"),
+    [
+        ("200 OK", "ok"), ("HTTP/1.1 499 Client Closed Request", "aborted"),
+        ("429: slow down", "rejected"), ("RESOURCE_EXHAUSTED", "rejected"),
+        ("DEADLINE_EXCEEDED", "error"), ("tool_calls", "ok"),
+    ],
+)  # fmt: skip
+def test_a_status_is_read_with_words_around_it(tmp_path: Path, cell: str, status: str) -> None:
+    rows, tally = opened(tmp_path / "t", HEAD[:-1] + f",status\n2026-11-21 10:00:00,3,5,{cell}\n")
+    assert (rows[0].status, tally.notes) == (status, [])
+
+
+def test_a_row_of_marks_alone_is_counted_and_a_drawn_line_is_not(tmp_path: Path) -> None:
+    text = HEAD + "----,---,---\n2026-11-21 10:00:00,3,5\n-,-,-\n2026-11-21 10:00:01,4,5\n"
+    rows, tally = opened(tmp_path / "t", text)
+    assert [row.input_length for row in rows] == [3, 4]
+    assert tally.rows_read == 3
+
+
+def test_a_cell_that_holds_a_prompt_as_json_is_text(tmp_path: Path) -> None:
+    message = json.dumps({"prompt_tokens": 3, "completion_tokens": 5, "prompt": "hello"})
+    (tmp_path / "csv").write_text("")
+    table = pa.table({"ts": ["2026-11-21 10:00:00"], "@message": [message]})
+    csv.write_csv(table, tmp_path / "csv")
+    content = (tmp_path / "csv").read_bytes()
+    assert "holds text (@message.prompt)" in str(refusal(tmp_path / "t", content))
+    rows, _ = read(tmp_path / "t", content, None, allow_text=True)
+    assert rows[0].input_length == 3
+
+
+@pytest.mark.parametrize(("gap_s", "ends"), [(20, [None] * 3), (1, [1500, 2500, 3500])])
+def test_a_span_that_grows_as_the_time_does_is_no_request(
+    tmp_path: Path, gap_s: int, ends: list[float | None]
+) -> None:
+    text = "_timestamp,_runtime,prompt_tokens,completion_tokens\n" + "".join(
+        f"{AT_S + gap_s * row},{1.5 + gap_s * row},3,100\n" for row in range(3)
+    )
+    rows, _ = opened(tmp_path / "t", text)
+    assert [row.e2e_ms for row in rows] == ends
+
+
+def test_tokens_a_second_are_no_count_of_tokens(tmp_path: Path) -> None:
+    text = "ts,prompt_tokens/s,prompt tokens,eval_count\n2026-11-21 10:00:00,500,3,5\n"
+    rows, _ = opened(tmp_path / "t", text)
+    assert (rows[0].input_length, rows[0].output_length) == (3, 5)
+
+
+def test_a_time_since_1970_is_no_span_and_nothing_is_said_of_it(tmp_path: Path) -> None:
+    text = f"ts,first_token_time,queued_time,tokens_in,tokens_out\n{AT_S},{AT_S + 1},{AT_S},3,5\n"
+    rows, tally = opened(tmp_path / "t", text)
+    assert (rows[0].ttft_ms, rows[0].queue_ms) == (1000, None)
+    assert "left out" not in str(tally.said)
+
+
+def test_a_column_that_the_user_names_is_taken_though_another_is_earlier(tmp_path: Path) -> None:
+    text = "created_at,started_at,tokens_in,tokens_out\n" + "".join(
+        f"2026-11-21 10:00:0{row},2026-11-21 10:00:0{row + 3},3,5\n" for row in range(3)
+    )
+    asked = TableOptions({"timestamp": "started_at"})
+    assert opened(tmp_path / "t", text)[0][0].timestamp == AT_S * 1000
+    assert opened(tmp_path / "t", text, asked)[0][0].timestamp == (AT_S + 3) * 1000

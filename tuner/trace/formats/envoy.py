@@ -5,6 +5,7 @@
 
 from collections.abc import Iterator
 
+from tuner.trace.formats import table
 from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.json_rows import Fields, Object, opening, rows, with_tokens
 from tuner.trace.formats.reading.record import Reason
@@ -39,7 +40,9 @@ ABORTED_BY_CLIENT = "DC"
 
 
 def sniff(head: bytes) -> bool:
-    return opening(head).keys() >= KEYS
+    keys = opening(head).keys()
+    # Gateways that are built on Envoy log their counts in keys of their own.
+    return keys >= KEYS and bool(keys & {*PROMPT, *OUTPUT} or not table.sniff(head))
 
 
 def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:

@@ -12,9 +12,17 @@ from tuner.trace.formats.reading.header import TimeUnit, TraceHeader
 from tuner.trace.formats.reading.source import Source, columnar
 from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, TableOptions, TraceFile
 from tuner.trace.tables.headings import Role
-from tuner.trace.tables.layout import plan_of
-from tuner.trace.tables.plan import Column, Reads, Refusal, Shape, TablePlan, header_of, refused
-from tuner.trace.tables.shape import json_shape, text_shape
+from tuner.trace.tables.plan import (
+    NO_UTF_8,
+    Column,
+    Reads,
+    Refusal,
+    Shape,
+    TablePlan,
+    header_of,
+    refused,
+)
+from tuner.trace.tables.shape import json_shape, planned, text_shape
 
 NAME = "table"
 DESCRIPTION = "Any table of requests, by its headings: CSV, TSV, JSON lines, Parquet"
@@ -48,6 +56,7 @@ def read(lines: TraceFile, *, time_unit: TimeUnit | None) -> Source:
     if not isinstance(plan, TablePlan):
         assert plan is not None
         raise refused(lines.place, shape, plan, asked)
+    lines.encoding = _encoding_of(head) if shape.delimiter else None
     lines.tally.said += plan.said
     reader = TableReader(lines, shape, plan)
     again = reader.again if not shape.whole else None
@@ -72,8 +81,24 @@ def _look_at(head: bytes, delimiter: str | None, named: tuple[str, ...]) -> Shap
 
 def _look(head: bytes, asked: TableOptions) -> tuple[Shape | None, TablePlan | Refusal | None]:
     head = head[: SAMPLE_BYTES + 1]
+    if encoding := _encoding_of(head):
+        shape, plan = _plan(head.decode(encoding, errors="replace").encode(), asked)
+        if isinstance(plan, TablePlan):
+            return shape, plan
+    return _plan(head, asked)
+
+
+@lru_cache(maxsize=1)
+def _encoding_of(head: bytes) -> str | None:
+    """Return the encoding of western spreadsheets for what is not UTF-8 anywhere; else None."""
+    text = head[:SAMPLE_BYTES].decode(errors="replace").rstrip(NO_UTF_8)  # its end may break off
+    is_western = NO_UTF_8 in text and text.replace(NO_UTF_8, "").isascii()
+    return "cp1252" if is_western else None
+
+
+def _plan(head: bytes, asked: TableOptions) -> tuple[Shape | None, TablePlan | Refusal | None]:
     shape = _look_at(head, asked.delimiter, tuple(asked.columns.values()))
-    return shape, None if shape is None else plan_of(shape.headings, shape.sample, asked)
+    return (None, None) if shape is None else planned(shape, asked)
 
 
 Known = Mapping[Role, tuple[str, Reads]]

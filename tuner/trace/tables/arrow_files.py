@@ -87,7 +87,9 @@ def _plain(column: Any) -> Any:  # noqa: ANN401, PLR0911 - Arrow's, and one kind
         kind = column.type
     if pa.types.is_timestamp(kind):
         return pc.cast(pc.cast(column, pa.timestamp("ns", kind.tz)), pa.int64())
-    if pa.types.is_date(kind):
+    if pa.types.is_date32(kind) or pa.types.is_time(kind):
+        return pc.cast(column, pa.string())
+    if pa.types.is_date64(kind):
         return pc.cast(pc.cast(column, pa.timestamp("ns")), pa.int64())
     if pa.types.is_duration(kind):
         return pc.cast(pc.cast(column, pa.duration("ns")), pa.int64())

@@ -10,25 +10,28 @@ from dataclasses import dataclass
 
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, Reason, Status
 from tuner.trace.formats.reading.scalars import is_absent, status_of
-from tuner.trace.tables.clocks import NAMES, NANOSECONDS, bounded, number, scaled
-from tuner.trace.tables.headings import Unit
+from tuner.trace.tables.clocks import FROM_S, NAMES, NANOSECONDS, bounded, number, scaled
+from tuner.trace.tables.headings import UNITS, Unit
+from tuner.trace.tables.marks import GROUPED, decimal_marks, plain_number
 
 NULL = frozenset({r"\n", "nan", "nat", "<na>", "na", "n/a", "#n/a", "none", "null", "nil"})
 """How databases, pandas and spreadsheets write that there is nothing."""
 
-_GROUPED = re.compile(r"[+-]?\d{1,3}(?:([.,' \u00a0\u202f_])\d{3})(?:\1\d{3})*(?:[.,]0*)?")
 _DECIMAL = re.compile(r"[+-]?\d+[.,]0*")
 _SPAN = re.compile(r"(?:(\d+) days?,? ?)?(\d{1,4}):(\d{2}):(\d{2})(?:[.,](\d{1,9}))?")
-_GO_SPAN = re.compile(r"(?:\d+(?:\.\d+)?(?:h|m|s|ms|us|µs|ns))+")
-_GO_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|us|µs|ns|h|m|s)")
-_GO_MS = {
-    "h": 3_600_000.0,
-    "m": 60_000.0,
-    "s": 1000.0,
-    "ms": 1.0,
-    "us": 1e-3,
-    "µs": 1e-3,
-    "ns": 1e-6,
+_UNIT_SPAN = re.compile(r"(?:\d+(?:\.\d+)?\s*[a-zµμ]+[\s,]*)+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)\s*([a-zµμ]+)")
+_ISO_SPAN = re.compile(r"p(?:(\d+)d)?(?:t(?:(\d+)h)?(?:(\d+)m)?(?:(\d+(?:\.\d+)?)s)?)?")
+"""Java's and .NET's: ``PT1M2.5S``."""
+
+_ISO_PARTS_MS = (86_400_000.0, 3_600_000.0, 60_000.0, 1000.0)
+LONGEST_SPAN = 60
+
+_WITH_UNIT_MS: dict[str, float] = {
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3_600_000.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60_000.0),
+    **{word: NANOSECONDS[unit] / 10**6 for word, unit in UNITS.items()},
+    "μs": 1e-3,
 }
 
 TOKEN_MS = (0.3, 1000.0)
@@ -68,7 +71,7 @@ class Counts:
             return None
         if re.fullmatch(r"[+-]?(?:nan|inf(?:inity)?)", text, re.IGNORECASE):
             return "not_finite"
-        if self.thousands and _GROUPED.fullmatch(text):
+        if self.thousands and GROUPED.fullmatch(text):
             text = text.replace(self.thousands, "")
         whole, mark, zeros = text.partition(self.decimal)
         if mark and (zeros.strip("0") or not whole.lstrip("+-").isdecimal()):
@@ -82,7 +85,7 @@ class Counts:
 def counts_of(cells: Sequence[object]) -> Counts | str:
     """Return how these counts are written; what is not clear, where two readings are possible."""
     texts = [one.strip() for one in cells if isinstance(one, str) and one.strip()]
-    for mark in ("'", "\u00a0", "\u202f", " ", "_"):
+    for mark in ("'", "\u2019", "\u00a0", "\u202f", " ", "_"):
         if any(mark in text for text in texts) and _all_grouped(texts, mark):
             return Counts(thousands=mark)
     for mark, other in (".", ","), (",", "."):
@@ -93,13 +96,13 @@ def counts_of(cells: Sequence[object]) -> Counts | str:
             if mark == "," and all(text.endswith(",000") for text in marked):
                 return f"{marked[0]} may be {marked[0][:-4]} or {marked[0].replace(',', '')}"
             return Counts(decimal=mark)
-        if all(_GROUPED.fullmatch(text) for text in marked) and _all_grouped(marked, mark):
+        if all(GROUPED.fullmatch(text) for text in marked) and _all_grouped(marked, mark):
             return Counts(thousands=mark, decimal=other)
     return Counts()
 
 
 def _all_grouped(texts: Iterable[str], mark: str) -> bool:
-    grouped = [_GROUPED.fullmatch(text) for text in texts if mark in text]
+    grouped = [GROUPED.fullmatch(text) for text in texts if mark in text]
     return all(hit is not None and hit[1] == mark for hit in grouped)
 
 
@@ -133,41 +136,29 @@ class Spans:
         return number(plain_number(text, self.decimal))
 
 
-def plain_number(text: str, decimal: str) -> str:
-    """Return a number as Python reads it: without marks of thousands, with a point.
-
-    >>> plain_number("1.234,5", ",")
-    '1234.5'
-    """
-    if decimal == ",":
-        return text.replace(".", "").replace(",", ".")
-    return text.replace(",", "") if _GROUPED.match(text) and "," in text else text
-
-
-def decimal_marks(texts: Sequence[str]) -> str:
-    """Return the mark before the fractions of these numbers; both where a comma may part the
-    thousands or the fractions of every one.
-
-    >>> decimal_marks(["0,800", "1,250"]), decimal_marks(["850", "1,250"])
-    (',', '.')
-    >>> decimal_marks(["1,800", "1,250"])
-    '.,'
-    """
-    marked = [text for text in texts if "," in text]
-    if not all(re.fullmatch(r"-?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text) for text in marked):
-        return ","
-    one_comma = [text for text in marked if text.count(",") == 1 and "." not in text]
-    return ".," if marked and len(one_comma) == len(texts) else "."
-
-
 def written_ms(text: str) -> float | None:
-    """Return ms of a span that says its unit: ``1m2.5s``, ``00:00:01.53``, ``0 days 00:00:01``."""
+    """Return ms of a span that says its unit: ``1m2.5s``, ``00:00:01.53``, ``0 days 00:00:01``.
+
+    >>> written_ms("1 min 2.5 s"), written_ms("PT1M2.5S"), written_ms("875 tokens")
+    (62500.0, 62500.0, None)
+    """
     if hit := _SPAN.fullmatch(text):
         days, hours, minutes, seconds = (int(part or 0) for part in hit.groups()[:4])
         whole_s = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
         return whole_s * 1000 + float(f"0.{hit[5] or 0}") * 1000
-    if _GO_SPAN.fullmatch(text := text.replace(" ", "")):
-        return sum(float(value) * _GO_MS[unit] for value, unit in _GO_PART.findall(text))
+    if len(text) > LONGEST_SPAN:
+        return None
+    text = text.lower()
+    if _UNIT_SPAN.fullmatch(text):
+        parts = [(float(value), _WITH_UNIT_MS.get(unit)) for value, unit in _PART.findall(text)]
+        known = [value * each_ms for value, each_ms in parts if each_ms is not None]
+        return sum(known) if len(known) == len(parts) else None
+    if (hit := _ISO_SPAN.fullmatch(text)) and any(hit.groups()):
+        return sum(
+            float(value) * each_ms
+            for value, each_ms in zip(hit.groups(), _ISO_PARTS_MS, strict=True)
+            if value
+        )
     return None
 
 
@@ -220,7 +211,8 @@ def _spans(
     if heading is not None:
         return Spans(heading, decimal, f"in {NAMES[heading]}, because the heading says so")
     if not of_a_token:
-        return "it may be in seconds or in milliseconds"
+        is_time = min(value for value, _ in values) >= FROM_S
+        return None if is_time else "it may be in seconds or in milliseconds"
     each = sorted(value / n for value, n in values if value > 0 and n > 0)
     if not each:
         return Spans("ms", decimal, "all zero")
@@ -243,7 +235,8 @@ WORDS: dict[str, Status] = {
     **dict.fromkeys(
         ("ok", "success", "succeeded", "successful", "true", "completed", "complete", "done",
          "finished", "stop", "length", "passed", "end_turn", "eos", "yes", "status_code_ok",
-         "status_code_unset", "unset"), "ok",
+         "status_code_unset", "unset", "max_tokens", "stop_sequence", "tool_calls", "tool_use",
+         "incomplete"), "ok",
     ),
     **dict.fromkeys(
         ("aborted", "abort", "cancelled", "canceled", "client_closed", "disconnected",
@@ -251,14 +244,21 @@ WORDS: dict[str, Status] = {
     ),
     **dict.fromkeys(
         ("rejected", "throttled", "rate_limited", "ratelimited", "overloaded",
-         "too_many_requests", "service_unavailable"), "rejected",
+         "too_many_requests", "service_unavailable", "unavailable", "resource_exhausted"),
+        "rejected",
     ),
     **dict.fromkeys(
         ("error", "failed", "fail", "failure", "false", "timeout", "timed_out", "exception",
-         "internal_error", "internal_server_error", "no", "status_code_error", "bad_request"),
+         "internal_error", "internal_server_error", "no", "status_code_error", "bad_request",
+         "internal", "deadline_exceeded", "invalid_argument", "permission_denied", "not_found",
+         "unauthenticated"),
         "error",
     ),
 }  # fmt: skip
+
+
+_CODE = re.compile(r"(?:http(?:/\d(?:\.\d)?)?[\s:]*)?([1-5]\d\d)(?:[\s:-].*)?")
+"""A code of HTTP with words around it: ``HTTP/1.1 429 Too Many Requests``."""
 
 
 def status_in(value: object, *, flag: bool) -> Status | None:
@@ -275,6 +275,8 @@ def status_in(value: object, *, flag: bool) -> Status | None:
         return "ok" if flag == (text == "1") else "error"
     if text.isdecimal() and len(text) == 3:
         return status_of(int(text))
+    if code := _CODE.fullmatch(text):
+        return status_of(int(code[1]))
     return WORDS.get(re.sub(r"[\s-]+", "_", text.rpartition(".")[2]))
 
 
@@ -283,3 +285,16 @@ def error_in(value: object) -> Status:
     text = str(value).strip().lower()
     nothing = value is None or is_absent(text) or text in NULL | {"false", "0", "0.0", "{}", "[]"}
     return "ok" if nothing or text in ("no", "ok", "no error") else "error"
+
+
+def from_cache(value: object) -> bool | None:
+    """Return whether a gateway answered from its cache; None where the cell does not say.
+
+    >>> from_cache("SEMANTIC HIT"), from_cache("miss"), from_cache(True), from_cache(64)
+    (True, False, True, None)
+    """
+    text = str(value).strip().lower()
+    if text in ("true", "yes", "1", "hit") or text.endswith((" hit", "_hit")):
+        return True
+    no = ("false", "no", "0", "miss", "disabled", "bypass", "refresh", "dynamic", "expired")
+    return False if text in no or text.endswith((" miss", "_miss")) or is_empty(value) else None

@@ -16,6 +16,7 @@ from typing import Literal, get_args
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.record import Reason
 from tuner.trace.tables.headings import Unit
+from tuner.trace.tables.marks import plain_number
 
 NANOSECONDS: dict[Unit, int] = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 NAMES: dict[Unit, str] = {
@@ -24,31 +25,51 @@ NAMES: dict[Unit, str] = {
 FROM_S, TO_S = 1.0e9, 4.0e9
 """2001 to 2096."""
 
+DAYS = (36_526, 73_051)
+"""2000 to 2100, as spreadsheets number days."""
+
 MOSTLY = 0.8
 """Share of a column's times that must be of one unit; the others are dropped one by one."""
 
 LARGEST_MS = 10.0**14
+LONGEST_DATE = 100
 MOST_WHOLE = 10**300
+
+FROM_SOME_START: tuple[TimeUnit, ...] = ("s", "ms")
+"""What may be said of times that are too small to be since 1970."""
 
 Order = Literal["ymd", "dmy", "mdy", "named", "time"]
 
+_ZONE_HOURS = {
+    "UTC": 0, "GMT": 0, "WEST": 1, "WET": 0, "CEST": 2, "CET": 1, "EEST": 3, "EET": 2,
+    "EST": -5, "EDT": -4, "CDT": -5, "MDT": -6, "PST": -8, "PDT": -7, "JST": 9, "KST": 9,
+}  # fmt: skip
+"""Zones whose names mean one thing: CST, IST and BST mean two or three."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_SPREADSHEET = datetime(1899, 12, 30, tzinfo=UTC)
 _CLOCK = (
     r"(?P<hour>\d{1,2})(?:[:.](?P<minute>\d{2})(?:[:.](?P<second>\d{2})(?:[.,](?P<fraction>\d{1,9}))?)?)?"
-    r"\s*(?P<half>[AaPp]\.?[Mm]\.?)?"
+    r"\s*(?P<half>[AaPp]\.?\s?[Mm]\.?)?"
 )
 _ZONE = (
-    r"\s*(?P<zone>Z|(?:UTC|GMT)?\s?[+-]\d{2}(?::?\d{2})?|UTC|GMT)?(?:\s?[\[(][^\])]{1,60}[\])])?"
+    rf"\s*(?P<zone>Z|(?:UTC|GMT)?\s?[+-]\d{{2}}(?::?\d{{2}})?|{'|'.join(_ZONE_HOURS)})?"
+    r"(?:(?<=[+-]\d{4})\s[A-Z]{3,4})?(?:\s?[\[(][^\])]{1,60}[\])])?(?:\sm=[+-][\d.]+)?"
 )
-_TIME = rf"(?:(?:T|[\s,@:]+){_CLOCK}{_ZONE})?"
+_TIME = rf"(?:(?:T|[\s,@:]+|-(?=\d\d\.)){_CLOCK}{_ZONE})?"
+"""Behind a date: DB2 has a ``-`` there, and points in the time."""
+
 _YEAR = r"(?P<year>\d{4}|\d{2})"
 _MONTH = r"(?P<month>[A-Za-z]{3,9})\.?"
 _FORMS: dict[Order, tuple[re.Pattern[str], ...]] = {
     "ymd": (
-        re.compile(rf"(?P<year>\d{{4}})([-/.])(?P<month>\d{{1,2}})\2(?P<day>\d{{1,2}}){_TIME}"),
+        re.compile(
+            rf"(?P<year>\d{{4}})([-/.])\s?(?P<month>\d{{1,2}})\2\s?(?P<day>\d{{1,2}})\.?{_TIME}"
+        ),
+        re.compile(rf"(?P<year>\d{{4}})年(?P<month>\d{{1,2}})月(?P<day>\d{{1,2}})日{_TIME}"),
         re.compile(
             r"(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)T?(?P<hour>\d\d)(?P<minute>\d\d)"
-            rf"(?P<second>\d\d)(?:\.(?P<fraction>\d{{1,9}}))?(?P<half>){_ZONE}"
+            rf"(?P<second>\d\d)(?:\.?(?P<fraction>\d{{1,9}}))?(?P<half>){_ZONE}"
         ),
     ),
     "dmy": (
@@ -72,10 +93,19 @@ _FORMS: dict[Order, tuple[re.Pattern[str], ...]] = {
 }  # fmt: skip
 _MONTHS = {
     name: number
-    for number, name in enumerate(
-        ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec"), 1
+    for number, names in enumerate(
+        (
+            *("jan ene gen", "feb fev", "mar mrz", "apr abr avr", "may mai mag", "jun giu"),
+            *("jul lug", "aug ago", "sep set", "oct okt ott out", "nov", "dec dez dic"),
+        ),
+        1,
     )
+    for name in names.split()
 }
+"""In the languages of the west, where they are written without accents."""
+
+COMPACT = re.compile(r"20\d\d[01]\d[0-3]\d[0-2]\d[0-5]\d[0-5]\d(?:\d{3}|\d{6})?")
+"""A date of digits alone. As a number it could be no time since 1970, in any unit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,18 +135,23 @@ class ColumnClock:
     why: str = ""
     """The rule, to be said aloud."""
 
+    decimal: str = "."
+    """Of numbers."""
+
     def ms(self, value: object) -> float | Reason:
         """Return ms since 1970, or since the unknown start; why not, where it is no such time."""
         if isinstance(value, str):
             text = value.strip()
             if not text:
                 return "no_timestamp"
-            return self._number_ms(number(text), text) if self.unit else self._date_ms(text)
+            if not self.unit:
+                return self._date_ms(text)
+            return self._number_ms(real(text, self.decimal), text)
         if value is None:
             return "no_timestamp"
         if isinstance(value, bool) or not isinstance(value, int | float):
             return "bad_timestamp"
-        return self._number_ms(value, value) if self.unit else "other_unit"
+        return self._number_ms(value, value) if self.unit else self._date_ms(str(value))
 
     def _number_ms(self, value: float | None, given: object) -> float | Reason:
         if value is None:
@@ -166,6 +201,23 @@ def number(text: str) -> float | None:
         return None
 
 
+def real(text: str, decimal: str) -> float | None:
+    """Return a number, whose fraction or thousands a comma may part."""
+    return number(plain_number(text, decimal) if "," in text else text)
+
+
+def as_number(value: object, decimal: str) -> float | None:
+    """Return what a cell has instead of a date, where it has a number."""
+    if isinstance(value, bool):
+        return None
+    return bounded(value) if isinstance(value, int | float) else real(str(value).strip(), decimal)
+
+
+NUMERIC = re.compile(r"[+-]?[\d.,]+")
+CUT_SHORT = re.compile(r"\d(?:[.,]\d{1,8})?[eE]\+?\d{1,2}")
+"""Of a time since 1970, which has ten digits at least."""
+
+
 def is_date(text: str) -> bool:
     return any(parse(text, order) is not None for order in get_args(Order))
 
@@ -202,10 +254,14 @@ def clock_of_numbers(
             heading, dated=False, why=f"in {NAMES[heading]}, because the heading says so"
         )
     least, most = min(values), max(values)
-    return TwoReadings(
-        f"times from {least:g} to {most:g} count from some start, in seconds or in milliseconds",
-        ("s", "ms"),
-    )
+    what = f"times from {least:g} to {most:g} count from some start, in seconds or in milliseconds"
+    if DAYS[0] <= least and most < DAYS[1] and any(value % 1 for value in values):
+        day = _SPREADSHEET + timedelta(days=values[0])
+        what = (
+            f"{values[0]:.12g} may be a spreadsheet's number for {day:%Y-%m-%d %H:%M}: show the "
+            "column as dates there, and export it again; or it counts from some start"
+        )
+    return TwoReadings(what, FROM_SOME_START)
 
 
 def clock_of_dates(
@@ -247,8 +303,10 @@ def parse(  # noqa: PLR0911 - one part after another
 
     A time of day without a date counts from midnight.
     """
-    if len(text) > 100:
+    if len(text) > LONGEST_DATE:
         return None
+    if text.startswith("[") and text.endswith("]"):  # as web servers write it
+        text = text[1:-1]
     match = next((hit for form in _FORMS[order] if (hit := form.fullmatch(text))), None)
     if match is None:
         return None
@@ -292,6 +350,8 @@ def _time_ns(part: dict[str, str | None]) -> int | None:
 
 @lru_cache(maxsize=64)
 def _zone_ns(zone: str) -> int | None:
+    if zone in _ZONE_HOURS:
+        return _ZONE_HOURS[zone] * 3600 * 10**9
     digits = zone.removeprefix("UTC").removeprefix("GMT").strip()
     if digits in ("", "Z"):
         return 0

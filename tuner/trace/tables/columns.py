@@ -16,7 +16,7 @@ from tuner.trace.formats.columnar.arrow import BREAKS, csv_table, floats, ints, 
 from tuner.trace.formats.columnar.batch import ABSENT, Batch, Floats, Ints, Names
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, SERVED, Row
 from tuner.trace.formats.reading.scalars import flag
-from tuner.trace.tables.cells import Counts, Spans, error_in, status_in
+from tuner.trace.tables.cells import Counts, Spans, error_in, from_cache, status_in
 from tuner.trace.tables.clocks import FROM_S, NANOSECONDS, TO_S, ColumnClock
 from tuner.trace.tables.headings import Role, Unit
 from tuner.trace.tables.plan import Column, Shape, TablePlan
@@ -30,7 +30,8 @@ class Columnar:
 
     def __init__(self, shape: Shape, plan: TablePlan, converter: Converter) -> None:
         self.shape, self.plan, self.converter = shape, plan, converter
-        self.can = "day" not in plan.columns and shape.shift != -1 and self._agrees()
+        is_simple = "day" not in plan.columns and shape.shift != -1 and not shape.inside
+        self.can = is_simple and self._agrees()
         """Whether this table is written so that it can be read by columns."""
 
     def batch(self, block: bytes) -> tuple[Batch, NDArray[np.bool_]] | None:
@@ -142,8 +143,7 @@ class _Block:
         spans = {"e2e_ms": duration_ms, "ttft_ms": ttft_ms, "queue_ms": self._spans("queue")}
         times |= {key: found for key, found in spans.items() if found is not None}
         counts = self._lengths(served)
-        if (requests := self._counts("requests")) is not None:
-            self.dirty |= (requests != 1) & (requests != ABSENT)
+        self._find_no_requests()
         for role in ("max_tokens", "cached_tokens"):
             optional = self._counts(role)
             if optional is not None:
@@ -154,6 +154,15 @@ class _Block:
                 named[role] = self._pseudonyms(role, column)
         self._flags(counts, named)
         return Batch(times, counts, named), self.dirty
+
+    def _find_no_requests(self) -> None:
+        """Mark rows that sum up several requests, and those that a cache answered."""
+        if (requests := self._counts("requests")) is not None:
+            self.dirty |= (requests != 1) & (requests != ABSENT)
+        if (column := self.plan.columns.get("cache_hit")) is not None:
+            coded, values = names(pc.cast(self._raw(column), pa.string()))
+            hits = [from_cache(value) is True for value in values]
+            self.dirty |= np.array([*hits, False], np.bool_)[coded]
 
     def _at(self, place: int) -> Any:  # noqa: ANN401 - Arrow's
         return self.table[place] if isinstance(self.table, dict) else self.table.column(str(place))
@@ -303,7 +312,8 @@ def _is_simple(column: Column) -> bool:
     """Whether a column's cells are written as Arrow reads them."""
     reader = column.reader
     if isinstance(reader, ColumnClock):
-        return reader.unit is not None or reader.order == "ymd"
+        is_plain = reader.unit is not None and reader.decimal == "."
+        return is_plain or (reader.unit is None and reader.order == "ymd")
     if isinstance(reader, Counts):
         return not reader.thousands and reader.decimal == "."
     if isinstance(reader, Spans):

@@ -6,6 +6,7 @@ columns may fit one role: the one with the fewest words beside those that count 
 """
 
 import re
+import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, get_args
@@ -34,12 +35,16 @@ Role = Literal[
     "replica",
     "requests",
     "num_images",
+    "cache_hit",
 ]
 """What a column can be. ``end`` and ``first_token`` are times, ``duration``, ``ttft`` and ``queue``
 spans of time; ``requests`` says how many requests a row sums up; ``day`` is the date beside a time
-of day."""
+of day; ``cache_hit`` says whether a gateway answered, and no server."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
+
+TIMES = frozenset[Role]({"timestamp", "end", "first_token"})
+SPANS = frozenset[Role]({"duration", "ttft", "queue"})
 
 Unit = Literal["s", "ms", "us", "ns"]
 
@@ -54,7 +59,10 @@ UNITS: dict[str, Unit] = {
 
 # Prompts and outputs, by words that need no "tokens" beside them, and by words that do.
 PROMPT = frozenset({"prompt", "prompts", "input", "inputs", "in", "prefill", "isl"})
-PROMPT_IF_TOKENS = PROMPT | {"context", "request", "query", "question", "sent", "ingress"}
+PROMPT_IF_TOKENS = PROMPT | {
+    *("context", "request", "req", "query", "question", "sent", "ingress"),
+    "evaluated",  # llama.cpp's tokens_evaluated
+}
 OUTPUT = frozenset(
     {
         *(
@@ -68,10 +76,12 @@ OUTPUT = frozenset(
             "generation",
         ),
         *("generate", "gen", "decode", "decoded", "candidates", "predicted", "sampled", "osl"),
-        *("eval", "evaluated"),
+        "eval",  # Ollama's eval_count
     }
 )
-OUTPUT_IF_TOKENS = OUTPUT | {"response", "reply", "answer", "result", "received", "egress"}
+OUTPUT_IF_TOKENS = OUTPUT | {
+    *("response", "resp", "reply", "answer", "result", "received", "egress"),
+}
 TOKENS = frozenset({"token", "tokens", "tok", "toks", "tkn", "tkns"})
 COUNTS = TOKENS | {"length", "lengths", "len", "size", "count", "n", "num"}
 NOT_A_COUNT = frozenset(
@@ -79,7 +89,8 @@ NOT_A_COUNT = frozenset(
         *("cost", "costs", "price", "usd", "eur", "dollars", "credits", "spend", "rate", "per"),
         *("reasoning", "thinking", "audio", "image", "images", "video", "text", "tool", "accepted"),
         *("rejected", "prediction", "max", "maximum", "min", "limit", "budget", "remaining"),
-        *("id", "ids", "hash", "char", "chars", "characters", "bytes", "words", "file", "url"),
+        *("id", "ids", "hash", "char", "chars", "character", "characters", "bytes", "words"),
+        *("file", "url", "uncached"),
         *("time", "latency", "duration", "avg", "average", "mean", "median", "throughput"),
         *("window", "cumulative", "embedding", "details", "billed", "truncated", "left"),
     }
@@ -87,23 +98,31 @@ NOT_A_COUNT = frozenset(
 """Words that make of a count of tokens something else, or a part of one."""
 
 CACHED = frozenset({"cached", "cache", "hit", "hits"})
+MISSED = frozenset({"miss", "misses", "missed"})
 CREATED_IN_CACHE = frozenset({"creation", "write", "written", "create"})
 
 # Times. A word for a beginning or an end, or one that only says that it is a time.
-TIME = frozenset({"time", "timestamp", "timestamps", "ts", "date", "datetime", "at", "stamp", "t"})
+TIME = frozenset(
+    {
+        *("time", "timestamp", "timestamps", "ts", "date", "datetime", "at", "stamp", "t"),
+        *("asctime", "messagetime", "tstamp", "dt", "epoch", "unix"),
+    }
+)
 BEGIN = frozenset(
     {
         *("start", "started", "starts", "begin", "began", "begun", "arrival", "arrived", "arrive"),
-        *("receive", "received", "submit", "submitted", "requested", "request", "sent", "send"),
+        *("received", "submit", "submitted", "requested", "request", "sent", "send"),
     }
 )
 WRITTEN = frozenset(
     {
         *("created", "create", "creation", "logged", "log", "event", "recorded", "inserted"),
-        *("generated", "ingested", "observed", "event", "entry"),
+        *("generated", "ingested", "observed", "event", "entry", "receive"),
     }
 )
 """Only when a row was written: taken where nothing says when the request came."""
+
+WRITTEN_RANK = 4
 
 END = frozenset(
     {
@@ -132,6 +151,7 @@ NOT_A_SPAN = frozenset(
         *("tpot", "itl", "inter", "per", "avg", "mean", "first", "ttft", "queue", "queued", "wait"),
         *("waiting", "load", "prefill", "decode", "network", "overhead", "budget", "timeout"),
         *("limit", "max", "min", "cached", "tokenization", "scheduling", "connect", "dns"),
+        *("minute", "minutes", "mins", "hour", "hours", "hrs", "days"),
     }
 )
 
@@ -140,12 +160,13 @@ NOISE = frozenset(
         *("usage", "llm", "ai", "num", "number", "no", "nr", "n", "count", "counts", "total"),
         *("sum", "of", "the", "attributes", "metadata", "body", "data", "fields", "value", "unix"),
         *("epoch", "utc", "gmt", "request", "req", "native", "log", "api", "source", "iso"),
-        *("invocation",),
+        *("invocation", "de", "du", "des", "del", "la", "d", "et", "y", "und", "der"),
     }
 )
 """Words that say nothing more of what a column is."""
 
 WHOLE: dict[Role, frozenset[str]] = {
+    "end": frozenset({"time local", "time iso8"}),  # nginx stamps a line when it writes it
     "status": frozenset(
         {"status", "status code", "http status", "http status code", "response code", "code",
          "http code", "state", "outcome", "response status", "result", "success", "succeeded",
@@ -177,6 +198,10 @@ WHOLE: dict[Role, frozenset[str]] = {
         {"replica", "instance", "instance id", "host", "hostname", "pod", "pod name", "backend",
          "node", "upstream", "upstream addr", "upstream host", "worker", "server", "server id"}
     ),
+    "cache_hit": frozenset(
+        {"cache hit", "cached", "is cached", "cache status", "from cache", "served from cache",
+         "cached response", "cache result"}
+    ),
     "num_images": frozenset({"num images", "images", "image count", "n images"}),
     "requests": frozenset(
         {"requests", "request count", "num requests", "n requests", "requests count",
@@ -185,9 +210,69 @@ WHOLE: dict[Role, frozenset[str]] = {
 }  # fmt: skip
 """Roles that a few whole headings name, in their order; the words of the last one come last."""
 
+LATIN = {
+    known: english
+    for english, words in {
+        "time": "zeit uhrzeit heure hora ora tijd",
+        "timestamp": "zeitstempel zeitpunkt horodatage tijdstip",
+        "date": "datum fecha",
+        "start time": "startzeit anfangszeit",
+        "end time": "endzeit",
+        "start": "anfang debut inicio inizio",
+        "end": "ende fin fine einde",
+        "input": "eingabe entree entrada invoer ingresso",
+        "output": "ausgabe sortie salida saida uscita uitvoer",
+        "input tokens": "eingabetoken eingabetokens",
+        "output tokens": "ausgabetoken ausgabetokens",
+        "tokens": "jeton jetons",
+        "request": "anfrage requete solicitud richiesta verzoek",
+        "response": "antwort reponse respuesta resposta risposta antwoord",
+        "duration": "dauer duree duracion duracao durata duur",
+        "latency": "latenz latence latencia latenza",
+        "model": "modell modele modelo modello",
+        "status": "statut estado stato",
+        "count": "anzahl nombre cantidad",
+    }.items()
+    for known in words.split()
+}
+"""Words of headings in other languages, without accents."""
+
+EASTERN = {
+    known: english
+    for english, words in {
+        "first": "首个 首",
+        "status code": "状态码",
+        "timestamp": "时间戳 時間戳",
+        "datetime": "日時 일시",
+        "duration": "耗时 耗時 时长 時長 所要時間 処理時間 소요",
+        "latency": "延迟 延遲 지연",
+        "ms": "毫秒 ミリ秒 밀리초",
+        "time": "时间 時間 时刻 時刻 시간 시각",
+        "date": "日期 날짜",
+        "input": "输入 輸入 入力 입력",
+        "output": "输出 輸出 出力 출력",
+        "prompt": "提示词 提示 プロンプト 프롬프트",
+        "completion": "补全",
+        "generated": "生成 생성",
+        "tokens": "令牌 词元 トークン 토큰",
+        "request": "请求 請求 调用 リクエスト 요청",
+        "response": "响应 回應 応答 レスポンス 응답",
+        "start": "开始 開始 시작",
+        "end": "结束 結束 終了 종료",
+        "model": "模型 モデル 모델",
+        "status": "状态 ステータス 상태",
+        "total": "总 總 合計 총",
+        "count": "数量 数 數 수",
+        "s": "秒 초",
+    }.items()
+    for known in words.split()
+}
+"""The same where no space parts words; longer ones stand above those that are in them."""
+
 MAIN: frozenset[Role] = frozenset({"timestamp", "input_length", "output_length"})
 
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_A_SECOND = re.compile(r"/\s*(?=s\b|sec)", re.IGNORECASE)
 _WORD = re.compile(r"[a-zµ]+[0-9]?[a-z]*|\d+")
 LONGEST_HEADING = 200
 
@@ -214,15 +299,50 @@ class Meaning:
     """Of a time, where the heading names it."""
 
 
+def role_of(name: str) -> tuple[Role | None, Unit | None]:
+    """Return the role that a name is, and the unit that it ends with; no role where it is none.
+
+    >>> role_of("end"), role_of("duration_ms"), role_of("latency")
+    (('end', None), ('duration', 'ms'), (None, None))
+    """
+    if name in ROLES:
+        return name, None
+    role, _, suffix = name.rpartition("_")
+    return (role, UNITS[suffix]) if role in SPANS | TIMES and suffix in UNITS else (None, None)
+
+
+def unit_of(heading: str) -> Unit | None:
+    """Return a time's unit by its heading; else that which it ends with: ``offset_s``."""
+    *others, last = words_of(heading) or [""]
+    at_the_end = UNITS.get(last) if others else None
+    return next((one.unit for one in meanings(heading) if one.unit), at_the_end)
+
+
 def words_of(heading: str) -> list[str]:
     """Return the words of a heading in lower case, and nothing of what joins them.
 
     >>> words_of("usage.promptTokens (total)")
     ['usage', 'prompt', 'tokens', 'total']
     """
-    spaced = _CAMEL.sub(" ", heading[:LONGEST_HEADING])
+    text = heading[:LONGEST_HEADING]
+    spaced = _CAMEL.sub(" ", text if text.isascii() else _spelt_plainly(text))
+    spaced = _A_SECOND.sub(" per ", spaced)
     found = _WORD.findall(spaced.lower().replace("gen_ai", " ").replace("e2_e", "e2e"))
-    return [part for word in found if not word.isdecimal() for part in _parts(word) or [word]]
+    english = [one for word in found for one in LATIN.get(word, word).split()]
+    return [part for word in english if not word.isdecimal() for part in _parts(word) or [word]]
+
+
+def _spelt_plainly(text: str) -> str:
+    """Return a heading without accents, its eastern words in English.
+
+    >>> _spelt_plainly("Durée (ms)"), _spelt_plainly("输入Token").split()
+    ('Duree (ms)', ['input', 'Token'])
+    """
+    for known, english in EASTERN.items():
+        text = text.replace(known, f" {english} ")
+    return "".join(
+        one for one in unicodedata.normalize("NFD", text) if not unicodedata.combining(one)
+    )
 
 
 def _parts(word: str) -> list[str]:
@@ -241,7 +361,8 @@ def _parts(word: str) -> list[str]:
 
 def meanings(heading: str) -> Iterator[Meaning]:
     """Yield all that a heading may mean; what its values are decides among them."""
-    path = [words for part in heading.split(".") if (words := words_of(part))]
+    parts = [part for part in heading.split(".") if not part.startswith("$")]  # MongoDB's types
+    path = [words for part in parts if (words := words_of(part))]
     if not path:
         return
     leaf = path[-1]
@@ -250,13 +371,21 @@ def meanings(heading: str) -> Iterator[Meaning]:
         or (TOKENS & set(path[-2]) and not TOKENS & set(leaf))
     ):
         leaf = path[-2] + leaf  # timings.prompt.n, tokens.input
+    behind = [*leaf[1:], ""]
+    leaf = [one for one, after in zip(leaf, behind, strict=True) if not _says_unit(one, after)]
     unit = next((UNITS[word] for word in reversed(leaf) if word in UNITS and len(leaf) > 1), None)
     words = [word for word in leaf if word not in UNITS or len(leaf) == 1]
     has = set(words)
     yield from _whole(leaf, len(path))
-    yield from _counts(has, len(path))
+    above = {word for words in path[:-1] for word in words}
+    yield from _counts(has, len(path) + 3 * bool(above & NOT_A_COUNT))
     if not has & PROMPT and (not has & TOKENS or has & {"first", "last"}):
         yield from _times(words, has - TOKENS, unit)
+
+
+def _says_unit(word: str, after: str) -> bool:
+    """Whether "in" stands before a unit, and means no prompt: ``latencyInMillis``."""
+    return word == "in" and after in UNITS
 
 
 def _whole(words: list[str], depth: int) -> Iterator[Meaning]:
@@ -270,7 +399,7 @@ def _counts(has: set[str], depth: int) -> Iterator[Meaning]:
     prompt, output = has & PROMPT_IF_TOKENS, has & OUTPUT_IF_TOKENS
     if has & {"max", "maximum"} and has & TOKENS and not has & PROMPT:
         yield Meaning("max_tokens", len(has))
-    if has & CACHED and has & TOKENS and not output:
+    if has & CACHED and has & TOKENS and not (output or has & MISSED):
         role: Role = "cache_creation_tokens" if has & CREATED_IN_CACHE else "cached_tokens"
         yield Meaning(role, len(has) + depth)
         return
@@ -280,6 +409,8 @@ def _counts(has: set[str], depth: int) -> Iterator[Meaning]:
     if not has & TOKENS:
         prompt, output = has & PROMPT, has & OUTPUT
         rank += 1 if has & COUNTS or has & {"isl", "osl"} else 4
+    if prompt and output:
+        prompt, output = prompt & PROMPT, output & OUTPUT  # request_completion_tokens
     if prompt and output and "eval" in output:
         output = set()  # prompt_eval_count beside eval_count
     beside = has - NOISE - COUNTS - prompt - output
@@ -305,6 +436,9 @@ def _times(  # noqa: C901, PLR0912 - one meaning after another
         if not is_span:
             yield Meaning("ttft", len(rest) + 1, unit)
         return
+    if "to" in has and has & END:  # time_to_last_token, msToFinish
+        yield Meaning("duration", 1, unit)
+        return
     if has & {"queue", "queued", "queueing", "wait", "waiting"}:
         yield Meaning("queue", len(rest), unit)
         return
@@ -312,7 +446,7 @@ def _times(  # noqa: C901, PLR0912 - one meaning after another
         yield Meaning("duration", len(rest - SPAN - TIME) + (not has & {"total", "e2e"}), unit)
         return
     if is_time and has & AMBIGUOUS and not has & NOT_A_SPAN:
-        rank = 1 if "generation" in has else 4
+        rank = 1 if "generation" in has or has == {"total", "time"} else 4
         yield Meaning("duration", rank + len(rest - AMBIGUOUS - TIME), unit)
     rank = len(rest - TIME - BEGIN - END - WRITTEN)
     if rank > 1 or has & NOT_A_TIME:
@@ -323,7 +457,7 @@ def _times(  # noqa: C901, PLR0912 - one meaning after another
     elif has & (BEGIN - {"request"}) and (is_time or rest <= BEGIN):
         yield Meaning("timestamp", rank, unit)
     elif has & WRITTEN and (is_time or words[0] in WRITTEN):
-        yield Meaning("timestamp", 4 + rank, unit)
+        yield Meaning("timestamp", WRITTEN_RANK + rank, unit)
     elif has & TIME:
         yield Meaning("timestamp", 2 + 2 * rank, unit)
         if has & {"date", "day"}:

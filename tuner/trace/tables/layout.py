@@ -4,55 +4,75 @@ The rules are in ``headings``, ``clocks`` and ``cells``. What was decided is sai
 decided where two readings are possible. Pure.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
-
-import msgspec
 
 from tuner.system.printable import printable
 from tuner.trace.formats.reading.header import TimeUnit
-from tuner.trace.formats.reading.json_rows import TEXT_KEYS, is_text
+from tuner.trace.formats.reading.json_rows import TEXT_KEYS
 from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.tables.cells import (
     Counts,
     Spans,
     counts_of,
     error_in,
+    from_cache,
     is_empty,
     spans_of,
     status_in,
 )
 from tuner.trace.tables.clocks import (
+    COMPACT,
+    CUT_SHORT,
+    FROM_SOME_START,
+    NUMERIC,
     ColumnClock,
     TwoReadings,
-    bounded,
+    as_number,
     clock_of_dates,
     clock_of_numbers,
-    number,
 )
-from tuner.trace.tables.headings import MAIN, ROLES, UNITS, Role, Unit, meanings, words_of
+from tuner.trace.tables.headings import (
+    MAIN,
+    ROLES,
+    SPANS,
+    TIMES,
+    WRITTEN_RANK,
+    Role,
+    Unit,
+    meanings,
+    role_of,
+    unit_of,
+    words_of,
+)
+from tuner.trace.tables.marks import decimal_marks
 from tuner.trace.tables.plan import Column, Refusal, TablePlan
+from tuner.trace.tables.sample import FirstRows
 
-TIMES = frozenset[Role]({"timestamp", "end", "first_token"})
-SPANS = frozenset[Role]({"duration", "ttft", "queue"})
 COUNTS = frozenset[Role](
     {
         *("input_length", "output_length", "total_length", "cached_tokens", "requests"),
         *("cache_creation_tokens", "max_tokens", "num_images"),
     }
 )
+NEEDED = frozenset[Role](
+    {"timestamp", "day", "input_length", "output_length", "total_length", "duration", "requests"}
+)
+"""What is not clear of these is refused; of the others the column is left out."""
+
 USABLE = 0.5
 """Share of a column's values that must be of its kind; rows with others are judged one by one."""
 
 RELATIVE = 3
 """How much worse a time that counts from some start fits than a date."""
 
-SAME_TIME_MS = 1000
-"""Two columns that say the same time differ by less: one of them may be of whole seconds."""
+SAYS_NOTHING = 10
+"""How much worse a time fits that is the same in all rows: when a report begins or ends."""
 
-
-_decode = msgspec.json.Decoder().decode
+TOLD: tuple[Role, ...] = ("timestamp", "input_length", "output_length", "end", "duration")
+CREATED: tuple[Role, int] = ("timestamp", WRITTEN_RANK)
 
 
 class _RefusedError(Exception):
@@ -79,7 +99,8 @@ class _Planner:
         self, headings: Sequence[str], rows: Sequence[Sequence[Any]], asked: TableOptions
     ) -> None:
         self.headings, self.asked = headings, asked
-        self.values = [[row[place] for row in rows] for place in range(len(headings))]
+        self.sample = FirstRows(headings, rows)
+        self.values = self.sample.values
         self.found: dict[Role, Column] = {}
         self.said: list[str] = []
 
@@ -94,7 +115,10 @@ class _Planner:
                 try:
                     self._find(role)
                 except _RefusedError as problem:
-                    problems += [] if role in ("end", "first_token") else [problem]
+                    if role in NEEDED:
+                        problems.append(problem)
+                    elif role not in TIMES:
+                        self.said.append(f"{role} is left out: {problem}")
         if problems:
             first = problems[0]
             return Refusal(
@@ -124,58 +148,38 @@ class _Planner:
                 try:
                     column = self._read(role, place, meaning.unit)
                 except _RefusedError as problem:
-                    problems.append((meaning.rank, problem))
+                    relative = problem.time_forms == FROM_SOME_START
+                    problems.append((meaning.rank + RELATIVE * relative, problem))
                     continue
                 if column is not None:
                     reader = column.reader
                     relative = isinstance(reader, ColumnClock) and not reader.dated
-                    fitting.append((meaning.rank + RELATIVE * relative, column))
+                    odd = RELATIVE * relative + SAYS_NOTHING * self._says_nothing(role, place)
+                    fitting.append((meaning.rank + odd, column))
         if problems and not any(rank <= problems[0][0] for rank, _ in fitting):
             raise min(problems, key=lambda one: one[0])[1]
+        if role == "end":
+            fitting = [(rank, column) for rank, column in fitting if rank < SAYS_NOTHING]
         if fitting:
             best = min(rank for rank, _ in fitting)
             self._take(role, [column for rank, column in fitting if rank == best])
 
+    def _says_nothing(self, role: Role, place: int) -> bool:
+        return role in TIMES and self.sample.is_constant(place)
+
     def _take(self, role: Role, fitting: Sequence[Column]) -> None:
         """Take one of the columns that fit a role as well as each other."""
-        whole = [one for one in fitting if role == "duration" and self._is_whole(one, fitting)]
+        whole = [
+            one for one in fitting if role == "duration" and self.sample.is_whole(one, fitting)
+        ]
         first, *others = whole or fitting
         for other in others:
-            if role in COUNTS | TIMES | SPANS and not self._alike(first, other):
+            if role in COUNTS | TIMES | SPANS and not self.sample.alike(first, other):
                 raise _RefusedError(
                     f"both {_named(first)} and {_named(other)} may be {role}",
                     columns={role: self._unique(first.place)},
                 )
         self.found[role] = first
-
-    def _is_whole(self, one: Column, others: Sequence[Column]) -> bool:
-        """Whether no other span of time is longer in any row: then it is the whole request's."""
-        return all(
-            a >= b
-            for other in others
-            for a, b in zip(self._spans_ms(one), self._spans_ms(other), strict=True)
-            if a is not None and b is not None
-        )
-
-    def _spans_ms(self, column: Column) -> list[float | None]:
-        assert isinstance(column.reader, Spans)
-        read = [column.reader.ms(cell) for cell in self.values[column.place]]
-        return [one if isinstance(one, float | int) else None for one in read]
-
-    def _alike(self, one: Column, other: Column) -> bool:
-        """Whether two columns say the same, up to a second of a time."""
-        for cell, cell_of_other in zip(
-            self.values[one.place], self.values[other.place], strict=True
-        ):
-            if isinstance(one.reader, ColumnClock) and isinstance(other.reader, ColumnClock):
-                at, at_other = one.reader.ms(cell), other.reader.ms(cell_of_other)
-                if isinstance(at, str) or isinstance(at_other, str):
-                    return False
-                if abs(at - at_other) >= SAME_TIME_MS:
-                    return False
-            elif cell != cell_of_other:
-                return False
-        return True
 
     def _read(  # noqa: PLR0911 - one kind of role after another
         self, role: Role, place: int, unit: Unit | None
@@ -201,6 +205,8 @@ class _Planner:
         if role == "status":
             usable = sum(status_in(one, flag=True) is not None for one in known)
             return Column(heading, place) if usable >= USABLE * len(known) else None
+        if role == "cache_hit" and any(from_cache(one) is None for one in known):
+            return None
         if role == "error" and all(error_in(one) == "ok" for one in values):
             return None
         return Column(heading, place)
@@ -209,20 +215,40 @@ class _Planner:
         self, role: Role, place: int, known: Sequence[Any], unit: Unit | None
     ) -> ColumnClock | None:
         asked, values = self.asked.time_unit, self.values[place]
-        numbers = [n for one in known if (n := _as_number(one)) is not None]
+        texts = [str(one).strip() for one in known]
+        decimal = decimal_marks([text for text in texts if NUMERIC.fullmatch(text)])
+        numbers = [n for one in known if (n := as_number(one, decimal[0])) is not None]
         found: ColumnClock | TwoReadings | None
-        if len(numbers) > USABLE * len(known):
+        if len(numbers) > USABLE * len(known) and not all(map(COMPACT.fullmatch, texts)):
+            self._refuse_odd_numbers(place, known, decimal)
             found = clock_of_numbers(numbers, heading=unit, asked=asked if role != "day" else None)
+            if isinstance(found, ColumnClock):
+                found = replace(found, decimal=decimal)
         else:
-            found = clock_of_dates([str(one).strip() for one in known], asked=asked)
+            found = clock_of_dates(texts, asked=asked)
         if isinstance(found, TwoReadings):
             what = f"{self.headings[place]}: {found.what}"
             if found.odd is not None:
-                row = next(n for n, one in enumerate(values) if _as_number(one) == found.odd)
+                row = next(
+                    n for n, one in enumerate(values) if as_number(one, decimal) == found.odd
+                )
                 what += f" (row {row + 1}); of one unit, the others are dropped and counted"
             raise _RefusedError(what, time_forms=found.choices)
         is_day = found is not None and found.unit is None and found.order != "time"
         return found if role != "day" or is_day else None
+
+    def _refuse_odd_numbers(self, place: int, known: Sequence[Any], decimal: str) -> None:
+        """Raise where a spreadsheet cut digits off, or a comma may part either."""
+        heading, first = self.headings[place], str(known[0]).strip()
+        if all(isinstance(one, str) and CUT_SHORT.fullmatch(one.strip()) for one in known):
+            raise _RefusedError(
+                f"{heading}: {first} lost its last digits: a spreadsheet wrote it so; show the "
+                f"column as whole numbers there, and export it again"
+            )
+        if len(decimal) > 1:
+            raise _RefusedError(
+                f"{heading}: {first} may be {first.replace(',', '')} or {first.replace(',', '.')}"
+            )
 
     def _spans(self, role: Role, place: int, unit: Unit | None) -> Spans | None:
         heading, values = self.headings[place], self.values[place]
@@ -247,7 +273,12 @@ class _Planner:
         for name, heading in sorted(self.asked.columns.items(), key=lambda one: one[0] in SPANS):
             if not heading:
                 continue
-            role, unit = _role_of(name)
+            role, unit = role_of(name)
+            if role is None:
+                raise _RefusedError(
+                    f"{name!r} is nothing that a column can be (times and spans also with their "
+                    f"unit, as duration_ms): {', '.join(ROLES)}"
+                )
             places = [
                 place
                 for place, known in enumerate(self.headings)
@@ -260,7 +291,7 @@ class _Planner:
             if len(places) != 1:
                 what = f"{len(places)} columns are headed" if places else "no column is headed"
                 raise _RefusedError(f"{what} {heading!r}")
-            column = self._read(role, places[0], unit or _unit_of(self.headings[places[0]]))
+            column = self._read(role, places[0], unit or unit_of(self.headings[places[0]]))
             if column is None:
                 shown = next((one for one in self.values[places[0]] if not is_empty(one)), "")
                 raise _RefusedError(f"{heading} cannot be {role}: it holds {str(shown)[:40]!r}")
@@ -269,6 +300,10 @@ class _Planner:
     def _combine(self) -> None:
         """Join a day with its time of day, and drop what another column says better."""
         self._join_day()
+        self._begin_when_created()
+        if self._place("timestamp") == self._place("end"):
+            self.found.pop("timestamp" if "duration" in self.found else "end", None)
+        self._drop_other_clocks()
         if "requests" in self.found:  # then a row is a stretch of time, and not a request
             for role in (TIMES | SPANS) - {"timestamp"}:
                 self.found.pop(role, None)
@@ -276,6 +311,36 @@ class _Planner:
             self.found.pop("duration", None)
         if self.found.keys() >= {"input_length", "output_length"}:
             self.found.pop("total_length", None)
+
+    def _drop_other_clocks(self) -> None:
+        """Leave out times that count from another start than the arrivals, and a span that does
+        so from one start."""
+        time, span = self.found.get("timestamp"), self.found.get("duration")
+        if time is None or not isinstance(time.reader, ColumnClock):
+            return
+        for role in TIMES & self.found.keys():
+            reader = self.found[role].reader
+            if isinstance(reader, ColumnClock) and reader.dated != time.reader.dated:
+                del self.found[role]
+        is_asked = any(name.startswith("duration") for name in self.asked.columns)
+        if span is not None and not is_asked and self.sample.runs_on(span, time):
+            del self.found["duration"]
+
+    def _begin_when_created(self) -> None:
+        """Take when a row was created for the arrival where what it stands for began later."""
+        started = self.found.get("timestamp")
+        if started is None or "timestamp" in self.asked.columns:
+            return
+        for place, heading in enumerate(self.headings):
+            for one in meanings(heading):
+                if (one.role, one.rank) == CREATED:
+                    with suppress(_RefusedError):
+                        created = self._read("timestamp", place, one.unit)
+                        if created and self.sample.waited(created, started):
+                            self.found["timestamp"] = created
+
+    def _place(self, role: Role) -> int | None:
+        return self.found[role].place if role in self.found else None
 
     def _join_day(self) -> None:
         day, time = self.found.pop("day", None), self.found.get("timestamp")
@@ -286,10 +351,10 @@ class _Planner:
                 Column(heading, place, clock)
                 for place, heading in enumerate(self.headings)
                 if place != day.place and any(one.role == "timestamp" for one in meanings(heading))
-                for clock in [clock_of_dates(self._texts(place), asked=None)]
+                for clock in [clock_of_dates(self.sample.texts(place), asked=None)]
                 if isinstance(clock, ColumnClock) and clock.order == "time"
             )
-            time = next(times, None) if self._is_midnight(day) else None
+            time = next(times, None) if self.sample.is_midnight(day) else None
         if time is None or not isinstance(time.reader, ColumnClock) or time.reader.order != "time":
             return
         joined = [
@@ -301,13 +366,6 @@ class _Planner:
         if isinstance(clock, ColumnClock):
             self.found["day"] = day
             self.found["timestamp"] = Column(time.heading, time.place, clock)
-
-    def _is_midnight(self, day: Column) -> bool:
-        read = [day.reader.ms(text) for text in self._texts(day.place)] if day.reader else []  # type: ignore[union-attr]
-        return all(isinstance(ms, float) and ms % 86_400_000 == 0 for ms in read)
-
-    def _texts(self, place: int) -> list[str]:
-        return [str(one).strip() for one in self.values[place] if not is_empty(one)]
 
     def _missing(self) -> list[Role]:
         found = self.found.keys()
@@ -351,11 +409,7 @@ class _Planner:
         return len(MAIN & named) >= 2
 
     def _taken(self) -> dict[str, str]:
-        return {role: one.heading for role, one in self.found.items() if role in self._main()}
-
-    @staticmethod
-    def _main() -> tuple[Role, ...]:
-        return ("timestamp", "input_length", "output_length", "end", "duration")
+        return {role: one.heading for role, one in self.found.items() if role in TOLD}
 
     def _unique(self, place: int) -> str:
         """Return what names a column and no other."""
@@ -371,7 +425,7 @@ class _Planner:
             if {"id", "ids"} & {*words_of(self.headings[place])}:
                 continue
             try:
-                unit = _unit_of(self.headings[place])
+                unit = unit_of(self.headings[place])
                 column = self._read(role, place, unit) if known else None
             except _RefusedError:
                 column = None
@@ -388,12 +442,11 @@ class _Planner:
         ]
 
     def _prompt_is_sum(self) -> bool:
-        names = [
-            "_".join(words_of(self.found[role].heading.rpartition(".")[2]))
-            for role in _ANTHROPIC
-            if role in self.found
-        ]
-        return names == [*_ANTHROPIC.values()]
+        """Whether this is Anthropic's usage, which counts what is written to the cache apart."""
+        if not self.found.keys() >= {"input_length", "cached_tokens", "cache_creation_tokens"}:
+            return False
+        heading = self.found["input_length"].heading.rpartition(".")[2]
+        return words_of(heading) == ["input", "tokens"]
 
     def _sentences(self) -> list[str]:
         for role, column in self.found.items():
@@ -401,7 +454,7 @@ class _Planner:
             why = reader.why if isinstance(reader, ColumnClock | Spans) else ""
             if isinstance(reader, Counts) and reader.thousands:
                 why = f"with {reader.thousands!r} between thousands"
-            if why or role in self._main() or column.heading.lower() != role:
+            if why or role in TOLD or column.heading.lower() != role:
                 self.said.append(f"{role} from {_named(column)}" + (f", {why}" if why else ""))
         if self._prompt_is_sum():
             self.said.append(
@@ -410,75 +463,5 @@ class _Planner:
         return self.said
 
 
-_ANTHROPIC: dict[Role, str] = {
-    "input_length": "input_tokens",
-    "cached_tokens": "cache_read_input_tokens",
-    "cache_creation_tokens": "cache_creation_input_tokens",
-}
-
-
-def _role_of(name: str) -> tuple[Role, Unit | None]:
-    """Return the role, and the unit that the name says: ``duration_ms``."""
-    role, _, suffix = name.rpartition("_")
-    if name in ROLES:
-        return name, None
-    if role in SPANS | TIMES and suffix in UNITS:
-        return role, UNITS[suffix]
-    raise _RefusedError(
-        f"{name!r} is nothing that a column can be (times and spans also with their unit, as "
-        f"duration_ms): {', '.join(ROLES)}"
-    )
-
-
-def _unit_of(heading: str) -> Unit | None:
-    """Return a time's unit by its heading; else that which it ends with: ``offset_s``."""
-    *others, last = words_of(heading) or [""]
-    at_the_end = UNITS.get(last) if others else None
-    return next((one.unit for one in meanings(heading) if one.unit), at_the_end)
-
-
 def _named(column: Column) -> str:
     return repr(column.heading) if column.heading else f"column #{column.place + 1}"
-
-
-def _as_number(value: object) -> float | None:
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return bounded(value)
-    text = str(value).strip()
-    return number(text) if number(text) is not None else number(text.replace(",", "."))
-
-
-def holds_text(value: object) -> bool:
-    """Whether a cell of a column for text says anything."""
-    return is_text(value) and number(str(value)) is None
-
-
-def flattened(
-    value: Mapping[str, Any], prefix: str = "", depth: int = 4
-) -> Iterable[tuple[str, Any]]:
-    """Yield (dotted path, value) of all that stands in nested objects, also in those that a log
-    wraps up as text."""
-    for key, held in value.items():
-        path = f"{prefix}{key}"
-        if (inner := unwrapped(held)) and depth:
-            yield from flattened(inner, f"{path}.", depth - 1)
-        else:
-            yield path, held
-
-
-def unwrapped(held: object) -> dict[str, Any] | None:
-    """Return an object, or the one that a text is in JSON; None for what is none."""
-    if isinstance(held, str):
-        return _wrapped(held) if held.startswith("{") else None
-    return held if isinstance(held, dict) else None
-
-
-@lru_cache(maxsize=4)  # a row asks once for each of its columns
-def _wrapped(text: str) -> dict[str, Any] | None:
-    try:
-        found = _decode(text)
-    except (msgspec.DecodeError, UnicodeEncodeError, RecursionError):
-        return None
-    return found if isinstance(found, dict) else None

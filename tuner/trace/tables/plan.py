@@ -1,8 +1,8 @@
 """The shape of a table, the plan to read it by, and the refusal where there is none. Pure."""
 
 import shlex
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.errors import TraceError
@@ -12,10 +12,15 @@ from tuner.trace.formats.reading.trace_file import STDIN, TableOptions
 from tuner.trace.tables.cells import Counts, Spans
 from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.headings import Role
+from tuner.trace.tables.nested import at, flattened
 
 SOURCE = "table"
+MOST_INSIDE = 2000
 SHOWN = 12
 """Headings that a refusal lists."""
+
+NO_UTF_8 = "\ufffd"
+"""What stands for bytes that are none."""
 
 
 Reads = ColumnClock | Counts | Spans | None
@@ -39,12 +44,38 @@ class Shape:
     headed: bool = True
     """False where the first line holds values already."""
 
+    inside: tuple[str, ...] = ()
+    """The last of the headings: paths to what cells hold as JSON."""
+
     shift: int = 0
     """Cells that a row has more than there are headings: 1 before them where rows are named, -1
     behind where each line ends in a delimiter."""
 
     whole: bool = False
     """All rows are in one JSON document, which must be read at once."""
+
+    @property
+    def width(self) -> int:
+        """How many cells a row has."""
+        return len(self.headings) - len(self.inside)
+
+    def opened(self) -> "Shape":
+        """Return the table with what its cells hold as JSON objects as columns of their own."""
+        held = [dict(zip(self.headings, cells, strict=True)) for cells in self.sample]
+        rows = [dict(flattened(row)) for row in held]
+        paths = dict.fromkeys(path for row in rows for path in row if path not in self.headings)
+        inside = tuple(paths)[:MOST_INSIDE]
+        sample = tuple(
+            (*cells, *map(row.get, inside)) for cells, row in zip(self.sample, rows, strict=True)
+        )
+        return replace(self, headings=(*self.headings, *inside), sample=sample, inside=inside)
+
+    def with_inside(self, cells: Sequence[Any]) -> Sequence[Any]:
+        """Return the cells of a row, and what stands within them."""
+        if not self.inside:
+            return cells
+        held = dict(zip(self.headings, cells, strict=False))
+        return [*cells, *(at(held, path) for path in self.inside)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +145,9 @@ def refused(place: str, shape: Shape, plan: Refusal, asked: TableOptions) -> Tra
     seen = ", ".join(named[:SHOWN]) + (", …" if len(named) > SHOWN else "")
     taken = ", ".join(f"{role}={heading}" for role, heading in plan.taken.items())
     message = f"{place}:{max(1, shape.first_line - 1)}: {plan.what}; seen: {seen}"
+    if any(NO_UTF_8 in heading for heading in shape.headings):
+        cure = "Convert it first, with the name of its encoding: iconv -f GB18030 -t UTF-8 FILE."
+        return TraceError(f"{printable(message)}: headings are not UTF-8", hint=cure)
     message = printable(message + (f"; taken: {taken}" if taken else ""))
     if not plan.columns and not plan.time_forms:
         cure = "Export it with the time, the prompt's and the output's tokens."

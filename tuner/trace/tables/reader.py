@@ -22,13 +22,15 @@ from tuner.trace.formats.reading.trace_file import TableOptions, TraceFile
 from tuner.trace.tables.arrow_files import ArrowFile
 from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.columns import Columnar
-from tuner.trace.tables.layout import holds_text, plan_of, unwrapped
+from tuner.trace.tables.nested import at, holds_text
 from tuner.trace.tables.plan import Refusal, Shape, TablePlan, header_of, refused
 from tuner.trace.tables.rows import Converter, Dropped
-from tuner.trace.tables.shape import FOOTER, RULE, TYPES, records, rows_of_document
+from tuner.trace.tables.shape import FOOTER, TYPES, is_drawn, planned, records, rows_of_document
 
 SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
 """How far times go back where clocks are set back by an hour, with the gap between two rows."""
+
+HALF_A_DAY_MS = 12 * 3_600_000.0
 
 SUNDAY, NIGHT_HOURS, MONTHS_SET_BACK = 6, (0, 4), (3, 4, 9, 10, 11)
 """When clocks are set back, all over the world."""
@@ -134,7 +136,7 @@ class TableReader:
             stripped = ((place, line.strip()) for place, line in numbered)
             yield from self._of_json((place, line) for place, line in stripped if line)
             return
-        own, width = [*self.shape.headings], len(self.shape.headings)
+        own, width = [*self.shape.headings[: self.shape.width]], self.shape.width
         bare = ((place, line.removesuffix(b"\r")) for place, line in numbered)
         counted = ((place, line) for place, line in bare if self._counts(place, line))
         for place, cells in records(counted, self.shape.delimiter):
@@ -147,7 +149,7 @@ class TableReader:
                 at_end = place == self.lines.unterminated
                 self.lines.tally.drop("truncated" if at_end else "malformed", place)
                 continue
-            yield from self.converted(cells, place)
+            yield from self.converted(self.shape.with_inside(cells), place)
 
     def _counts(self, number: int, line: bytes) -> bool:
         """Whether a line is part of a row: not blank, not drawn, not too long."""
@@ -155,7 +157,9 @@ class TableReader:
         if len(line) > self.lines.longest:
             self.lines.too_long(number)
             return False
-        return bool(bare) and not (RULE.fullmatch(bare) or FOOTER.fullmatch(bare))
+        return bool(bare) and not (
+            is_drawn(bare, self.shape.delimiter.encode()) or FOOTER.fullmatch(bare)
+        )
 
     def _of_objects(self) -> Iterator[Batch]:
         if self.shape.whole:
@@ -172,7 +176,7 @@ class TableReader:
             yield from self.converted(self._cells(found), place)
 
     def _cells(self, found: dict[str, Any]) -> list[Any]:
-        return [_at(found, heading) for heading in self.shape.headings]
+        return [at(found, heading) for heading in self.shape.headings]
 
     def converted(self, cells: Sequence[Any], number: int) -> Iterator[tuple[int, Row]]:
         for place in self.plan.text:
@@ -188,27 +192,39 @@ class TableReader:
             yield number, row
 
     def _in_order(self, batch: Batch, first: int) -> Batch:
-        """Return the batch. Raises TraceError where local times show an hour twice."""
+        """Return the batch. Raises TraceError where local times show an hour twice, and times of
+        day those of two days."""
         column = self.plan.columns.get("timestamp")
         clock = None if column is None else column.reader
         if column is None or not isinstance(clock, ColumnClock):
             return batch
-        if clock.unit is not None or clock.zoned or not clock.dated:
+        is_local = clock.unit is None and clock.dated and not clock.zoned
+        if not is_local and clock.order != "time":
             return batch
         times_ms = np.concatenate(
             [[self.last_ms or batch.times["timestamp"][0]], batch.times["timestamp"]]
         )
         self.last_ms = float(times_ms[-1])
         steps_ms = np.diff(times_ms)
-        for at in np.flatnonzero(
-            (-steps_ms >= SET_BACK_MS[0]) & (-steps_ms <= SET_BACK_MS[1])
+        if clock.order == "time":
+            if (np.abs(steps_ms) >= HALF_A_DAY_MS).any():
+                raise TraceError(
+                    f"{self.lines.place}: from line {first} on, {column.heading!r} passes midnight,"
+                    " and no column says which day it is",
+                    hint="Export the date too; or cut the file there.",
+                )
+            return batch
+        newest_first = bool((steps_ms < 0).sum() > (steps_ms > 0).sum())
+        back_ms = steps_ms if newest_first else -steps_ms
+        for place in np.flatnonzero(
+            (back_ms >= SET_BACK_MS[0]) & (back_ms <= SET_BACK_MS[1])
         ).tolist():
-            before = datetime.fromtimestamp(times_ms[at] / 1000, UTC)
+            before = datetime.fromtimestamp(times_ms[place + newest_first] / 1000, UTC)
             at_night = NIGHT_HOURS[0] <= before.hour < NIGHT_HOURS[1]
             if before.weekday() == SUNDAY and at_night and before.month in MONTHS_SET_BACK:
                 raise TraceError(
                     f"{self.lines.place}: from line {first} on, {column.heading!r} goes back from "
-                    f"{before:%Y-%m-%d %H:%M:%S} by {-steps_ms[at] / 60_000:.0f} min: clocks were "
+                    f"{before:%Y-%m-%d %H:%M:%S} by {back_ms[place] / 60_000:.0f} min: clocks were "
                     f"set back, and times without a zone have that hour twice",
                     hint="Export times in UTC or with their zone; or cut the file there.",
                 )
@@ -225,11 +241,11 @@ class TableReader:
 def of_arrow_file(lines: TraceFile, asked: TableOptions) -> Source:
     """Return the source of a table in a Parquet or Arrow file. Raises TraceError."""
     file = ArrowFile(lines.path)
-    plan = plan_of(file.shape.headings, file.shape.sample, asked)
+    shape, plan = planned(file.shape, asked)
     if isinstance(plan, Refusal):
-        raise refused(lines.place, file.shape, plan, asked)
+        raise refused(lines.place, shape, plan, asked)
     lines.tally.said += plan.said
-    reader = _ArrowReader(lines, file, plan)
+    reader = _ArrowReader(lines, file, shape, plan)
     return columnar(
         header_of(plan), reader.batches(), again=reader.again, absolute=True, undated=not plan.dated
     )
@@ -238,10 +254,16 @@ def of_arrow_file(lines: TraceFile, asked: TableOptions) -> Source:
 class _ArrowReader:
     """Reads the rows of a Parquet or Arrow file; their numbers stand for lines."""
 
-    def __init__(self, lines: TraceFile, file: ArrowFile, plan: TablePlan) -> None:
-        self.lines, self.file, self.plan = lines, file, plan
-        self.reader = TableReader(lines, file.shape, plan)
-        self.wanted = {*(column.place for column in plan.columns.values()), *plan.text}
+    def __init__(self, lines: TraceFile, file: ArrowFile, shape: Shape, plan: TablePlan) -> None:
+        self.lines, self.file, self.shape, self.plan = lines, file, shape, plan
+        self.reader = TableReader(lines, shape, plan)
+        used = {*(column.place for column in plan.columns.values()), *plan.text}
+        own = shape.headings[: shape.width]
+        self.wanted = {
+            place
+            for place, heading in enumerate(own)
+            if place in used or any(path.startswith(f"{heading}.") for path in shape.inside)
+        }
 
     def batches(self, only: Collection[int] | None = None) -> Iterator[Batch]:
         self.file.read = self.lines.counted
@@ -263,12 +285,11 @@ class _ArrowReader:
         batch, dirty = found if found is not None else (None, np.ones(size, np.bool_))
         places = np.flatnonzero(dirty)
         cells = {place: column.take(places).to_pylist() for place, column in table.items()}
-        width = len(self.file.shape.headings)
         slow = [
             one
-            for at, place in enumerate(places.tolist())
-            for row in [[cells[c][at] if c in cells else None for c in range(width)]]
-            for one in self.reader.converted(row, first + place)
+            for number, place in enumerate(places.tolist())
+            for row in [[cells[c][number] if c in cells else None for c in range(self.shape.width)]]
+            for one in self.reader.converted(self.shape.with_inside(row), first + place)
         ]
         yield from self.reader.joined(first, batch, dirty, slow)
 
@@ -291,13 +312,3 @@ def _cut(block: bytes) -> int:
 def _batched(rows: Iterator[Row]) -> Iterator[Batch]:
     while some := list(islice(rows, ROWS)):
         yield Batch.of(some)
-
-
-def _at(found: dict[str, Any], heading: str) -> Any:  # noqa: ANN401 - any JSON
-    """Return what stands at a dotted path, whose parts may have dots themselves."""
-    if heading in found:
-        return found[heading]
-    for key, held in found.items():
-        if heading.startswith(f"{key}.") and (inner := unwrapped(held)) is not None:
-            return _at(inner, heading[len(key) + 1 :])
-    return None

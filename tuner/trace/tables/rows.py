@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from tuner.trace.formats.reading.record import SERVED, Reason, Row, Status
 from tuner.trace.formats.reading.scalars import Pseudonyms, flag, is_absent
-from tuner.trace.tables.cells import Counts, Spans, error_in, is_empty, status_in
+from tuner.trace.tables.cells import Counts, Spans, error_in, from_cache, is_empty, status_in
 from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.headings import Role
 from tuner.trace.tables.plan import TablePlan
@@ -49,6 +49,8 @@ class Converter:
     def _row(self, cells: Sequence[Any]) -> Row:
         if self._count("requests", cells) not in (None, 1):
             raise _DroppedError("several_requests", self._heading("requests"))
+        if "cache_hit" in self.plan.columns and from_cache(self._cell("cache_hit", cells)):
+            raise _DroppedError("cache_hit", self._heading("cache_hit"))
         status = self._status(cells)
         end_ms = self._time("end", cells)
         duration_ms = self._span("duration", cells)

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 
 from tuner.trace.formats.reading.json_values import spans_lines
-from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES
+from tuner.trace.formats.reading.trace_file import SAMPLE_BYTES, TableOptions
 from tuner.trace.tables.clocks import is_date, number
 from tuner.trace.tables.headings import MAIN, Role, meanings
-from tuner.trace.tables.layout import flattened
-from tuner.trace.tables.plan import Shape
+from tuner.trace.tables.layout import plan_of
+from tuner.trace.tables.nested import flattened
+from tuner.trace.tables.plan import Refusal, Shape, TablePlan
 
 DELIMITERS = (",", ";", "\t", "|")
 HEADINGS_WITHIN = 25
@@ -26,7 +27,11 @@ MAX_CELL_BYTES = 2**22
 RULE = re.compile(rb"[\s|+:=-]{3,}")
 """A line that only draws: under the headings of psql's and Markdown's tables."""
 
-FOOTER = re.compile(rb"\(\d+ rows?\)|\(\d+ rows? affected\)")
+FOOTER = re.compile(
+    rb"\(?\d+ rows?(?: affected| in set| selected)?\)?\.?(?: \([\d.]+ sec\))?", re.IGNORECASE
+)
+"""What psql, sqlcmd, mysql and SQL*Plus write below a table."""
+
 TYPES = re.compile(
     r"(?:Nullable\(|LowCardinality\()*(?:U?Int\d+|Float\d+|Decimal.*|DateTime\d*.*|Date\d*|String|"
     r"FixedString.*|Bool|UUID|Enum.*|Array.*|Map.*|IPv\d)\)*"
@@ -45,19 +50,47 @@ def text_shape(head: bytes, *, delimiter: str | None, named: Sequence[str] = ())
     if lines and (hint := re.fullmatch(r"sep=(.)", lines[0].strip('"\ufeff '))):
         delimiter = delimiter or hint[1]
         lines[0] = ""
-    best: tuple[tuple[int, ...], Shape] | None = None
-    for one in (delimiter,) if delimiter else DELIMITERS:
-        found = _cells_of(lines[:HEADINGS_WITHIN], one)
-        for line_number, cells in found:
-            score = _score(cells, named)
-            if score is not None and (best is None or score > best[0]):
-                best = (score, Shape(tuple(cells), (), one, line_number + 1))
+    best = _headings_in(lines, (delimiter,) if delimiter else DELIMITERS, named)
     if best is None:
-        return None
+        return None if delimiter else _parted_by_spaces(lines)
     (known, *_), shape = best
     if not known and _holds_values(shape.headings):
         shape = _without_headings(lines, delimiter) or shape
     return _with_sample(shape, lines)
+
+
+def is_drawn(line: bytes, delimiter: bytes) -> bool:
+    """Whether a line only draws: no cell of a row is ``---``."""
+    return RULE.fullmatch(line) is not None or (
+        b"---" in line and RULE.fullmatch(line.replace(delimiter, b"")) is not None
+    )
+
+
+Scored = tuple[tuple[int, ...], Shape]
+
+
+def _headings_in(
+    lines: Sequence[str], delimiters: Iterable[str], named: Sequence[str]
+) -> Scored | None:
+    """Return the row that looks most like headings, as the shape of a table; and how much so."""
+    best: Scored | None = None
+    for one in delimiters:
+        for line_number, cells in _cells_of(lines[:HEADINGS_WITHIN], one):
+            score = _score(cells, named)
+            if score is not None and (best is None or score > best[0]):
+                best = (score, Shape(tuple(cells), (), one, line_number + 1))
+    return best
+
+
+def _parted_by_spaces(lines: Sequence[str]) -> Shape | None:
+    """Return the shape of a table whose rows have as many words as its headings."""
+    best = _headings_in(lines, " ", ())
+    if best is None or best[0][0] < len(MAIN):
+        return None
+    shape = best[1]
+    rows = _cells_of(lines[shape.first_line - 1 :][:SAMPLE_ROWS], " ")
+    is_even = all(len(cells) == len(shape.headings) for _, cells in rows)
+    return _with_sample(shape, lines) if is_even else None
 
 
 def _lines(head: bytes) -> list[str]:
@@ -209,24 +242,12 @@ def rows_of_document(found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - 
         return
     listed = [held for _, held in flattened(found) if isinstance(held, list)]
     objects = [held for held in listed if held and all(isinstance(one, dict) for one in held)]
-    headings = next(
-        (
-            found[key]
-            for key in ("columns", "fields", "headers")
-            if isinstance(found.get(key), list)
-        ),
-        None,
-    )
     tables = [held for held in listed if held and all(isinstance(one, list) for one in held)]
-    if headings and tables:
-        names = [
-            str(one.get("name", one.get("text", ""))) if isinstance(one, dict) else str(one)
-            for one in headings
-        ]
-        rows = max(tables, key=len)
-        yield from (dict(zip(names, row, strict=False)) for row in rows)
+    headings = [names for held in listed if (names := _names_in(held))]
+    if headings and tables and (rows := _named_rows(headings, max(tables, key=len))):
+        yield from rows
     elif objects:
-        most = max(objects, key=len)
+        most = max(objects, key=lambda rows: (_roles(dict(flattened(rows[0]))), len(rows)))
         only = most[0] if len(most) == 1 else {}
         wraps = any(isinstance(held, list) and held for _, held in flattened(only))
         yield from rows_of_document(only) if wraps else most
@@ -237,6 +258,44 @@ def rows_of_document(found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - 
         yield from (dict(zip(found, row, strict=True)) for row in zip(*listed, strict=True))
     else:
         yield found
+
+
+def _names_in(listed: Sequence[Any]) -> list[str]:
+    """Return the names of columns that a list in a document holds; none where it is another."""
+    if listed and all(isinstance(one, str) for one in listed):
+        return [*listed]
+    keys = ("name", "text", "ColumnName", "label")
+    found = [
+        next((one[key] for key in keys if isinstance(one.get(key), str)), None)
+        for one in listed
+        if isinstance(one, dict)
+    ]
+    return [name for name in found if name is not None] if len(found) == len(listed) else []
+
+
+def _named_rows(
+    headings: Iterable[Sequence[str]], table: Sequence[Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Return the rows of a table, or of its columns, with the names of which there are as many."""
+    for names in headings:
+        if len(names) == len(table[0]):
+            return [dict(zip(names, row, strict=False)) for row in table]
+    for names in headings:
+        if len(names) == len(table) and len({*map(len, table)}) == 1:
+            return [dict(zip(names, row, strict=True)) for row in zip(*table, strict=True)]
+    return []
+
+
+def planned(shape: Shape, asked: TableOptions) -> tuple[Shape, TablePlan | Refusal]:
+    """Return how a table is read: by its columns or, where they do not do, with what stands in
+    their cells."""
+    plan = plan_of(shape.headings, shape.sample, asked)
+    if isinstance(plan, TablePlan) or not (inner := shape.opened()).inside:
+        return shape, plan
+    inner_plan = plan_of(inner.headings, inner.sample, asked)
+    if isinstance(inner_plan, TablePlan) or (inner_plan.likely and not plan.likely):
+        return inner, inner_plan
+    return shape, plan
 
 
 def records(

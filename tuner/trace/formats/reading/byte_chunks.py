@@ -29,9 +29,12 @@ class _Readable(Protocol):
     def read(self, size: int, /) -> bytes: ...
 
 
-def chunks(path: Path, read: Callable[[int], object] = lambda _: None) -> Iterator[bytes]:
+def chunks(
+    path: Path, read: Callable[[int], object] = lambda _: None, *, encoding: str | None = None
+) -> Iterator[bytes]:
     """Yield what the file holds, packed with gzip, bzip2, xz, zstd or lz4 or not, as UTF-8.
 
+    UTF-16 is told by its mark; any other ``encoding`` must be named.
     ``read`` is told how many bytes of the file itself each step took. Raises TraceError for packed
     data that breaks off or is damaged, OSError for a file that cannot be read.
     """
@@ -43,7 +46,9 @@ def chunks(path: Path, read: Callable[[int], object] = lambda _: None) -> Iterat
         while len(first) < SNIFFED_BYTES and (piece := next(plain, b"")):
             first += piece
         if first.startswith(UTF_16):
-            decoder = codecs.getincrementaldecoder("utf-16")("replace")
+            encoding = "utf-16"
+        if encoding is not None:
+            decoder = codecs.getincrementaldecoder(encoding)("replace")
             plain = (decoder.decode(piece).encode() for piece in plain)
             first = decoder.decode(first).encode()
         first = first.removeprefix(UTF_8)

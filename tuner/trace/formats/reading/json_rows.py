@@ -40,8 +40,13 @@ ROWS_FOR_BLOCK_SIZE = 1000
 LINES_ABOVE = 50
 
 NO_TEXT = ("", "{}", "[]", "null", "None", "redacted-by-litellm")
-NO_TEXT_KEYS = frozenset({"role", "type", "object", "finish_reason", "id", "model", "index"})
-"""What messages say of themselves."""
+NO_TEXT_KEYS = frozenset(
+    {
+        *("role", "type", "object", "finish_reason", "id", "model", "index"),
+        *("inputContentType", "outputContentType", "inputBodyS3Path", "outputBodyS3Path"),
+    }
+)
+"""What messages, and the logs of Bedrock, say of themselves."""
 
 _decode = msgspec.json.Decoder().decode
 

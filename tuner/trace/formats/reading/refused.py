@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from tuner.trace.formats.reading.json_rows import first_listed, opening
+from tuner.trace.formats.reading.scalars import inner
 from tuner.trace.formats.reading.trace_file import BOM
 
 
@@ -43,7 +44,7 @@ def _is_prompts(head: bytes) -> bool:
     keys = opening(head).keys()
     return "timestamp" not in keys and bool(
         {"prompt", "output_tokens"} <= keys
-        or keys & {"conversations", "turns"}
+        or any(isinstance(opening(head).get(key), list) for key in ("conversations", "turns"))
         or {"session_id", "payloads"} <= first_listed(head, "data").keys()
     )
 
@@ -51,7 +52,7 @@ def _is_prompts(head: bytes) -> bool:
 def _is_load_generators(head: bytes) -> bool:
     first = opening(head)
     return (
-        {"metadata", "metrics"} <= first.keys()
+        ("metrics" in first and "request_start_ns" in inner(first.get("metadata")))
         or "benchmarks" in first
         or b'"generative_benchmark' in head[:LOG_BYTES]
     )
@@ -64,12 +65,14 @@ def _is_other_spans(head: bytes) -> bool:
         or keys & {"batches", "resource_spans", "spans"}  # Tempo, protobuf's own names, others
         or {"traceId", "id", "timestamp", "duration"} <= keys  # Zipkin
         or {"traceID", "spans"} <= first_listed(head, "data").keys()  # Jaeger
-        or {"trace_id", "span_id"} <= keys
+        or ({"trace_id", "span_id"} <= keys and bool(keys & {"parent_id", "parent_span_id"}))
     )
 
 
 def _is_wrapped(head: bytes) -> bool:
-    return {"log", "stream", "time"} <= opening(head).keys() or bool(CRI_LINE.match(head))
+    first = opening(head)
+    wraps = {"log", "stream", "time"} <= first.keys() and not inner(first["log"])
+    return wraps or bool(CRI_LINE.match(head))
 
 
 def _is_gauges(head: bytes) -> bool:

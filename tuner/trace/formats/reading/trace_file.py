@@ -70,6 +70,9 @@ class TraceFile:
         self.longest = MAX_LINE_BYTES
         """A format whose rows come in batches may set it higher before the first line is read."""
 
+        self.encoding: str | None = None
+        """Of a table that is not in UTF-8."""
+
         self.unterminated: int | None = None
         """The number of the last row, once it is reached, if its end is not in the file."""
 
@@ -114,7 +117,7 @@ class TraceFile:
         """Return the same rows for another look, which counts nothing in the tally of this one."""
         tally = Tally(self.tally.place)
         other = TraceFile(self.path, tally, allow_text=self.allow_text, asked=self.asked)
-        other.longest = self.longest
+        other.longest, other.encoding = self.longest, self.encoding
         return other
 
     def refuse_text(self, number: int, key: str) -> None:
@@ -140,7 +143,7 @@ class TraceFile:
         """
         number, rest = 1, b""
         skipping = False  # inside a line that is too long
-        for chunk in chunks(self.path, self.counted):
+        for chunk in chunks(self.path, self.counted, encoding=self.encoding):
             if skipping:
                 _, end, chunk = chunk.partition(b"\n")  # noqa: PLW2901 - what is left of it
                 skipping = not end
