@@ -38,6 +38,17 @@ def test_what_the_import_said_no_command_repeats_but_counts(tmp_path: Path) -> N
     assert WARNING in details.stdout
 
 
+def test_what_was_shown_of_a_trace_its_export_does_not_repeat(tmp_path: Path) -> None:
+    rows = '{"timestamp":0,"input_length":3,"output_length":5}\n' * 2
+    (tmp_path / "raw.jsonl").write_text(rows + '{"input_length":3,"output_length":5}\n')
+    said = "1 of 3 rows dropped (no_timestamp"
+    assert said in tuner(tmp_path, "trace", "show", "raw.jsonl").stdout
+    words = ("trace", "export", "raw.jsonl", "--format", "mooncake", "-o", "out.jsonl")
+    exported = tuner(tmp_path, *words).stdout
+    assert said not in exported
+    assert "1 warning said before" in exported
+
+
 def test_of_another_trace_it_is_said_again(tmp_path: Path) -> None:
     assert not_said(tmp_path / "a", ["x", "y"]) == ["x", "y"]
     mark_said(tmp_path / "b", ["x"])

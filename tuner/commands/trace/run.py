@@ -145,7 +145,9 @@ def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
                 f"{trace}: no request was served", hint="There is nothing to replay in it."
             )
     usage = exporter.usage(shlex.quote(output.name), found)
-    trace_view.print_exported(output, found, usage, (*scanned.warnings, *found.notes()))
+    notes = [*found.notes()]
+    new = [*not_said(trace, scanned.warnings), *notes]
+    trace_view.print_exported(output, found, usage, (*scanned.warnings, *notes), new=new)
 
 
 def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:

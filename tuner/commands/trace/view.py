@@ -33,7 +33,9 @@ def print_written(
     print_new(console, new, of=warnings)
 
 
-def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable[str]) -> None:
+def print_exported(
+    path: Path, found: Replayable, usage: str, warnings: Sequence[str], *, new: Sequence[str]
+) -> None:
     console = console_for()
     left_out = ", ".join(f"{count:,} {why}" for why, count in found.left_out.items())
     console.print(
@@ -42,7 +44,7 @@ def print_exported(path: Path, found: Replayable, usage: str, warnings: Iterable
         soft_wrap=True,
     )
     console.print(f"Replay it: {shown(usage)}", soft_wrap=True)
-    print_warnings(console, warnings)
+    print_new(console, new, of=warnings)
 
 
 def headline(traffic: TrafficSummary) -> str:
