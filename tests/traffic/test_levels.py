@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tuner.traffic import levels as module
-from tuner.traffic.levels import Held, Levels, count_held, count_levels
+from tuner.traffic.levels import Held, Levels, count_held, count_levels, look_held
 
 INTERVALS = st.lists(
     st.tuples(st.integers(0, 30), st.integers(0, 12), st.integers(1, 3)), min_size=1, max_size=25
@@ -85,3 +85,23 @@ def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
     found = count_held(begins_s, ends_s, None, start_s=0.0, end_s=end_s)
     assert found is not None
     assert found.level.tolist() == [1]
+
+
+@given(found=INTERVALS, weighted=st.booleans())
+def test_looks_see_what_counting_finds(
+    found: list[tuple[int, int, int]], *, weighted: bool
+) -> None:
+    begins_s, ends_s, n = arrays(found)
+    asked = (begins_s, ends_s, n if weighted else None)
+    seen, counted_ = (
+        one(*asked, start_s=5.0, end_s=37.0) for one in (look_held, count_held)
+    )  # of whole seconds, which 32 seconds in 2^20 looks meet
+    assert seen is not None
+    assert counted_ is not None
+    assert seen.level.tolist() == counted_.level.tolist()
+    assert seen.seconds == pytest.approx(counted_.seconds)
+
+
+def test_no_time_is_not_looked_at() -> None:
+    begins_s, ends_s = np.array([0.0]), np.array([1.0])
+    assert look_held(begins_s, ends_s, None, start_s=1.0, end_s=1.0) is None

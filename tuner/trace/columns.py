@@ -124,25 +124,27 @@ def _batches(requests: Iterator[TraceRequest]) -> Iterator[_Some]:
 
 
 def _of_rows(batch: Batch) -> _Some:
-    def seconds(key: str) -> Floats:
+    size = len(batch)
+
+    def seconds(key: str, kind: type[np.floating[Any]]) -> NDArray[Any]:
         times_ms = batch.times.get(key)
-        return np.full(len(batch), np.nan) if times_ms is None else times_ms / 1000
+        return _all(np.nan, size, kind) if times_ms is None else (times_ms / 1000).astype(kind)
 
     def counts(key: str, absent: int) -> NDArray[np.int32]:
         found = batch.counts.get(key)
         if found is None:
-            return np.full(len(batch), absent, np.int32)
+            return _all(absent, size, np.int32)
         return np.where(found == ABSENT, absent, found).astype(np.int32)
 
-    served = np.ones(len(batch), np.bool_)
+    served = _all(True, size, np.bool_)
     if "status" in batch.names:
         codes, known = batch.names["status"]
         served = np.array([*(name in SERVED for name in known), True])[codes]
     return _Some(
         {
             "arrival_s": batch.times["timestamp"],
-            "e2e_s": seconds("e2e_ms"),
-            "queue_s": seconds("queue_ms").astype(np.float32),
+            "e2e_s": seconds("e2e_ms", np.float64),
+            "queue_s": seconds("queue_ms", np.float32),
             "input_length": counts("input_length", 0),
             "output_length": counts("output_length", 0),
             "n": counts("n", 1),
@@ -152,6 +154,11 @@ def _of_rows(batch: Batch) -> _Some:
         batch.names.get("session_id"),
         batch.lists.get("hash_ids"),
     )
+
+
+def _all(value: float, size: int, kind: type[np.generic]) -> NDArray[Any]:
+    """Return a column of one value, which takes no memory."""
+    return np.broadcast_to(np.array(value, kind), size)
 
 
 def _collect(batches: Iterable[_Some], block_size: int) -> Columns:
@@ -193,8 +200,9 @@ class _Column:
         if self._array is None:
             if self._same is None:
                 self._same = part[0]
+            told = part[:1] if part.strides == (0,) else part
             if self._optional and np.array_equal(
-                part, np.full_like(part, self._same), equal_nan=True
+                told, np.full_like(told, self._same), equal_nan=True
             ):
                 self._size += len(part)
                 return
@@ -233,7 +241,10 @@ def _trunk(hash_ids: Lists | None) -> Ints:
 def _affinities(batch: _Some, trunk: Ints) -> Ints:
     """Return for each request its session, or else the first block that tells prompts apart: what
     sticky routers go by."""
-    affinity = np.full(len(batch.arrays["arrival_s"]), NO_AFFINITY, np.int64)
+    size = len(batch.arrays["arrival_s"])
+    if batch.hash_ids is None and batch.sessions is None:
+        return _all(NO_AFFINITY, size, np.int64)
+    affinity = np.full(size, NO_AFFINITY, np.int64)
     if batch.hash_ids is not None:
         offsets, ids = batch.hash_ids
         telling = np.flatnonzero(~np.isin(ids, trunk))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats
 from tuner.trace.formats.concurrency_schedule import Tick
-from tuner.traffic.levels import Held, Levels, count_held, count_levels
+from tuner.traffic.levels import LOOKS, Held, Levels, count_held, count_levels, look_held
 from tuner.traffic.routing import S_PER_OUTPUT_TOKEN, S_PER_PROMPT_TOKEN
 
 BAND_S_PER_TOKEN = (0.010, 0.020, 0.040, 0.080)
@@ -79,7 +79,8 @@ def recorded_running(columns: Columns) -> Held | None:
 def modelled(columns: Columns, *, s_per_token: float) -> Held | None:
     """Return what would be in flight if each output token took ``s_per_token`` at any load.
 
-    No server behaves so: this is for a preview, as a band over several speeds, never a target.
+    No server behaves so: this is for a preview, as a band over several speeds, never a target; so
+    a trace of more requests than there are looks is looked at, and not counted.
     """
     if not columns.served.any():
         return None
@@ -87,7 +88,8 @@ def modelled(columns: Columns, *, s_per_token: float) -> Held | None:
     start_s, end_s = _filled(columns, durations_s)
     durations_s += columns.arrival_s
     intervals = _intervals(columns, columns.arrival_s, durations_s)
-    return count_held(*intervals, start_s=start_s, end_s=end_s)
+    count = look_held if len(columns) > LOOKS else count_held
+    return count(*intervals, start_s=start_s, end_s=end_s)
 
 
 def _intervals(

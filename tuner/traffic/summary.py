@@ -23,6 +23,7 @@ from tuner.traffic.concurrency import (
     recorded_running,
 )
 from tuner.traffic.levels import Held, Levels
+from tuner.traffic.likeness import counted
 
 PEAK_WINDOWS_S = (1.0, 10.0, 60.0)
 DISPERSION_BINS_S = (1.0, 10.0)
@@ -150,7 +151,7 @@ def concurrency(held: Held | None) -> Concurrency | None:
 def _lengths(tokens: NDArray[np.int32]) -> Lengths | None:
     if not len(tokens):
         return None
-    p50, p90, p95, p99 = np.quantile(np.sort(tokens), (0.50, 0.90, 0.95, 0.99)).tolist()
+    p50, p90, p95, p99 = counted(tokens).quantiles((0.50, 0.90, 0.95, 0.99))
     return Lengths(float(tokens.mean()), p50, p90, p95, p99, int(tokens.max()))
 
 

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tests.support import exports
+from tests.support import exports, products
 from tests.support.format_examples import EXAMPLES, TABLES
 from tests.support.mutations import mutated
 from tuner.errors import TraceError
 from tuner.trace.formats.columnar import arrow, canonical_rows
+from tuner.trace.formats.columnar.number_lines import numbers_in
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.tables import columns
@@ -48,6 +49,8 @@ def told(path: Path, name: str | None) -> tuple[Any, ...]:
         rows = list(source.rows)
     except TraceError as error:
         return (str(error),)
+    assert tally.rows_read == tally.rows_kept + sum(tally.dropped.values())
+    assert tally.rows_kept == len(rows)
     near = [(round(row.timestamp, 3), row) for row in numbered(rows)]
     rest = [
         (at, *(getattr(row, key) for key in row.__struct_fields__ if key != "timestamp"))
@@ -56,11 +59,13 @@ def told(path: Path, name: str | None) -> tuple[Any, ...]:
     return rest, tally.rows_read, tally.dropped, tally.first_line, tally.first_column
 
 
-def both(path: Path, content: bytes, name: str | None) -> None:
+def both(path: Path, content: bytes, name: str | None, *, compiled: bool = False) -> None:
     path.write_bytes(content)
-    by_columns = told(path, name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(canonical_rows, "numbers_table", lambda *_, **__: None)
+        if compiled:
+            patch.setattr(canonical_rows, "COMPILED_FROM", 0)
+        by_columns = told(path, name)
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(canonical_rows, "json_table", lambda *_, **__: None)
         patch.setattr(columns, "json_table", lambda *_, **__: None)
         patch.setattr(columns, "csv_table", lambda *_, **__: None)
@@ -87,7 +92,7 @@ NUMBERS = b"".join(
 @settings(max_examples=300)
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_rows_of_digits_alone_is_told_alike(path: Path, seed: int) -> None:
-    both(path, mutated(NUMBERS, random.Random(seed)), "canonical")
+    both(path, mutated(NUMBERS, random.Random(seed)), "canonical", compiled=True)
 
 
 @pytest.mark.parametrize(
@@ -108,18 +113,32 @@ def test_damage_to_rows_of_digits_alone_is_told_alike(path: Path, seed: int) -> 
 )  # fmt: skip
 def test_what_is_no_row_of_digits_alone_is_read_as_json(path: Path, old: bytes, new: bytes) -> None:
     assert old in NUMBERS
-    both(path, NUMBERS.replace(old, new), "canonical")
-    both(path, NUMBERS.replace(old, new, 1), "canonical")
+    both(path, NUMBERS.replace(old, new), "canonical", compiled=True)
+    both(path, NUMBERS.replace(old, new, 1), "canonical", compiled=True)
 
 
 def test_rows_of_digits_alone_are_read_without_a_reader_of_json(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path.write_bytes(NUMBERS)
+    monkeypatch.setattr(canonical_rows, "COMPILED_FROM", 0)
     monkeypatch.setattr(canonical_rows, "json_table", None)
     requests = load(path, format_name="canonical").requests
     assert [one.input_length for one in requests] == [10 * i for i in range(1, 13)]
     assert requests[2].e2e_s == 0.003
+
+
+@settings(max_examples=300)
+@example(whole=0, behind=1, digits="0")
+@example(whole=9007199254740992, behind=0, digits="")
+@example(whole=1795255200125, behind=3, digits="0625")
+@given(whole=st.integers(0, 10**18), behind=st.integers(0, 18), digits=st.text("0123456789"))
+def test_a_compiled_loop_reads_numbers_as_python_does(whole: int, behind: int, digits: str) -> None:
+    number = f"{whole}.{digits[:behind]}" if behind and digits else str(whole)
+    line = b'{"timestamp":%s,"input_length":1}' % number.encode()
+    found = numbers_in(line, {"timestamp": True, "input_length": False}, needed=["timestamp"])
+    assert found is None or found["timestamp"].tolist() == [float(number)]
+    assert found is not None or len(number) > 15
 
 
 @pytest.mark.parametrize("name", ["azure2023", "burstgpt", "table"])
@@ -129,13 +148,18 @@ def test_damage_to_a_spreadsheet_is_told_alike(path: Path, name: str, seed: int)
     both(path, mutated(TABLES[name].encode(), random.Random(seed)), None)
 
 
-@pytest.mark.parametrize("name", exports.TEXTS)
+TEXTS = exports.TEXTS | products.TEXTS
+
+
+@pytest.mark.parametrize("name", TEXTS)
 @example(seed=411)  # an integer that no column holds
 @example(seed=22480)  # a count of tokens as text, with an exponent
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
-def test_damage_to_an_export_is_told_alike(path: Path, name: str, seed: int) -> None:
-    text = exports.TEXTS[name]
+def test_damage_to_an_export_is_told_alike_and_its_counts_reconcile(
+    path: Path, name: str, seed: int
+) -> None:
+    text = TEXTS[name]
     content = text.encode() if isinstance(text, str) else text
     both(path, mutated(content, random.Random(seed)), None)
 

@@ -5,7 +5,7 @@ row instead: then counts and reasons are those of a slow reading.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -42,12 +42,6 @@ LONGEST_NUMBER = 1000
 
 _LONG_NUMBER = re.compile(rb"\d{%d}" % LONGEST_NUMBER)
 
-_DOT, _ZERO = b".0"
-_DIGITS = b"0123456789."
-_NO_CELL = bytes({*range(256)} - {*_DIGITS, *b",\n"})
-_KEY = re.compile(rb'"(\w+)":')
-_FORM = re.compile(rb'\{("\w+":,)*"\w+":\}')
-
 BREAKS = (pa.ArrowException, UnicodeDecodeError, OverflowError)
 """What Arrow raises of what it cannot read."""
 
@@ -71,47 +65,6 @@ def json_table(block: bytes, types: Mapping[str, pa.DataType], *, strict: bool) 
     except BREAKS:
         return None
     return table if len(table) == lines else None
-
-
-def numbers_table(
-    block: bytes, types: Mapping[str, pa.DataType], *, needed: Collection[str]
-) -> Any | None:  # noqa: ANN401 - Arrow's
-    """Return the objects of a block, one a line, where all have the same keys in the same order and
-    digits as values; None where they have not, or a needed key is missing.
-
-    Without what is the same in each line they are a CSV, which is read faster than JSON.
-    """
-    first = block[: block.find(b"\n")] if b"\n" in block else block
-    keys = _KEY.findall(first)
-    names = [key.decode() for key in keys]
-    if not {*needed} <= {*names} <= types.keys():
-        return None
-    form, lines = first, block.count(b"\n") + 1
-    if any(block.count(b'"%s":' % key) != lines for key in keys):
-        return None  # not in each line, or with a digit in it
-    for key in keys:
-        if (bare := key.translate(None, _DIGITS)) != key:
-            form, block = (one.replace(b'"%s":' % key, b'"%s":' % bare) for one in (form, block))
-    form = form.translate(None, _DIGITS)
-    if not _FORM.fullmatch(form) or block.translate(None, _DIGITS) != b"\n".join([form] * lines):
-        return None
-    cells = block.translate(None, _NO_CELL)
-    if not _are_numbers(cells):
-        return None
-    kinds = {place: types[name] for place, name in enumerate(names)}
-    table = csv_table(cells, columns=len(names), delimiter=",", types=kinds)
-    if table is None or any(column.null_count for column in table.columns):
-        return None
-    return table.rename_columns(names)
-
-
-def _are_numbers(cells: bytes) -> bool:
-    """Whether digits and dots between commas and line ends stand as in JSON: no 07, .5 or 5."""
-    text = np.frombuffer(b",%s,," % cells, np.uint8)
-    parted = np.flatnonzero(text < _DOT)
-    first, second = text[parted[:-2] + 1], text[parted[:-2] + 2]
-    begins_badly = (first == _DOT) | ((first == _ZERO) & (second >= _ZERO))
-    return not (begins_badly | (text[parted[1:-1] - 1] == _DOT)).any()
 
 
 def _objects_in(block: bytes) -> tuple[int, int]:

@@ -15,7 +15,6 @@ from tuner.trace.formats.columnar.arrow import (
     json_table,
     lists,
     names,
-    numbers_table,
     parts,
 )
 from tuner.trace.formats.columnar.batch import ABSENT, COUNTS, LISTS, NAMES, TIMES, Batch
@@ -33,6 +32,9 @@ ARROW: dict[str, Any] = {
     **dict.fromkeys(LISTS, list_(int64())),
     "stream": bool_(),
 }
+
+COMPILED_FROM = 8
+"""Blocks of a file that are read before a loop is compiled for the rest: 32 MiB."""
 
 MAIN_KEYS = ("timestamp", "input_length", "output_length")
 
@@ -56,7 +58,11 @@ class CanonicalReader:
         self.lines, self.row_by_row = lines, row_by_row
         self.block_size, self.whole_stamps, self.headed = block_size, whole_stamps, headed
         self.known = ARROW | {"timestamp": int64()} if whole_stamps else ARROW
-        self.numeric = {key: self.known[key] for key in (*TIMES, *COUNTS) if key != "stream"}
+        self.fractions = {
+            key: self.known[key] == float64() for key in (*TIMES, *COUNTS) if key != "stream"
+        }
+        self.compiles = False
+        """Whether the file is so long that reading it takes longer than loading a compiler."""
         self.types = {key: self.known[key] for key in MAIN_KEYS}
         """Of the keys that were met so far: fewer are read faster."""
 
@@ -73,6 +79,7 @@ class CanonicalReader:
                 yield from self._numbered(block_number, first, block)
 
     def _numbered(self, block_number: int, first: int, block: bytes) -> Iterator[Batch]:
+        self.compiles = block_number >= COMPILED_FROM
         while first <= self.headed and block:
             _, _, block = block.partition(b"\n")
             first += 1
@@ -95,9 +102,24 @@ class CanonicalReader:
 
     def _batch(self, block: bytes) -> Batch | None:
         """Return the rows of a block if there is nothing to say of any of them."""
-        table = numbers_table(block, self.numeric, needed=MAIN_KEYS)
-        if table is None:
-            table = json_table(block, self.types, strict=True)
+        batch = self._of_numbers(block) if self.compiles else None
+        if batch is None:
+            batch = self._of_json(block)
+        if batch is None or not _is_clean(batch, self.block_size, whole_stamps=self.whole_stamps):
+            return None
+        return batch
+
+    def _of_numbers(self, block: bytes) -> Batch | None:
+        from tuner.trace.formats.columnar.number_lines import numbers_in  # noqa: PLC0415 - slow to load
+
+        found = numbers_in(block, self.fractions, needed=MAIN_KEYS)
+        if found is None:
+            return None
+        counts = {key: found[key].astype(np.int64) for key in COUNTS if key in found}
+        return Batch({key: found[key] for key in TIMES if key in found}, counts)
+
+    def _of_json(self, block: bytes) -> Batch | None:
+        table = json_table(block, self.types, strict=True)
         if table is None and len(self.types) < len(self.known):
             table = json_table(block, self.known, strict=True)
             if table is not None:
@@ -107,10 +129,9 @@ class CanonicalReader:
         if table is None or not len(table):
             return None
         try:
-            batch = _batch_of(table)
+            return _batch_of(table)
         except ArrowInvalid:
             return None
-        return batch if _is_clean(batch, self.block_size, whole_stamps=self.whole_stamps) else None
 
 
 def _batch_of(table: Any) -> Batch:  # noqa: ANN401 - Arrow's

@@ -1,0 +1,100 @@
+"""Lines of JSON in which nothing but numbers differs, as most canonical rows: read in one pass by a
+compiled loop."""
+
+import re
+from collections.abc import Collection, Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tuner.system.jit import compiled
+from tuner.trace.formats.columnar.batch import Floats
+
+_KEY = re.compile(rb'"(\w+)":')
+
+_LINE_END, _DOT, _ZERO, _NINE = b"\n.09"
+_CLOSE = ord("}")
+
+MOST_DIGITS = 18
+"""So many fit an integer of 64 bits."""
+
+EXACT = 2**53
+"""Up to here every integer is a float, and so is every power of ten below: their quotient is the
+float that is nearest to the number, as Python reads it."""
+
+_POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
+
+
+def numbers_in(
+    block: bytes, fractions: Mapping[str, bool], *, needed: Collection[str]
+) -> dict[str, Floats] | None:
+    """Return the numbers of a block's lines by their keys; None where a line has other keys, or
+    the same in another order, or anything but a plain number.
+
+    ``fractions``: the keys that may be there, and whether their numbers may have a fraction.
+    """
+    keys = _KEY.findall(block[: block.find(b"\n")] if b"\n" in block else block)
+    names = [key.decode() for key in keys]
+    if not {*needed} <= {*names} <= fractions.keys() or len({*names}) < len(names):
+        return None
+    marks = [b'%s"%s":' % (b"," if place else b"{", key) for place, key in enumerate(keys)]
+    found = np.empty((len(keys), block.count(b"\n") + 1))
+    whole = _read(
+        np.frombuffer(block, np.uint8),
+        np.frombuffer(b"".join(marks), np.uint8),
+        np.cumsum([len(mark) for mark in marks]),
+        np.array([fractions[name] for name in names]),
+        found,
+    )
+    return dict(zip(names, found, strict=True)) if whole else None
+
+
+@compiled
+def _read(  # noqa: C901, PLR0911, PLR0912 - one step after another, in one loop
+    text: NDArray[np.uint8],
+    marks: NDArray[np.uint8],
+    mark_ends: NDArray[np.int64],
+    fractions: NDArray[np.bool_],
+    found: NDArray[np.float64],
+) -> bool:
+    """Fill in the numbers of each line, one row of ``found`` a key; whether there is nothing else.
+
+    ``marks`` are what stands before each number, one behind the other.
+    """
+    size, at = len(text), 0
+    for line in range(found.shape[1]):
+        mark = 0
+        for key in range(found.shape[0]):
+            if at + mark_ends[key] - mark >= size:
+                return False
+            while mark < mark_ends[key]:
+                if text[at] != marks[mark]:
+                    return False
+                mark += 1
+                at += 1
+            begin, number, behind = at, np.int64(0), 0
+            while at < size and _ZERO <= text[at] <= _NINE:
+                number = number * 10 + (np.int64(text[at]) - _ZERO)
+                at += 1
+            digits = at - begin
+            if digits == 0 or (digits > 1 and text[begin] == _ZERO):
+                return False
+            if fractions[key] and at < size and text[at] == _DOT:
+                at += 1
+                while at < size and _ZERO <= text[at] <= _NINE:
+                    number = number * 10 + (np.int64(text[at]) - _ZERO)
+                    at += 1
+                    behind += 1
+                if behind == 0:
+                    return False
+            if digits + behind > MOST_DIGITS or number > EXACT:
+                return False
+            found[key, line] = number / _POWERS[behind]
+        if at >= size or text[at] != _CLOSE:
+            return False
+        at += 1
+        if line + 1 < found.shape[1]:
+            if at >= size or text[at] != _LINE_END:
+                return False
+            at += 1
+    return at == size
