@@ -1,12 +1,14 @@
 """Do our client and vLLM's see the same of one server? `vllm bench serve` beside ours.
 
-    python scripts/bench_beside.py --folder F [--rounds 2] [--keep bench_beside]
+    python scripts/bench_beside.py --folder F [--rounds 2] [--keep bench-beside]
     python scripts/bench_beside.py --smoke
 
 A plain `vllm serve` of the tiny model gets the same requests at the same times from both clients in
 turn: ours, vLLM's, vLLM's, ours, as often as there are rounds of both. A number of one client is
 within the noise of the other's where their means are no further apart than two runs of one client
-were. Printed besides: CPU that our client's process takes for a token, and how late requests leave.
+were. Then our client asks a server with tuner's scheduler, as often: what that costs, in the same
+terms, another start of the server included. Printed besides: CPU that our client's process takes
+for a token, and how late requests leave.
 
 Runs are kept in the folder as they end: the same command goes on with what is missing. With --smoke
 a simulated engine is the server, and ours both clients.
@@ -29,10 +31,11 @@ import evidence
 import numpy as np
 import psutil
 
+from tuner.engines import provenance
 from tuner.engines.models import shipped
-from tuner.engines.seam import ArgumentValue, Engine
-from tuner.engines.server.engine import PlainEngine
-from tuner.engines.server.start import PlainStarter
+from tuner.engines.seam import ArgumentValue, Engine, Starter
+from tuner.engines.server.engine import PlainEngine, ServerEngine
+from tuner.engines.server.start import PlainStarter, ServerStarter
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import World, WorldStep
@@ -45,6 +48,8 @@ from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 
 CLIENTS = ("ours", "vLLM's")
+WITH_SCHEDULER = "ours, tuner's scheduler"
+KEPT = "bench-beside"
 BLOCK = 16
 LENGTH_S = 30.0
 RATE_RPS = 4.0
@@ -100,7 +105,7 @@ async def by_ours(engine: Engine, number: int) -> dict[str, Any]:
 
 
 def _cpu_s(engine: Engine) -> float:
-    if not isinstance(engine, PlainEngine):
+    if not isinstance(engine, PlainEngine | ServerEngine):
         return 0.0
     times = psutil.Process(engine.client_pid).cpu_times()
     return float(times.user + times.system)
@@ -162,11 +167,11 @@ def order(rounds: int) -> list[tuple[str, int]]:
     return [(client, number) for number, clients in enumerate(turns) for client in clients]
 
 
-def compared(runs: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return each number of both clients, and whether they differ by more than noise."""
+def compared(runs: dict[str, list[dict[str, float]]], other: str) -> list[dict[str, Any]]:
+    """Return each number of ours and of the other, and whether they differ by more than noise."""
     found = []
     for name in NUMBERS:
-        ours, theirs = ([run[name] for run in runs[client]] for client in CLIENTS)
+        ours, theirs = ([run[name] for run in runs[client]] for client in (CLIENTS[0], other))
         noise = max(max(ours) - min(ours), max(theirs) - min(theirs))
         apart = abs(float(np.mean(ours) - np.mean(theirs)))
         found.append({"number": name, "ours": ours, "theirs": theirs, "noise": noise,
@@ -174,41 +179,63 @@ def compared(runs: dict[str, list[dict[str, float]]]) -> list[dict[str, Any]]:
     return found
 
 
-def rendered(found: dict[str, Any]) -> str:
-    """Return the table of the docs. Milliseconds."""
+def rendered(rows: Sequence[dict[str, Any]], other: str) -> str:
+    """Return a table of the docs. Milliseconds."""
 
     def runs(values: Sequence[float]) -> str:
         return ", ".join(f"{one:,.1f}" for one in values)
 
     return evidence.table(
-        ("ms", "ours", "vllm bench serve", "apart", "noise", "within it"),
+        ("ms", "ours", other, "apart", "noise", "within it"),
         [
             (one["number"], runs(one["ours"]), runs(one["theirs"]), f"{one['apart']:.1f}",
              f"{one['noise']:.1f}", "yes" if one["within"] else "no")
-            for one in found["numbers"]
+            for one in rows
         ],
     )  # fmt: skip
 
 
+def kept() -> str:
+    """Return what is known of both clients, for docs/experiments.md."""
+    if not (evidence.FOLDER / f"{KEPT}.json").exists():
+        return "Not measured yet on a quiet machine."
+    found = evidence.found(KEPT)
+    said = [
+        rendered(found["numbers"], "vllm bench serve"),
+        "Without tuner's scheduler (`--confirm plain`), and with it:",
+        rendered(found["scheduler"], "with the scheduler"),
+        f"{found['failed']} requests failed. By {evidence.source(KEPT)}",
+    ]
+    return "\n\n".join(said)
+
+
 async def measure(folder: Path, rounds: int, *, smoke: bool) -> None:
-    """Make the runs that are missing, on one server."""
-    missing = [one for one in order(rounds) if not _path(folder, *one).exists()]
-    if not missing:
-        return
+    """Make the runs that are missing: on a plain server, then on one with tuner's scheduler."""
     arguments: dict[str, ArgumentValue] = {"model": "tuner:tiny", "enable_prefix_caching": False}
-    starter = (
-        SimStarter(World(step=WorldStep(a=0.004, b=0.0002)))
-        if smoke
-        else PlainStarter(arguments, log=folder / "vllm.log")
-    )
+    for starts, asked in (
+        (PlainStarter, order(rounds)),
+        (ServerStarter, [(WITH_SCHEDULER, number) for number in range(rounds)]),
+    ):
+        missing = [one for one in asked if not _path(folder, *one).exists()]
+        starter = (
+            SimStarter(World(step=WorldStep(a=0.004, b=0.0002)))
+            if smoke
+            else starts(arguments, log=folder / "vllm.log")
+        )
+        if missing:
+            await _measure(folder, starter, missing)
+
+
+async def _measure(folder: Path, starter: Starter, missing: Sequence[tuple[str, int]]) -> None:
+    """Make these runs, on one server."""
     engine = await starter.start(max_num_seqs=CAP)
     try:
         for client, number in missing:
-            if client == CLIENTS[0] or not isinstance(engine, PlainEngine):
-                found = await by_ours(engine, number)
-            else:
+            if client == CLIENTS[1] and isinstance(engine, PlainEngine):
                 model = shipped.model_path("tuner:tiny")
                 found = await asyncio.to_thread(by_vllm, engine, model, folder, number)
+            else:
+                found = await by_ours(engine, number)
             partial_path = _path(folder, client, number).with_suffix(".partial")
             partial_path.write_text(json.dumps(found))
             partial_path.replace(_path(folder, client, number))
@@ -218,7 +245,7 @@ async def measure(folder: Path, rounds: int, *, smoke: bool) -> None:
 
 
 def _path(folder: Path, client: str, number: int) -> Path:
-    return folder / f"{CLIENTS.index(client)}-{number}.json"
+    return folder / f"{(*CLIENTS, WITH_SCHEDULER).index(client)}-{number}.json"
 
 
 def main() -> None:
@@ -231,21 +258,25 @@ def main() -> None:
     folder = options.folder or Path(tempfile.mkdtemp(prefix="bench-beside-"))
     folder.mkdir(parents=True, exist_ok=True)
     execute = virtual_time.run if options.smoke else asyncio.run
-    execute(measure(folder, max(2, options.rounds), smoke=options.smoke))
-    runs: dict[str, list[dict[str, float]]] = {client: [] for client in CLIENTS}
+    rounds = max(2, options.rounds)
+    execute(measure(folder, rounds, smoke=options.smoke))
+    runs: dict[str, list[dict[str, float]]] = {one: [] for one in (*CLIENTS, WITH_SCHEDULER)}
     costs, failed = [], 0
-    for client, number in order(max(2, options.rounds)):
+    for client, number in [*order(rounds), *((WITH_SCHEDULER, each) for each in range(rounds))]:
         one = json.loads(_path(folder, client, number).read_text())
         runs[client].append(numbers(one["rows"]))
         failed += one["failed"]
         if client == CLIENTS[0]:
             costs.append((one["client_us_a_token"], one["leaves_late_p99_ms"]))
     cpu_us, late_ms = np.median(costs, axis=0).tolist()
-    found = {"numbers": compared(runs), "client_us_a_token": cpu_us,
-             "leaves_late_p99_ms": late_ms, "failed": failed}  # fmt: skip
-    print(rendered(found))
+    found = {"numbers": compared(runs, CLIENTS[1]), "scheduler": compared(runs, WITH_SCHEDULER),
+             "client_us_a_token": cpu_us, "leaves_late_p99_ms": late_ms,
+             "failed": failed}  # fmt: skip
+    print(rendered(found["numbers"], "vllm bench serve"))
+    print(rendered(found["scheduler"], "with the scheduler"))
     print(f"our client: {cpu_us:.0f} us a token, requests leave {late_ms:.1f} ms late (p99)")
-    evidence.keep(options.keep, found)
+    used = {name: one for name, one in provenance.versions().items() if name.startswith("vllm")}
+    evidence.keep(options.keep, found, used)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Measure what reading a stream costs a client: python scripts/bench_client.py [--json].
+"""Measure what reading a stream costs a client: bench_client.py [--json] [--keep bench-client].
 
 A small server streams completions as vLLM does, one token for every stream at a time, at 2,000 and
 at 10,000 tokens a second in all. aiohttp and httpx read them in turn, each in a process of its own,
@@ -16,10 +16,12 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import AsyncIterator, Callable
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+import evidence
 import numpy as np
 import psutil
 
@@ -34,6 +36,7 @@ LEAD_S = 1.0
 """From sending a request to its first token, so that all streams are open when tokens come."""
 
 ROUNDS = 3
+KEPT = "bench-client"
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
@@ -225,9 +228,23 @@ def measured() -> dict[str, dict[str, float]]:
     }
 
 
+def kept() -> str:
+    """Return what is known of the clients, for docs/experiments.md."""
+    if not (evidence.FOLDER / f"{KEPT}.json").exists():
+        return "Not measured yet on a quiet machine."
+    rows = [
+        (name, f"{one['us_a_token']:.0f} µs", f"{one['share_of_a_core']:.0%}",
+         f"{one['lag_p50_ms']:.1f} ms", f"{one['lag_p99_ms']:.1f} ms")
+        for name, one in evidence.found(KEPT).items()
+    ]  # fmt: skip
+    head = ("client at tokens/s", "CPU a token", "of a core", "read late, p50", "p99")
+    return f"{evidence.table(head, rows)}\n\nBy {evidence.source(KEPT)}"
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--keep", metavar="NAME", help="write docs/evidence/NAME.json")
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--read", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -245,6 +262,7 @@ def main() -> int:
         for name, numbers in () if options.json else results.items():
             shown = ", ".join(f"{key} {value:.3g}" for key, value in numbers.items())
             sys.stdout.write(f"{name:20} {shown}\n")
+        evidence.keep(options.keep, results, {name: version(name) for name in LIBRARIES})
     return 0
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tests.support.profiles import resealed
 from tests.support.traces import beginning
 from tuner.commands.shared.options import times
 from tuner.profile import profile
@@ -105,9 +106,10 @@ def _without_twin(path: Path, one: ServingProfile) -> None:
     profile.save(profile.seal(**{name: getattr(one, name) for name in names}, twin=None), path)
 
 
-def test_a_front_end_that_is_too_busy_is_said_with_its_cure(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def behind(folder: Path) -> str:
+    """Return the same profile behind a front end that is busy for 80 % of its time."""
     one = profile.load(folder / "profile.yaml")
-    names = ("engine", "decision", "curve", "promise", "admission", "validity", "provenance")
     of_requests = FrontEndSection(
         contention=1.0,
         request_ms=1000 * 0.8 / one.validity.arrival_rate_rps,
@@ -117,11 +119,36 @@ def test_a_front_end_that_is_too_busy_is_said_with_its_cure(folder: Path) -> Non
         processes=1,
         utilisation=0.8,
     )
-    behind = profile.seal(
-        **{name: getattr(one, name) for name in names}, twin=one.twin, front_end=of_requests
-    )
-    profile.save(behind, folder / "behind.yaml")
+    profile.save(resealed(one, front_end=of_requests), folder / "behind.yaml")
     assert profile.load(folder / "behind.yaml").front_end == of_requests
+    return "behind.yaml"
+
+
+def test_so_many_replicas_are_needed_that_no_front_end_is_too_busy(
+    folder: Path, behind: str
+) -> None:
+    """However few have to be served in time: of a front end that is busy for 96 % nothing is
+    promised."""
+
+    def needed(load: str) -> int:
+        done = plan(folder, behind, "--json", "--load", load, "--attainment", "0.05")
+        found: int = json.loads(done.stdout)["replicas_needed"]
+        return found
+
+    assert [needed("1.1"), needed("1.2")] == [1, 2]
+
+
+def test_what_is_required_is_asked_of_what_comes_through_the_front_end(
+    folder: Path, behind: str
+) -> None:
+    """Each request takes 0.2 s before the engine."""
+    asked = ("--json", "--replicas", "1", "--require", "p50 ttft <= 150ms")
+    assert json.loads(plan(folder, "profile.yaml", *asked).stdout)["broken"] == []
+    assert json.loads(plan(folder, behind, *asked).stdout)["broken"] != []
+
+
+@pytest.mark.usefixtures("behind")
+def test_a_front_end_that_is_too_busy_is_said_with_its_cure(folder: Path) -> None:
 
     def said(load: str) -> str:
         done = plan(folder, "behind.yaml", "--json", "--replicas", "1", "--load", load)

@@ -20,7 +20,12 @@ from jsonschema import Draft202012Validator
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.schema.run import of_sweep
+from tuner.commands.sweep.one_trace import confirming_of
+from tuner.commands.sweep.options import SweepOptions
+from tuner.engines.server.start import PlainStarter, ServerStarter
+from tuner.engines.vllm.start import VllmStarter
 from tuner.profile import profile
+from tuner.runs.settings import Confirm
 
 TRACE = ROOT / "traces" / "translation.jsonl"
 WORLD = """\
@@ -251,6 +256,7 @@ def test_resuming_with_other_options_is_refused(swept: Path) -> None:
         (["--window", "9h+60s"], 3, "no request arrives there"),
         (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
         (["--confirm", "server"], 2, "--confirm server is for a real engine"),
+        (["--send", "text"], 2, "--send text is for a server, and none is asked here"),
         (["--ceiling", "4096"], 4, "max_num_batched_tokens (2048) is smaller than max_num_seqs"),
         (["--trace", "nothing.jsonl"], 3, "nothing.jsonl"),
         (["--world", "nothing.yaml"], 3, "nothing.yaml"),
@@ -512,3 +518,15 @@ def test_of_the_file_that_production_uses_a_simulated_engine_takes_what_is_set_n
     refused = tune(folder, "--fast", "--base", "serve.yaml")
     assert refused.returncode == 3
     assert "serve.yaml:1: max_num_seqs: 'many' is no number of sequences" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("confirm", "starts"), [("server", ServerStarter), ("plain", PlainStarter)]
+)
+def test_the_server_that_confirms_is_sent_what_is_asked_for(
+    confirm: Confirm, starts: type[ServerStarter]
+) -> None:
+    options = SweepOptions(traces=(Path("t"),), confirm=confirm, send="text")
+    found = confirming_of(options, VllmStarter({"model": "m"}))
+    assert type(found) is starts
+    assert found.sends == "text"

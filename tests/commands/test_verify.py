@@ -16,7 +16,7 @@ from tests.support.profiles import resealed
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.verify.run import as_confirmed
-from tuner.errors import GateError
+from tuner.errors import GateError, UsageError
 from tuner.profile.profile import load, save, seal
 from tuner.profile.schema import ServingProfile
 
@@ -90,6 +90,19 @@ def test_what_a_server_confirmed_is_verified_behind_one_unless_an_engine_is_name
     origin = one.provenance.model_copy(update={"confirm": confirm})
     asked = VerifyOptions(profile=folder / "profile.yaml", engine=named)
     assert as_confirmed(asked, one.model_copy(update={"provenance": origin})).engine == engine
+
+
+def test_a_server_is_sent_what_it_was_sent_when_it_confirmed_unless_that_is_said(
+    folder: Path,
+) -> None:
+    path = folder / "profile.yaml"
+    one = load(path)
+    origin = one.provenance.model_copy(update={"confirm": "server", "send": "text"})
+    profile = one.model_copy(update={"provenance": origin})
+    assert as_confirmed(VerifyOptions(profile=path), profile).send == "text"
+    assert as_confirmed(VerifyOptions(profile=path, send="ids"), profile).send == "ids"
+    with pytest.raises(UsageError, match="none is asked here"):
+        as_confirmed(VerifyOptions(profile=path, engine="vllm", send="text"), profile)
 
 
 def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path) -> None:

@@ -12,8 +12,10 @@ import pytest
 
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
+from tests.support.profiles import resealed
 from tests.support.vllm_server import RealServer
 from tuner.engines.server.running import WARM_UPS
+from tuner.profile.profile import load, save
 
 WORLD = "step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}\n"
 MODEL = "acme/tiny"
@@ -89,6 +91,19 @@ def verify(folder: Path, url: str, *options: str) -> subprocess.CompletedProcess
     return tuner(folder, *words, *options)
 
 
+KEPT = ("--junit", "kept.xml", "--run-dir", "kept")
+
+
+def written(folder: Path) -> str:
+    """Return all that a run with KEPT has left, and take it away."""
+    (folder / "kept").mkdir(exist_ok=True)
+    files = [one for one in (folder / "kept.xml", *(folder / "kept").rglob("*")) if one.is_file()]
+    said = "".join(one.read_text(errors="replace") for one in files)
+    shutil.rmtree(folder / "kept")
+    (folder / "kept.xml").unlink(missing_ok=True)
+    return said
+
+
 @contextmanager
 def vllm(pages: Pages, asked_of: list[Asked], answer: Answer | None = None) -> Iterator[str]:
     """Serve as vLLM does, or as ``answer``; keep what was asked."""
@@ -134,7 +149,8 @@ def test_a_real_server_counts_the_warm_up_and_streams_the_trace(
     )
     shutil.copy(folder / "world.yaml", tmp_path)
     assert tuner(tmp_path, "sweep", *TUNING).returncode == 0
-    done = verify(tmp_path, real_server.url, "--json", "--tolerance", "10")
+    text = ("--send", "text")  # which that server says how it reads
+    done = verify(tmp_path, real_server.url, "--json", "--tolerance", "10", *text)
     assert done.returncode in {0, 6}, done.stderr  # how fast this machine is is not ours to say
     result = json.loads(done.stdout)
     assert result["kept"] is (done.returncode == 0)
@@ -150,6 +166,13 @@ def test_of_another_server_its_clients_numbers_are_gated_alone(folder: Path) -> 
     assert not any("ignore_eos" in one.body for one in asked)
 
 
+def test_another_server_is_held_to_what_is_required_where_that_is_said(folder: Path) -> None:
+    with vllm(Pages().only_models(), []) as url:
+        done = verify(folder, url, "--json", "--require", "p99 ttft <= 10s")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [gate["name"] for gate in json.loads(done.stdout)["gates"]] == ["ttft_p99_ms"]
+
+
 def test_a_key_is_sent_when_its_variable_is_named(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -161,12 +184,12 @@ def test_a_key_is_sent_when_its_variable_is_named(
 
     with vllm(Pages(), asked, locked) as url:
         without = verify(folder, url)
-        named = verify(folder, url, "--api-key-env", "A_KEY")
+        named = verify(folder, url, "--api-key-env", "A_KEY", *KEPT)
     assert without.returncode == named.returncode == 4
     assert "the first request failed: 401 Unauthorized" in without.stderr
     assert "--api-key-env NAME" in without.stderr
     assert [one.headers.get("Authorization") for one in asked] == [None, "Bearer sesame"]
-    assert "sesame" not in named.stdout + named.stderr
+    assert "sesame" not in named.stdout + named.stderr + written(folder)
 
 
 @pytest.mark.parametrize(
@@ -184,6 +207,34 @@ def test_a_server_that_cannot_be_held_to_it_is_sent_nothing(
         done = verify(folder, url)
     assert (done.returncode, asked) == (6, [])
     assert said in done.stderr
+
+
+def test_a_server_of_another_vllm_is_sent_nothing_unless_forced(
+    folder: Path, tmp_path: Path
+) -> None:
+    one = load(folder / "profile.yaml")
+    measured = one.provenance.model_copy(update={"versions": {"vllm": "0.31.0"}})
+    save(resealed(one, provenance=measured), tmp_path / "profile.yaml")
+    shutil.copy(folder / "prod.jsonl", tmp_path)
+    asked: list[Asked] = []
+    with vllm(Pages(version="0.32.0"), asked) as url:
+        done = verify(tmp_path, url)
+        assert (done.returncode, asked) == (6, [])
+        assert "measured with vLLM 0.31.0, the server is 0.32.0" in done.stderr
+        assert verify(tmp_path, url, "--force").returncode == 0
+
+
+def test_beside_the_traffic_of_others_it_is_asked_when_that_is_allowed(folder: Path) -> None:
+    """Its counter then counts theirs too, and proves nothing."""
+    pages = Pages(running=3)
+
+    async def beside(asked: Asked) -> None:
+        pages.count(5)
+        await paced(asked, asked.body["max_tokens"])
+
+    with vllm(pages, [], beside) as url:
+        done = verify(folder, url, "--beside-traffic")
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_server_elsewhere_is_sent_nothing_before_its_user_allows_so_many(folder: Path) -> None:
@@ -239,13 +290,14 @@ async def short(asked: Asked) -> None:
         (Pages(), uncounted, "its counter moved by 0"),
         (Pages(), short, "7 of 8 tokens"),
         (Pages().only_models(), short, "ended before the length that was asked"),
+        (Pages(), None, "--send text: "),  # it answers nothing of tokens
     ],
 )
 def test_what_is_in_the_way_ends_the_run_in_one_line(
-    folder: Path, pages: Pages, answer: Answer, said: str
+    folder: Path, pages: Pages, answer: Answer | None, said: str
 ) -> None:
     with vllm(pages, [], answer) as url:
-        done = verify(folder, url)
+        done = verify(folder, url, *(() if answer else ("--send", "text")))
     assert done.returncode == 4
     assert said in done.stderr
     assert "Traceback" not in done.stderr
@@ -281,10 +333,10 @@ def test_a_server_that_begins_to_fail_is_left_alone(folder: Path) -> None:
 def test_a_wrong_use_is_refused_and_no_secret_shown(
     folder: Path, url: str, options: tuple[str, ...], said: str
 ) -> None:
-    done = verify(folder, url, *options)
+    done = verify(folder, url, *options, *KEPT)
     assert done.returncode == 2
     assert said in done.stderr
-    assert "sesame" not in done.stdout + done.stderr
+    assert "sesame" not in done.stdout + done.stderr + written(folder)
 
 
 def test_without_an_address_its_options_are_refused(folder: Path) -> None:

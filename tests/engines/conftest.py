@@ -23,6 +23,11 @@ CHEAP = ["sim", VLLM]
 KINDS = [*CHEAP, pytest.param("serve", marks=[pytest.mark.vllm, pytest.mark.alone])]
 """A server takes half a minute to start: one serves all tests."""
 
+OF_ITS_OWN = [
+    *CHEAP, pytest.param("serve", marks=[pytest.mark.vllm, pytest.mark.alone, pytest.mark.long])
+]  # fmt: skip
+"""The same for tests that need another one than that."""
+
 TINY: Mapping[str, ArgumentValue] = {
     "model": "tuner:tiny",
     "gpu_memory_utilization": 0.1,  # several stand side by side; on a CPU nothing depends on it
@@ -86,7 +91,7 @@ def roomy(shared: EngineRunner) -> Iterator[EngineRunner]:
     shared.run(restore(shared.engine))
 
 
-@pytest.fixture(scope="session", params=CHEAP)
+@pytest.fixture(scope="session", params=OF_ITS_OWN)
 def cramped(request: pytest.FixtureRequest) -> Iterator[EngineRunner]:
     """An engine whose KV cache holds 384 tokens."""
     yield from rig(request.param, cramped=True)

@@ -9,7 +9,7 @@ import pytest
 
 from tests.engines.conftest import (
     CEILING,
-    CHEAP,
+    OF_ITS_OWN,
     EngineRunner,
     generate,
     generate_all,
@@ -310,7 +310,7 @@ def resumptions(log: IterationLog) -> int:
     return int(log["preemptions"].sum())
 
 
-@pytest.mark.parametrize("kind", CHEAP)
+@pytest.mark.parametrize("kind", OF_ITS_OWN)
 def test_a_stopped_engine_refuses_everything_and_stops_twice(kind: str) -> None:
     start, runner = starter(kind, cramped=True)
 

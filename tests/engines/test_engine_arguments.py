@@ -116,6 +116,7 @@ def test_a_serve_config_is_read_as_vllm_reads_it(base: Path) -> None:
 model: acme/one
 host: 0.0.0.0                 # the server's: not for the engine
 port: 8000
+api-server-count: 2           # the server's too, and felt by its users
 max-model-len: 2k             # a decimal kilo
 max_num_batched_tokens: 1024
 gpu-memory-utilization: 0.5
@@ -129,6 +130,7 @@ cudagraph-capture-sizes: [1, 2]
     )
     assert arguments(base, model=None) == {
         "model": "acme/one",
+        "api_server_count": 2,
         "max_model_len": 2000,
         "max_num_batched_tokens": 1024,
         "gpu_memory_utilization": 0.5,

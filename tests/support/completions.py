@@ -64,8 +64,8 @@ class _Server:
         self.ready = threading.Event()
         self.port = 0
 
-    async def run(self) -> None:
-        server = await asyncio.start_server(self._serve, "127.0.0.1", 0, backlog=256)
+    async def run(self, port: int) -> None:
+        server = await asyncio.start_server(self._serve, "127.0.0.1", port, backlog=256)
         self.port = server.sockets[0].getsockname()[1]
         self.ready.set()
         await self.stopped.wait()
@@ -90,8 +90,8 @@ class _Server:
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         first, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().splitlines()
         headers = dict(line.split(": ", 1) for line in lines if line)
-        method, path, _ = first.split()
-        if method == "GET":
+        _, path, _ = first.split()
+        if not path.endswith("/completions"):
             content, status = self._get.get(path, b""), b"200 OK"
             if path not in self._get:
                 status = b"404 Not Found"
@@ -111,11 +111,13 @@ class _Server:
 
 
 @contextmanager
-def completions(answer: Answer, *, get: Mapping[str, bytes] | None = None) -> Iterator[str]:
-    """Answer every completion so, and every GET with the bytes for its path; yield the address."""
+def completions(
+    answer: Answer, *, get: Mapping[str, bytes] | None = None, port: int = 0
+) -> Iterator[str]:
+    """Answer every completion so, and all else with the bytes for its path; yield the address."""
     loop = asyncio.new_event_loop()
     server = _Server(answer, get or {})
-    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(),))
+    thread = threading.Thread(target=loop.run_until_complete, args=(server.run(port),))
     thread.start()
     assert server.ready.wait(20)
     try:

@@ -332,3 +332,30 @@ def test_no_part_of_an_address_that_may_be_a_secret_is_shown(url: str) -> None:
     with pytest.raises(UsageError) as refused:
         http.check_address(url, option="--url")
     assert "s3cr3t" not in str(refused.value) + refused.value.hint
+
+
+def test_json_is_posted_and_its_answer_read() -> None:
+    asked: list[tuple[str, str, bytes]] = []
+
+    class Tokenizer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            kind = self.headers["Content-Type"]
+            asked.append((self.command, kind, self.rfile.read(length)))
+            self.send_response(200)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Tokenizer) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/tokenize"
+        question = http.HttpRequest(url, most_bytes=50, body={"prompt": "a b"})
+        answer = http.ask(question, timeout_s=20)
+        server.shutdown()
+        thread.join(20)
+    assert (answer.status, answer.content) == (200, b"[]")
+    assert asked == [("POST", "application/json", b'{"prompt":"a b"}')]

@@ -98,3 +98,9 @@ def test_a_measurement_tells_its_numbers() -> None:
         "p95 tpot <= 1s": None,
     }
     assert {text: parse_requirement(text).value_in(one) for text in told} == told
+
+
+def test_of_what_only_clients_tell_there_is_no_number_of_preemptions() -> None:
+    assert (
+        parse_requirement("preemptions == 0").value_in(measurement(8, kv_cache_usage=None)) is None
+    )

@@ -8,7 +8,7 @@ one on virtual time.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,6 +70,9 @@ class EngineFacts:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """How long of that download, load, compile and capture took, where the engine says so."""
 
+    sends: Literal["ids", "text"] = "ids"
+    """How a server is sent its prompts."""
+
     cautions: Sequence[str] = ()
     """What to beware of in whatever this engine shows."""
 
@@ -80,6 +83,11 @@ class EngineFacts:
     def max_num_batched_tokens(self) -> int:
         """Tokens that an iteration may compute at most; 0 where that is not pinned."""
         return int(str(self.arguments.get("max_num_batched_tokens", 0)))
+
+    @property
+    def api_servers(self) -> int:
+        """Processes among which a server shares its requests."""
+        return int(str(self.arguments.get("api_server_count") or 1))
 
     @property
     def is_served(self) -> bool:

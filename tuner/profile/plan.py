@@ -19,6 +19,7 @@ from tuner.system.jit import compiled
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import DRAWS, Statistics
 from tuner.twin.draws import ENDS, PRINTED
+from tuner.twin.front_end import MOST_UTILISATION
 from tuner.twin.load import chosen, scaled
 from tuner.twin.simulation import Traffic, TwinReplay
 
@@ -111,9 +112,11 @@ def replicas_for(  # noqa: PLR0913 - what is asked of the twin
     seed: int,
 ) -> int | None:
     """Return the fewest replicas with which 97.5 % of the laws serve this share of requests within
-    the SLO; None when MOST_REPLICAS do not."""
+    the SLO, and front ends are not too busy for a promise; None when MOST_REPLICAS do not."""
 
     def enough(replicas: int) -> bool:
+        if twin.busy(load / replicas) > MOST_UTILISATION:
+            return False
         parts = parts_of(twin, load=load, replicas=replicas, router=router, seed=seed)
         return _answer(twin, slo, cap, parts, 0.0, DRAWS).attainment[0] >= attainment
 

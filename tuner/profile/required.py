@@ -40,7 +40,7 @@ def bounds_of(  # noqa: PLR0913 - what is asked of the twin
             continue
         loads = Loads(one, (more,) if headroom > 1 else (), headroom)
         rate_rps = len(one) / twin.length_s
-        asked = Question(loads, twin.shape, slo, tuple(requirements), rate_rps)
+        asked = Question(loads, twin.shape, slo, tuple(requirements), rate_rps, twin.front_end)
         drawn += [asked.drawn(0, law, caps, raise_all=True).required for law in twin.laws[:DRAWS]]
     return Bounds.of(requirements, drawn)
 

@@ -134,6 +134,9 @@ class Provenance(Section):
     """Where the engine ran that confirmed the choice: in tuner's process, behind a server, or
     behind one without tuner's scheduler; None where none did, or an older tuner measured."""
 
+    send: Literal["ids", "text"] | None = None
+    """How that server was sent its prompts; None where none confirmed, or an older tuner did."""
+
     @model_validator(mode="before")
     @classmethod
     def _without_error(cls, given: object) -> object:

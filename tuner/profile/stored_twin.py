@@ -70,6 +70,12 @@ class StoredTwin:
         """What stands before the engine; None: nothing that was measured."""
         return self.machine.front_end
 
+    def busy(self, load: float) -> float:
+        """Return the share of its time for which a server's front end is busy at so many times the
+        stored traffic; 0 where none was measured."""
+        one = self.front_end
+        return 0.0 if one is None else load * one.busy(self.traffic, self.length_s)
+
     def replayed(self, traffic: Traffic, law: StepLaw, *, max_num_seqs: int) -> TwinReplay:
         """Return what clients would have seen under one of the laws."""
         if self.front_end is None:

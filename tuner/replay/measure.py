@@ -96,6 +96,12 @@ class Measurement:
     ruled_out: bool
     """Whether arithmetic alone ruled the cap out, so that no luck of the machine is in it."""
 
+    @property
+    def is_logged(self) -> bool:
+        """Whether the engine told its iterations. Of one that only its clients tell of, what would
+        be counted in them (``preemptions``, ``running_peak``, …) is 0 here, and not known."""
+        return self.kv_cache_usage is not None
+
 
 def spread(values: Iterable[float], weights: Iterable[float] | None = None) -> Spread | None:
     """Return the five numbers, or None of nothing.

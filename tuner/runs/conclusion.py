@@ -32,7 +32,13 @@ from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import in_words
 from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast, StepChange, forecast
-from tuner.twin.front_end import FrontEnd, contention_of, fit_front_end, strain
+from tuner.twin.front_end import (
+    MOST_UTILISATION,
+    FrontEnd,
+    contention_of,
+    fit_front_end,
+    strain,
+)
 from tuner.twin.knee import decide, judge
 from tuner.twin.objective import HALF, choose
 from tuner.twin.simulation import shape_of, simulate, traffic_of
@@ -138,12 +144,14 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
     return Conclusion(replace(verdict, warnings=warnings), curve, view, by_twin=False)
 
 
-def predictions(conclusion: Conclusion) -> tuple[Prediction, ...]:
-    """Return what the twin promises of the choice, as captured and with headroom."""
+def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Prediction, ...]:
+    """Return what the twin promises of the choice, as captured and with headroom; nothing of a load
+    for which the front end is too busy."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
     if view is None or not conclusion.by_twin:
         return ()
-    return predictions_of(view, cap)
+    busy = 0.0 if front_end is None else front_end.busy(view.traffic, view.length_s)
+    return tuple(one for one in predictions_of(view, cap) if one.load * busy <= MOST_UTILISATION)
 
 
 def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"]) -> InUse:
@@ -273,12 +281,13 @@ def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
 def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
     """Return what stands before the engine that confirmed the choice; None where that was no
     server, or told too little."""
-    cap, view = conclusion.verdict.max_num_seqs, conclusion.view
+    cap, view, facts = conclusion.verdict.max_num_seqs, conclusion.view, evidence.facts()
     logs = [one.iterations for one in evidence.confirming("confirm", cap)]
-    if evidence.facts().engine != "serve" or not logs:
+    if facts.engine != "serve" or not logs:
         return None
     contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
-    return fit_front_end(evidence.passages(cap), contention=contention)
+    parts = evidence.passages(cap)
+    return fit_front_end(parts, contention=contention, processes=facts.api_servers)
 
 
 def strains(conclusion: Conclusion, front_end: FrontEnd | None) -> list[str]:
@@ -377,7 +386,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         with_headroom=with_headroom,
         aa_check=agreed(conclusion, evidence),
         front_end=front_end,
-        predictions=() if failed or taken else predictions(after),
+        predictions=() if failed or taken else predictions(after, front_end),
         checked=checked,
         facts=facts,
         ladder_engine=evidence.ladder_engine(),

@@ -88,18 +88,28 @@ class EngineRunner:
         self.recorder = Recorder(evidence.journal)
         self.read_device = read_device
         self.engine: Engine | None = None
+        self.coming: asyncio.Task[Engine] | None = None
+        """One that starts ahead of its need, in place of ``engine``."""
+
+        self.begun_s = 0.0
         self.built_for = ""
+
+    async def anticipate(self, max_num_seqs: int) -> None:
+        """Begin to start the engine that is likely to confirm: nothing more is measured before."""
+        await self.stop()
+        self.coming = self._begun(max_num_seqs, "confirm", f"confirm {max_num_seqs}")
 
     async def engine_for(self, max_num_seqs: int, purpose: str) -> Engine:
         """Return the engine for this purpose with the cap set; started only when it is needed, so
         that a resumed run with nothing left to measure starts none."""
         live = purpose == "ladder" and not self.settings.fresh
         built_for = "ladder" if live else f"{purpose} {max_num_seqs}"
-        if self.engine is None or self.built_for != built_for:
-            await self.stop()
-            size = self.settings.ceiling if live else max_num_seqs
-            self.engine = await self._started(size, purpose)
-            self.built_for = built_for
+        size = self.settings.ceiling if live else max_num_seqs
+        if self.built_for != built_for:
+            await self._give_up()
+        if self.engine is None:
+            coming, self.coming = self.coming or self._begun(size, purpose, built_for), None
+            self.engine = await coming
             self.evidence.check_machine(self.engine.facts)
             self.recorder.add_start(self.engine.facts, purpose=purpose, max_num_seqs=size)
             if took := start_in_words(self.engine.facts):
@@ -107,6 +117,20 @@ class EngineRunner:
         tokens = self.engine.facts.max_num_batched_tokens
         await self.engine.set_limits(max_num_seqs=max_num_seqs, max_num_batched_tokens=tokens)
         return self.engine
+
+    def _begun(self, max_num_seqs: int, purpose: str, built_for: str) -> asyncio.Task[Engine]:
+        """Return a start that goes on by itself."""
+        loop = asyncio.get_running_loop()
+        self.built_for, self.begun_s = built_for, loop.time()
+        return loop.create_task(self._started(max_num_seqs, purpose))
+
+    async def _give_up(self) -> None:
+        """Stop what is up, or comes: of what was started in vain it is noted how long that took."""
+        is_in_vain = self.coming is not None
+        await self.stop()
+        if is_in_vain:
+            took_s = asyncio.get_running_loop().time() - self.begun_s
+            self.recorder.add_late(f"start to {self.built_for}", "another cap is chosen", took_s)
 
     async def _started(self, max_num_seqs: int, purpose: str) -> Engine:
         """Start the engine of a purpose: one like the ladder's where no server can be started to
@@ -123,6 +147,12 @@ class EngineRunner:
         return await self.starter.start(max_num_seqs=max_num_seqs)
 
     async def stop(self) -> None:
+        coming, self.coming = self.coming, None
+        if coming is not None:
+            coming.cancel()
+            await asyncio.wait([coming])  # a start that is cancelled leaves nothing behind
+            if not coming.cancelled() and coming.exception() is None:
+                self.engine = coming.result()
         if self.engine is not None:
             engine, self.engine = self.engine, None
             await engine.stop()

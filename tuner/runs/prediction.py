@@ -68,7 +68,11 @@ def behind_probed(view: Forecast, evidence: Evidence) -> Forecast:
     """Return the twin behind the front end that the probes alone have shown: what is foretold of a
     server goes through what stands before its engine."""
     probes = evidence.probed()
-    front_end = fit_front_end(probes, contention=probed_contention(view.fitted.law, probes))
+    front_end = fit_front_end(
+        probes,
+        contention=probed_contention(view.fitted.law, probes),
+        processes=evidence.facts().api_servers,
+    )
     return replace(view, machine=replace(view.machine, front_end=front_end))
 
 

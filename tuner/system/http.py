@@ -28,7 +28,7 @@ _ADDRESS = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class HttpRequest:
-    """A question to a server: GET, or POST with a form."""
+    """A question to a server: GET, or POST with a form or with JSON."""
 
     url: str
     """With no secret in it: errors show it."""
@@ -37,6 +37,9 @@ class HttpRequest:
     """Of the answer's content."""
 
     form: Mapping[str, str] | None = None
+    body: Mapping[str, object] | None = None
+    """Sent as JSON."""
+
     authorization: str = ""
     """The header of that name."""
 
@@ -104,11 +107,11 @@ def _client(question: HttpRequest) -> httpx.AsyncClient:
 
 
 async def _follow(client: httpx.AsyncClient, question: HttpRequest) -> HttpResponse:
-    url, form = question.url, question.form
+    url, form, body = question.url, question.form, question.body
     first = address = httpx.URL(url)
-    method = "GET" if form is None else "POST"
+    method = "GET" if form is None and body is None else "POST"
     for _ in range(MOST_REDIRECTS):
-        async with client.stream(method, address, data=form) as answer:
+        async with client.stream(method, address, data=form, json=body) as answer:
             status, target = answer.status_code, answer.headers.get("Location")
             if status not in _REDIRECTS or not target:
                 is_read = status == httpx.codes.OK or question.reads_refusals

@@ -91,6 +91,8 @@ class Requirement:
         value = getattr(one, self.name)
         if self.name == KV:
             return None if value is None else float(getattr(value, self.statistic))
+        if self.name == "preemptions" and getattr(one, KV) is None:  # only clients tell of it
+            return None
         return float(value)
 
     def shown(self, value: float) -> str:

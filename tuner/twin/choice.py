@@ -6,8 +6,9 @@ both are the same for every cap and both loads, so that differences between caps
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -15,6 +16,7 @@ import numpy as np
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
+from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.load import Loads
 from tuner.twin.objective import (
     NOT_ASKED,
@@ -243,6 +245,9 @@ class Question:
     rate_rps: float = 0.0
     """At which today's requests arrive."""
 
+    front_end: FrontEnd | None = None
+    """What they come through; None: the engine alone is asked."""
+
     def drawn(
         self, number: int, law: StepLaw, caps: Sequence[int], *, raise_all: bool = False
     ) -> LawDraw:
@@ -289,9 +294,12 @@ class Question:
         found: dict[int, tuple[Statistics, Numbers]] = {}
         free: tuple[Statistics, Numbers] | None = None
         log = required.needs_iterations
+        replayed: Callable[..., TwinReplay] = simulate
+        if self.front_end is not None:
+            replayed = partial(simulate_behind, self.front_end)
         for cap in sorted(caps):
             if free is None:
-                replay = simulate(traffic, law, self.shape, max_num_seqs=cap, log=log)
+                replay = replayed(traffic, law, self.shape, max_num_seqs=cap, log=log)
                 found[cap] = (
                     Statistics.of(traffic, replay, self.slo),
                     required.numbers(traffic, replay, self.shape),

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from tests.commands.report.test_report import outline
+from tests.support.builders import record, replay_of
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.traces import beginning
+from tuner.commands.report.drawing.page import Table
+from tuner.commands.report.replays import Step, replay_section
 from tuner.live.watch.watched import WindowSummary
+from tuner.traffic.slo import Slo
 
 SIM = (
     *("--trace", "prod.jsonl", "--engine=sim"),
@@ -103,6 +107,15 @@ def test_a_verification_shows_its_gates_and_what_they_judged(folder: Path) -> No
 def _cap(folder: Path) -> int:
     text = (folder / "profile.yaml").read_text()
     return int(text.partition("\n  max_num_seqs: ")[2].split()[0])
+
+
+def test_of_what_only_clients_tell_the_page_shows_no_number_of_the_engine() -> None:
+    step = Step("verify 8", 8, [replay_of([record(row) for row in range(3)])])
+    table = replay_section([step], Slo(), opened=None, points=100).parts[0]
+    assert isinstance(table, Table)
+    row = dict(zip(table.headings, table.rows[0], strict=True))
+    assert (row["running"], row["KV peak"], row["preempted"]) == ("-", "-", "-")
+    assert row["in SLO"] == "100 %"
 
 
 def test_a_verification_that_was_not_ended_is_refused_in_one_line(tmp_path: Path) -> None:

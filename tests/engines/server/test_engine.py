@@ -17,9 +17,10 @@ from tests.support.live_servers import Server, serving
 from tests.support.processes import PATIENCE_S, family, lives, wait_until
 from tuner.engines.seam import ArgumentValue, EngineFacts, Reply
 from tuner.engines.server.client import StreamingClient
-from tuner.engines.server.engine import WARM_UPS, ServerEngine
+from tuner.engines.server.engine import ServerEngine
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.server.protocol import Served
+from tuner.engines.server.running import WARM_UPS
 from tuner.engines.server.serve_process import ServeProcess
 from tuner.engines.server.start import PlainStarter, ServerStarter, words
 from tuner.engines.vllm.start import Resolved
@@ -114,6 +115,7 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
     arguments: dict[str, ArgumentValue] = {
         "model": "acme/7b",
         "max_num_seqs": 8,
+        "api_server_count": 2,
         "enable_prefix_caching": False,
         "enable_expert_parallel": True,
         "disable_log_stats": False,
@@ -123,6 +125,7 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
     assert words(arguments, port=8123) == [
         "acme/7b",
         "--max-num-seqs=8",
+        "--api-server-count=2",
         "--no-enable-prefix-caching",
         "--enable-expert-parallel",
         *("--served-model-name", "a", "b"),
@@ -132,7 +135,7 @@ def test_the_command_says_each_argument_as_vllm_spells_it() -> None:
 
 
 def test_a_plain_server_is_started_with_nothing_of_ours(tmp_path: Path) -> None:
-    said = Resolved(
+    resolved = Resolved(
         arguments={},
         command={"model": "m", "scheduler_cls": "tuner.Scheduler", "max_num_seqs": 4},
         environment={"HF_TOKEN": "t"},
@@ -140,7 +143,7 @@ def test_a_plain_server_is_started_with_nothing_of_ours(tmp_path: Path) -> None:
         vocab_size=100,
         by_priority=False,
     )
-    command, environment = PlainStarter({"model": "m"}).asked_of(said, tmp_path / "socket")
+    command, environment = PlainStarter({"model": "m"}).asked_of(resolved, tmp_path / "socket")
     assert command == {"model": "m", "max_num_seqs": 4}
     assert environment == {"HF_TOKEN": "t"}
 
@@ -169,8 +172,12 @@ def test_a_plain_server_tells_what_its_clients_see_and_keeps_its_limits(tmp_path
 
 @pytest.mark.vllm
 @pytest.mark.faults
-def test_when_the_engine_behind_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
-    tmp_path: Path,
+@pytest.mark.parametrize(
+    "part",
+    ["core", *(pytest.param(one, marks=pytest.mark.long) for one in ("server", "guardian"))],
+)
+def test_when_a_part_of_it_is_killed_whoever_asks_is_told_and_nothing_is_left(
+    tmp_path: Path, part: str
 ) -> None:
     log = tmp_path / "vllm.log"
 
@@ -179,15 +186,17 @@ def test_when_the_engine_behind_it_is_killed_whoever_asks_is_told_and_nothing_is
         assert isinstance(engine, ServerEngine)
         everybody = family(os.getpid())
         core = (await engine._control.state()).about.pid
+        process = engine._process
+        victim = {"core": core, "server": process.group, "guardian": process.pid}[part]
         reply = Reply()
         task = asyncio.create_task(engine.generate(request(1, prompt=5, output=200), reply))
         await until_it_generates(reply)
-        os.kill(core, signal.SIGKILL)
+        os.kill(victim, signal.SIGKILL)
         async with asyncio.timeout(PATIENCE_S):
-            with pytest.raises(EngineError, match="The engine died"):
+            with pytest.raises(EngineError, match=r"The engine died|killed by SIGKILL"):
                 await task
         for refused in (engine.is_idle, engine.take_iterations, engine.reset_prefix_cache):
-            with pytest.raises(EngineError, match="died"):
+            with pytest.raises(EngineError, match=r"died|killed by SIGKILL"):
                 await refused()
         await engine.stop()
         await engine.stop()

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from tests.support.deployments import RAY
 from tests.support.targets import kind_of, platform, read, write
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import NotVllmError, TargetError, TunerError, UsageError
@@ -712,3 +713,8 @@ def test_a_patch_of_such_a_workload_is_a_patch() -> None:
 
 def test_a_document_without_content_is_a_new_config() -> None:
     assert write("vllm-config", "---\n", SEQS) == "---\nmax-num-seqs: 16\n"
+
+
+def test_what_is_an_option_of_vllm_serve_has_no_place_in_ray_serve() -> None:
+    with pytest.raises(TargetError, match="engine_kwargs is of the engine, and api_server_count"):
+        write("ray-serve", RAY, SEQS | {"api_server_count": 2})

@@ -180,3 +180,18 @@ def test_public_traces_end_with_a_verdict(tmp_path: Path, name: str, window: str
     result = json.loads(done.stdout)
     assert result["verdict"] in VERDICTS
     assert any("are longer than max_model_len=2048" in warning for warning in result["warnings"])
+
+
+@pytest.mark.long
+def test_the_whole_ladder_is_climbed_behind_a_server_that_is_sent_text(tmp_path: Path) -> None:
+    done = tuner(
+        tmp_path, "sweep", "--trace", str(SAMPLE), *SHORT, "--fast", "--engine", "serve",
+        "--send", "text", "--set", "api_server_count=2", "--json",
+    )  # fmt: skip
+    assert done.returncode in {0, 5}, done.stderr
+    found = profile.load(tmp_path / "profile.yaml")
+    origin = found.provenance
+    assert (origin.engine, origin.confirm, origin.send) == ("serve", "server", "text")
+    assert found.engine["api_server_count"] == 2
+    assert found.front_end is not None
+    assert found.front_end.processes == 2

@@ -1,5 +1,6 @@
 """The whole run on the simulated engine: what is measured, kept, resumed and confirmed."""
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -8,9 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.builders import request
+from tuner.engines.seam import ITERATION, EngineRequest, IterationLog, Reply, Stalls
 from tuner.engines.sim.engine import SimEngine
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.virtual_time import run
@@ -18,13 +21,19 @@ from tuner.engines.sim.world import World, WorldKv, WorldNoise, WorldStep
 from tuner.errors import EngineError, RunError, TraceError, UsageError
 from tuner.replay.measure import Measurement
 from tuner.runs import journal
+from tuner.runs.conclusion import predictions
+from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.prediction import behind_probed
+from tuner.runs.result import profile_of
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.sweep import sweep
+from tuner.runs.sweep.headroom import least_expected
+from tuner.runs.sweep.sweep import SweepRun, sweep
 from tuner.trace.trace import TraceRequest
+from tuner.traffic.requirements import parse_requirement
 from tuner.traffic.slo import Slo
+from tuner.twin.front_end import FrontEnd
 
 SETTINGS = SweepSettings(
     ceiling=32, slo=None, window="all", step_s=60, budget_s=1200, headroom=1.25, fast=False,
@@ -474,12 +483,89 @@ def test_a_run_that_a_server_confirms_goes_on_where_it_was_interrupted(
 
 
 class Served(SimStarter):
-    """Its engines say that they are behind a server."""
+    """Its engines say that they are behind a server with two processes for its API."""
 
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
         engine = await super().start(max_num_seqs=max_num_seqs, world=world)
-        engine._facts = replace(engine.facts, engine="serve")
+        arguments = {**engine.facts.arguments, "api_server_count": 2}
+        engine._facts = replace(engine.facts, engine="serve", arguments=arguments)
         return engine
+
+
+class Begun(SimStarter):
+    """Keeps which engines it has begun to start."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(world)
+        self.begun: list[int] = []
+
+    async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
+        self.begun.append(max_num_seqs)
+        return await super().start(max_num_seqs=max_num_seqs, world=world)
+
+
+def runner_of(book: journal.Journal, server: Begun) -> EngineRunner:
+    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2))
+    ladder = SimStarter(SLOTS_COST_LATE)
+    return EngineRunner(ladder, settings, Evidence(book), Notes(), None, confirming=server)
+
+
+def test_the_server_that_confirms_starts_while_the_choice_is_weighed(tmp_path: Path) -> None:
+    server = Begun(BEHIND)
+
+    async def main(book: journal.Journal) -> tuple[list[int], int]:
+        whole = SweepRun(runner_of(book, server))
+        try:
+            await whole.conclude(HALF)
+            early = list(server.begun)
+            await whole.confirm()
+        finally:
+            await whole.runner.stop()
+        return early, whole.conclusion.verdict.max_num_seqs
+
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        early, chosen = run(main(book))
+    assert early == server.begun == [chosen]
+    started = [one["max_num_seqs"] for one in _events(tmp_path / "run") if one["event"] == "start"]
+    assert started == [8, chosen]
+
+
+def test_with_headroom_less_is_expected_of_what_comes_through_a_front_end(tmp_path: Path) -> None:
+    async def main(book: journal.Journal) -> SweepRun:
+        whole = SweepRun(runner_of(book, Begun(BEHIND)))
+        try:
+            await whole.conclude(HALF)
+        finally:
+            await whole.runner.stop()
+        return whole
+
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        whole = run(main(book))
+    view, asked = whole.conclusion.view, (whole.workload, whole.settings, 8)
+    assert view is not None
+    alone, behind = (least_expected(view, *asked, one) for one in (None, FrontEnd(contention=20.0)))
+    assert alone > 0.99  # a token in 21 to 25 ms, of 200 allowed
+    assert behind < 0.5
+
+
+def test_a_server_that_was_started_in_vain_is_stopped_and_counts(tmp_path: Path) -> None:
+    server = Begun(BEHIND)
+
+    async def main(book: journal.Journal) -> int:
+        runner = runner_of(book, server)
+        await runner.anticipate(4)
+        await asyncio.sleep(0.25)  # of its start, which takes longer
+        engine = await runner.engine_for(8, "confirm")
+        assert engine.facts.arguments["max_num_seqs"] == 8
+        await runner.stop()
+        return len(server.begun)
+
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        assert run(main(book)) == 2
+    events = _events(tmp_path / "run")
+    assert [one["max_num_seqs"] for one in events if one["event"] == "start"] == [8]
+    (vain,) = [one for one in events if one["event"] == "late"]
+    assert (vain["what"], vain["elapsed_s"]) == ("start to confirm 4", 0.25)
 
 
 def test_what_a_server_adds_to_its_engine_is_fitted_and_kept(tmp_path: Path) -> None:
@@ -499,7 +585,78 @@ def test_what_a_server_adds_to_its_engine_is_fitted_and_kept(tmp_path: Path) -> 
     assert probed is not None
     assert probed.contention == pytest.approx(30.6 / 20.6, rel=0.03)
     assert found.work_s(1000, 1000) == pytest.approx(0, abs=1e-3)
+    assert found.processes == probed.processes == 2
     assert Evidence(journal.read(tmp_path / "run")).passages(outcome.verdict.max_num_seqs)
+
+
+class ClientsAlone:
+    """An engine behind a plain server: what only its scheduler knows is not told. See the seam."""
+
+    def __init__(self, engine: SimEngine) -> None:
+        self._engine, self.stalls = engine, Stalls()
+        self.facts = replace(engine.facts, engine="plain")
+        self.set_limits, self.is_idle = engine.set_limits, engine.is_idle
+        self.reset_prefix_cache, self.stop = engine.reset_prefix_cache, engine.stop
+
+    async def generate(self, asked: EngineRequest, reply: Reply) -> None:
+        await self._engine.generate(asked, reply)
+        reply.output_s = []
+        reply.queued_s = reply.queue_s = reply.cached_tokens = reply.preemptions = None
+
+    async def take_iterations(self) -> IterationLog:
+        await self._engine.take_iterations()
+        return np.empty(0, ITERATION)
+
+
+class Plain:
+    """Starts them. See the seam: Starter."""
+
+    def __init__(self, world: World) -> None:
+        self._starter = SimStarter(world)
+        self.resolve = self._starter.resolve
+
+    async def start(self, *, max_num_seqs: int) -> ClientsAlone:
+        return ClientsAlone(await self._starter.start(max_num_seqs=max_num_seqs))
+
+
+def test_of_a_plain_server_nothing_is_told_but_what_its_clients_see(tmp_path: Path) -> None:
+    never = parse_requirement("preemptions == 0")
+    settings = replace(UP_TO_8, confirm="plain", requirements=(never,))
+    with closing(journal.create(tmp_path / "run", {})) as book:
+        outcome = run(
+            sweep(
+                HALF, SimStarter(SLOTS_COST_LATE), settings, book, Notes(), confirming=Plain(BEHIND)
+            )
+        )
+    seen, chosen = outcome.confirmed, outcome.chosen.numbers
+    assert seen is not None
+    assert seen.tpot_s is not None
+    assert seen.tpot_s.p50 > 0.030
+    assert (outcome.front_end, outcome.aa_check) == (None, None)
+    (check,) = outcome.verdict.requirements
+    assert (check.bound, check.measured, check.is_kept) == (0, None, True)
+    origin = {
+        "tuner": "1", "seed": 0, "created": "2026-01-01T00:00:00+00:00", "wall_s": 1.0,
+        "warnings": [], "model_digest": None, "ranks": 1,
+    }  # fmt: skip
+    profile = profile_of(outcome, headroom=1.25, trace_digest="sha256:" + "0" * 64, origin=origin)
+    assert (profile.provenance.confirm, profile.front_end) == ("plain", None)
+    assert profile.promise.tpot_ms is not None
+    assert profile.promise.tpot_ms.p50 == pytest.approx(1e3 * seen.tpot_s.p50, rel=1e-5)
+    assert profile.promise.running_peak == chosen.running_peak > 0
+
+
+def test_nothing_is_promised_of_a_load_for_which_the_front_end_is_too_busy(alone: Run) -> None:
+    conclusion = alone.outcome.conclusion
+    view = conclusion.view
+    assert view is not None
+    rate_rps = len(view.traffic) / view.length_s
+
+    def promised(busy: float) -> list[float]:
+        found = predictions(conclusion, FrontEnd(request_s=busy / rate_rps))
+        return [one.load for one in found]
+
+    assert [promised(busy) for busy in (0.7, 0.8, 0.95)] == [[1.0, 1.25], [1.0], []]
 
 
 def test_no_server_no_front_end(alone: Run) -> None:

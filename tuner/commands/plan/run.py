@@ -166,6 +166,5 @@ def _strain(twin: StoredTwin, load: float) -> list[str]:
     """Say where the front end of a replica is too busy for what is said behind it."""
     if twin.front_end is None:
         return []
-    busy = load * twin.front_end.busy(twin.traffic, twin.length_s)
-    said = strain(busy, load=load, processes=twin.front_end.processes)
+    said = strain(twin.busy(load), load=load, processes=twin.front_end.processes)
     return [] if said is None else [said]

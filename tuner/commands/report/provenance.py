@@ -19,6 +19,8 @@ CONFIRMED = {
     None: "-",
 }
 
+SENT = {"ids": ", sent token ids", "text": ", sent text", None: ""}
+
 
 def provenance_section(profile: ServingProfile) -> PageSection:
     """Return what was measured, on what, and for what it holds."""
@@ -32,7 +34,7 @@ def provenance_section(profile: ServingProfile) -> PageSection:
     facts: list[list[Cell]] = [
         ["model", profile.model],
         ["engine", ENGINES[origin.engine]],
-        ["confirmed", CONFIRMED[origin.confirm]],
+        ["confirmed", CONFIRMED[origin.confirm] + SENT[origin.send]],
         ["device", device],
         ["versions", ", ".join(f"{key} {value}" for key, value in origin.versions.items())],
         ["SLO", str(profile.decision.slo.slo)],

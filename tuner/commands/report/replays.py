@@ -239,12 +239,13 @@ STEP_HEADINGS = (
 
 def _step_row(one: Step, numbers: Measurement) -> list[Cell]:
     length_s = f"{sum(each.elapsed_s for each in one.replays):,.0f}"
+    running = f"{numbers.running_peak:,}" if numbers.is_logged else "-"
     if not any(each.records for each in one.replays):
         return [
             one.title,
             length_s,
             *["-"] * 5,
-            f"{numbers.running_peak:,}",
+            running,
             "-",
             _kv(numbers),
             "-",
@@ -257,10 +258,10 @@ def _step_row(one: Step, numbers: Measurement) -> list[Cell]:
         _time(numbers.ttft_s, "p99"),
         _time(numbers.tpot_s, "p95"),
         _time(numbers.e2el_s, "p99"),
-        f"{numbers.running_peak:,}",
+        running,
         f"{numbers.in_flight_peak:,}",
         _kv(numbers),
-        f"{numbers.preemptions:,}",
+        f"{numbers.preemptions:,}" if numbers.is_logged else "-",
     ]
 
 

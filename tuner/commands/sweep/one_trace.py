@@ -143,7 +143,6 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         header_model=header_model,
         overrides=options.overrides,
     )
-    starts = ServerStarter if options.engine == "serve" else VllmStarter
     ranks = arguments.get("data_parallel_size") or 1
     if isinstance(ranks, int) and ranks > 1:
         # how ranks find each other is nothing to one of them
@@ -152,8 +151,12 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
             for name, value in arguments.items()
             if not name.startswith("data_parallel_")
         }
-        return starts(arguments, ranks=ranks)
-    return starts(arguments)
+    else:
+        ranks = 1
+    starter = VllmStarter(arguments, ranks=ranks)
+    if options.engine == "serve":
+        return ServerStarter.like(starter, sends=options.send)
+    return starter
 
 
 def ranks_of(starter: Starter) -> int:
@@ -223,6 +226,8 @@ def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
     plan["confirm"] = confirm_of(options)
     if plan["confirm"] == "inproc":
         del plan["confirm"]
+    if plan["send"] == "ids":
+        del plan["send"]
     if not options.require:
         del plan["require"]
     return plan
@@ -261,7 +266,8 @@ def confirming_of(options: SweepOptions, starter: Starter) -> Starter | None:
     confirm = confirm_of(options)
     if confirm == "inproc" or not isinstance(starter, VllmStarter):
         return None
-    return (PlainStarter if confirm == "plain" else ServerStarter).like(starter)
+    starts = PlainStarter if confirm == "plain" else ServerStarter
+    return starts.like(starter, sends=options.send)
 
 
 def measured(  # noqa: PLR0913 - what is swept, on what, and who is told

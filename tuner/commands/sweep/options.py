@@ -109,6 +109,13 @@ class SweepOptions:
         ),
         IN_PLAN,
     ] = None
+    send: Annotated[
+        Literal["ids", "text"],
+        typer.Option(
+            help="A server's prompts: token ids, or text of as many tokens, which it has to read."
+        ),
+        IN_PLAN,
+    ] = "ids"
     closed_sessions: Annotated[
         bool,
         typer.Option(help="A session's turn waits for the one before it, plus its think time."),

@@ -19,6 +19,7 @@ from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
     beside_now,
+    confirm_of,
     confirming_of,
     dry_run_of,
     keep_trace,
@@ -72,8 +73,15 @@ def run(options: SweepOptions) -> None:
 
 
 def _check_confirm(options: SweepOptions) -> None:
-    """Raise UsageError where no server can confirm."""
-    if options.confirm in {None, "inproc"} or options.rescore is not None:
+    """Raise UsageError where no server can confirm, or none is asked."""
+    if options.rescore is not None:
+        return
+    if options.send == "text" and options.engine != "serve" and confirm_of(options) == "inproc":
+        raise UsageError(
+            "--send text is for a server, and none is asked here",
+            hint="Leave it out: an engine in tuner's process is given token ids.",
+        )
+    if options.confirm in {None, "inproc"}:
         return
     if options.engine == "sim":
         raise UsageError(

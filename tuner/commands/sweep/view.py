@@ -348,10 +348,11 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         ("the same with headroom", outcome.with_headroom),
     ):
         if one is not None:
+            running = f" and {one.running_peak} running" if one.is_logged else ""
             console.print(
                 f"{title}: {_attainment(one)} within the SLO, {one.requests_per_s:.2f} req/s, "
                 f"p95 TPOT {_time(one.tpot_s, 'p95')}, p99 E2EL {_time(one.e2el_s, 'p99')}, at "
-                f"most {one.in_flight_peak} in flight and {one.running_peak} running"
+                f"most {one.in_flight_peak} in flight{running}"
             )
     if (found := outcome.aa_check) is not None:
         console.print(

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -77,6 +77,13 @@ class VerifyOptions:
     served_model: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="Which model of --url, where it has several."),
+    ] = None
+    send: Annotated[
+        Literal["ids", "text"] | None,
+        typer.Option(
+            help="A server's prompts: token ids, or text of as many tokens, which it has to read; "
+            "default: as when the profile was confirmed."
+        ),
     ] = None
     window: Window = "all"
     step: Annotated[str, typer.Option(help="How long the replay is: 6s at least.")] = "60s"

@@ -4,9 +4,9 @@ import asyncio
 import json
 import math
 import sys
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any, cast
 
 from rich.console import Console
@@ -68,25 +68,37 @@ def run(options: VerifyOptions) -> None:
             found = Verified(gates, 0.0, {}, ())
         else:
             asked = _asked(options, profile)
-            book = None if options.run_dir is None else _book(options.run_dir, options, profile)
-            found = _verified(asked)
-            if book is not None:
-                _keep(found, profile, options, book)
+            with _book(options, profile) as book:
+                found = _verified(asked)
+                if book is not None:
+                    _keep(found, profile, options, book)
         write(found.gates)
         _report(options, profile, found)
 
 
 def as_confirmed(options: VerifyOptions, profile: ServingProfile) -> VerifyOptions:
     """Return the options with an engine: where none is named, behind a server what a server had
-    confirmed, because its front end is in the promise."""
+    confirmed, because its front end is in the promise; it is sent the same. Raises UsageError."""
     is_served = profile.provenance.confirm in {"server", "plain"}
-    return replace(options, engine=options.engine or ("serve" if is_served else "vllm"))
+    engine = options.engine or ("serve" if is_served else "vllm")
+    if options.send is not None and options.url is None and engine != "serve":
+        raise UsageError(
+            "--send is for a server, and none is asked here",
+            hint="Leave it out, or add --engine serve or --url.",
+        )
+    return replace(options, engine=engine, send=options.send or profile.provenance.send)
 
 
-def _book(run_dir: Path, options: VerifyOptions, profile: ServingProfile) -> Journal:
-    """Begin the folder of this verification, before an engine is started. Raises RunError."""
+@contextmanager
+def _book(options: VerifyOptions, profile: ServingProfile) -> Iterator[Journal | None]:
+    """Begin the folder of this verification, before an engine is started; None where none is to be
+    kept. Raises RunError."""
+    if options.run_dir is None:
+        yield None
+        return
     plan = {"verify": True, "profile_digest": profile.digest, "trace": str(options.trace)}
-    return journal.create(run_dir, plan)
+    with closing(journal.create(options.run_dir, plan)) as book:
+        yield book
 
 
 def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book: Journal) -> None:
@@ -98,7 +110,6 @@ def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book
             replay, purpose="verify", max_num_seqs=cap, elapsed_s=took_s, window=0, trial=0,
             at_s=replay.start_s + took_s,
         )  # fmt: skip
-    book.close()
     save(profile, book.run_dir / "profile.yaml")
     keep_result(book.run_dir, _result(options, found))
 
@@ -267,8 +278,9 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
         return _Place(simulated, simulated, virtual_time.run, None)
     check_asked(profile, options, source=options.profile)
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
-    starts = ServerStarter if options.engine == "serve" else VllmStarter
-    starter = starts(cast("Any", arguments))
+    starter = VllmStarter(cast("Any", arguments))
+    if options.engine == "serve":
+        starter = ServerStarter.like(starter, sends=options.send or "ids")
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
 
 
@@ -292,7 +304,7 @@ def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is tol
     kept, _ = keep_what_fits(requests, max_model_len=found.facts.max_model_len)
     planned = sum(len(sent) for _, sent in windows_of(kept, question))
     most = running.allowed(options, found, planned)
-    server = running.asked(found, planned=planned, most=most, beside=options.beside_traffic)
+    server = running.asked(found, options, planned=planned, most=most)
     question = replace(
         question,
         place=found.url,

@@ -101,9 +101,11 @@ def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | 
     return options.send_load
 
 
-def asked(found: FoundServer, *, planned: int, most: int | None, beside: bool) -> RunningServer:
+def asked(
+    found: FoundServer, options: VerifyOptions, *, planned: int, most: int | None
+) -> RunningServer:
     """Return how the server is asked."""
-    counts = found.is_vllm and not beside
+    counts = found.is_vllm and not options.beside_traffic
     return RunningServer(
         url=found.url,
         model=found.model,
@@ -112,6 +114,7 @@ def asked(found: FoundServer, *, planned: int, most: int | None, beside: bool) -
         most=most,
         key=found.key,
         takes_ignore_eos=found.is_vllm,
+        sends_text=options.send == "text",
         served=_counter(found.url) if counts else None,
     )
 

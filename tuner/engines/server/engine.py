@@ -6,6 +6,7 @@ import secrets
 from itertools import count
 from typing import Any
 
+from tuner.engines.models.words import Words
 from tuner.engines.seam import (
     EngineFacts,
     EngineRequest,
@@ -16,15 +17,16 @@ from tuner.engines.seam import (
 from tuner.engines.server.client import StreamingClient
 from tuner.engines.server.engine_control import ControlledEngine, EngineControl
 from tuner.engines.server.protocol import Served
-from tuner.engines.server.running import RunningEngine, RunningServer
+from tuner.engines.server.running import (
+    WARM_UP_TOKENS,
+    WARM_UPS,
+    RunningEngine,
+    RunningServer,
+    check_prompt,
+    prompt_of,
+)
 from tuner.engines.server.serve_process import ServeProcess
 from tuner.errors import EngineError
-
-WARM_UPS = 8
-"""Requests whose number the server's own scheduler must confirm: where two servers listen at one
-port, connections are dealt out between them."""
-
-_WARM_UP_TOKENS = 8
 
 _DEATH_S = 10.0
 """How long a server whose engine is gone may take to end itself."""
@@ -42,11 +44,12 @@ class ServerEngine(ControlledEngine):
         *,
         model: str,
         by_priority: bool,
+        words: Words | None = None,
     ) -> None:
         super().__init__(control)
         self.facts = facts
         self._process, self._client = process, client
-        self._model, self._by_priority = model, by_priority
+        self._model, self._by_priority, self._words = model, by_priority, words
         self._name = secrets.token_hex(4)
         self._numbers = count()
         self._replies: dict[str, Reply] = {}
@@ -68,9 +71,10 @@ class ServerEngine(ControlledEngine):
         self._replies[name] = reply
         try:
             with self._control.generating(reply):
-                await self._client.complete(
+                ended = await self._client.complete(
                     self._body(request), reply, request_id=name, outputs=request.output_length
                 )
+            check_prompt(request, ended, self._words)
         except RequestFailedError:
             if await self._is_dead():
                 raise self._dead() from None
@@ -97,11 +101,12 @@ class ServerEngine(ControlledEngine):
         await self._process.stop()
 
     async def prove(self) -> None:
-        """Let the first requests be paid for, and see that it is our scheduler that served them.
+        """Let the first requests be paid for, and see that it is our scheduler that served them:
+        where two servers listen at one port, connections are dealt out between them.
 
         Raises EngineError where somebody else's did, or ours served others' too.
         """
-        length = min(_WARM_UP_TOKENS, self.facts.max_model_len // 2)
+        length = min(WARM_UP_TOKENS, self.facts.max_model_len // 2)
         asked = EngineRequest("warm-up", [1] * length, length)
         await asyncio.gather(*(self.generate(asked, Reply()) for _ in range(WARM_UPS)))
         while not await self.is_idle():  # noqa: ASYNC110 - there is no event for it
@@ -121,7 +126,7 @@ class ServerEngine(ControlledEngine):
     def _body(self, request: EngineRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
             "model": self._model,
-            "prompt": request.prompt_token_ids,
+            **prompt_of(request.prompt_token_ids, self._words),
             "max_tokens": request.output_length,
             "ignore_eos": True,
             "temperature": 0.0,
@@ -180,9 +185,13 @@ class PlainEngine(RunningEngine):
     it was started with."""
 
     def __init__(
-        self, server: RunningServer, client: StreamingClient, process: ServeProcess
+        self,
+        server: RunningServer,
+        client: StreamingClient,
+        process: ServeProcess,
+        words: Words | None = None,
     ) -> None:
-        super().__init__(server, client)
+        super().__init__(server, client, words)
         self._process = process
 
     async def generate(self, request: EngineRequest, reply: Reply) -> None:

@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from tuner.engines.models.words import Words, learnt
 from tuner.engines.seam import (
     ITERATION,
     ArgumentValue,
@@ -21,11 +22,14 @@ from tuner.engines.seam import (
     Stalls,
 )
 from tuner.engines.server.client import StreamingClient
+from tuner.engines.server.client_messages import Ended
 from tuner.errors import EngineError
 from tuner.system import scratch
 
 WARM_UPS = 8
-"""Requests that are sent before the others, and whose number the server's counter must confirm."""
+"""Requests that are sent before the others, and whose number the server itself must confirm."""
+
+WARM_UP_TOKENS = 8
 
 VOCAB_SIZE = 1000
 """Token ids below this every model has."""
@@ -39,7 +43,6 @@ FAILED_SHARE = 0.05
 EARLY_SHARE = 0.02
 """Answers may end before the asked length by so many: else other work is measured."""
 
-_WARM_UP_TOKENS = 8
 _COUNTED_S = 5.0
 _LOOK_S = 0.05
 
@@ -71,9 +74,25 @@ class RunningServer:
     takes_ignore_eos: bool = True
     """Whether a length can be forced; else it is only asked for."""
 
+    sends_text: bool = False
+    """Whether its prompts are text that its own tokenizer reads."""
+
     served: Callable[[], float] | None = None
     """Returns how many requests it has served, by its own counter; None where it does not tell, or
     serves others meanwhile."""
+
+
+def prompt_of(token_ids: Sequence[int], words: Words | None) -> dict[str, Any]:
+    """Return the fields of a request that are its prompt: token ids, or text of as many tokens."""
+    return {"prompt": token_ids} if words is None else words.prompt(token_ids)
+
+
+def check_prompt(request: EngineRequest, ended: Ended, words: Words | None) -> None:
+    """Refuse an answer to text that the server has read as more tokens, or fewer, than was meant.
+    Raises RequestFailedError."""
+    meant = len(request.prompt_token_ids)
+    if words is not None and ended.prompt_tokens not in {None, meant}:
+        raise RequestFailedError(f"its prompt came to {ended.prompt_tokens} tokens, not {meant}")
 
 
 class RunningStarter:
@@ -90,13 +109,16 @@ class RunningStarter:
     async def start(self, *, max_num_seqs: int) -> "RunningEngine":
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs
-        key = self._server.key
+        server, key = self._server, self._server.key
+        words = None
+        if server.sends_text:
+            words = await asyncio.to_thread(learnt, server.url, server.model, key=key)
         client = await StreamingClient.start(
-            self._server.url,
+            server.url,
             headers={"Authorization": f"Bearer {key}"} if key else {},
             log=scratch.own_folder("vllm") / "client.log",
         )
-        engine = RunningEngine(self._server, client)
+        engine = RunningEngine(server, client, words)
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
             await engine.prove()
@@ -107,9 +129,11 @@ class RunningStarter:
 class RunningEngine:
     """See the seam: tuner.engines.seam.Engine. It tells what its clients see, and no iterations."""
 
-    def __init__(self, server: RunningServer, client: StreamingClient) -> None:
+    def __init__(
+        self, server: RunningServer, client: StreamingClient, words: Words | None = None
+    ) -> None:
         self.facts, self.stalls = server.facts, Stalls()
-        self._server, self._client = server, client
+        self._server, self._client, self._words = server, client, words
         self._name = secrets.token_hex(4)
         self._numbers = count()
         self._shift = secrets.randbelow(VOCAB_SIZE)
@@ -131,9 +155,11 @@ class RunningEngine:
         self._in_flight += 1
         name = f"{self._name}-{next(self._numbers)}"
         try:
-            await self._client.complete(
+            ended = await self._client.complete(
                 self._body(request), reply, request_id=name, outputs=request.output_length
             )
+            reply.cached_tokens = ended.cached_tokens
+            check_prompt(request, ended, self._words)
             self._check_length(request, reply)
         except RequestFailedError as failure:
             self._count_failure(str(failure))
@@ -170,7 +196,7 @@ class RunningEngine:
         served = self._server.served
         before = await asyncio.to_thread(served) if served is not None else 0.0
         replies = [Reply() for _ in range(WARM_UPS)]
-        asked = EngineRequest("warm-up", list(range(SPECIAL_IDS, 32)), _WARM_UP_TOKENS)
+        asked = EngineRequest("warm-up", list(range(SPECIAL_IDS, 32)), WARM_UP_TOKENS)
         try:
             await self.generate(asked, replies[0])
             await asyncio.gather(*(self.generate(asked, one) for one in replies[1:]))
@@ -178,7 +204,7 @@ class RunningEngine:
             raise self._refuses(str(failure)) from None
         if all(len(one.seen_s) < 2 < one.output_tokens for one in replies):
             raise EngineError(
-                f"{self._server.url}: {_WARM_UP_TOKENS} tokens come at once each time: something "
+                f"{self._server.url}: {WARM_UP_TOKENS} tokens come at once each time: something "
                 "in front of it buffers what it streams, and no time of a token can be seen",
                 hint="Give the server's own address, or turn the proxy's buffering off.",
             )
@@ -201,12 +227,13 @@ class RunningEngine:
 
     def _body(self, request: EngineRequest) -> dict[str, Any]:
         usable = VOCAB_SIZE - SPECIAL_IDS
+        shifted = [
+            SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
+            for token in request.prompt_token_ids
+        ]
         body: dict[str, Any] = {
             "model": self._server.model,
-            "prompt": [
-                SPECIAL_IDS + (token - SPECIAL_IDS + self._shift) % usable
-                for token in request.prompt_token_ids
-            ],
+            **prompt_of(shifted, self._words),
             "max_tokens": request.output_length,
             "temperature": 0.0,
             "stream": True,

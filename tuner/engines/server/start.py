@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Literal, Protocol, Self
 
 from tuner.engines import devices, provenance
+from tuner.engines.models.words import Words, learnt
 from tuner.engines.patience import started_in_time
 from tuner.engines.seam import ArgumentValue, Engine, EngineFacts
-from tuner.engines.server.client import FIRST_S, StreamingClient
+from tuner.engines.server.client import FIRST_S, SILENCE_S, StreamingClient
 from tuner.engines.server.engine import PlainEngine, ServerEngine
 from tuner.engines.server.engine_control import EngineControl
 from tuner.engines.server.protocol import State
@@ -62,14 +63,25 @@ class Launched:
     begun_s: float
     """When its start began, on the event loop's clock."""
 
+    words: Words | None = None
+    """Of which its prompts are made; None: they are token ids."""
+
 
 class ServerStarter(VllmStarter):
     """Starts the same engines, each behind a ``vllm serve`` of its own."""
 
+    silence_s = FIRST_S
+    """How long its streams may be silent: its iterations tell sooner that it stands still."""
+
+    sends: Literal["ids", "text"] = "ids"
+    """How they are sent their prompts."""
+
     @classmethod
-    def like(cls, starter: VllmStarter) -> Self:
+    def like(cls, starter: VllmStarter, *, sends: Literal["ids", "text"] = "ids") -> Self:
         """Return what starts the starter's engines behind servers."""
-        return cls(starter.arguments, log=starter.log, ranks=starter.ranks)
+        found = cls(starter.arguments, log=starter.log, ranks=starter.ranks)
+        found.sends = sends
+        return found
 
     async def start(self, *, max_num_seqs: int) -> Engine:
         """See the seam. A failed or cancelled start leaves nothing behind."""
@@ -103,12 +115,15 @@ class ServerStarter(VllmStarter):
                     log=self.log,
                 )
                 failing.push_async_callback(process.stop)
-                client = await StreamingClient.start(url, log=self.log, silence_s=FIRST_S)
+                client = await StreamingClient.start(url, log=self.log, silence_s=self.silence_s)
                 failing.push_async_callback(client.stop)
                 await process.ready(url)
-            engine = await self.behind(
-                Launched(process, client, url, control_at, begun_s), resolved
-            )
+            of_prompts = None
+            if self.sends == "text":
+                model = str(resolved.command["model"])
+                of_prompts = await asyncio.to_thread(learnt, url, model)
+            launched = Launched(process, client, url, control_at, begun_s, of_prompts)
+            engine = await self.behind(launched, resolved)
             failing.push_async_callback(engine.stop)
             await engine.prove()
             failing.pop_all()
@@ -148,11 +163,14 @@ class ServerStarter(VllmStarter):
             control,
             model=str(resolved.command["model"]),
             by_priority=resolved.by_priority,
+            words=launched.words,
         )
 
 
 class PlainStarter(ServerStarter):
     """Starts servers without tuner's scheduler: clients alone tell of them."""
+
+    silence_s = SILENCE_S
 
     def asked_of(
         self, resolved: Resolved, control_at: Path
@@ -164,9 +182,10 @@ class PlainStarter(ServerStarter):
 
     async def behind(self, launched: Launched, resolved: Resolved) -> ProvenEngine:
         """Return the engine behind a server that is ready."""
-        said = await asyncio.to_thread(_metrics, launched.url)
+        metrics = await asyncio.to_thread(_metrics, launched.url)
         found = {
-            name: re.search(rf'{name}="(\d+)"', said) for name in ("block_size", "num_gpu_blocks")
+            name: re.search(rf'{name}="(\d+)"', metrics)
+            for name in ("block_size", "num_gpu_blocks")
         }
         block_size, blocks = (0 if one is None else int(one[1]) for one in found.values())
         # one block is the null block
@@ -179,7 +198,7 @@ class PlainStarter(ServerStarter):
             most=None,
             served=lambda: _served(_metrics(launched.url)),
         )
-        return PlainEngine(server, launched.client, launched.process)
+        return PlainEngine(server, launched.client, launched.process, launched.words)
 
 
 def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
@@ -219,6 +238,7 @@ def facts_of(
         start_s=asyncio.get_running_loop().time() - launched.begun_s,
         versions=provenance.versions(),
         device=devices.device_facts(),
+        sends="ids" if launched.words is None else "text",
         cautions=cautions(),
     )
 

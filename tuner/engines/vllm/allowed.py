@@ -12,7 +12,13 @@ from tuner.engines.seam import ArgumentValue
 
 _PLAIN = frozenset(
     {
-        *("async_scheduling", "block_size", "calculate_kv_scales", "cpu_offload_gb"),
+        *(
+            "api_server_count",
+            "async_scheduling",
+            "block_size",
+            "calculate_kv_scales",
+            "cpu_offload_gb",
+        ),
         *("cudagraph_capture_sizes", "data_parallel_size", "dbo_decode_token_threshold"),
         *("dbo_prefill_token_threshold", "decode_context_parallel_size", "disable_cascade_attn"),
         *("disable_chunked_mm_input", "disable_custom_all_reduce"),

@@ -14,7 +14,7 @@ from vllm import AsyncEngineArgs
 from vllm.utils.argparse_utils import FlexibleArgumentParser
 
 from tuner.engines.seam import ArgumentValue
-from tuner.engines.vllm.flags import Grammar, command_line
+from tuner.engines.vllm.flags import OF_SERVER, Grammar, command_line
 from tuner.errors import EngineError, InputError, TunerError, UsageError
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def parse(settings: "Sequence[Setting]") -> dict[str, ArgumentValue]:
     Raises InputError or UsageError with the place of the first that vLLM would not take.
     """
     parser = _serve_parser()
-    engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
+    engine = {field.name for field in dataclasses.fields(AsyncEngineArgs)} | OF_SERVER
     arguments: dict[str, ArgumentValue] = {}
     for setting in settings:
         head, dot, key = setting.name.partition(".")

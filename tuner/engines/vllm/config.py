@@ -16,6 +16,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.failure import refused
+from tuner.engines.vllm.flags import OF_SERVER
 from tuner.errors import EngineError
 
 _RIG: dict[str, ArgumentValue] = {
@@ -195,7 +196,7 @@ def _graph_sizes(config: Any) -> list[int]:
 def _create(arguments: Mapping[str, ArgumentValue]) -> Any:
     known = {field.name for field in dataclasses.fields(AsyncEngineArgs)}
     for name in arguments:
-        if name not in known:
+        if name not in known | OF_SERVER:
             close = difflib.get_close_matches(name, known, n=1)
             raise EngineError(
                 f"{name} is not an engine argument of this vLLM",

@@ -14,6 +14,10 @@ from typing import NamedTuple
 
 from tuner.engines.seam import ArgumentValue
 
+OF_SERVER = frozenset({"api_server_count"})
+"""Options of the server, and not of its engine, that its users feel: kept as the engine's arguments
+are, and told to servers alone."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

@@ -11,6 +11,7 @@ import numpy as np
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.measure import Measurement, measure
+from tuner.runs.conclusion import front_end_of
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion
 from tuner.runs.settings import SweepSettings
@@ -18,6 +19,7 @@ from tuner.traffic.scaling import scale_load
 from tuner.traffic.workload import Workload
 from tuner.twin.choice import DRAWS
 from tuner.twin.forecast import Forecast
+from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.objective import EQUAL_ATTAINMENT, candidates
 from tuner.twin.simulation import met, simulate, traffic_of
 from tuner.twin.verdict_text import headline
@@ -40,7 +42,8 @@ def after_headroom(
     seen = _seen(evidence, workload, cap)
     if view is None or not conclusion.by_twin or seen is None:
         return HeadroomCheck(conclusion)
-    told = _shortfall(seen, least_expected(view, workload, settings, cap), settings)
+    front_end = front_end_of(conclusion, evidence)
+    told = _shortfall(seen, least_expected(view, workload, settings, cap, front_end), settings)
     if told is None:
         return HeadroomCheck(conclusion)
     eligible = view.weighed.eligible
@@ -80,9 +83,15 @@ def _shortfall(seen: Measurement, least: float, settings: SweepSettings) -> str 
     )
 
 
-def least_expected(view: Forecast, workload: Workload, settings: SweepSettings, cap: int) -> float:
+def least_expected(
+    view: Forecast,
+    workload: Workload,
+    settings: SweepSettings,
+    cap: int,
+    front_end: FrontEnd | None,
+) -> float:
     """Return the lower end of the twin's 95 % interval of the attainment in the windows that are
-    replayed with headroom at a cap."""
+    replayed with headroom at a cap, behind the front end that they come through."""
     parts = []
     for window in workload.windows:
         sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)
@@ -95,7 +104,10 @@ def least_expected(view: Forecast, workload: Workload, settings: SweepSettings, 
         good = total = 0.0
         for traffic, start_s, weight in parts:
             scored = traffic.arrival_s >= start_s
-            replay = simulate(traffic, law, view.shape, max_num_seqs=cap)
+            if front_end is None:
+                replay = simulate(traffic, law, view.shape, max_num_seqs=cap)
+            else:
+                replay = simulate_behind(front_end, traffic, law, view.shape, max_num_seqs=cap)
             good += weight * float(met(traffic, replay, view.slo)[scored].sum())
             total += weight * float(scored.sum())
         return good / total if total else 1.0

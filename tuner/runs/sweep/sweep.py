@@ -5,6 +5,7 @@ confirms it, because KV pool and graph sizes follow ``max_num_seqs``. Everything
 journal before the next step begins, so that a resumed run measures only the rest.
 """
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -102,13 +103,28 @@ class SweepRun:
         self.evidence, self.recorder = runner.evidence, runner.recorder
         self.dropped: dict[str, int] = {}
         self.warnings: list[str] = []
+        self.likely: int | None = None
+        """The cap that the twin has chosen so far, where it serves half."""
 
     async def conclude(self, requests: Sequence[TraceRequest]) -> None:
         """Measure all that the decision asks for, and decide."""
         self.workload = await self.prepare(requests)
         complete = await self.gather(self.workload)
         self.recorder.add_gathered(complete=complete)
-        self.conclusion = conclude(self.evidence, self.workload, self.settings, complete=complete)
+        await self.anticipate()
+        self.conclusion = await asyncio.to_thread(
+            conclude, self.evidence, self.workload, self.settings, complete=complete
+        )
+
+    async def anticipate(self) -> None:
+        """Let the server that is likely to confirm start while the choice is still weighed: that
+        takes a core for seconds, and nothing is measured meanwhile."""
+        if (
+            self.settings.confirm != "inproc"
+            and self.likely is not None
+            and self.evidence.unloaded("confirm") is None
+        ):
+            await self.runner.anticipate(self.likely)
 
     def outcome(self) -> SweepOutcome:
         """Return all that was found, once it is confirmed."""
@@ -207,6 +223,8 @@ class SweepRun:
             if view is not None:
                 weighed = view.weighed
                 self.watcher.believed(weighed.best, weighed.agreeing, weighed.draws)
+                serves = weighed.values[weighed.best][0] >= HALF
+                self.likely = weighed.best if serves and view.is_believed else None
             if view is not None and not view.is_believed:
                 self.watcher.warn(f"{view.doubt}: the windows must decide")
                 return await self.gather_windows(workload)

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 import yaml
 
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.vllm.flags import OF_SERVER
 from tuner.engines.vllm.values import same
-from tuner.errors import NotVllmError, UsageError
+from tuner.errors import NotVllmError, TargetError, UsageError
 from tuner.rollout.targets.command_line.flags import comparable
 from tuner.rollout.targets.kinds.argument_mapping import ArgumentMapping
 from tuner.rollout.targets.seam import Asked, Rollout, Stated
@@ -83,7 +84,12 @@ class RayServer(Server):
         return Rollout("serve deploy {file}")
 
     def edited(self, arguments: Mapping[str, ArgumentValue]) -> str:
-        """Return the text with these arguments in ``engine_kwargs``."""
+        """Return the text with these arguments in ``engine_kwargs``. Raises TargetError."""
+        for name in sorted(OF_SERVER & arguments.keys()):
+            raise TargetError(
+                f"{self.asked.source}: {_ARGUMENTS} is of the engine, and {name} of vllm serve",
+                hint=f"Sweep without {name}: Ray Serve has replicas of its own in its place.",
+            )
         self._mapping.ask(arguments)
         if self.model.within is not None:
             self.model.within.hand_on()

@@ -1,0 +1,181 @@
+"""A server that runs already: what is sent to it at most, and what it tells."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.engines.conftest import generate, request
+from tests.support.builders import facts
+from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
+from tuner.engines.models.words import Words
+from tuner.engines.seam import Reply, RequestFailedError
+from tuner.engines.server.client import StreamingClient
+from tuner.engines.server.running import (
+    WARM_UPS,
+    RunningEngine,
+    RunningServer,
+    RunningStarter,
+)
+from tuner.errors import EngineError
+
+Answer = Callable[[Asked], Awaitable[None]]
+PLANNED = 100
+ASKED = request(1, prompt=5, output=4)
+
+
+def engine_of(
+    answer: Answer,
+    work: Callable[[RunningEngine], Coroutine[Any, Any, Any]],
+    *,
+    planned: int = PLANNED,
+    **changes: Any,  # noqa: ANN401 - any field
+) -> Any:  # noqa: ANN401 - what the work returns
+    """Ask a server that answers its warm-up as it should, and then so."""
+    asked = 0
+
+    async def warmed(one: Asked) -> None:
+        nonlocal asked
+        asked += 1
+        if asked > WARM_UPS:
+            await answer(one)
+            return
+        await one.send(HEAD)
+        for _ in range(one.body["max_tokens"]):
+            await one.event(TOKEN)
+            await asyncio.sleep(0.002)
+        await one.event(usage(one.body["max_tokens"]), DONE)
+        await one.end()
+
+    async def main(url: str) -> Any:  # noqa: ANN401
+        server = RunningServer(
+            url=url, model="m", facts=facts(engine="server"), planned=planned,
+            **{"most": None, **changes},
+        )  # fmt: skip
+        engine = await RunningStarter(server).start(max_num_seqs=8)
+        try:
+            return await work(engine)
+        finally:
+            await engine.stop()
+
+    with completions(warmed) as url:
+        return asyncio.run(main(url))
+
+
+async def failing(asked: Asked) -> None:
+    await asked.send(b"HTTP/1.1 500 Internal Server Error\r\nContent-Length: 0\r\n\r\n")
+
+
+async def served(asked: Asked) -> None:
+    await asked.whole(asked.body["max_tokens"])
+
+
+async def outcomes(engine: RunningEngine) -> list[str]:
+    """Ask on until the engine gives up; return what came of each request."""
+    found = []
+    while True:
+        try:
+            await generate(engine, ASKED)
+        except RequestFailedError:
+            found.append("failed")
+        except EngineError as error:
+            return [*found, str(error)]
+        else:
+            found.append("ok")
+
+
+def test_after_five_failures_in_a_row_it_is_sent_no_more() -> None:
+    *before, last = engine_of(failing, outcomes)
+    assert before == ["failed"] * 4
+    assert "5 requests in a row failed, the last: 500" in last
+
+
+def test_after_more_failures_than_one_in_twenty_it_is_sent_no_more() -> None:
+    turns = 0
+
+    async def by_turns(asked: Asked) -> None:
+        nonlocal turns
+        turns += 1
+        await (failing if turns % 2 else served)(asked)
+
+    *before, last = engine_of(by_turns, outcomes)
+    assert before == ["failed", "ok"] * 5
+    assert "6 requests failed, the last: 500" in last
+
+
+def test_where_lengths_cannot_be_forced_one_answer_in_fifty_may_end_early() -> None:
+    async def early(asked: Asked) -> None:
+        await asked.whole(asked.body["max_tokens"] - 1)
+
+    *before, last = engine_of(early, outcomes, takes_ignore_eos=False)
+    assert before == ["ok"] * 2
+    assert "3 answers of" in last
+    assert "ended before the length that was asked" in last
+
+
+def test_no_more_is_sent_than_was_allowed_whatever_must_be_sent_again() -> None:
+    asked: list[Asked] = []
+
+    async def counted(one: Asked) -> None:
+        asked.append(one)
+        await served(one)
+
+    *before, last = engine_of(counted, outcomes, most=WARM_UPS + 2)
+    assert before == ["ok"] * 2
+    assert f"{WARM_UPS + 2} requests were sent" in last
+    assert len(asked) == 2
+
+
+def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
+    async def work(engine: RunningEngine) -> tuple[Reply, int]:
+        return await generate(engine, ASKED), len(await engine.take_iterations())
+
+    reply, iterations = engine_of(served, work)
+    assert reply.output_tokens == 4
+    told = (reply.queued_s, reply.queue_s, reply.cached_tokens, reply.preemptions)
+    assert told == (None,) * 4
+    assert (reply.output_s, iterations) == ([], 0)
+
+
+def test_text_that_is_read_as_another_number_of_tokens_fails_its_request() -> None:
+    """The server says that every prompt had three."""
+    asked: list[Asked] = []
+
+    async def counted(one: Asked) -> None:
+        asked.append(one)
+        await served(one)
+
+    async def main(url: str) -> None:
+        server = RunningServer(
+            url=url, model="m", facts=facts(engine="server"), planned=PLANNED, most=None
+        )
+        client = await StreamingClient.start(url, log=Path("/dev/null"))
+        engine = RunningEngine(server, client, Words(("one", "two")))
+        try:
+            await generate(engine, request(1, prompt=3, output=4))
+            with pytest.raises(RequestFailedError, match="its prompt came to 3 tokens, not 5"):
+                await generate(engine, ASKED)
+        finally:
+            await engine.stop()
+
+    with completions(counted) as url:
+        asyncio.run(main(url))
+    assert [len(one.body["prompt"].split()) for one in asked] == [3, 5]
+    assert {*asked[1].body["prompt"].split()} <= {"one", "two"}
+    assert not any(one.body["add_special_tokens"] for one in asked)
+
+
+def test_what_it_says_of_its_prefix_cache_is_kept() -> None:
+    async def telling(asked: Asked) -> None:
+        details = b'"usage": {"prompt_tokens_details": {"cached_tokens": 2}, '
+        said = usage(4).replace(b'"usage": {', details)
+        await asked.send(HEAD)
+        await asked.event(*[TOKEN] * 4, said, DONE)
+        await asked.end()
+
+    async def work(engine: RunningEngine) -> Reply:
+        return await generate(engine, ASKED)
+
+    assert engine_of(telling, work).cached_tokens == 2

@@ -1,0 +1,115 @@
+"""How a server of our own is started and asked, with a stand-in for ``vllm serve``."""
+
+import asyncio
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.engines.conftest import generate, request
+from tests.support.places import ROOT
+from tests.support.processes import family, lives, wait_until
+from tuner.engines.seam import Reply
+from tuner.engines.server import start
+from tuner.engines.server.running import WARM_UPS
+from tuner.engines.server.start import PlainStarter
+from tuner.engines.vllm.start import Resolved
+from tuner.errors import EngineError
+
+STUB = (sys.executable, "-m", "tests.support.stub_serve")
+
+TUNER = """
+import asyncio, sys
+from pathlib import Path
+from tests.engines.server.test_start import STUB, StubStarter
+from tuner.engines.server import start
+
+async def main():
+    engine = await StubStarter(Path(sys.argv[1])).start(max_num_seqs=2)
+    print("up", flush=True)
+    await asyncio.sleep(600)
+
+start._VLLM, start.cautions = STUB, tuple
+asyncio.run(main())
+"""
+
+
+@pytest.fixture(autouse=True)
+def _stub(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(start, "_VLLM", STUB)
+    monkeypatch.setattr(start, "cautions", tuple)  # of the vLLM that is installed: none is needed
+
+
+class StubStarter(PlainStarter):
+    """Starts the stand-in: what vLLM would resolve is said here."""
+
+    def __init__(self, folder: Path, **says: object) -> None:
+        super().__init__({"model": "m"}, log=folder / "serve.log")
+        self.says = {name: str(value) for name, value in says.items()}
+
+    def resolved(self, *, max_num_seqs: int) -> Resolved:
+        limits = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": 64}
+        return Resolved(
+            arguments={"model": "m", **limits},
+            command={"model": "m", **limits},
+            environment={"PYTHONPATH": str(ROOT), **self.says},
+            max_model_len=1024,
+            vocab_size=1000,
+            by_priority=False,
+        )
+
+
+def taken(folder: Path, times: int) -> StubStarter:
+    """Return what starts a server whose port somebody else takes first, so many times."""
+    return StubStarter(folder, STUB_STARTS=folder / "starts", STUB_TAKEN=times)
+
+
+def test_a_port_that_was_taken_meanwhile_is_given_up_for_another(tmp_path: Path) -> None:
+    async def main() -> tuple[Reply, int]:
+        engine = await taken(tmp_path, 2).start(max_num_seqs=2)
+        try:
+            return await generate(engine, request(1, prompt=5, output=9)), engine.facts.kv_blocks
+        finally:
+            await engine.stop()
+
+    reply, blocks = asyncio.run(main())
+    assert (reply.output_tokens, blocks) == (9, 100)
+    assert (tmp_path / "starts").read_text() == "start\n" * 3
+
+
+def test_where_every_port_is_taken_nothing_is_left_and_one_line_says_so(tmp_path: Path) -> None:
+    before = family(os.getpid())
+    with pytest.raises(EngineError, match=r"3 free ports of 127\.0\.0\.1 were taken"):
+        asyncio.run(taken(tmp_path, 3).start(max_num_seqs=2))
+    wait_until(lambda: not any(map(lives, family(os.getpid()) - before)))
+
+
+def test_a_plain_server_that_stops_in_a_stream_is_given_up_as_soon_as_any_that_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its scheduler tells nothing: only its silence says that it is stuck."""
+    monkeypatch.setattr(StubStarter, "silence_s", PlainStarter.silence_s / 60)
+
+    async def main() -> None:
+        engine = await StubStarter(tmp_path, STUB_STOPS=WARM_UPS).start(max_num_seqs=2)
+        try:
+            async with asyncio.timeout(8):
+                await generate(engine, request(1, prompt=5, output=9))
+        finally:
+            await engine.stop()
+
+    with pytest.raises(EngineError, match="the server is stuck: nothing came for"):
+        asyncio.run(main())
+
+
+def test_neither_server_nor_client_survives_a_tuner_that_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", TUNER, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as tuner:
+        assert tuner.stdout is not None
+        assert tuner.stdout.readline() == "up\n"
+        everybody = family(tuner.pid)
+        assert len(everybody) == 3  # the guardian, the server and the client
+        tuner.kill()
+    wait_until(lambda: not any(map(lives, everybody)))
