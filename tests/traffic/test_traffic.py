@@ -13,6 +13,7 @@ from tuner.trace.formats.columnar.batch import Batch
 from tuner.trace.formats.reading.header import TraceHeader
 from tuner.trace.formats.reading.record import Row
 from tuner.trace.trace import TraceRequest
+from tuner.traffic import concurrency
 from tuner.traffic.arrivals import (
     arrival_rate_rps,
     busiest_rows,
@@ -21,7 +22,7 @@ from tuner.traffic.arrivals import (
     peak_arrivals,
     tick_ms,
 )
-from tuner.traffic.concurrency import levels, recorded_levels
+from tuner.traffic.concurrency import levels, modelled, recorded_levels
 from tuner.traffic.levels import Levels
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
@@ -250,6 +251,18 @@ def test_durations_of_zero_are_half_a_tick_of_their_clock() -> None:
     assert found.grain_s == 1.0
     assert found.recorded is not None
     assert found.recorded.mean == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_long_trace_is_looked_at_for_its_band(monkeypatch: pytest.MonkeyPatch) -> None:
+    requests = columns(*(request(i, i / 10, output_length=100) for i in range(1000)))
+    counted = modelled(requests, s_per_token=0.02)
+    monkeypatch.setattr(concurrency, "LOOKS", 999)
+    monkeypatch.setattr(concurrency, "count_held", None)
+    seen = modelled(requests, s_per_token=0.02)
+    assert counted is not None
+    assert seen is not None
+    assert seen.mean() == pytest.approx(counted.mean(), rel=1e-4)
+    assert (seen.max(), seen.quantiles(0.5)) == (counted.max(), counted.quantiles(0.5))
 
 
 def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:

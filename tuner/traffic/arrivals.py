@@ -19,8 +19,11 @@ ON_GRID = 0.95
 JITTER_US = 2000.0
 """Two stamps that are each off by 1 ms."""
 
+TELLING = 2**17
+"""So many arrivals show a grid if there is one."""
+
 SAMPLE = 2**20
-"""So many arrivals show a grid if there is one; other counts look at as many at a time."""
+"""So many are looked at at a time."""
 
 STRIDE = 16
 """Arrivals from one start of a window to the next, at first."""
@@ -55,7 +58,7 @@ def tick_ms(arrival_s: Floats) -> float | None:
 
     Bursts within a tick are the clock's and not the traffic's.
     """
-    arrival_s = arrival_s[:SAMPLE]
+    arrival_s = arrival_s[:TELLING]
     gaps_us = np.diff(np.round((arrival_s - arrival_s[0]) * 1e6).astype(np.int64))
     gaps_us = gaps_us[gaps_us > 0]
     if len(gaps_us) < MIN_TICKS:

@@ -149,11 +149,15 @@ def look_held(
 
     def upto(times_s: Floats) -> NDArray[Any]:
         """Return how many there are at each look."""
-        looks = times_s - start_s
-        looks /= apart_s
-        np.ceil(looks, out=looks)
-        np.clip(looks, 0, LOOKS, out=looks)
-        return np.cumsum(np.bincount(looks.astype(np.int64), weight, LOOKS + 1)[:LOOKS])
+        found = np.zeros(LOOKS + 1)
+        for first in range(0, len(times_s), CHUNK):
+            looks = np.ceil((times_s[first : first + CHUNK] - start_s) / apart_s)
+            places = np.clip(looks, 0, LOOKS, out=looks).astype(np.int64)
+            least = int(places.min())  # they lie near each other, as requests come
+            some = None if weight is None else weight[first : first + CHUNK]
+            more = np.bincount(places - least, some)
+            found[least : least + len(more)] += more
+        return np.cumsum(found[:LOOKS])
 
     found = _Sum()
     level = (upto(begins_s) - upto(ends_s)).astype(np.int64)

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 from pyarrow import csv, json
 
 from tuner.trace.formats.columnar.batch import ABSENT, Floats, Ints, Lists, Names
+from tuner.trace.formats.reading.byte_chunks import line_ends
 
 SMALL_BYTES = 2**16
 """A block that cannot be read whole is tried again in parts of this size."""
@@ -96,7 +97,7 @@ def csv_table(
     """Return some columns of the lines of a block by their numbers; None where they are not so."""
     if b'"' in block and not quotes_close(block):
         return None
-    lines = block.count(b"\n") + (not block.endswith(b"\n"))
+    lines = line_ends(block) + (not block.endswith(b"\n"))
     names = [str(place) for place in range(columns)]
     try:
         table = csv.read_csv(

@@ -8,7 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.system.jit import compiled
-from tuner.trace.formats.columnar.batch import Floats
 
 _KEY = re.compile(rb'"(\w+)":')
 
@@ -27,7 +26,7 @@ _POWERS = 10.0 ** np.arange(MOST_DIGITS + 1)
 
 def numbers_in(
     block: bytes, fractions: Mapping[str, bool], *, needed: Collection[str]
-) -> dict[str, Floats] | None:
+) -> dict[str, NDArray[np.float64]] | None:
     """Return the numbers of a block's lines by their keys; None where a line has other keys, or
     the same in another order, or anything but a plain number.
 
@@ -38,9 +37,10 @@ def numbers_in(
     if not {*needed} <= {*names} <= fractions.keys() or len({*names}) < len(names):
         return None
     marks = [b'%s"%s":' % (b"," if place else b"{", key) for place, key in enumerate(keys)]
-    found = np.empty((len(keys), block.count(b"\n") + 1))
+    text = np.frombuffer(block, np.uint8)
+    found = np.empty((len(keys), int(np.count_nonzero(text == _LINE_END)) + 1))
     whole = _read(
-        np.frombuffer(block, np.uint8),
+        text,
         np.frombuffer(b"".join(marks), np.uint8),
         np.cumsum([len(mark) for mark in marks]),
         np.array([fractions[name] for name in names]),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tuner.errors import TraceError, UsageError
 from tuner.trace.formats.reading.byte_chunks import UTF_8 as BOM
-from tuner.trace.formats.reading.byte_chunks import chunks
+from tuner.trace.formats.reading.byte_chunks import chunks, line_ends
 from tuner.trace.formats.reading.header import TimeUnit
 from tuner.trace.formats.reading.json_values import spans_lines, values
 from tuner.trace.formats.reading.record import Tally
@@ -151,7 +151,7 @@ class TraceFile:
             if end_at >= 0:
                 whole = b"".join([rest, memoryview(chunk)[:end_at]])
                 yield number, whole
-                number += whole.count(b"\n") + 1
+                number += line_ends(whole) + 1
                 rest = b""
             rest += chunk[end_at + 1 :]
             if len(rest) > self.longest:
