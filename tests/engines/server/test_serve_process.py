@@ -159,3 +159,19 @@ def test_the_servers_environment_is_not_that_of_a_deployment(
         up(log)
     assert "VLLM_API_KEY" not in log.read_text()
     assert "TUNER_LIVE_SOCKET" not in log.read_text()
+
+
+def test_a_connection_that_was_lost_is_explained_by_a_death_that_is_seen_later(
+    tmp_path: Path,
+) -> None:
+    log = tmp_path / "serve.log"
+
+    async def main(process: ServeProcess) -> str:
+        assert await process.death_by("500 Internal Server Error") is None
+        loop = asyncio.get_running_loop()
+        loop.call_later(0.2, os.kill, process.group, signal.SIGKILL)
+        return str(await process.death_by("the connection broke: ClientPayloadError"))
+
+    with launched(log) as process:
+        up(log)
+        assert "vllm serve was killed by SIGKILL" in asyncio.run(main(process))

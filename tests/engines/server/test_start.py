@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
 from tuner.engines.seam import Reply
 from tuner.engines.server import start
+from tuner.engines.server.engine import PlainEngine
 from tuner.engines.server.running import WARM_UPS
 from tuner.engines.server.start import PlainStarter
 from tuner.engines.vllm.start import Resolved
@@ -25,6 +27,7 @@ import asyncio, sys
 from pathlib import Path
 from tests.engines.server.test_start import STUB, StubStarter
 from tuner.engines.server import start
+from tuner.engines.server.engine import PlainEngine
 
 async def main():
     engine = await StubStarter(Path(sys.argv[1])).start(max_num_seqs=2)
@@ -113,3 +116,24 @@ def test_neither_server_nor_client_survives_a_tuner_that_is_killed(tmp_path: Pat
         assert len(everybody) == 3  # the guardian, the server and the client
         tuner.kill()
     wait_until(lambda: not any(map(lives, everybody)))
+
+
+@pytest.mark.parametrize("part", ["server", "guardian"])
+def test_a_request_under_way_is_told_that_its_server_was_killed(tmp_path: Path, part: str) -> None:
+    """Its connection breaks before anybody else knows."""
+
+    async def main() -> None:
+        engine = await StubStarter(tmp_path, STUB_STOPS=WARM_UPS).start(max_num_seqs=2)
+        assert isinstance(engine, PlainEngine)
+        process, reply = engine._process, Reply()
+        try:
+            task = asyncio.create_task(engine.generate(request(1, prompt=5, output=9), reply))
+            while reply.first_token_s is None:  # noqa: ASYNC110 - a reply tells nobody
+                await asyncio.sleep(0.01)
+            os.kill({"server": process.group, "guardian": process.pid}[part], signal.SIGKILL)
+            with pytest.raises(EngineError, match="vllm serve was killed by SIGKILL"):
+                await task
+        finally:
+            await engine.stop()
+
+    asyncio.run(main())

@@ -64,6 +64,10 @@ class Progress(msgspec.Struct, tag="progress"):
     """So far: each is taken for a token until the end says how many there were."""
 
 
+NO_CONNECTION, BROKEN = "no connection", "the connection broke"
+"""How a problem begins for which the server may have gone."""
+
+
 class Ended(msgspec.Struct, tag="ended"):
     """A request is over, or was abandoned."""
 

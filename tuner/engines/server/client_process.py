@@ -21,7 +21,9 @@ import msgspec
 import uvloop
 
 from tuner.engines.server.client_messages import (
+    BROKEN,
     LENGTH,
+    NO_CONNECTION,
     Abandon,
     ClientReady,
     Ended,
@@ -138,9 +140,9 @@ class Client:
         except StreamError as problem:
             ended.problem = str(problem)[:REASON_LENGTH]
         except aiohttp.ClientConnectorError as problem:
-            ended.problem = f"no connection: {problem.strerror or problem}"
+            ended.problem = f"{NO_CONNECTION}: {problem.strerror or problem}"
         except (aiohttp.ClientError, OSError, ValueError) as problem:
-            ended.problem = f"the connection broke: {type(problem).__name__}"
+            ended.problem = f"{BROKEN}: {type(problem).__name__}"
         except asyncio.CancelledError:
             ended.problem = "abandoned"
             if self._is_stuck and not flight.is_abandoned:

@@ -75,8 +75,8 @@ class ServerEngine(ControlledEngine):
                     self._body(request), reply, request_id=name, outputs=request.output_length
                 )
             check_prompt(request, ended, self._words)
-        except RequestFailedError:
-            if await self._is_dead():
+        except RequestFailedError as failure:
+            if await self._is_dead(str(failure)):
                 raise self._dead() from None
             raise
         if reply.output_tokens != request.output_length:
@@ -157,9 +157,9 @@ class ServerEngine(ControlledEngine):
         self._ended.set()
         self._client.fail(self._dead())
 
-    async def _is_dead(self) -> bool:
-        """Return whether the server is gone, or going, after a request that failed."""
-        if self._ended.is_set():
+    async def _is_dead(self, problem: str) -> bool:
+        """Return whether the server is gone, or going, after a request that failed so."""
+        if self._ended.is_set() or await self._process.death_by(problem) is not None:
             return True
         try:
             await self._control.state()
@@ -197,8 +197,8 @@ class PlainEngine(RunningEngine):
     async def generate(self, request: EngineRequest, reply: Reply) -> None:
         try:
             await super().generate(request, reply)
-        except (RequestFailedError, EngineError):
-            if (death := self._process.death()) is not None:
+        except (RequestFailedError, EngineError) as failure:
+            if (death := await self._process.death_by(str(failure))) is not None:
                 raise death from None
             raise
 

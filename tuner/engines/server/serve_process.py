@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tuner.engines.server.client_messages import BROKEN, NO_CONNECTION
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.log import Compiles, said_since, size_of
 from tuner.errors import EngineError, InputError
@@ -20,6 +21,9 @@ HOST = "127.0.0.1"
 
 STOP_S = 10.0
 """How long it may take to end by itself."""
+
+GONE_S = 2.0
+"""How long after a lost connection it is looked whether it has ended."""
 
 _LOOK_S = 0.1
 _HEALTH_S = 5.0
@@ -109,6 +113,14 @@ class ServeProcess:
                 if answer.status == _OK:
                     return
             await asyncio.sleep(_LOOK_S)
+
+    async def death_by(self, problem: str) -> EngineError | None:
+        """Return what it died of, where a request has failed with this problem: one that lost its
+        connection may know of it before we do."""
+        if problem.startswith((NO_CONNECTION, BROKEN)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                await asyncio.to_thread(self._guardian.wait, GONE_S)
+        return self.death()
 
     def death(self) -> EngineError | None:
         """Return what it died of; None while it lives."""
