@@ -91,17 +91,20 @@ def test_what_begins_at_the_end_holds_for_no_time(end_s: float) -> None:
 def test_looks_see_what_counting_finds(
     found: list[tuple[int, int, int]], *, weighted: bool
 ) -> None:
-    begins_s, ends_s, n = arrays(found)
-    asked = (begins_s, ends_s, n if weighted else None)
-    seen, counted_ = (
-        one(*asked, start_s=5.0, end_s=37.0) for one in (look_held, count_held)
-    )  # of whole seconds, which 32 seconds in 2^20 looks meet
-    assert seen is not None
-    assert counted_ is not None
-    assert seen.level.tolist() == counted_.level.tolist()
-    assert seen.seconds == pytest.approx(counted_.seconds)
+    begins_s, ends_s, n = arrays(sorted(found))
+    weight, lasts = n if weighted else None, ends_s - begins_s
+    seen = look_held(begins_s, lasts / 2, weight, starts_s={2.0: 5.0, 0.0: 5.0}, end_s=37.0)
+    counted = [
+        count_held(begins_s.copy(), ends, weight, start_s=max(5.0, begins_s[0]), end_s=37.0)
+        for ends in (ends_s, begins_s.copy())
+    ]
+    for one, other in zip(seen, counted, strict=True):
+        assert one is not None
+        assert other is not None
+        assert one.level.tolist() == other.level.tolist()
+        assert one.seconds == pytest.approx(other.seconds, abs=0.01)
 
 
 def test_no_time_is_not_looked_at() -> None:
-    begins_s, ends_s = np.array([0.0]), np.array([1.0])
-    assert look_held(begins_s, ends_s, None, start_s=1.0, end_s=1.0) is None
+    begins_s = np.array([1.0])
+    assert look_held(begins_s, begins_s, None, starts_s={1.0: 1.0}, end_s=1.0) == [None]

@@ -22,7 +22,7 @@ from tuner.traffic.arrivals import (
     peak_arrivals,
     tick_ms,
 )
-from tuner.traffic.concurrency import levels, modelled, recorded_levels
+from tuner.traffic.concurrency import levels, modelled_band, recorded_levels
 from tuner.traffic.levels import Levels
 from tuner.traffic.summary import describe
 from tuner.traffic.trace_warnings import trace_warnings
@@ -254,15 +254,16 @@ def test_durations_of_zero_are_half_a_tick_of_their_clock() -> None:
 
 
 def test_a_long_trace_is_looked_at_for_its_band(monkeypatch: pytest.MonkeyPatch) -> None:
-    requests = columns(*(request(i, i / 10, output_length=100) for i in range(1000)))
-    counted = modelled(requests, s_per_token=0.02)
+    rows = [request(i, i / 10, output_length=50 + i % 100) for i in range(999)]
+    trace = columns(*rows, request(999, 99.95, status="rejected"))
+    counted = modelled_band(trace)
     monkeypatch.setattr(concurrency, "LOOKS", 999)
     monkeypatch.setattr(concurrency, "count_held", None)
-    seen = modelled(requests, s_per_token=0.02)
-    assert counted is not None
-    assert seen is not None
-    assert seen.mean() == pytest.approx(counted.mean(), rel=1e-4)
-    assert (seen.max(), seen.quantiles(0.5)) == (counted.max(), counted.quantiles(0.5))
+    seen = modelled_band(trace)
+    assert [*seen] == [*counted] == [0.01, 0.02, 0.04, 0.08]
+    for one, other in zip(seen.values(), counted.values(), strict=True):
+        assert one.mean() == pytest.approx(other.mean(), rel=1e-4)
+        assert (one.max(), one.quantiles(0.5)) == (other.max(), other.quantiles(0.5))
 
 
 def test_where_ends_are_unknown_there_is_a_band_and_no_number() -> None:

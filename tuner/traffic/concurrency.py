@@ -77,19 +77,41 @@ def recorded_running(columns: Columns) -> Held | None:
 
 
 def modelled(columns: Columns, *, s_per_token: float) -> Held | None:
-    """Return what would be in flight if each output token took ``s_per_token`` at any load.
-
-    No server behaves so: this is for a preview, as a band over several speeds, never a target; so
-    a trace of more requests than there are looks is looked at, and not counted.
-    """
+    """Return what would be in flight if each output token took ``s_per_token`` at any load."""
     if not columns.served.any():
         return None
     durations_s = columns.output_length * np.float64(s_per_token)
     start_s, end_s = _filled(columns, durations_s)
     durations_s += columns.arrival_s
     intervals = _intervals(columns, columns.arrival_s, durations_s)
-    count = look_held if len(columns) > LOOKS else count_held
-    return count(*intervals, start_s=start_s, end_s=end_s)
+    return count_held(*intervals, start_s=start_s, end_s=end_s)
+
+
+def modelled_band(columns: Columns) -> dict[float, Held]:
+    """Return what would be in flight at each speed of the band.
+
+    No server behaves so: this is for a preview, never a target; so a trace of more requests than
+    there are looks is looked at, and not counted.
+    """
+    if len(columns) > LOOKS and columns.served.any():
+        found = _looked(columns)
+    else:
+        found = [modelled(columns, s_per_token=speed) for speed in BAND_S_PER_TOKEN]
+    return {
+        speed: held for speed, held in zip(BAND_S_PER_TOKEN, found, strict=True) if held is not None
+    }
+
+
+def _looked(columns: Columns) -> list[Held | None]:
+    begins_s, lengths = columns.arrival_s, columns.output_length
+    weight = columns.n if (columns.n != 1).any() else None
+    if not columns.served.all():
+        begins_s, lengths = begins_s[columns.served], lengths[columns.served]
+        weight = None if weight is None else weight[columns.served]
+    p99 = float(np.quantile(lengths[:: max(1, len(lengths) // TELLING)], 0.99))
+    first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
+    starts_s = {speed: _filled_s(first_s, last_s, p99 * speed) for speed in BAND_S_PER_TOKEN}
+    return look_held(begins_s, lengths, weight, starts_s=starts_s, end_s=last_s)
 
 
 def _intervals(
@@ -118,10 +140,13 @@ def _filled(columns: Columns, durations_s: Floats) -> tuple[float, float]:
     first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
     lasted_s = durations_s if known.all() else durations_s[known]
     some_s = lasted_s[:: max(1, len(lasted_s) // TELLING)]
-    filled_s = first_s + float(np.quantile(some_s, 0.99))
-    if filled_s >= first_s + (last_s - first_s) / 2:
-        filled_s = first_s  # the trace is shorter than its requests: there is no better part
-    return filled_s, last_s
+    return _filled_s(first_s, last_s, float(np.quantile(some_s, 0.99))), last_s
+
+
+def _filled_s(first_s: float, last_s: float, p99_s: float) -> float:
+    if p99_s >= (last_s - first_s) / 2:
+        return first_s  # the trace is shorter than its requests: there is no better part
+    return first_s + p99_s
 
 
 @dataclass(frozen=True, slots=True)

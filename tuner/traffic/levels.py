@@ -1,6 +1,7 @@
 """Count how many intervals hold at each time, a part at a time: ten million fit. Pure."""
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -140,29 +141,44 @@ def count_held(
 
 
 def look_held(
-    begins_s: Floats, ends_s: Floats, weight: Counts | None, *, start_s: float, end_s: float
-) -> Held | None:
-    """``count_held`` as it is seen by LOOKS looks, evenly apart: nothing has to be put in order."""
-    apart_s = (end_s - start_s) / LOOKS
-    if not apart_s > 0:
-        return None
+    begins_s: Floats,
+    each: NDArray[Any],
+    weight: Counts | None,
+    *,
+    starts_s: Mapping[float, float],
+    end_s: float,
+) -> list[Held | None]:
+    """``count_held`` of intervals that last ``each`` times a factor, as LOOKS looks see it that are
+    evenly apart: nothing is put in order.
 
-    def upto(times_s: Floats) -> NDArray[Any]:
-        """Return how many there are at each look."""
-        found = np.zeros(LOOKS + 1)
-        for first in range(0, len(times_s), CHUNK):
-            looks = np.ceil((times_s[first : first + CHUNK] - start_s) / apart_s)
+    ``starts_s``: for each factor the time from which on. The begins are in order.
+    """
+    first_s = float(begins_s[0])
+    apart_s = (end_s - first_s) / LOOKS
+    if not apart_s > 0:
+        return [None] * len(starts_s)
+    seen = np.zeros((1 + len(starts_s), LOOKS + 1))
+    for first in range(0, len(begins_s), CHUNK):
+        begin_s, lasts = begins_s[first : first + CHUNK], each[first : first + CHUNK]
+        some = None if weight is None else weight[first : first + CHUNK]
+        for row, factor in enumerate((0.0, *starts_s)):
+            looks = np.ceil((begin_s + lasts * factor - first_s) / apart_s)
             places = np.clip(looks, 0, LOOKS, out=looks).astype(np.int64)
             least = int(places.min())  # they lie near each other, as requests come
-            some = None if weight is None else weight[first : first + CHUNK]
             more = np.bincount(places - least, some)
-            found[least : least + len(more)] += more
-        return np.cumsum(found[:LOOKS])
+            seen[row, least : least + len(more)] += more
+    begun, *ended = np.cumsum(seen[:, :LOOKS], axis=1)
+    return [
+        _seen(begun - until, max(0, math.ceil((start_s - first_s) / apart_s)), apart_s)
+        for until, start_s in zip(ended, starts_s.values(), strict=True)
+    ]
 
+
+def _seen(levels: Floats, first: int, apart_s: float) -> Held | None:
     found = _Sum()
-    level = (upto(begins_s) - upto(ends_s)).astype(np.int64)
-    found.add(level, np.full(LOOKS, apart_s))
-    return found.held()
+    found.add(levels[first:].astype(np.int64), np.full(len(levels[first:]), apart_s))
+    held = found.held()
+    return held if len(held.level) else None
 
 
 class _Sum:

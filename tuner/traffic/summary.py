@@ -17,8 +17,7 @@ from tuner.traffic.arrivals import (
     tick_ms,
 )
 from tuner.traffic.concurrency import (
-    BAND_S_PER_TOKEN,
-    modelled,
+    modelled_band,
     recorded_levels,
     recorded_running,
 )
@@ -111,11 +110,8 @@ def describe(columns: Columns) -> TrafficSummary:
     grain_s = _grain_s(columns.e2e_s)
     levels = recorded_levels(columns, grain_s=grain_s or 0.0)
     recorded = concurrency(None if levels is None else levels.held())
-    band = {
-        speed: at_speed
-        for speed in BAND_S_PER_TOKEN
-        if recorded is None and (at_speed := concurrency(modelled(columns, s_per_token=speed)))
-    }
+    seen = modelled_band(columns) if recorded is None else {}
+    band = {speed: of for speed, held in seen.items() if (of := concurrency(held))}
     return TrafficSummary(
         requests=len(columns),
         served=int(served.sum()),
