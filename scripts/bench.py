@@ -6,7 +6,8 @@ generator      lag of the replay and its share of a core while 32 streams run at
 sim            requests per second through the simulated engine
 iteration log  what logging an iteration costs inside EngineCore, by its number of sequences
 live control   vLLM's schedule() without it, with it, and while a client asks without a pause
-twin           a million requests at one cap, and 20 refits of an hour's trace at four caps
+twin           a million requests at one cap, 20 refits of an hour's trace at four caps, and what
+               weighing the caps for both loads costs over weighing them for today's
 """
 
 import argparse
@@ -27,11 +28,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from random_worlds import case, shape_of
 
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.server.scheduler_log import SchedulerLog
 from tuner.engines.sim import virtual_time
+from tuner.engines.sim.world import step_law
 from tuner.engines.vllm.start import VllmStarter
 from tuner.replay.measure import measure
 from tuner.replay.plan import PlannedRequest
@@ -43,7 +46,7 @@ from tuner.traffic.prompts import prompt_token_ids
 from tuner.traffic.slo import Slo
 from tuner.twin.choice import weigh
 from tuner.twin.law import Segment, fit_law
-from tuner.twin.load import Loads
+from tuner.twin.load import Loads, loads_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
 TRACE = Path(__file__).parents[1] / "traces" / "translation.jsonl"
@@ -274,7 +277,30 @@ def twin() -> dict[str, Any]:
         "million_requests_s": million_s,
         "fit_of_iterations": len(log),
         "fit_and_20_refits_of_an_hour_s": time.monotonic() - begin_s,
+        **_both_loads_over_today(),
     }
+
+
+WORLDS = 24
+
+
+def _both_loads_over_today() -> dict[str, float]:
+    """Return how much more CPU time it takes to weigh the caps for both loads, as a run does after
+    a trial, than for today's alone: in the mean over random worlds, and at most."""
+    ratios = []
+    for seed in range(WORLDS):
+        one = case(seed, "typical")
+        law, shape = step_law(one.world.step, CAPS[-1]), shape_of(one.world, known=False)
+        log = simulate(one.traffic, law, shape, max_num_seqs=CAPS[-1], log=True).iterations
+        log["duration_s"] *= np.exp(np.random.default_rng(seed).normal(0.0, 0.05, len(log)))
+        fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=CAPS[-1])
+        took_s = []
+        for loads in (Loads(one.traffic), loads_of(one.traffic, 1.25, seed=seed)):
+            begin_s = time.process_time()
+            weigh(loads, fitted, shape, one.slo, CAPS)
+            took_s.append(time.process_time() - begin_s)
+        ratios.append(took_s[1] / took_s[0])
+    return {"both_loads_over_today": float(np.mean(ratios)), "at_most": max(ratios)}
 
 
 def main() -> int:

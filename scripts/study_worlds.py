@@ -12,7 +12,8 @@ given with confidence >= 0.95 and how many those are, and the engine seconds spe
 
 With --headroom each world is asked as a sweep asks it (one ramp after the other until sure), for
 today's load alone and for 1.25 times the load besides, and both answers are held against the truth
-at both loads. It goes on where an earlier run with the same --keep was ended.
+at both loads. With `--level truth` nothing is measured, and the rule has the truth itself. It goes
+on where an earlier run with the same --keep was ended.
 """
 
 import argparse
@@ -43,11 +44,11 @@ from tuner.engines.scheduler.state import (
 from tuner.engines.sim.noise import EngineNoise, MachineNoise
 from tuner.engines.sim.world import step_law
 from tuner.twin.check import Observed, lag_s
-from tuner.twin.choice import weigh
+from tuner.twin.choice import Weighed, weigh
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.load import Loads, loads_of
 from tuner.twin.objective import EQUAL_ATTAINMENT, HALF, candidates, choose, right_caps
-from tuner.twin.simulation import attainment, simulate
+from tuner.twin.simulation import EngineShape, attainment, simulate
 
 WINDOW_S = 60.0
 DRAIN_S = 10.0
@@ -250,6 +251,7 @@ def main() -> None:
     parser.add_argument("--rule", action="append", choices=RULES, help="default: all")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--headroom", action="store_true", help="the choice for both loads")
+    parser.add_argument("--level", action="append", choices=(TRUTH, *NOISE), help="of --headroom")
     parser.add_argument("--minutes", type=float, default=math.inf, help="end after about so many")
     options = parsed(parser, smoke="--worlds 1 --processes 1")
     rules = options.rule or list(RULES)
@@ -273,6 +275,7 @@ def main() -> None:
 
 
 HEADROOM: Final = 1.25
+TRUTH: Final = "truth"
 OTHER_COPIES: Final = 10_000
 """Seed of the copies of requests that the truth at the headroom load is of: none that is asked."""
 
@@ -296,7 +299,7 @@ class BothLoads:
 
 def both_loads(job: tuple[int, str]) -> BothLoads:
     seed, level = job
-    one = case(seed, level)
+    one = case(seed, "quiet" if level == TRUTH else level)
     law, shape = step_law(one.world.step, CEILING), shape_of(one.world, known=False)
     copies = loads_of(one.traffic, HEADROOM, seed=OTHER_COPIES).raised
     raised = [
@@ -307,26 +310,18 @@ def both_loads(job: tuple[int, str]) -> BothLoads:
         )
         for cap in CAPS
     ]
-    fitted, lag = _fitted_as_a_sweep(one)
-    known = replace(shape_of(one.world, known=True), lag_s=lag)
-    today, found = (
-        weigh(loads, fitted, known, one.slo, CAPS)
-        for loads in (Loads(one.traffic), loads_of(one.traffic, HEADROOM, seed=seed))
-    )
-    return BothLoads(
-        seed,
-        level,
-        today.best,
-        found.best,
-        found.confidence,
-        one.attainment,
-        one.tail_s,
-        tuple(raised),
-    )
+    values = one.truth()
+    answers = (choose(values), choose(values, dict(zip(CAPS, raised, strict=True))), 1.0)
+    if level != TRUTH:
+        fitted, known, found = _asked_as_a_sweep(one)
+        today = weigh(Loads(one.traffic), fitted, known, one.slo, CAPS)
+        answers = (today.best, found.best, found.confidence)
+    return BothLoads(seed, level, *answers, one.attainment, one.tail_s, tuple(raised))
 
 
-def _fitted_as_a_sweep(one: Case) -> tuple[FittedLaw, float]:
-    """Return the law after a whole window at the ceiling and ramps until both loads are sure."""
+def _asked_as_a_sweep(one: Case) -> tuple[FittedLaw, EngineShape, Weighed]:
+    """Return the law after a whole window at the ceiling and ramps until the choice for both loads
+    is sure, what is known of the engine, and the choice."""
     lab = Lab(one)
     segment, window = lab.window(CEILING, busiest_s(one, WINDOW_S), WINDOW_S)
     segments, rng = [segment], np.random.default_rng(one.world.seed)
@@ -338,10 +333,10 @@ def _fitted_as_a_sweep(one: Case) -> tuple[FittedLaw, float]:
     while True:
         segments.append(lab.ramp(WINDOW_S, dwell_s, rng))
         fitted = fit_law(segments, max_num_seqs=CEILING)
-        lag = lag_s([window], fitted.law, shape)
-        sure = weigh(loads, fitted, replace(shape, lag_s=lag), one.slo, CAPS).confidence >= SURE
-        if sure or len(segments) > MOST_RAMPS:
-            return fitted, lag
+        known = replace(shape, lag_s=lag_s([window], fitted.law, shape))
+        found = weigh(loads, fitted, known, one.slo, CAPS)
+        if found.confidence >= SURE or len(segments) > MOST_RAMPS:
+            return fitted, known, found
 
 
 MOST_RAMPS: Final = 4
@@ -353,7 +348,8 @@ def study_headroom(options: argparse.Namespace) -> None:
     known = evidence.found(name) if name and (evidence.FOLDER / f"{name}.json").exists() else []
     seeds = range(options.first, options.first + options.worlds)
     done = {(one["seed"], one["level"]) for one in known}
-    jobs = [(seed, level) for seed in seeds for level in NOISE if (seed, level) not in done]
+    asked = options.level or list(NOISE)
+    jobs = [(seed, level) for seed in seeds for level in asked if (seed, level) not in done]
     with workers(options.processes) as pool:
         for one in pool.imap(both_loads, jobs):
             known.append(asdict(one))
@@ -362,17 +358,17 @@ def study_headroom(options: argparse.Namespace) -> None:
     for row in (*headroom_rows(known), *calibration_rows(known)):
         print(*row, sep=" | ")
     evidence.keep(name, known)
-    print(f"{len(known)} of {3 * options.worlds} in {monotonic() - begin_s:.0f} s")
+    print(f"{len(known)} answers in {monotonic() - begin_s:.0f} s")
 
 
 def headroom_rows(found: Sequence[dict[str, Any]]) -> list[list[object]]:
     """Return level, worlds, of these where an equal of today holds the headroom, how many answers
     lose more than a tolerance there by either rule, and what the rule costs today."""
     rows: list[list[object]] = []
-    for level in ("truth", *NOISE):
-        of_level = [
-            one for one in found if one["level"] == (level if level != "truth" else "quiet")
-        ]
+    for level in (TRUTH, *NOISE):
+        of_level = [one for one in found if one["level"] == level]
+        if level == TRUTH:  # every answer tells it
+            of_level = list({one["seed"]: one for one in found}.values())
         alive, lost_today, lost, worst = 0, 0, 0, 0.0
         for one in of_level:
             values, raised = _truth(one)
@@ -382,7 +378,7 @@ def headroom_rows(found: Sequence[dict[str, Any]]) -> list[list[object]]:
                 continue
             alive += 1
             pair = one["for_today"], one["cap"]
-            if level == "truth":
+            if level == TRUTH:
                 pair = choose(values), choose(values, raised)
             lost_today += raised[pair[0]] < best - EQUAL_ATTAINMENT
             lost += raised[pair[1]] < best - EQUAL_ATTAINMENT
@@ -403,7 +399,7 @@ def calibration_rows(found: Sequence[dict[str, Any]]) -> list[list[object]]:
         right = [
             one["cap"] in right_caps(*_truth(one))
             for one in found
-            if low <= one["confidence"] < high
+            if one["level"] != TRUTH and low <= one["confidence"] < high
         ]
         hits, count = sum(right), len(right)
         bound = float(beta.ppf(0.05, hits, count - hits + 1)) if hits else 0.0

@@ -1,6 +1,7 @@
 """The verdict block of every command that decides, for every verdict and engine, and the command
 that it ends with."""
 
+import math
 import shlex
 import shutil
 from collections.abc import Callable, Iterator
@@ -11,12 +12,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 from typer.main import get_command
 
 from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD
 from tests.support import golden
-from tests.support.builders import flat
+from tests.support.builders import flat, replay_of
 from tests.support.in_process import tuner
 from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tests.support.places import ROOT
@@ -51,6 +53,7 @@ from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.stored_twin import restored
 from tuner.profile.summary import KINDS, block_of
 from tuner.profile.verdict_block import MOST_LINES, WIDTH, VerdictBlock
+from tuner.replay.records import DEVICE
 from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable, Numbers
 from tuner.runs.compare.evidence import Tuned
 from tuner.runs.compare.ratios import Ratio
@@ -240,16 +243,22 @@ def of_plan(engine: Kind) -> Iterator[Said]:
 
 def of_verify(engine: Kind) -> Iterator[Said]:
     one = profile(engine_=engine, engine={**ENGINE, "model": "tuner:tiny"})
-    for served, url in ((0.99, None), (0.71, None), (0.71, URL)):
+    cases: dict[str, tuple[float, str | None, float]] = {
+        "kept": (0.99, None, 0.0),
+        "broken": (0.71, None, 0.0),
+        "broken by a server that runs": (0.71, URL, 0.0),
+        "broken beside others": (0.71, None, 0.7),
+    }
+    for case, (served, url, others) in cases.items():
         gates = (
             Gate("attainment", served, 0.99, 0.95, served > 0.95, "its bound less 2 points"),
             Gate("tpot_p95_ms", 31.0, 30.0, 36.0, True, "its bound plus 10 %"),
         )
-        found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0}, ())
+        device = np.array([(1.0, math.nan, math.nan, others, 0.0, *[math.nan] * 3)], DEVICE)
+        replays = (replay_of([], device=device),)
+        found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0}, replays)
         kind = "vllm" if url else engine
         options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
-        case = "kept" if served > 0.95 else "broken"
-        case += " by a server that runs" if url else ""
         yield Said(case, verify_view._block(found, one, options), one)
 
 
@@ -355,6 +364,14 @@ def test_the_next_command_works_as_it_is_printed(
         folder.mkdir()
         save(said.profile, folder / PROFILE)
         run_as_printed(folder, printed)
+
+
+def test_a_run_whose_budget_had_no_room_for_the_next_cap_goes_on_with_twice_of_it() -> None:
+    options = SweepOptions(traces=(TRACE,), seed=3, budget="300s", json=True)
+    said = next_command(options, profile(verdict="knee"), PROFILE, unfinished=Path("runs/a"))
+    words = {"--trace=prod.jsonl", "--seed=3", "--resume", "--run-dir=runs/a", "--budget=600s"}
+    assert said.startswith("tuner sweep ")
+    assert set(shlex.split(said)[2:]) == words
 
 
 @pytest.mark.parametrize("engine", ENGINES)

@@ -1,24 +1,31 @@
 """`tuner verify` as its users meet it: on the machine that was tuned, and on one that is slower."""
 
 import json
+import math
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import numpy as np
 import pytest
 
+from tests.support.builders import replay_of
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
-from tests.support.profiles import resealed
+from tests.support.profiles import profile, resealed
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
-from tuner.commands.verify.run import as_confirmed
-from tuner.errors import GateError, UsageError
+from tuner.commands.verify.run import _report, as_confirmed
+from tuner.errors import GateError, UndecidedError, UsageError
 from tuner.profile.profile import load, save, seal
 from tuner.profile.schema import ServingProfile
+from tuner.replay.records import DEVICE
+from tuner.runs.verify.gates import Gate
+from tuner.runs.verify.verify import Verified
 
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
@@ -117,6 +124,19 @@ def test_a_slower_machine_breaks_it_and_every_broken_gate_is_named(folder: Path)
     assert suite.get("failures") == str(len(broken))
     failed = {case.get("name") for case in suite if case.find("failure") is not None}
     assert failed == broken
+
+
+def test_a_promise_that_looks_broken_while_others_take_the_cores_is_not_called_so() -> None:
+    """Nine of ten seconds of the CPU were theirs."""
+    beside = np.array([(1.0, math.nan, math.nan, 0.9, 0.0, *[math.nan] * 3)], DEVICE)
+    broken = Gate("attainment", 0.01, 0.95, 0.93, False, "its 95 % bound less 2 points")
+    found = Verified((broken,), 60.0, {}, (replay_of([], device=beside),))
+    options = VerifyOptions(profile=Path("p.yaml"), trace=Path("t.jsonl"), json=True)
+    with pytest.raises(UndecidedError, match="others took 90% of the CPU cores") as caught:
+        _report(options, profile(), found)
+    assert "Verify again when nothing else runs" in caught.value.hint
+    with pytest.raises(GateError, match=r"1\.0% were served within the SLO"):
+        _report(options, profile(), replace(found, replays=()))
 
 
 def test_what_is_required_is_gated_in_place_of_what_is_promised(folder: Path) -> None:

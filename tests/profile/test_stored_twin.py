@@ -10,7 +10,7 @@ from tuner.engines.scheduler.state import StepLaw
 from tuner.errors import ProfileError
 from tuner.profile.stored_twin import MOST_STORED, restored, stored
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import PRINTED_DRAWS, weigh
+from tuner.twin.choice import weigh
 from tuner.twin.draws import PRINTED, MachineHistory, promised
 from tuner.twin.forecast import Forecast
 from tuner.twin.law import Segment, fit_law
@@ -88,7 +88,7 @@ def test_what_is_stored_promises_what_was_promised() -> None:
 
 def test_what_is_stored_is_as_sure_of_the_choice_as_the_sweep_was() -> None:
     one, slo = view(50), Slo(tpot_s=0.0125)
-    sweep = weigh(Loads(one.traffic), one.fitted, SHAPE, slo, (1, 2, 4), draws=PRINTED_DRAWS)
+    sweep = weigh(Loads(one.traffic), one.fitted, SHAPE, slo, (1, 2, 4), draws=PRINTED)
     again = restored(stored(one), source="p.yaml").weighed(one.traffic, slo, (1, 2, 4), headroom=1)
     assert 0.9 < sweep.confidence < 1
     assert again.rightness == sweep.rightness

@@ -1,17 +1,17 @@
 """What is concluded before windows were replayed, as with --fast."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.support.builders import facts, measurement, replay_of, request, settings
+from tests.support.builders import facts, measurement, record, replay_of, request, settings
 from tuner.engines.scheduler.state import StepLaw
 from tuner.replay.iterations import KvCacheUsage
 from tuner.runs import journal
-from tuner.runs.conclusion import conclude
+from tuner.runs.conclusion import conclude, window_blocks
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import Conclusion
 from tuner.runs.result import memory_marks
@@ -74,3 +74,40 @@ def test_a_confirming_engine_that_runs_short_of_memory_is_marked_unasked(
     marks = memory_marks(measurement(8, **changes))
     assert len(marks) == len(said)
     assert all(one in mark for one, mark in zip(said, marks, strict=True))
+
+
+def rungs(folder: Path) -> Evidence:
+    """Return a run in which requests of ten tokens after the first held their slots for 2 s, and
+    all were in time, at caps of 2 and of 4."""
+    held = {"output_length": 11, "output_tokens": 11, "end_s": 2.25, "last_token_s": 2.25}
+    seen = [record(row, **held) for row in range(10)]
+    book = journal.create(folder, {"trace_digest": "sha256:1", "seed": 0})
+    book.append("start", purpose="ladder", max_num_seqs=4, facts=asdict(facts()), at_s=0.0)
+    for number, cap in enumerate((2, 4)):
+        place = {"purpose": "ladder", "max_num_seqs": cap}
+        book.append("trial", **place, at_s=0.0)
+        one = replay_of(seen, max_num_seqs=cap)
+        book.append_replay(one, **place, window=0, trial=number, elapsed_s=10.0, at_s=0.0)
+        book.append("measured", at_s=0.0)
+    book.close()
+    return Evidence(journal.read(folder))
+
+
+def test_a_queue_that_grows_over_all_of_the_traffic_counts_where_the_windows_decide(
+    tmp_path: Path,
+) -> None:
+    """Two come a second, for each of which 2 s of a slot are needed: 4 slots are enough, and with 2
+    each waits half a second longer than the one before: twelve of a hundred at most 5 s."""
+    unloaded = Unloaded(ttft_s=0.0, ttft_s_per_input_token=0.0, tpot_s=0.1)
+    came = [request(row, arrival_s=0.5 * row, output_length=11) for row in range(100)]
+    slo, part, window = Slo(ttft_s=5.0), Part(0.0, 50.0), Window(0.0, 10.0, 0.0)
+    workload = workload_of(came, slo, unloaded, part, [window], 10.0)
+    run, asked = rungs(tmp_path), settings(slo, ceiling=4)
+    shares = [one.measurement.attainment for one in window_blocks(run, workload, asked)]
+    assert shares == [0.12, 1.0]
+    waiting = replace(asked, closed_sessions=True)
+    shares = [one.measurement.attainment for one in window_blocks(run, workload, waiting)]
+    assert shares == [1.0, 1.0]
+    found = conclude(run, workload, asked, complete=True).verdict
+    assert found.max_num_seqs == 4
+    assert conclude(run, workload, waiting, complete=True).verdict.max_num_seqs == 2

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.builders import request
 from tuner.engines.scheduler.state import StepLaw
 from tuner.engines.seam import EngineFacts
 from tuner.trace.trace import TraceRequest
@@ -95,6 +96,18 @@ def test_traffic_is_what_production_served() -> None:
     assert traffic.cached_length.tolist() == [0, 32, 0, 10]
     none = traffic_of(requests, hash_block_size=16)
     assert none.cached_length.tolist() == [0, 0, 0, 0]
+
+
+def test_a_prefix_is_found_until_the_cache_has_computed_so_much_else() -> None:
+    """A session of 40 prompt tokens and 10 of output comes again after 0, and after two others."""
+    session = {"input_length": 40, "output_length": 10, "hash_ids": (1, 2)}
+    others = [
+        request(row, input_length=40, output_length=10, hash_ids=(100 + row,)) for row in (2, 3)
+    ]
+    came = [request(0, **session), request(1, **session), *others, request(4, **session)]
+    for kv_tokens, found in ((math.inf, 32), (120, 32), (99, 0)):
+        traffic = traffic_of(came, hash_block_size=16, hit_share=1.0, kv_tokens=kv_tokens)
+        assert traffic.cached_length.tolist() == [0, 32, 0, 0, found]
 
 
 def test_each_limit_of_the_slo_counts() -> None:

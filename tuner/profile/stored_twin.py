@@ -26,7 +26,7 @@ from tuner.profile.numbers import (
 )
 from tuner.traffic.requirements import Requirement
 from tuner.traffic.slo import Slo
-from tuner.twin.choice import PRINTED_DRAWS, Weighed, weigh
+from tuner.twin.choice import Weighed, weigh
 from tuner.twin.draws import PRINTED, Draw, MachineHistory, draws_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
@@ -104,7 +104,7 @@ class StoredTwin:
             sorted(caps),
             requirements=requirements,
             length_s=self.length_s,
-            draws=min(PRINTED_DRAWS, len(laws)),
+            draws=min(PRINTED, len(laws)),
         )
 
     def draws(self, traffic: Sequence[Traffic], count: int = PRINTED) -> list[Draw]:

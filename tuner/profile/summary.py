@@ -37,6 +37,16 @@ KINDS = {
 }
 """Verdict → the same in words."""
 
+
+def first_said(share: float, title: str) -> str:
+    """Return the title of an answer, after the share of requests in time where that is too low.
+
+    >>> first_said(0.71, "max_num_seqs 16 breaks its promise"), first_said(0.99, "max_num_seqs 16")
+    ('only 71.0 % in SLO: max_num_seqs 16 breaks its promise', 'max_num_seqs 16')
+    """
+    return f"only {percent(share)} in SLO: {title}" if share < LOW else title
+
+
 _HEADLINE = re.compile(
     r"^(?:[^:(]*\(95 %: [^)]*\): |overloaded: )(?:the fewest slots that [^;]*; )?"
 )

@@ -150,7 +150,7 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
     scored = total("scored")
     work = joined(block.iterations for block in blocks)
     scored_work = joined(_scored_iterations(block) for block in blocks)
-    cap = blocks[0].max_num_seqs
+    cap, cut = blocks[0].max_num_seqs, [block for block in blocks if block.cut]
     return Measurement(
         max_num_seqs=cap,
         blocks=len(blocks),
@@ -185,9 +185,9 @@ def measure(blocks: Sequence[Replay], slo: Slo) -> Measurement:
         in_flight_peak=max(in_flight_peak(block.records) for block in blocks),
         lag_p99_s=lag_p99_s(blocks),
         merged_share=_share_of(seen, lambda one: (one.merged_outputs, one.output_tokens)),
-        cut=next((block.cut for block in blocks if block.cut), None),
+        cut=cut[0].cut if cut else None,
         device=device_use([block.device for block in blocks]),
-        ruled_out=all(block.ruled_out for block in blocks),
+        ruled_out=bool(cut) and all(block.ruled_out for block in cut),
     )
 
 

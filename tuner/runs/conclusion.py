@@ -4,7 +4,7 @@ Needs no engine: a stored run is concluded anew under another SLO in seconds.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 
 from tuner.replay.measure import Measurement, measure
+from tuner.replay.records import Replay
 from tuner.runs.evidence import RUNGS, Evidence
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import (
@@ -26,7 +27,7 @@ from tuner.runs.outcome import (
 )
 from tuner.runs.prediction import record_of, with_record
 from tuner.runs.settings import SweepSettings
-from tuner.traffic.slo import out_of_reach
+from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
 from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import in_words
@@ -40,7 +41,7 @@ from tuner.twin.front_end import (
     strain,
 )
 from tuner.twin.knee import decide, judge
-from tuner.twin.objective import HALF, choose
+from tuner.twin.objective import GOOD_ATTAINMENT, HALF, choose
 from tuner.twin.simulation import shape_of, simulate, traffic_of
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
 from tuner.twin.verdict_text import ADD_REPLICAS, Verdict, headline
@@ -123,7 +124,7 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
     complete: bool,
 ) -> Conclusion:
     """Return what the windows that were replayed say alone."""
-    blocks = evidence.blocks(workload.slo)
+    blocks = window_blocks(evidence, workload, settings)
     curve = _measured_curve(evidence.measured(workload.slo), blocks)
     verdict = decide(
         blocks,
@@ -141,7 +142,60 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
         warnings += (why,)
     if settings.headroom > 1:
         warnings += (TODAY_ALONE,)
-    return Conclusion(replace(verdict, warnings=warnings), curve, view, by_twin=False)
+    warnings += tuple(_queues(evidence.blocks(workload.slo), blocks, verdict.max_num_seqs))
+    verdict = replace(verdict, warnings=warnings)
+    return Conclusion(verdict, curve, view, by_twin=False, blocks=tuple(blocks))
+
+
+def window_blocks(evidence: Evidence, workload: Workload, settings: SweepSettings) -> list[Block]:
+    """Return the rungs as the windows decide by them: a cap serves no more of its windows, each of
+    which begins without a queue, than the queue of all of the traffic leaves it time for, where
+    each request holds its slot as long as it did there. Turns that wait for each other grow none.
+    """
+    blocks = evidence.blocks(workload.slo)
+    if settings.closed_sessions:
+        return blocks
+    found = []
+    for block, (trial, replays) in zip(blocks, evidence.rungs(), strict=True):
+        one, held = block.measurement, slots_held(replays, workload.unloaded)
+        share = 1.0 if held is None else workload.queued(trial.max_num_seqs, held=held)
+        if one.cut is None and share < one.attainment - GOOD_ATTAINMENT:
+            goodput_rps = one.goodput_rps * share / one.attainment
+            left = replace(one, attainment=share, attainment_bound=share, goodput_rps=goodput_rps)
+            found.append(replace(block, measurement=left))
+        else:
+            found.append(block)
+    return found
+
+
+def slots_held(replays: Sequence[Replay], unloaded: Unloaded) -> float | None:
+    """Return for how long requests held their slots, as a multiple of what they do on an idle
+    engine; None where the engine does not tell."""
+    done = [
+        (one.e2el_s - one.queue_s, unloaded.residence_s(one.input_length, one.output_tokens))
+        for replay in replays
+        for one in replay.records
+        if one.outcome == "ok" and one.e2el_s is not None and one.queue_s is not None
+    ]
+    alone_s = sum(idle_s for _, idle_s in done)
+    return sum(held_s for held_s, _ in done) / alone_s if alone_s > 0 else None
+
+
+def _queues(seen: Sequence[Block], left: Sequence[Block], choice: int) -> Iterator[str]:
+    """Say where a queue grows that no window shows: at the choice, or else nearest below it."""
+    grown = {
+        after.trial.max_num_seqs: (before.measurement.attainment, after.measurement.attainment)
+        for before, after in zip(seen, left, strict=True)
+        if after.measurement.attainment < before.measurement.attainment
+    }
+    cap = max((one for one in grown if one <= choice), default=None)
+    if cap is not None:
+        windows, all_ = grown[cap]
+        yield (
+            f"a queue grows at {cap} that no window shows, because each begins without it: "
+            f"{windows:.0%} were served in time in the windows, about {all_:.0%} of all of the "
+            "traffic would be"
+        )
 
 
 def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Prediction, ...]:
@@ -338,16 +392,19 @@ def _reachable(verdict: Verdict, workload: Workload, curve: Sequence[CurvePoint]
 
 
 def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> float:
-    """Return what the prefix cache gave of what an endless one would have given, in the windows
-    that were replayed whole. Before any was, as with --fast, one that is on is taken for endless:
+    """Return what the prefix cache gave of what may still have been in it, in the windows that were
+    replayed whole. Before any was, as with --fast, one that is on is taken to give all of that:
     vLLM's is on, and that nothing is found in it is the worse guess."""
+    shape = shape_of(evidence.facts())
     if not any(trial.purpose in RUNGS for trial in evidence.trials()):
-        return float(shape_of(evidence.facts()).prefix_caching)
+        return float(shape.prefix_caching)
     had = could = 0
     for number, replay in evidence.whole_windows():
         sent = workload.sent_in(workload.windows[number])
-        endless = traffic_of(sent, hash_block_size=hash_block_size, hit_share=1.0)
-        could += int(endless.cached_length.sum())
+        all_ = traffic_of(
+            sent, hash_block_size=hash_block_size, hit_share=1.0, kv_tokens=shape.kv_tokens
+        )
+        could += int(all_.cached_length.sum())
         had += sum(record.cached_tokens or 0 for record in replay.records)
     return min(1.0, had / could) if could else 0.0
 

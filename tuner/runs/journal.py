@@ -247,7 +247,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     path = run_dir / "journal.jsonl"
     events, whole_bytes = _events(run_dir)
     before, now = events[0]["plan"], json.loads(json.dumps(dict(plan)))
-    raised = _is_raised(events, before.get("budget"), now.get("budget"))
+    raised = _is_raised(before, now.get("budget"))
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key) and not (raised and key == "budget"):
             raise RunError(
@@ -271,15 +271,10 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     return journal
 
 
-def _is_raised(events: Sequence[Event], before: object, now: object) -> bool:
-    """Whether a sweep has more to spend now, and has not yet measured all that it could afford."""
-    is_done = any(event["event"] == "gathered" for event in events)
-    if (
-        is_done
-        or "ceiling" not in events[0]["plan"]
-        or not isinstance(before, str)
-        or not isinstance(now, str)
-    ):
+def _is_raised(plan: Mapping[str, Any], now: object) -> bool:
+    """Whether a sweep has more to spend now: what it could not afford is measured then."""
+    before = plan.get("budget")
+    if "ceiling" not in plan or not isinstance(before, str) or not isinstance(now, str):
         return False
     was_s, is_s = (parse_duration_s(one, option="--budget") for one in (before, now))
     return is_s > was_s

@@ -13,6 +13,7 @@ from tuner.twin.check import Check
 from tuner.twin.draws import PredictedRanges, spread_of
 from tuner.twin.forecast import Forecast, Range, StepChange
 from tuner.twin.front_end import FrontEnd
+from tuner.twin.uncertainty import Block
 from tuner.twin.verdict_text import Verdict
 
 Source = Literal["measured", "twin", "both"]
@@ -45,6 +46,12 @@ class Conclusion:
 
     by_twin: bool
     """Whether the twin decided, and not the windows alone."""
+
+    blocks: tuple[Block, ...] = ()
+    """The rungs, as the windows decided by them; none where the twin did."""
+
+    untried: int | None = None
+    """The cap that is to be replayed with headroom before more can be said."""
 
     def step(self, cap: int) -> CurvePoint:
         return next(one for one in self.curve if one.numbers.max_num_seqs == cap)

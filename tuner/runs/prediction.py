@@ -131,16 +131,21 @@ def _foretold(  # noqa: PLR0913, PLR0917 - what is asked of what
     hash_block_size: int,
     slo: Slo,
 ) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
-    planned = [_planned(one, workload, view.hit_share, hash_block_size) for one in windows]
+    planned = [_planned(one, workload, view, hash_block_size) for one in windows]
     laws = view.fitted.draws(PRINTED, seed=0)
     return foretell(planned, laws, view.machine, view.shape, slo, max_num_seqs=cap)
 
 
 def _planned(
-    window: Window, workload: Workload, hit_share: float, hash_block_size: int
+    window: Window, workload: Workload, view: Forecast, hash_block_size: int
 ) -> PlannedWindow:
     sent = workload.sent_in(window)
-    traffic = traffic_of(sent, hash_block_size=hash_block_size, hit_share=hit_share)
+    traffic = traffic_of(
+        sent,
+        hash_block_size=hash_block_size,
+        hit_share=view.hit_share,
+        kv_tokens=view.shape.kv_tokens,
+    )
     aborted_s = [one.arrival_s for one in sent if one.status == "aborted"]
     counted = (traffic.arrival_s >= window.start_s) & ~np.isin(traffic.arrival_s, aborted_s)
     span_s = (window.start_s, window.start_s + window.length_s)

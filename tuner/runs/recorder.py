@@ -57,8 +57,9 @@ class Recorder:
         self.append("measured")
 
     def add_gathered(self, *, complete: bool) -> None:
-        """Note, once, that nothing more is measured before the confirming engine."""
-        if not any(self.journal.of("gathered")):
+        """Note, once, that nothing more is measured before the confirming engine; once more where a
+        larger budget then had room for all."""
+        if not any(event["complete"] >= complete for event in self.journal.of("gathered")):
             self.append("gathered", complete=complete)
 
     def append(self, event: str, **content: Any) -> None:  # noqa: ANN401 - JSON content

@@ -27,6 +27,9 @@ LEAST_S = 1.0
 MOST_JUDGED = 100_000
 """Requests that the twin replays at most: of a longer part the busiest stretch of so many."""
 
+MOST_QUEUED = 20_000
+"""Requests that are looked at for a queue that grows."""
+
 
 def parse_step_s(text: str) -> float:
     """Read a ``--step``. Raises UsageError for what is no duration, or tells nothing."""
@@ -77,6 +80,19 @@ class Workload:
         """Return the most that ``cap`` can attain of a window's requests, by Little's law."""
         return littles_bound(
             self.sent_in(window), self.unloaded, self.slo, cap=cap, scored_from_s=window.start_s
+        )
+
+    def queued(self, cap: int, *, held: float) -> float:
+        """Return the share of the judged requests whose turn comes in time at ``cap`` if each holds
+        its slot for ``held`` times as long as on an idle engine: a queue that grows over hours
+        shows in no window, which begins without it."""
+        return littles_bound(
+            self.judged[:MOST_QUEUED],
+            self.unloaded,
+            self.slo,
+            cap=cap,
+            scored_from_s=-math.inf,
+            held=held,
         )
 
 
@@ -154,16 +170,18 @@ FASTEST = 0.8
 """How long a slot is held at least, of what the probes say: they were few, on a busy machine."""
 
 
-def littles_bound(
+def littles_bound(  # noqa: PLR0913 - what waits, and for how long
     requests: Iterable[TraceRequest],
     unloaded: Unloaded,
     slo: Slo,
     *,
     cap: int,
     scored_from_s: float,
+    held: float = FASTEST,
 ) -> float:
     """Return the most that ``cap`` can attain of the requests from ``scored_from_s`` on (those
-    before only hold slots) if each holds its slot hardly longer than on an idle engine.
+    before only hold slots) if each holds its slot for so long, ``held`` of what it does on an idle
+    engine.
 
     First come first served over ``cap`` slots: no real schedule starts them earlier. Aborted ones
     take no slot and are all taken for good, which can only raise the bound.
@@ -176,7 +194,7 @@ def littles_bound(
         if one.status != "ok":
             good += scored
             continue
-        residence_s = FASTEST * unloaded.residence_s(one.input_length, max(1, one.output_length))
+        residence_s = held * unloaded.residence_s(one.input_length, max(1, one.output_length))
         starts_s = []
         for _ in range(one.n):
             starts_s.append(max(one.arrival_s, heapq.heappop(free)))

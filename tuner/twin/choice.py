@@ -6,7 +6,7 @@ both are the same for every cap and both loads, so that differences between caps
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -22,9 +22,10 @@ from tuner.twin.objective import (
     NOT_ASKED,
     Shares,
     Values,
+    candidates,
     choose,
+    deciding,
     interval_of,
-    nearly_right,
     right_caps,
 )
 from tuner.twin.required import NOTHING_REQUIRED, Bounds, Numbers, Required
@@ -39,10 +40,8 @@ from tuner.twin.simulation import (
 )
 
 DRAWS = 40
-"""While a run decides what to measure next."""
-
-PRINTED_DRAWS = 100
-"""Of what is printed, at the caps that may be chosen."""
+"""While a run decides what to measure next; of what is printed there are more (``draws.PRINTED``),
+at the caps that may be chosen."""
 
 PLAUSIBLE = 0.2
 """A cap that serves so much less than the best is no candidate; the best one's neighbours are."""
@@ -101,7 +100,8 @@ class Weighed:
     """By the law itself, at today's load."""
 
     raised: Shares
-    """By the law itself, with headroom; empty where that is not asked about."""
+    """By the law itself, with headroom: of today's candidates at least; empty where that is not
+    asked about."""
 
     best: int
     """The cap that is right, or as good as right, under the most laws that might be true."""
@@ -180,11 +180,11 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     """
     rate_rps = len(loads.today) / length_s
     question = Question(loads, shape, slo, tuple(requirements), rate_rps)
-    replays = {cap: simulate(loads.today, fitted.law, shape, max_num_seqs=cap) for cap in caps}
+    replays = dict(_replays(loads.today, fitted.law, shape, caps))
     values = {cap: value_of(loads.today, replay, slo) for cap, replay in replays.items()}
-    raised = question.raised(fitted.law, caps, values)
-    requests, kept = len(loads.today), plausible(values)
     everywhere = everywhere or bool(requirements)
+    raised = question.raised(fitted.law, values, everywhere=everywhere)
+    requests, kept = len(loads.today), plausible(values)
     laws = list(enumerate(fitted.draws(draws, seed=seed)))
     drawn = [
         question.drawn(number, law, caps if everywhere else kept, raise_all=everywhere)
@@ -251,12 +251,12 @@ class Question:
     def drawn(
         self, number: int, law: StepLaw, caps: Sequence[int], *, raise_all: bool = False
     ) -> LawDraw:
-        """Return a draw: with headroom only what may be right today, unless all is asked for."""
+        """Return a draw: with headroom only what decides there, unless all is asked for."""
         today, numbers = self.at(law, caps, self.loads.today, self.required(at_headroom=False))
         if not self.loads.raised:
             return LawDraw(today, {}, numbers)
         values = {cap: (one.attainment, one.log_tail) for cap, one in today.items()}
-        asked = caps if raise_all else nearly_right(values, requests=len(self.loads.today))
+        asked = caps if raise_all else deciding(values, requests=len(self.loads.today))
         more = self.required(at_headroom=True)
         raised, there = self.at(law, asked, self.loads.drawn(number), more)
         return LawDraw(
@@ -268,18 +268,19 @@ class Question:
         asked = tuple(one for one in self.requirements if one.at_headroom == at_headroom)
         return Required(asked, self.slo, self.rate_rps * (self.loads.headroom**at_headroom))
 
-    def raised(self, law: StepLaw, caps: Sequence[int], values: Values) -> Shares:
-        """Return the attainment with headroom of every cap by one law: of those that may be right
-        the mean over all copies of the load."""
+    def raised(self, law: StepLaw, values: Values, *, everywhere: bool) -> Shares:
+        """Return the attainment with headroom by one law: of today's candidates the mean over all
+        copies of the load, of others that may be chosen, or ``everywhere`` all, by one of them."""
         if not self.loads.raised:
             return NOT_ASKED
-        near = nearly_right(values, requests=len(self.loads.today))
+        near = candidates(values, requests=len(self.loads.today))
         first, *others = self.loads.raised
-        every, _ = self.at(law, caps, first)
+        asked = values if everywhere else {*near, *plausible(values)}
+        every, _ = self.at(law, sorted(asked), first)
         copies = [every, *(self.at(law, near, one)[0] for one in others)]
         return {
             cap: float(np.mean([one[cap].attainment for one in copies if cap in one]))
-            for cap in caps
+            for cap in every
         }
 
     def at(
@@ -289,28 +290,43 @@ class Question:
         traffic: Traffic,
         required: Required = NOTHING_REQUIRED,
     ) -> tuple[Mapping[int, Statistics], Mapping[int, Numbers]]:
-        """Return what each cap gives, and what of that is required. Above one that never binds, all
-        are the same."""
+        """Return what each cap gives, and what of that is required."""
         found: dict[int, tuple[Statistics, Numbers]] = {}
-        free: tuple[Statistics, Numbers] | None = None
+        seen: dict[int, tuple[Statistics, Numbers]] = {}
         log = required.needs_iterations
-        replayed: Callable[..., TwinReplay] = simulate
-        if self.front_end is not None:
-            replayed = partial(simulate_behind, self.front_end)
-        for cap in sorted(caps):
-            if free is None:
-                replay = replayed(traffic, law, self.shape, max_num_seqs=cap, log=log)
-                found[cap] = (
+        for cap, replay in _replays(
+            traffic, law, self.shape, caps, log=log, front_end=self.front_end
+        ):
+            if replay.max_num_seqs not in seen:
+                seen[replay.max_num_seqs] = (
                     Statistics.of(traffic, replay, self.slo),
                     required.numbers(traffic, replay, self.shape),
                 )
-                free = found[cap] if replay.running_peak < cap else None
-            else:
-                found[cap] = free
+            found[cap] = seen[replay.max_num_seqs]
         return (
             {cap: statistics for cap, (statistics, _) in found.items()},
             {cap: numbers for cap, (_, numbers) in found.items()},
         )
+
+
+def _replays(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted
+    traffic: Traffic,
+    law: StepLaw,
+    shape: EngineShape,
+    caps: Sequence[int],
+    *,
+    log: bool = False,
+    front_end: FrontEnd | None = None,
+) -> Iterator[tuple[int, TwinReplay]]:
+    """Yield each cap, ascending, with its replay: above one that never binds all have the same."""
+    replayed: Callable[..., TwinReplay] = simulate
+    if front_end is not None:
+        replayed = partial(simulate_behind, front_end)
+    replay: TwinReplay | None = None
+    for cap in sorted(caps):
+        if replay is None or replay.running_peak >= replay.max_num_seqs:
+            replay = replayed(traffic, law, shape, max_num_seqs=cap, log=log)
+        yield cap, replay
 
 
 def _by_cap(

@@ -32,7 +32,7 @@ from tuner.twin.check import (
     paced,
     slowdown_of,
 )
-from tuner.twin.choice import DRAWS, PRINTED_DRAWS, Question, Statistics, Weighed, weigh
+from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
     PRINTED,
     UNKNOWN,
@@ -280,7 +280,12 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         lag_s(whole, fitted.law, shape) if whole else _probed_lag_s(unloaded, fitted.law, requests)
     )
     shape = replace(shape, lag_s=lag)
-    today = traffic_of(requests, hash_block_size=hash_block_size, hit_share=hit_share)
+    today = traffic_of(
+        requests,
+        hash_block_size=hash_block_size,
+        hit_share=hit_share,
+        kv_tokens=shape.kv_tokens,
+    )
     loads = loads_of(today, headroom, seed=seed)
     return Forecast(
         fitted=fitted,
@@ -299,7 +304,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             requirements=requirements,
             length_s=length_s,
             everywhere=everywhere,
-            draws=PRINTED_DRAWS if everywhere else DRAWS,
+            draws=PRINTED if everywhere else DRAWS,
         ),
         checks=_checks(windows, fitted.law, shape, slo),
         machine=MachineHistory(

@@ -100,36 +100,43 @@ def right_caps(
     values: Values, raised: Shares = NOT_ASKED, *, requests: int | None = None
 ) -> set[int]:
     """Return the caps that are as good as the choice for every practical purpose: today, and where
-    a candidate serves half of it with headroom. ``raised`` holds ``nearly_right`` ones, or nothing.
+    a candidate serves half of it with headroom. ``raised`` holds ``deciding`` ones, or nothing.
 
     >>> served = {4: (0.975, 0.0), 8: (0.985, 0.09), 16: (0.999, 0.0), 32: (0.99, 0.2)}
     >>> right_caps(served), right_caps(served, {4: 0.9, 8: 0.9, 16: 0.97, 32: 0.98})
     ({8, 16}, {16})
     """
-    share, tail = values[choose(values, raised, requests=requests)]
-    good = {
-        cap
-        for cap, (attainment, log_tail) in values.items()
-        if attainment >= share - GOOD_ATTAINMENT and log_tail <= tail + math.log(GOOD_TAIL)
-    }
+    good = _as_good(values, choose(values, raised, requests=requests))
     found = candidates(values, requests=requests)
     most = max((raised[cap] for cap in found), default=0.0) if raised else 0.0
     if most < HALF:
         return good
-    return {cap for cap in good if raised[cap] >= most - GOOD_ATTAINMENT}
+    within = _within(GOOD_ATTAINMENT, requests)
+    return {cap for cap in good if raised[cap] >= most - within}
 
 
-def nearly_right(values: Values, *, requests: int | None = None) -> list[int]:
-    """Return the caps that may be right, by today's load: those to be asked about the headroom."""
-    share = max(attainment for attainment, _ in values.values())
-    least = share - GOOD_ATTAINMENT - _within(EQUAL_ATTAINMENT, requests)
-    longest = math.log(GOOD_TAIL * EQUAL_TAIL)
-    shortest = min(values[cap][1] for cap in equals(values, requests=requests))
-    return [
+def deciding(values: Values, *, requests: int | None = None) -> list[int]:
+    """Return the caps whose attainment with headroom decides which are right, by today's load;
+    none where today decides alone.
+
+    >>> deciding({4: (0.90, 0.0), 8: (0.99, 0.0), 16: (0.99, 0.0)})
+    [8, 16]
+    >>> deciding({4: (0.90, 0.0), 8: (0.99, 0.0), 16: (0.95, 0.0)})
+    []
+    """
+    found = candidates(values, requests=requests)
+    asked = {*found, *(cap for one in found for cap in _as_good(values, one))}
+    return sorted(asked) if len(asked) > 1 else []
+
+
+def _as_good(values: Values, choice: int) -> set[int]:
+    """Return the caps that serve today's load as well as the choice for every practical purpose."""
+    share, tail = values[choice]
+    return {
         cap
         for cap, (attainment, log_tail) in values.items()
-        if attainment >= least and log_tail <= shortest + longest
-    ]
+        if attainment >= share - GOOD_ATTAINMENT and log_tail <= tail + math.log(GOOD_TAIL)
+    }
 
 
 def holds(today: float, raised: float) -> bool:

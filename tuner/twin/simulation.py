@@ -4,6 +4,7 @@ It stands for the engine once its step-time law is known (``twin.law``): what ev
 would have seen at any cap and any load.
 """
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -150,6 +151,10 @@ class EngineShape:
     prefill_schedule_interval: int = 1
     """While something decodes, one iteration in so many carries prefill (vLLM 0.33)."""
 
+    @property
+    def kv_tokens(self) -> int:
+        return self.kv_blocks * self.block_size
+
 
 @dataclass(frozen=True, slots=True)
 class TwinReplay:
@@ -198,22 +203,33 @@ def shape_of(facts: EngineFacts, *, lag_s: float = 0.0) -> EngineShape:
 
 
 def traffic_of(
-    requests: Iterable[TraceRequest], *, hash_block_size: int, hit_share: float = 0.0
+    requests: Iterable[TraceRequest],
+    *,
+    hash_block_size: int,
+    hit_share: float = 0.0,
+    kv_tokens: float = math.inf,
 ) -> Traffic:
     """Return what production served, in order of arrival; one row for each of ``n`` sequences.
 
-    ``hash_block_size`` is the tokens that one hash id stands for. ``hit_share`` is how many of the
-    prompt tokens that came before are still cached: 0 without a prefix cache, 1 with one that is
-    large enough; measured windows tell.
+    ``hash_block_size`` is the tokens that one hash id stands for. What came before is in the prefix
+    cache until ``kv_tokens`` others were computed since it was asked for last. ``hit_share`` is how
+    many of those tokens are found: 0 without a prefix cache; measured windows tell.
     """
-    rows, seen = list[tuple[float, int, int, int]](), set[int]()
+    rows = list[tuple[float, int, int, int]]()
+    computed, asked_at = 0, dict[int, int]()
     for one in requests:
         if one.status not in {"ok", "aborted"}:
             continue
-        known = next((i for i, block in enumerate(one.hash_ids) if block not in seen), None)
-        known = len(one.hash_ids) if known is None else known
-        seen.update(one.hash_ids)
+        oldest = computed - kv_tokens
+        gone = (
+            i
+            for i, block in enumerate(one.hash_ids)
+            if block not in asked_at or asked_at[block] < oldest
+        )
+        known = next(gone, len(one.hash_ids))
         lengths = one.output_lengths or (one.output_length,) * one.n
+        computed += one.input_length - min(known * hash_block_size, one.input_length) + sum(lengths)
+        asked_at.update(dict.fromkeys(one.hash_ids, computed))
         for i, length in enumerate(lengths):
             before = one.input_length if i else min(known * hash_block_size, one.input_length)
             cached = int(hit_share * before)

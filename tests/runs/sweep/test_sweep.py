@@ -317,11 +317,32 @@ def test_a_headroom_that_falls_short_of_what_was_said_moves_the_choice(tmp_path:
     assert again.verdict == found.verdict
 
 
-def test_without_room_in_the_budget_the_next_cap_is_named(tmp_path: Path) -> None:
+def test_without_room_in_the_budget_the_next_cap_is_named_and_replayed_with_a_larger_one(
+    tmp_path: Path,
+) -> None:
     short = replace(UP_TO_16, budget_s=560.0)
     found = swept(tmp_path, settings=short, traffic=HALF, confirming=SLOWER)
     assert found.verdict.max_num_seqs == 8
-    assert "; 16 was not replayed there: a larger --budget does" in found.verdict.warnings[0]
+    assert found.conclusion.untried == 16
+    said = "; 16 was not replayed there: --resume with a larger --budget does"
+    assert said in found.verdict.warnings[0]
+    before = _trials(_events(tmp_path))
+    more = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, resume=True)
+    assert (more.verdict.max_num_seqs, more.conclusion.untried) == (16, None)
+    assert _trials(_events(tmp_path))[: len(before)] == before
+
+
+def test_a_window_that_arithmetic_rules_out_counts_without_being_replayed(tmp_path: Path) -> None:
+    """One slot gives 48 of the 400 tokens/s that each of the three windows asks for."""
+    found = swept(tmp_path, settings=replace(UP_TO_8, closed_sessions=True))
+    lone = [rung for trial, rung in Evidence(journal.read(tmp_path)).rungs() if rung]
+    assert len(found.windows) == 3
+    assert {len(rung) for rung in lone} == {3}
+    first, *others = lone[0]
+    assert first.max_num_seqs == 1
+    assert first.records
+    assert all(one.ruled_out and not one.records and not one.elapsed_s for one in others)
+    assert all(one.unsent > 0 and one.attainment_bound < 0.5 for one in others)
 
 
 def test_a_machine_that_cannot_serve_the_load_is_overloaded(tmp_path: Path) -> None:

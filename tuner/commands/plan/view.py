@@ -18,7 +18,7 @@ from tuner.commands.shared.next_step import after, is_short
 from tuner.profile.plan import CapForecast
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
-from tuner.profile.summary import percent
+from tuner.profile.summary import LOW, first_said, percent
 from tuner.profile.verdict_block import VerdictBlock
 
 
@@ -88,9 +88,12 @@ def render(found: FleetPlan, profile: ServingProfile, path: Path, *, details: bo
 def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBlock:
     needed, cap = found.replicas_needed, found.max_num_seqs
     title = f"max_num_seqs {cap} on {replicas_in_words(needed or found.replicas)}"
+    one = next(step for step in found.steps if step.max_num_seqs == cap)
     if needed is None:
         title = f"no number of replicas serves {percent(found.attainment)} of this load in SLO"
-    one = next(step for step in found.steps if step.max_num_seqs == cap)
+    elif one.attainment_middle < LOW:
+        title = f"max_num_seqs {cap} on {found.replicas:,} of {replicas_in_words(needed)}"
+        title = first_said(one.attainment_middle, title)
     at_least, _ = one.attainment
     load = f"{found.rps:,.2f} req/s, {found.load:g} times the profile's traffic"
     likely, worst = percent(one.attainment_middle), percent(at_least)

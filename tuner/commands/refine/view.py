@@ -18,9 +18,9 @@ from tuner.commands.shared.console import (
     shown,
     shown_ms,
 )
-from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.next_step import after, command, is_short
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, minutes
+from tuner.profile.summary import block_of, first_said, minutes, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
@@ -98,7 +98,7 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     first, *rest = rows.items()
     return replace(
         block,
-        title=told(found.chosen),
+        title=first_said(promised(profile).attainment, told(found.chosen)),
         aside=f"better, proven in {found.paired.pairs} pairs",
         rows=[first, ("gains", gains), *rest],
         next=_verifying(profile, how),
@@ -106,7 +106,7 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
 
 
 def _verifying(profile: ServingProfile, how: RefinePrint) -> str:
-    if profile.provenance.engine == "sim":
+    if profile.provenance.engine == "sim" or is_short(profile):
         return after(profile, how.path)
     return command("verify", how.path, "--trace", how.trace)
 

@@ -48,7 +48,7 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, minutes, percent
+from tuner.profile.summary import LOW, first_said, minutes, percent, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.cluster.kinds import Description
@@ -459,8 +459,9 @@ def _block(found: Sequence[KindOutcome], options: SweepOptions) -> VerdictBlock:
     if not priced:
         rows.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
     rows.append(("took", f"{minutes(spent_s)} of engine on {len(found)} kinds"))
+    title = f"{best.kind} with max_num_seqs {verdict.max_num_seqs}"
     return VerdictBlock(
-        f"{best.kind} with max_num_seqs {verdict.max_num_seqs}",
+        first_said(promised(best.sealed).attainment, title),
         "cheapest" if priced else "serves most in time",
         rows,
         after(best.sealed, best.profile, base=options.base),

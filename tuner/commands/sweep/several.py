@@ -50,7 +50,7 @@ from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import minutes
+from tuner.profile.summary import first_said, minutes, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
@@ -165,9 +165,8 @@ def rescore(options: SweepOptions, book: journal.Journal) -> None:
             hint="Name the run directory of a sweep of this version of tuner.",
         ) from error
     outputs = outputs_of(options.output, names)
-    books = {name: journal.read(book.run_dir / name) for name in names}
-    done = {name: rescored(options, one) for name, one in books.items()}
-    found = multi_trace_outcome({name: one.outcome for name, one in done.items()}, books)
+    done = {name: rescored(options, journal.read(book.run_dir / name)) for name in names}
+    found = multi_trace_outcome({name: one.outcome for name, one in done.items()})
     _make_folder(options.output)
     outputs.check(force=options.force)
     _conclude(options, outputs, found, done, book, keep=False)
@@ -437,6 +436,8 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
         title = f"no max_num_seqs for all of {names}"
     elif lost := ", ".join(overloaded(found)):
         title = f"no max_num_seqs serves half of {lost} in time"
+    elif report.shared is not None:
+        title = first_said(promised(report.shared[0]).attainment, title)
     _, _, reason = reason_of(found).partition(": ")
     spent_s = sum(report.starts_s) + _replay_s(report)
     low, high = sharing.interval

@@ -221,7 +221,12 @@ def print_of(
 ) -> SweepPrint:
     """Return what is printed of a finished sweep, whose profile went to ``path``."""
     return SweepPrint(
-        next=next_command(options, profile, path),
+        next=next_command(
+            options,
+            profile,
+            path,
+            unfinished=None if done.outcome.conclusion.untried is None else done.run_dir,
+        ),
         run_dir=done.run_dir,
         warnings=warnings_of(done) if options.details else done.doubts,
         said_before=0 if options.details else len(done.warnings),
@@ -229,15 +234,20 @@ def print_of(
     )
 
 
-def next_command(options: SweepOptions, profile: ServingProfile, path: Path) -> str:
+def next_command(
+    options: SweepOptions, profile: ServingProfile, path: Path, *, unfinished: Path | None = None
+) -> str:
     """Return what to run after a sweep: the same again where that would tell more, or what goes on
-    with the profile."""
+    with the profile. ``unfinished`` is a run whose budget had no room for all that it asked for."""
     decision, real = profile.decision, profile.provenance.engine != "sim"
     if real and decision.verdict == "not_reached" and options.traces:
         return again(options, ceiling=2 * max(one.max_num_seqs for one in profile.curve))
+    twice = f"{2 * parse_duration_s(options.budget, option='--budget'):g}s"
+    if unfinished is not None and options.traces:
+        kept = {"resume": True, "run_dir": unfinished, "json": False}
+        return asked_for("sweep", options, **kept, budget=twice)
     if real and decision.verdict == "inconclusive" and options.traces:
-        budget_s = parse_duration_s(options.budget, option="--budget")
-        return again(options, budget=f"{2 * budget_s:g}s")
+        return again(options, budget=twice)
     return after(profile, path, base=options.base)
 
 
@@ -324,6 +334,15 @@ def _of_front_end(profile: ServingProfile) -> str:
     )
 
 
+def _confidence(outcome: SweepOutcome) -> str:
+    """Return the confidence and, where the twin decided, in how many draws the choice is right."""
+    conclusion, confidence = outcome.conclusion, outcome.verdict.confidence
+    if conclusion.view is None or not conclusion.by_twin:
+        return f"{confidence:.2f}"
+    draws = conclusion.view.weighed.draws
+    return f"{confidence:.2f} ({round(confidence * draws)} of {draws} draws)"
+
+
 def _print_details(console: Console, outcome: SweepOutcome) -> None:
     """Print what each doubling changes, and all that was held against something else."""
     verdict, view = outcome.verdict, outcome.conclusion.view
@@ -333,7 +352,7 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         console.print(changes_table(outcome))
     console.print()
     console.print(shown(verdict.reason))
-    console.print(f"confidence {verdict.confidence:.2f}; SLO {shown(outcome.slo)}")
+    console.print(f"confidence {_confidence(outcome)}; SLO {shown(outcome.slo)}")
     if outcome.checked is not None:
         console.print(_record(outcome.checked))
     for said in outcome.predictions:

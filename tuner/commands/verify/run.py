@@ -30,7 +30,7 @@ from tuner.engines.seam import Starter
 from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import GateError, Interrupted, ProfileError, UsageError
+from tuner.errors import GateError, Interrupted, ProfileError, UndecidedError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.profile import save
 from tuner.profile.schema import ServingProfile
@@ -331,6 +331,11 @@ def _report(options: VerifyOptions, profile: ServingProfile, found: Verified) ->
         sys.stdout.write(json.dumps(_result(options, found)) + "\n")
     else:
         render(found, profile, options)
+    if broken and found.taken is not None:
+        raise UndecidedError(
+            f"{found.taken} while it was replayed: {'; '.join(map(said, broken))}",
+            hint="Verify again when nothing else runs on this machine.",
+        )
     if broken:
         raise GateError(
             "; ".join(map(said, broken)),

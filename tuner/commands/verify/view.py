@@ -9,7 +9,7 @@ from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.verify.options import VerifyOptions
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import milliseconds, minutes, percent
+from tuner.profile.summary import first_said, milliseconds, minutes, percent
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
@@ -96,8 +96,15 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         ("took", f"{minutes(found.engine_s)} of {'server' if options.url else 'engine'}"),
     ]
     cap, count = profile.decision.max_num_seqs, len(found.gates)
+    title = f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise"
+    if broken and found.taken is not None:
+        again = after(profile, options.profile)
+        if options.engine != "sim":
+            again = asked_for("verify", options, json=False)
+        told = [(name, text) for name, text in rows if text]
+        return VerdictBlock(f"nothing can be said of max_num_seqs {cap}", found.taken, told, again)
     return VerdictBlock(
-        f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise",
+        title if share is None else first_said(share.measured, title),
         f"{len(broken)} of {count} gates broken" if broken else f"all {count} gates kept",
         [(name, text) for name, text in rows if text],
         _again(profile, options)
@@ -128,6 +135,8 @@ def _offline_block(
         f"{len(broken)} of {len(gates)} gates broken" if broken else f"all {len(gates)} gates kept"
     )
     next_ = command("show", options.profile) if broken else after(profile, options.profile)
+    if share is not None:
+        title = first_said(share.measured, title)
     return VerdictBlock(title, aside, rows, next_)
 
 

@@ -91,6 +91,7 @@ def _taken_s(
             workload.sent_in(window),
             hash_block_size=settings.trace_block_size,
             hit_share=hit_share,
+            kv_tokens=twin.shape.kv_tokens,
         )
         took_s = window.run_in_s + window.length_s
         if len(traffic):

@@ -171,7 +171,10 @@ class Surrogate:
     def sent_in(self, workload: Workload, window: Window, *, hash_block_size: int) -> Traffic:
         """Return what a replay of a window sends, to a prefix cache that is empty."""
         return traffic_of(
-            workload.sent_in(window), hash_block_size=hash_block_size, hit_share=self.hit_share
+            workload.sent_in(window),
+            hash_block_size=hash_block_size,
+            hit_share=self.hit_share,
+            kv_tokens=self.shape.kv_tokens,
         )
 
     def worst(self, one: Configuration, traffic: Traffic, window: Window) -> float:

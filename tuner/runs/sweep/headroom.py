@@ -5,7 +5,7 @@ there, is held against the next cap in the same windows, once: the choice moves 
 more and is as good today, and otherwise is told with both numbers.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,43 +25,34 @@ from tuner.twin.simulation import met, simulate, traffic_of
 from tuner.twin.verdict_text import headline
 
 
-@dataclass(frozen=True, slots=True)
-class HeadroomCheck:
-    """What the measured headroom makes of a conclusion."""
-
-    conclusion: Conclusion
-    wanted: int | None = None
-    """The cap that is to be replayed there too before more can be said."""
-
-
 def after_headroom(
     conclusion: Conclusion, evidence: Evidence, workload: Workload, settings: SweepSettings
-) -> HeadroomCheck:
+) -> Conclusion:
     """Return the conclusion after the headroom was replayed; as it is where it was not."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
     seen = _seen(evidence, workload, cap)
     if view is None or not conclusion.by_twin or seen is None:
-        return HeadroomCheck(conclusion)
+        return conclusion
     front_end = front_end_of(conclusion, evidence)
     told = _shortfall(seen, least_expected(view, workload, settings, cap, front_end), settings)
     if told is None:
-        return HeadroomCheck(conclusion)
+        return conclusion
     eligible = view.weighed.eligible
     above = min((one for one in eligible if one > cap), default=None)
     if above is None:
-        return HeadroomCheck(_warned(conclusion, f"{told}; no larger cap may be chosen"))
+        return _warned(conclusion, f"{told}; no larger cap may be chosen")
     other = _seen(evidence, workload, above)
     if other is None:
-        said = f"{told}; {above} was not replayed there: a larger --budget does"
-        return HeadroomCheck(_warned(conclusion, said), wanted=above)
+        said = f"{told}; {above} was not replayed there: --resume with a larger --budget does"
+        return replace(_warned(conclusion, said), untried=above)
     told += f"; {above} served {other.attainment:.1%} there"
     if other.attainment <= seen.attainment_bound + EQUAL_ATTAINMENT:
         told += ", no more: what is said of this load is too good"
     elif above not in candidates(eligible, requests=len(view.traffic)):
         told += ", and costs something today"
     else:
-        return HeadroomCheck(_moved(conclusion, view, above, told))
-    return HeadroomCheck(_warned(conclusion, told))
+        return _moved(conclusion, view, above, told)
+    return _warned(conclusion, told)
 
 
 def _shortfall(seen: Measurement, least: float, settings: SweepSettings) -> str | None:
@@ -96,7 +87,10 @@ def least_expected(
     for window in workload.windows:
         sent = scale_load(workload.sent_in(window), settings.headroom, seed=settings.seed)
         traffic = traffic_of(
-            sent, hash_block_size=settings.trace_block_size, hit_share=view.hit_share
+            sent,
+            hash_block_size=settings.trace_block_size,
+            hit_share=view.hit_share,
+            kv_tokens=view.shape.kv_tokens,
         )
         parts.append((traffic, window.start_s, window.weight))
 

@@ -148,7 +148,7 @@ async def sweep_traces(
     finally:
         await engines.close()
     outcomes = {one.trace: run.outcome() for one, run in zip(members, runs, strict=True)}
-    return multi_trace_outcome(outcomes, {one.trace: one.journal for one in members})
+    return multi_trace_outcome(outcomes)
 
 
 async def _start_s(engines: KeptEngines, ceiling: int) -> float:
@@ -178,15 +178,11 @@ def _part_of(settings: SweepSettings, *, start_s: float, members: int) -> float:
     return part_s
 
 
-def multi_trace_outcome(
-    outcomes: Mapping[str, SweepOutcome], journals: Mapping[str, Journal]
-) -> MultiTraceOutcome:
-    """Return what these runs come to, each with its own journal. No engine is needed."""
-    blocks = {name: Evidence(journals[name]).blocks(one.slo) for name, one in outcomes.items()}
-    demands = [trace_demand(name, one.conclusion, blocks[name]) for name, one in outcomes.items()]
+def multi_trace_outcome(outcomes: Mapping[str, SweepOutcome]) -> MultiTraceOutcome:
+    """Return what these runs come to. No engine is needed."""
+    demands = [trace_demand(name, one.conclusion) for name, one in outcomes.items()]
     sharing = share(demands)
     prices = tuple(
-        price_of(one, outcomes[one.trace].conclusion, blocks[one.trace], sharing.max_num_seqs)
-        for one in demands
+        price_of(one, outcomes[one.trace].conclusion, sharing.max_num_seqs) for one in demands
     )
     return MultiTraceOutcome(outcomes, sharing, prices)

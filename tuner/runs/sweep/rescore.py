@@ -32,7 +32,7 @@ def rescore(
     slo = settings.slo or slo_for(kept, evidence.user_unloaded() or unloaded)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
     conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
-    conclusion = after_headroom(conclusion, evidence, workload, settings).conclusion
+    conclusion = after_headroom(conclusion, evidence, workload, settings)
     if not conclusion.curve:
         raise RunError(
             f"{journal.run_dir}: no step of the ladder was measured",

@@ -22,7 +22,7 @@ from tuner.twin.objective import (
     Values,
     choose,
 )
-from tuner.twin.uncertainty import Block, drawn_values, points, relative_changes
+from tuner.twin.uncertainty import drawn_values, points, relative_changes
 
 DEFENDED = 0.5
 """Below this share of draws that agree, sharing and not sharing are a toss-up."""
@@ -156,10 +156,10 @@ def _worst(losses: Mapping[str, Mapping[int, float]], cap: int) -> float:
     return max(of_cap[cap] for of_cap in losses.values())
 
 
-def trace_demand(trace: str, conclusion: Conclusion, blocks: Sequence[Block]) -> TraceDemand:
+def trace_demand(trace: str, conclusion: Conclusion) -> TraceDemand:
     """Return what a run's conclusion, or its measured blocks where the twin did not decide, says
     of every cap."""
-    view, verdict = conclusion.view, conclusion.verdict
+    view, verdict, blocks = conclusion.view, conclusion.verdict, conclusion.blocks
     is_decided = verdict.kind != "inconclusive"
     if view is not None and conclusion.by_twin:
         weighed = view.weighed
@@ -187,16 +187,14 @@ def _refusing(values: Values, refused: Collection[int]) -> Values:
     return {cap: (0.0, math.inf) if cap in refused else one for cap, one in values.items()}
 
 
-def price_of(
-    demand: TraceDemand, conclusion: Conclusion, blocks: Sequence[Block], cap: int
-) -> Price:
+def price_of(demand: TraceDemand, conclusion: Conclusion, cap: int) -> Price:
     """Return what a trace pays for a cap, with 95 % intervals."""
     changes: Mapping[str, StepChange] = {}
     if cap != demand.own:
         if conclusion.view is not None and conclusion.by_twin:
             changes = conclusion.view.changes(demand.own, cap)
         else:
-            found = relative_changes(blocks, demand.own, cap)
+            found = relative_changes(conclusion.blocks, demand.own, cap)
             changes = {name: StepChange(*values) for name, values in found.items()}
     lost = loss(demand.values, demand.own, cap, demand.raised)
     return Price(demand.trace, demand.own, lost, demand.values[cap][0], changes)

@@ -9,11 +9,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from tuner.engines.seam import Engine, EngineFacts, Starter
+import numpy as np
+
+from tuner.engines.seam import ITERATION, Engine, EngineFacts, Starter
 from tuner.replay.measure import measure
 from tuner.replay.readings import Read
+from tuner.replay.records import Replay
 from tuner.replay.replay import CutRule
-from tuner.runs.conclusion import conclude, outcome_of, view_of
+from tuner.runs.conclusion import conclude, outcome_of, view_of, window_blocks
 from tuner.runs.engine_runner import EngineRunner, Watcher, in_words
 from tuner.runs.evidence import RUNGS, Evidence, Selection
 from tuner.runs.journal import Journal
@@ -29,8 +32,9 @@ from tuner.runs.ladder import (
 )
 from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.prediction import foretold_in, foretold_replay
+from tuner.runs.recorder import now_s
 from tuner.runs.settings import SweepSettings
-from tuner.runs.sweep.headroom import HeadroomCheck, after_headroom
+from tuner.runs.sweep.headroom import after_headroom
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
@@ -89,6 +93,29 @@ def starts_of(settings: SweepSettings) -> int:
 def steps_of(settings: SweepSettings) -> float:
     """Return how many steps of replay a run may take."""
     return FAST_STEPS if settings.fast else STEPS
+
+
+def unsent(
+    facts: EngineFacts, cap: int, requests: Sequence[TraceRequest], window: Window, bound: float
+) -> Replay:
+    """Return the replay of a window that arithmetic rules out: all of it counts, and none is sent.
+    Left out it would count for nothing, and the windows that a cap can serve for all of them."""
+    return Replay(
+        max_num_seqs=cap,
+        scored_from_s=window.run_in_s,
+        window_s=window.length_s,
+        elapsed_s=0.0,
+        records=(),
+        iterations=np.zeros(0, ITERATION),
+        kv_blocks=facts.kv_blocks,
+        token_budget=facts.max_num_batched_tokens,
+        cut="ruled out by Little's law",
+        ruled_out=True,
+        unsent=sum(one.arrival_s >= window.start_s for one in requests),
+        attainment_bound=bound,
+        start_s=now_s(),
+        weight=window.weight,
+    )
 
 
 class SweepRun:
@@ -246,7 +273,7 @@ class SweepRun:
     async def gather_windows(self, workload: Workload) -> bool:
         """Measure what the windows need to decide alone."""
         ceiling = self.settings.ceiling
-        blocks = self.evidence.blocks(workload.slo)
+        blocks = window_blocks(self.evidence, workload, self.settings)
         while (trial := next_trial(blocks, ceiling=ceiling)) is not None:
             confirming_s = (
                 self.confirm_start_s() + workload.step_s if self.confirms_alone() else 0.0
@@ -261,7 +288,7 @@ class SweepRun:
                 return trial.purpose != "ladder"
             self.recorder.begin(trial)
             await self.make(trial, workload)
-            blocks = self.evidence.blocks(workload.slo)
+            blocks = window_blocks(self.evidence, workload, self.settings)
         return True
 
     async def make(self, trial: Trial, workload: Workload) -> None:
@@ -295,10 +322,14 @@ class SweepRun:
             bound = workload.bound(window, cap)
             # the ceiling is always tried: that nothing helps must be seen and not only computed
             ruled_out = bound < floor and cap != self.settings.ceiling
-            if number in done or (ruled_out and number):
+            if number in done:
+                continue
+            sent = workload.sent_in(window)
+            if ruled_out and number:  # the first is replayed for its iterations
+                result = unsent(engine.facts, cap, sent, window, bound)
+                self.recorder.add_replay(result, purpose, window=number)
                 continue
             rule = CutRule(workload.slo, floor, short_s(workload.step_s) if ruled_out else None)
-            sent = workload.sent_in(window)
             result = await self.runner.replay(engine, purpose, cap, sent, window, rule)
             if ruled_out:
                 bound = min(bound, result.attainment_bound)
@@ -390,20 +421,19 @@ class SweepRun:
         """Hold the measured headroom against the twin's; where it falls short, replay the next cap
         there once, if the budget has room."""
 
-        def found() -> HeadroomCheck:
-            return after_headroom(self.conclusion, self.evidence, self.workload, self.settings)
+        def found() -> Conclusion:
+            return after_headroom(before, self.evidence, self.workload, self.settings)
 
-        check = found()
-        if check.wanted is not None:
+        before = self.conclusion
+        self.conclusion = found()
+        if (untried := self.conclusion.untried) is not None:
             left_s = self.settings.budget_s - self.evidence.spent_s() - self.confirm_start_s()
             if left_s >= sum(window.replay_s for window in self.workload.windows):
                 self.watcher.stage(
-                    f"fewer were served with headroom than the twin said: replaying {check.wanted}"
+                    f"fewer were served with headroom than the twin said: replaying {untried}"
                 )
-                await self.replay_at(check.wanted, {"headroom": self.settings.headroom})
-                check = found()
-        before = self.conclusion.verdict.max_num_seqs
-        self.conclusion = check.conclusion
+                await self.replay_at(untried, {"headroom": self.settings.headroom})
+                self.conclusion = found()
         cap = self.conclusion.verdict.max_num_seqs
-        if cap != before and self.confirms_alone():
+        if cap != before.verdict.max_num_seqs and self.confirms_alone():
             await self.replay_at(cap, {"confirm": 1.0})

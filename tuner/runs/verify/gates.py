@@ -7,7 +7,7 @@ another than the one that was tuned for, and the windows are only a part of it.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -75,10 +75,12 @@ def gates(  # noqa: PLR0913 - what was promised, and what was measured of it
 
     ``measured`` pools ``repeats`` replays of all of them.
     """
-    parts = [
-        (window, traffic_of(sent, hash_block_size=hash_block_size, hit_share=hit_share))
-        for window, sent in windows
-    ]
+    how: dict[str, Any] = {
+        "hash_block_size": hash_block_size,
+        "hit_share": hit_share,
+        "kv_tokens": twin.shape.kv_tokens,
+    }
+    parts = [(window, traffic_of(sent, **how)) for window, sent in windows]
     runs = twin.draws([traffic for _, traffic in parts])
     draws = [_expected(one, twin, slo, cap, parts) for one in runs]
     preempted = float(np.median([one.preempted for one in draws]))

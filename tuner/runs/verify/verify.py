@@ -10,6 +10,7 @@ import numpy as np
 from tuner.engines.seam import Engine, Starter
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.attempts import replay_in_time
+from tuner.replay.device_use import crowded, device_use
 from tuner.replay.measure import measure
 from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
@@ -85,6 +86,13 @@ class Verified:
     """What clients saw, by name: TTFT, TPOT, E2EL."""
 
     replays: Sequence[Replay]
+
+    @property
+    def taken(self) -> str | None:
+        """Say how much of the cores others took meanwhile, where that was so much that a promise
+        which looks broken may be kept."""
+        logs = [one.device for one in self.replays]
+        return crowded(device_use(logs)) if logs else None
 
 
 async def verify(  # noqa: PLR0913 - what is held against what, and who is told
