@@ -11,6 +11,7 @@ TunerError
 │   └── RunError          the run directory
 ├── EngineError       4   the engine refused, failed or died
 │   ├── GeneratorLateError    the replay, not the engine, was the bottleneck
+│   │   └── ReadLateError     what came was read too late
 │   └── StoodStillError       it lives and does nothing
 ├── UndecidedError    5   no decision can be defended
 ├── GateError         6   a check failed
@@ -87,6 +88,10 @@ class EngineError(TunerError):
 
 class GeneratorLateError(EngineError):
     """Requests left so late that the numbers describe the replay and not the engine."""
+
+
+class ReadLateError(GeneratorLateError):
+    """Outputs were read so late that they came joined: a process of its own may read in time."""
 
 
 class StoodStillError(EngineError):

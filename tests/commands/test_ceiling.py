@@ -52,6 +52,20 @@ def test_a_sweep_says_the_number_and_its_reason_and_keeps_it(tmp_path: Path) -> 
     assert plan["ceiling"] == 8
 
 
+def test_a_high_ceiling_costs_no_more_replays_than_a_low_one(tmp_path: Path) -> None:
+    """How long it replays is said by --step: with more caps to try each gets less."""
+    trace = str(ROOT / "traces" / "translation.jsonl")
+    world = str(ROOT / "examples" / "worlds" / "article-quiet.yaml")
+    took = []
+    for ceiling in (32, 256):
+        done = tuner(
+            tmp_path, "sweep", "--engine", "sim", "--world", world, "--trace", trace,
+            "--ceiling", str(ceiling), "--step", "20s", "--json", "--run-dir", str(ceiling),
+        )  # fmt: skip
+        took.append(json.loads(done.stdout)["engine_seconds"]["replay"])
+    assert took[1] <= 1.2 * took[0]
+
+
 @pytest.mark.parametrize("text", ["none", "0", "-4", "1.5", ""])
 def test_another_word_is_refused_with_what_there_is(tmp_path: Path, text: str) -> None:
     refused = tuner(tmp_path, "sweep", "--trace", "t", "--ceiling", text)

@@ -232,6 +232,12 @@ def _trials(run_dir: Path) -> list[tuple[str, int]]:
     return [(e["purpose"], e["max_num_seqs"]) for e in events if e["event"] == "replay"]
 
 
+def test_the_kv_pools_of_ladder_and_confirming_engine_stand_side_by_side(whole: Whole) -> None:
+    provenance = profile.load(whole.folder / "profile.yaml").provenance
+    assert provenance.kv_blocks == {"ladder": 1200, "confirm": 1200}  # what a world has by default
+    assert provenance.sampling is None
+
+
 def test_resuming_without_a_name_takes_the_newest_run_of_this_trace(
     whole: Whole, swept: Path
 ) -> None:
@@ -255,6 +261,8 @@ def test_resuming_with_other_options_is_refused(swept: Path) -> None:
         (["--window", "noon"], 2, "--window: cannot read 'noon'"),
         (["--window", "9h+60s"], 3, "no request arrives there"),
         (["--engine", "gpu"], 2, "--engine 'gpu' is not known"),
+        (["--sampling", "temperature=0.5"], 2, "--sampling is for a real engine"),
+        (["--sampling", "heat=1"], 2, "--sampling: heat is no parameter of sampling"),
         (["--confirm", "server"], 2, "--confirm server is for a real engine"),
         (["--send", "text"], 2, "--send text is for a server, and none is asked here"),
         (["--ceiling", "4096"], 4, "max_num_batched_tokens (2048) is smaller than max_num_seqs"),

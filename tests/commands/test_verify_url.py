@@ -10,10 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.builders import facts
 from tests.support.completions import DONE, HEAD, TOKEN, Asked, completions, usage
 from tests.support.in_process import tuner
 from tests.support.profiles import resealed
 from tests.support.vllm_server import RealServer
+from tuner.commands.verify import running
+from tuner.commands.verify.options import VerifyOptions
 from tuner.engines.server.running import WARM_UPS
 from tuner.profile.profile import load, save
 
@@ -136,6 +139,7 @@ def test_a_running_server_is_held_against_the_promise_by_what_its_clients_see(
     assert len(asked) >= WARM_UPS + 10  # 6 s at 2 a second, less what the draining takes
     assert {one.body["model"] for one in asked} == {MODEL}
     assert all(one.body["ignore_eos"] for one in asked)
+    assert {one.body["temperature"] for one in asked} == {0.0}  # a simulation drew none
     assert not any("authorization" in map(str.lower, one.headers) for one in asked)
 
 
@@ -337,6 +341,17 @@ def test_a_wrong_use_is_refused_and_no_secret_shown(
     assert done.returncode == 2
     assert said in done.stderr
     assert "sesame" not in done.stdout + done.stderr + written(folder)
+
+
+@pytest.mark.parametrize(("is_vllm", "kept"), [(True, {"top_k": 20}), (False, {})])
+def test_a_server_is_asked_to_draw_as_the_profiles_was_by_what_it_knows(
+    kept: dict[str, float], *, is_vllm: bool
+) -> None:
+    found = running.FoundServer("http://127.0.0.1:1", MODEL, is_vllm, None, facts(), ())
+    options = VerifyOptions(profile=Path("profile.yaml"), beside_traffic=True)
+    drawn = {"temperature": 0.5, "top_k": 20}
+    server = running.asked(found, options, planned=1, most=1, sampling=drawn)
+    assert server.sampling == {"temperature": 0.5, **kept}
 
 
 def test_without_an_address_its_options_are_refused(folder: Path) -> None:

@@ -3,15 +3,25 @@
 import asyncio
 import math
 import os
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pynvml
 import pytest
 
+from tests.support.builders import facts
 from tests.support.fake_nvml import GIB, Card, install
 from tuner.engines import devices, gpus, provenance
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
+from tuner.errors import RunError
 from tuner.replay.records import DEVICE
+from tuner.runs import journal
+from tuner.runs.evidence import Evidence
+
+if TYPE_CHECKING:
+    from tuner.engines.seam import ArgumentValue
 
 US = os.getpid()
 STRANGER = 1
@@ -32,8 +42,8 @@ def test_the_gpu_that_is_read_is_the_one_our_engine_runs_on(
     fast = Card("GPU-bbbbbbbb-2", name="fast", memory_used=60 * GIB, processes={US})
     install(monkeypatch, slow, fast)
     assert read()["memory_bytes"] == 60 * GIB
-    facts = devices.used_facts(1)
-    assert (facts["name"], facts["uuids"], facts["count"]) == ("fast", ["GPU-bbbbbbbb"], 2)
+    used = devices.used_facts(1)
+    assert (used["name"], used["uuids"], used["count"]) == ("fast", ["GPU-bbbbbbbb"], 2)
 
 
 def test_under_mps_our_engine_is_a_client_and_the_server_is_nobody(
@@ -58,6 +68,60 @@ def test_in_a_container_our_gpu_is_the_one_that_fills(monkeypatch: pytest.Monkey
     row = dict(zip(DEVICE.names or (), meter.read() or (), strict=True))
     assert row["memory_bytes"] == 20 * GIB
     assert math.isnan(row["foreign"])  # it may be us
+
+
+def test_of_two_gpus_of_which_one_is_busy_ours_is_the_one_that_fills_and_not_the_busy_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Until we are there the busy one, which NVML counts first, is taken; it says itself whose."""
+    busy = Card("GPU-aaaaaaaa-1", memory_used=70 * GIB, utilisation=100, processes={STRANGER})
+    idle = Card("GPU-bbbbbbbb-2", utilisation=0)
+    install(monkeypatch, busy, idle)
+    meter = devices.DeviceMeter(1)
+    idle.memory_used, idle.utilisation, idle.processes = 30 * GIB, 60, {US}
+    row = dict(zip(DEVICE.names or (), meter.read() or (), strict=True))
+    assert (row["memory_bytes"], row["utilisation"], row["foreign"]) == (30 * GIB, 0.6, 0)
+    assert devices.used_facts(1)["uuids"] == ["GPU-bbbbbbbb"]
+
+
+def test_an_engine_is_on_the_same_machine_in_our_process_and_behind_a_server(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A log that does not tell the backend tells of no other one; another backend is another
+    machine."""
+    install(monkeypatch, Card("GPU-aaaaaaaa-1", processes={US}))
+    how: dict[str, ArgumentValue] = {
+        "model_runner": "V2", "cudagraph_mode": "FULL_AND_PIECEWISE",
+        "cudagraph_capture_sizes": [1, 2],
+    }  # fmt: skip
+    told, silent, other = (
+        devices.device_of({"tensor_parallel_size": 1}, how, said)
+        for said in (
+            "INFO Using FLASH_ATTN attention backend out of potential backends: ...",
+            "INFO",
+            "INFO Using AttentionBackendEnum.FLASHINFER backend.",
+        )
+    )
+    assert told["attention_backend"] == "FLASH_ATTN"
+    assert (told["model_runner"], told["cudagraph_mode"]) == ("V2", "FULL_AND_PIECEWISE")
+    assert (told["count"], told["mig_mode"], told["power_limit_w"]) == (1, False, 700.0)
+    book = journal.create(tmp_path / "run", {"trace_digest": "sha256:1"})
+    evidence = Evidence(book)
+    book.append("start", facts=asdict(facts(device=told)), at_s=0.0)
+    evidence.check_machine(facts(device=silent))
+    with pytest.raises(RunError, match="attention_backend=FLASH_ATTN, here it is FLASHINFER"):
+        evidence.check_machine(facts(device=other))
+    book.close()
+
+
+def test_the_power_limit_is_told_as_it_was_and_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    card = Card("GPU-aaaaaaaa-1", processes={US})
+    install(monkeypatch, card)
+    before = devices.used_facts(1)
+    card.power_limit_mw = 500_000
+    after = devices.at_the_end(before)
+    assert (after["power_limit_w"], after["power_limit_end_w"]) == (700.0, 500.0)
+    assert devices.at_the_end({"kind": "cpu"}) == {"kind": "cpu"}
 
 
 def test_somebody_else_on_our_gpu_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:

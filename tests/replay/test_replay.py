@@ -12,6 +12,7 @@ from tuner.engines.sim.virtual_time import run
 from tuner.engines.sim.world import World, WorldKv, WorldStep
 from tuner.errors import EngineError, StoodStillError
 from tuner.replay.attempts import check_iterations
+from tuner.replay.generator_lag import check_generator
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.records import Replay
@@ -46,6 +47,17 @@ def replayed(
             await engine.stop()
 
     return run(go())
+
+
+def test_ten_thousand_tokens_a_second_of_a_simulated_engine_are_not_refused() -> None:
+    """64 sequences, an iteration each 6.4 ms."""
+    world = World(step=WorldStep(a=0.0064), kv=WorldKv(blocks=10_000), engine_start=0.0)
+    plan = [planned(row, row * 0.001, tokens=300) for row in range(640)]
+    found = replayed(*plan, cap=64, world=world)
+    busy_s = float(found.iterations["duration_s"].sum())
+    assert sum(one.output_tokens for one in found.records) / busy_s > 9_500
+    assert sum(one.merged_outputs for one in found.records) == 0
+    check_generator([found])
 
 
 def test_a_slow_engine_does_not_delay_the_next_request() -> None:

@@ -45,7 +45,9 @@ def main(cases: str) -> None:
         asked = {"model": "tuner:tiny", "load_format": "dummy", **arguments}
         limits = vllm_config.server_limits(asked)
         one = vllm_config.configure(asked, max_num_seqs=size, limits=limits)
-        found.append({**one.arguments, "how": vllm_config.how(one.config)})
+        unneeded = sorted(vllm_config.unneeded(one, limits))
+        how = vllm_config.how(one.config)
+        found.append({**one.arguments, "how": how, "unneeded": unneeded})
     print(json.dumps(found))  # noqa: T201 - what the test reads
 
 

@@ -5,6 +5,7 @@ import pytest
 
 from tuner.engines.scheduler.state import Floats, StepLaw
 from tuner.engines.seam import ITERATION, IterationLog
+from tuner.engines.sim.world import WorldStep, step_law
 from tuner.twin.law import MIN_ITERATIONS, Segment, centre, fit_law, knots_of
 from tuner.twin.simulation import EngineShape, Traffic, simulate
 
@@ -165,3 +166,16 @@ def test_large_batch_sizes_share_knots() -> None:
 
 def test_the_centre_is_where_most_agree() -> None:
     assert centre(np.array([0.0, 0.01, -0.01, 0.02, -0.02, 0.5, 0.5])) == pytest.approx(0, abs=0.01)
+
+
+def test_where_graphs_are_padded_the_law_has_their_stairs() -> None:
+    """Batches of 9 to 16 take as long as 16 do, and 17 as long as 24."""
+    padded = step_law(WorldStep(a=0.005, b=0.0005, pad=True), 32)
+    log = np.zeros(32 * 40, ITERATION)  # as the ramp goes: every size as often
+    log["decode_seqs"] = np.tile(np.arange(1, 33), 40)
+    log["duration_s"] = padded.decode_s[log["decode_seqs"]]
+    log["start_s"] = np.cumsum(log["duration_s"]) - log["duration_s"]
+    f = fit_law([Segment(log, 0.0, 0)], max_num_seqs=32).law.decode_s
+    assert f[9:17] == pytest.approx(f[16], rel=0.01)
+    assert f[17:25] == pytest.approx(f[24], rel=0.01)
+    assert f[17] / f[16] == pytest.approx(0.017 / 0.013, rel=0.01)

@@ -3,6 +3,7 @@
 import math
 import os
 import platform
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,6 +26,10 @@ BUSY = 0.5
 
 _UUID_PREFIX = len("GPU-") + 8
 """Characters of a UUID that tell GPUs apart and that CUDA_VISIBLE_DEVICES takes."""
+
+
+_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend")
+"""What vLLM's log says of its choice, which its configuration does not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +82,31 @@ def used_facts(count: int) -> dict[str, ArgumentValue]:
         "uuids": [gpu.uuid[:_UUID_PREFIX] for gpu in mine],
         "mig_mode": mine[0].mig_mode,
     }
+
+
+def device_of(
+    arguments: Mapping[str, ArgumentValue], how: Mapping[str, ArgumentValue], said: str
+) -> dict[str, ArgumentValue]:
+    """Return the facts of the device that a running engine is on, the same in tuner's process and
+    behind a server: two attention backends are two machines.
+
+    ``how`` is what its configuration says of its computing, ``said`` what its log says.
+    """
+    facts = used_facts(gpus_of(arguments))
+    if facts["kind"] == "cpu":
+        return facts
+    if (backend := _BACKEND.search(said)) is not None:
+        facts["attention_backend"] = backend[1]
+    return facts | {name: value for name, value in how.items() if "sizes" not in name}
+
+
+def at_the_end(facts: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
+    """Return the facts of an engine's GPU with the power limit that it has now."""
+    uuids = facts.get("uuids")
+    if not isinstance(uuids, list):
+        return dict(facts)
+    limits = (gpu.power_limit_w for gpu in gpus.visible() if gpu.uuid[:_UUID_PREFIX] in uuids)
+    return {**facts, "power_limit_end_w": next(limits, None)}
 
 
 def gpus_of(arguments: Mapping[str, ArgumentValue]) -> int:

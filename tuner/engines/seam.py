@@ -67,6 +67,10 @@ class EngineFacts:
     device: Mapping[str, ArgumentValue]
     """Name, memory, driver, and what else identifies the hardware."""
 
+    sampling: Mapping[str, float] | None = None
+    """How it drew tokens, by vLLM's names; None where it drew none, or was asked greedily before
+    that was told."""
+
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """How long of that download, load, compile and capture took, where the engine says so."""
 

@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, JsonValue, model_validator
 
+from tuner.engines.sampling import GREEDY, Sampling
 from tuner.profile.numbers import (
     Admission,
     Baseline,
@@ -137,6 +138,17 @@ class Provenance(Section):
     send: Literal["ids", "text"] | None = None
     """How that server was sent its prompts; None where none confirmed, or an older tuner did."""
 
+    start_parts_s: dict[str, Number] = Field(default_factory=dict)
+    """What all starts took to download, load, compile and capture, where the engines told."""
+
+    kv_blocks: dict[str, Count] = Field(default_factory=dict)
+    """Of the ladder's engine and of the confirming one, which has fewer slots; empty in a profile
+    of an older tuner."""
+
+    sampling: dict[str, Number] | None = None
+    """How tokens were drawn, by vLLM's names; None for a simulation, and for an older tuner, which
+    measured greedily."""
+
     @model_validator(mode="before")
     @classmethod
     def _without_error(cls, given: object) -> object:
@@ -193,6 +205,12 @@ class ServingProfile(Section):
     @property
     def model(self) -> str:
         return str(self.engine["model"])
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens were drawn, and are to be drawn by what is held against it."""
+        said = self.provenance.sampling
+        return GREEDY if said is None else said
 
 
 Contradiction = tuple[tuple[str | int, ...], str]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tuner.engines.seam import Engine
-from tuner.errors import EngineError, GeneratorLateError, StoodStillError
+from tuner.errors import EngineError, GeneratorLateError, ReadLateError, StoodStillError
 from tuner.replay.generator_lag import check_generator, check_reading
 from tuner.replay.plan import PlannedRequest
 from tuner.replay.readings import Read, while_reading
@@ -15,6 +15,9 @@ from tuner.traffic.window import Window
 
 RETRIES = 3
 """So often is a replay thrown away and made again."""
+
+READ_LATE = 2
+"""So often are outputs read late in the same way: a third time would be no better."""
 
 
 async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut, and who is told
@@ -33,10 +36,10 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
     """Replay a window's plan with an empty prefix cache.
 
     ``begun`` is told of every attempt, ``late`` of every one that is thrown away with its elapsed
-    seconds. Raises GeneratorLateError when the requests or their outputs stay late, StoodStillError
-    when the engine stands still every time.
+    seconds. Raises GeneratorLateError when the requests stay late, ReadLateError when their outputs
+    do, StoodStillError when the engine stands still every time.
     """
-    retries = RETRIES
+    retries, reads_left = RETRIES, READ_LATE
     while True:
         begun()
         stalls = engine.stalls.count
@@ -60,7 +63,8 @@ async def replay_in_time(  # noqa: PLR0913 - what is sent where, when it is cut,
                 check_iterations(result)
         except (GeneratorLateError, StoodStillError) as error:
             late(error, result.elapsed_s)
-            if not retries:
+            reads_left -= isinstance(error, ReadLateError)
+            if not retries or not reads_left:
                 raise
             retries -= 1
         else:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tuner.engines.seam import EngineFacts
-from tuner.errors import GeneratorLateError
+from tuner.errors import GeneratorLateError, ReadLateError
 from tuner.replay.records import Replay
 
 MIN_LAG_LIMIT_S = 0.005
@@ -33,7 +33,7 @@ def check_generator(blocks: Sequence[Replay]) -> None:
 
 
 def check_reading(one: Replay, facts: EngineFacts) -> None:
-    """Refuse a replay whose outputs we read late. Raises GeneratorLateError above MERGED_LIMIT.
+    """Refuse a replay whose outputs we read late. Raises ReadLateError above MERGED_LIMIT.
 
     Drafts and ``stream_interval`` join tokens by their nature, a server's client sees what the
     server's users see, and on a CPU the engine takes the cores that we read on: there nothing is
@@ -47,7 +47,7 @@ def check_reading(one: Replay, facts: EngineFacts) -> None:
         return
     share = sum(record.merged_outputs for record in one.records) / tokens
     if share > MERGED_LIMIT:
-        raise GeneratorLateError(
+        raise ReadLateError(
             f"max_num_seqs={one.max_num_seqs}: outputs were read late ({share:.0%} of them came "
             f"joined with others, limit {MERGED_LIMIT:.0%})",
             hint="Give tuner a core of its own, or read in a process of its own: --engine serve.",

@@ -449,6 +449,8 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         ladder_engine=evidence.ladder_engine(),
         starts_s=evidence.starts_s(),
         replay_s=evidence.replay_s(),
+        kv_blocks=evidence.kv_blocks(),
+        start_parts_s=evidence.start_parts_s(),
         dropped=dropped,
         warnings=(
             *facts.cautions,

@@ -9,10 +9,13 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tuner.engines.patience import STALL_S
 from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
+from tuner.engines.vllm.log import part_of_start, said_since, size_of
+from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, InputError, StoodStillError
 from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
 from tuner.replay.device_use import crowded, device_use
@@ -37,6 +40,9 @@ Result = TypeVar("Result")
 
 LOOK_S = 1.0
 """How often it is looked whether the engine moves."""
+
+LONG_START_S = 10.0
+"""After so long it is said what a start does."""
 
 FRESH_PROMPTS = 10**9
 """Rows from here on are nobody's: a prompt of theirs is in no prefix cache."""
@@ -139,12 +145,32 @@ class EngineRunner:
         if purpose == "confirm" and self.confirming is not self.starter:
             self.watcher.stage(f"starting the server that confirms {size}")
             try:
-                return await self.confirming.start(max_num_seqs=max_num_seqs)
+                return await self._saying(self.confirming, max_num_seqs)
             except (EngineError, InputError, OSError) as error:
                 self.confirming = self.starter
                 self.watcher.warn(f"no server could be started, an engine confirms: {error}")
         self.watcher.stage(f"starting the engine {size}")
-        return await self.starter.start(max_num_seqs=max_num_seqs)
+        return await self._saying(self.starter, max_num_seqs)
+
+    async def _saying(self, starter: Starter, max_num_seqs: int) -> Engine:
+        """Start an engine, and say what it does where that takes long."""
+        saying = None
+        if isinstance(starter, VllmStarter):
+            saying = asyncio.ensure_future(self._say_parts(starter.log, size_of(starter.log)))
+        try:
+            return await starter.start(max_num_seqs=max_num_seqs)
+        finally:
+            if saying is not None:
+                saying.cancel()
+
+    async def _say_parts(self, log: Path, begun: int) -> None:
+        told = None
+        await asyncio.sleep(LONG_START_S)
+        while True:
+            if (part := part_of_start(said_since(log, begun))) not in {told, None}:
+                told = part
+                self.watcher.stage(f"the engine is {part}")
+            await asyncio.sleep(LOOK_S)
 
     async def stop(self) -> None:
         coming, self.coming = self.coming, None

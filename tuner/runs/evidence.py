@@ -61,7 +61,10 @@ class Evidence:
         for event in self.journal.of("start"):
             before = event["facts"]
             for what, now in (("device", facts.device), ("versions", facts.versions)):
-                for key in sorted((before[what].keys() | now.keys()) - PER_CARD):
+                known = before[what].keys() & now.keys()  # a log need not tell all of a device
+                if what == "versions":
+                    known = before[what].keys() | now.keys()
+                for key in sorted(known - PER_CARD):
                     was, is_ = before[what].get(key), now.get(key)
                     if json.loads(json.dumps(is_)) != was:
                         raise RunError(
@@ -77,6 +80,21 @@ class Evidence:
     def ladder_engine(self) -> str:
         """Return what kind the first engine was."""
         return str(next(iter(self.journal.of("start")))["facts"]["engine"])
+
+    def kv_blocks(self) -> dict[str, int]:
+        """Return the KV blocks of the newest engine of each purpose: the pool of a small engine
+        may be another than the ladder's."""
+        return {
+            str(one["purpose"]): int(one["facts"]["kv_blocks"]) for one in self.journal.of("start")
+        }
+
+    def start_parts_s(self) -> dict[str, float]:
+        """Return what all starts together took for each of their parts, where they told."""
+        found: dict[str, float] = {}
+        for event in self.journal.of("start"):
+            for name, took_s in event["facts"].get("phases_s", {}).items():
+                found[name] = found.get(name, 0.0) + took_s
+        return found
 
     def engines(self) -> list[int]:
         """Return the sizes of the engines that were started, in order; one that was started again

@@ -1,7 +1,7 @@
 """The outcome of a sweep, before it is written anywhere. Types only."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from tuner.engines.seam import EngineFacts
@@ -177,6 +177,12 @@ class SweepOutcome:
 
     front_end: FrontEnd | None = None
     """What stands before the confirming engine; None where that was no server."""
+
+    kv_blocks: Mapping[str, int] = field(default_factory=dict)
+    """Of the ladder's engine, and of the confirming one."""
+
+    start_parts_s: Mapping[str, float] = field(default_factory=dict)
+    """What all starts took to download, load, compile and capture, where they told."""
 
     @property
     def verdict(self) -> Verdict:

@@ -3,7 +3,14 @@
 import numpy as np
 import pytest
 
-from tuner.engines.checks.engine import Burst, difference, log_checks, same_engine, stairs
+from tuner.engines.checks.engine import (
+    Burst,
+    difference,
+    front_end,
+    log_checks,
+    same_engine,
+    stairs,
+)
 from tuner.engines.seam import ITERATION, EngineRequest, IterationLog, Reply
 
 
@@ -69,6 +76,22 @@ def test_a_live_cap_takes_as_long_as_a_fresh_engine(slower: float, status: str) 
     live = log_of((0.010 * slower, 8, 0, 0), (0.050, 7, 1, 40))
     assert [one.status for one in same_engine(live, fresh, cap=8)] == [status, "PASS"]
     assert {one.status for one in same_engine(live, fresh, cap=4)} == {"SKIP"}
+
+
+@pytest.mark.parametrize(
+    ("merged", "fails", "status"), [(0, True, "PASS"), (1, True, "FAIL"), (1, False, "PASS")]
+)
+def test_a_front_end_that_reads_too_late_fails_where_a_gpu_would_need_it(
+    merged: int, status: str, *, fails: bool
+) -> None:
+    """6 tokens in 0.4 s, of which one or none of each three came with another."""
+    one = burst(log_of(*TWO))
+    for reply in one.replies:
+        reply.merged_outputs, reply.last_token_s = merged, 0.405
+    found = front_end("front end", one, fails=fails)
+    assert found.status == status
+    share = "33.3%" if merged else "0.0%"
+    assert found.said == f"p99 5.0 ms behind at 15 tokens/s, {share} of outputs joined"
 
 
 def test_three_pairs_say_which_difference_is_seen() -> None:

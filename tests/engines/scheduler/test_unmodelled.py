@@ -53,3 +53,16 @@ def test_adapters_that_no_replay_asks_for_are_a_caution() -> None:
     (caution,) = unasked(lone.configured(enable_lora=True, max_loras=3))
     assert "max_loras=3" in caution
     assert unasked(lone.configured()) == []
+
+
+def test_drafts_and_experts_that_are_chosen_by_chance_are_a_caution() -> None:
+    lone: Any = importlib.import_module("tests.support.lone_scheduler")
+    drafting = lone.configured(speculative_config={"method": "ngram", "num_speculative_tokens": 2})
+    (caution,) = unasked(drafting)
+    assert "drafts" in caution
+    mixture = lone.configured()
+    mixture.model_config.model_arch_config.num_experts = 8
+    (caution,) = unasked(mixture)
+    assert "mixture of experts with made-up weights" in caution
+    mixture.load_config.load_format = "auto"
+    assert unasked(mixture) == []

@@ -39,7 +39,10 @@ def proved(folder: Path, answer: Callable[[Server], Answer]) -> None:
         )
         client = await StreamingClient.start(url, log=log)
         control = EngineControl(server.path, dead=process.death, end=process.end, doing=str)
-        engine = ServerEngine(facts(), process, client, control, model="m", by_priority=False)
+        engine = ServerEngine(
+            facts(), process, client, control, model="m", by_priority=False,
+            sampling={"temperature": 0.5, "top_k": 20},
+        )  # fmt: skip
         try:
             await engine.prove()
         finally:
@@ -67,6 +70,7 @@ def served_by(server: Server, asked: Asked) -> None:
 def test_a_server_whose_own_scheduler_has_served_every_warm_up_is_ours(tmp_path: Path) -> None:
     def answer(server: Server) -> Answer:
         async def ours(asked: Asked) -> None:
+            assert (asked.body["temperature"], asked.body["top_k"]) == (0.5, 20)
             served_by(server, asked)
             await asked.whole(asked.body["max_tokens"])
 
@@ -142,6 +146,8 @@ def test_a_plain_server_is_started_with_nothing_of_ours(tmp_path: Path) -> None:
         max_model_len=100,
         vocab_size=100,
         by_priority=False,
+        how={},
+        sampling={},
     )
     command, environment = PlainStarter({"model": "m"}).asked_of(resolved, tmp_path / "socket")
     assert command == {"model": "m", "max_num_seqs": 4}

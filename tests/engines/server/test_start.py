@@ -61,6 +61,8 @@ class StubStarter(PlainStarter):
             max_model_len=1024,
             vocab_size=1000,
             by_priority=False,
+            how={},
+            sampling={"temperature": 1.0},
         )
 
 

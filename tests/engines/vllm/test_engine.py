@@ -321,6 +321,23 @@ def test_a_cap_for_which_the_drafts_have_no_room_is_refused() -> None:
     check_drafts(SimpleNamespace(scheduler_config=limits))
 
 
+def test_tokens_are_drawn_by_the_generation_configuration_but_for_what_is_asked() -> None:
+    from tuner.engines.vllm.llm import exactly  # noqa: PLC0415 - imports vLLM
+
+    given: dict[str, ArgumentValue] = {"override_generation_config": {"top_p": 0.8, "top_k": 20}}
+    starter = VllmStarter({"model": "tuner:tiny", **given}, sampling={"top_p": 0.5})
+    resolved = starter.resolved(max_num_seqs=2)
+    drawn = {"temperature": 1.0, "top_p": 0.5, "top_k": 20}
+    assert resolved.sampling == drawn
+    assert starter.llm_arguments(max_num_seqs=2, share=1.0)["override_generation_config"] == drawn
+    assert given.items() <= resolved.arguments.items()  # what a deployment needs stays its own
+    one = exactly(3, resolved.sampling)
+    assert (one.temperature, one.top_p, one.top_k, one.max_tokens) == (1.0, 0.5, 20, 3)
+    assert VllmStarter({"model": "tuner:tiny"}).resolved(max_num_seqs=2).sampling == {
+        "temperature": 1.0
+    }
+
+
 def test_what_is_private_is_in_no_profile() -> None:
     private: dict[str, ArgumentValue] = {
         "hf_token": "secret",

@@ -49,6 +49,14 @@ def test_the_sizes_of_cuda_graphs_are_the_servers_own_whatever_max_num_seqs_is(
     assert small["async_scheduling"] is True
 
 
+def test_a_deployment_states_the_sizes_only_where_vllm_would_compute_others(
+    resolved: dict[str, Any],
+) -> None:
+    """256 sequences have those of a server that nobody told anything; 12 have not."""
+    assert resolved["large"]["unneeded"] == ["max_cudagraph_capture_size"]
+    assert resolved["small"]["unneeded"] == resolved["listed"]["unneeded"] == []
+
+
 @pytest.mark.parametrize("name", ["listed", "compiled"])
 def test_sizes_that_the_user_has_stated_stay(resolved: dict[str, Any], name: str) -> None:
     one = resolved[name]

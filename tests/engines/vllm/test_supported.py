@@ -175,6 +175,8 @@ def test_an_engine_behind_a_server_says_so_too(beside: Path) -> None:
             max_model_len=100,
             vocab_size=100,
             by_priority=False,
+            how={},
+            sampling={"temperature": 1.0},
         )
         launched = Launched(process, client, url, server.path, begun_s=0.0)
         engine = await ServerStarter({"model": "m"}, log=log).behind(launched, resolved)

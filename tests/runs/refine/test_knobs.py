@@ -41,6 +41,20 @@ def test_the_default_space_is_the_knee_between_its_doublings_and_the_budget_arou
     assert space.knee[CAP] == 16
 
 
+def test_on_a_gpu_values_in_between_are_those_of_cuda_graphs_and_the_knee_stays() -> None:
+    """Batches of 9 to 16 take as long: of 10, 12 and 14 slots none is worth a replay."""
+    gpu = replace(PLAIN, on_gpu=True)
+
+    def caps(**engine: ArgumentValue) -> tuple[ArgumentValue, ...]:
+        space = build_space({**ENGINE, **engine}, gpu, {}, takes_all)
+        return {knob.name: knob.values for knob in space.knobs}[CAP]
+
+    assert caps() == (8, 16, 24, 32)
+    assert caps(max_num_seqs=12) == (8, 12, 16, 24)
+    assert caps(cudagraph_capture_sizes=[10, 20]) == (10, 16, 20, 24, 28, 32)
+    assert caps(enforce_eager=True) == (8, 10, 12, 14, 16, 20, 24, 28, 32)
+
+
 def test_arguments_that_cannot_matter_are_left_out_and_it_says_why() -> None:
     space = build_space(ENGINE, PLAIN, {}, takes_all)
     names = {knob.name for knob in space.knobs}

@@ -159,7 +159,8 @@ class _Real:
         from tuner.engines.vllm.start import VllmStarter  # noqa: PLC0415 - for vllm alone
 
         self.options, self.arguments, self.profile = options, arguments, profile
-        self.new_starter: Callable[..., Any] = VllmStarter
+        sampling = {} if profile is None else profile.sampling
+        self.new_starter: Callable[..., Any] = partial(VllmStarter, sampling=sampling)
 
     def here(self) -> Here:
         return ThisMachine()
@@ -180,6 +181,7 @@ class _Real:
             self.arguments,
             cast("Any", engine),
             queue_size=self.options.queue_size,
+            sampling={} if self.profile is None else self.profile.sampling,
             log=comparing.journal.run_dir / "vllm.log",
         )
 

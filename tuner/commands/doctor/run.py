@@ -17,7 +17,7 @@ from tuner.engines.checks.check import MachineCheck
 from tuner.engines.checks.machine_here import machine_here
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import Starter
-from tuner.engines.vllm.start import VllmStarter
+from tuner.engines.vllm.start import VllmStarter, hollow
 from tuner.errors import EngineError, GateError, Interrupted
 from tuner.system import interruption
 
@@ -61,8 +61,10 @@ def _of_engine(
         if not options.quick:
             from tuner.commands.doctor.twin import twin_check  # noqa: PLC0415 - numba
 
+            is_real = isinstance(starter, VllmStarter)
+            fast = hollow(step_s=engine_checks.FAST_STEP_S) if is_real else None
             found += execute(
-                engine_checks.checks(starter, ceiling=options.ceiling, twin=twin_check)
+                engine_checks.checks(starter, ceiling=options.ceiling, twin=twin_check, hollow=fast)
             )
     except EngineError as problem:
         return [MachineCheck("engine", "FAIL", str(problem), problem.hint)]

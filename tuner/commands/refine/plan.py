@@ -63,7 +63,7 @@ def engines_of(options: RefineOptions, profile: ServingProfile) -> Engines:
         )
     check_asked(profile, options, source=options.profile)
     return Engines(
-        VllmVary(cast("Any", profile.engine), log),
+        VllmVary(cast("Any", profile.engine), profile.sampling, log),
         lambda _: interruption.run,
         is_simulated=False,
         here=ThisMachine(),

@@ -33,7 +33,7 @@ def site_of(
     if isinstance(vary, SimVary):
         simulated = (vary.machine.device, vary.machine.versions)
     elif isinstance(vary, VllmVary):
-        vary = VllmVary(vary.arguments)  # a node's log is on the node
+        vary = VllmVary(vary.arguments, vary.sampling)  # a node's log is on the node
     return site_on(
         ClusterRequest(options.ray, options.ray_engines, options.ray_cpus),
         Work(

@@ -3,6 +3,7 @@
 import json
 
 from tuner.commands.report.drawing.page import Cell, PageSection, Table
+from tuner.engines.sampling import in_words
 from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
 
@@ -26,8 +27,9 @@ def provenance_section(profile: ServingProfile) -> PageSection:
     """Return what was measured, on what, and for what it holds."""
     origin, validity = profile.provenance, profile.validity
     device = ", ".join(f"{key} {_shown(value)}" for key, value in origin.device.items())
+    parts = "".join(f", {name} {minutes(took_s)}" for name, took_s in origin.start_parts_s.items())
     took = (
-        f"{origin.engine_starts} starts, {minutes(origin.engine_seconds.starts)}; "
+        f"{origin.engine_starts} starts, {minutes(origin.engine_seconds.starts)}{parts}; "
         f"{minutes(origin.engine_seconds.replay)} of replay; {minutes(origin.wall_s)} in all"
     )
     traffic = f"{validity.window} of the trace, {validity.arrival_rate_rps:.2f} requests a second"
@@ -36,6 +38,8 @@ def provenance_section(profile: ServingProfile) -> PageSection:
         ["engine", ENGINES[origin.engine]],
         ["confirmed", CONFIRMED[origin.confirm] + SENT[origin.send]],
         ["device", device],
+        ["KV cache", ", ".join(f"{of} {n:,} blocks" for of, n in origin.kv_blocks.items()) or "-"],
+        ["sampling", in_words(profile.sampling)],
         ["versions", ", ".join(f"{key} {value}" for key, value in origin.versions.items())],
         ["SLO", str(profile.decision.slo.slo)],
         ["objective", profile.decision.objective],

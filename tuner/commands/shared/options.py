@@ -56,6 +56,15 @@ Confirmed = Annotated[
         help="An argument of the profile that it may not set by itself; repeatable.",
     ),
 ]
+SamplingText = Annotated[
+    str | None,
+    typer.Option(
+        "--sampling",
+        metavar="temperature=0.7,top_p=0.9",
+        help="How production draws tokens; default: the model's generation configuration.",
+    ),
+    IN_PLAN,
+]
 ConfirmedBase = Annotated[
     Path | None, typer.Option("--base", help="A `vllm serve --config` YAML that says the same.")
 ]

@@ -16,13 +16,14 @@ from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.traffic import one_engines, served_in, warnings_about
 from tuner.commands.sweep.options import SweepOptions
 from tuner.engines import provenance
-from tuner.engines.devices import DeviceMeter, gpus_of
+from tuner.engines.devices import DeviceMeter, at_the_end, gpus_of
 from tuner.engines.engine_arguments import engine_arguments, stated_max_num_seqs
 from tuner.engines.models import shipped as models
+from tuner.engines.sampling import parse_sampling
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.server.start import PlainStarter, ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import ProfileError, RunError, UsageError
+from tuner.errors import ProfileError, ReadLateError, RunError, UsageError
 from tuner.profile.numbers import Baseline
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -129,7 +130,13 @@ def one_servers(traffic: SweptTraffic, options: SweepOptions, starter: Starter) 
 
 def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
     """Return what starts engines. Raises UsageError for options that do not go together."""
+    sampling = parse_sampling(options.sampling)
     if (world := world_of(options, real=OR_SERVED)) is not None:
+        if sampling:
+            raise UsageError(
+                "--sampling is for a real engine",
+                hint="What drawing costs is part of a world's step.",
+            )
         if options.overrides:
             raise UsageError("--set is for a real engine", hint="Write it into the world file.")
         taken_from_base(options)  # raises for a file that cannot be read
@@ -153,7 +160,7 @@ def starter_of(options: SweepOptions, header_model: str | None) -> Starter:
         }
     else:
         ranks = 1
-    starter = VllmStarter(arguments, ranks=ranks)
+    starter = VllmStarter(arguments, ranks=ranks, sampling=sampling)
     if options.engine == "serve":
         return ServerStarter.like(starter, sends=options.send)
     return starter
@@ -228,8 +235,9 @@ def _of_trace(options: SweepOptions, trace: Trace) -> dict[str, Any]:
         del plan["confirm"]
     if plan["send"] == "ids":
         del plan["send"]
-    if not options.require:
-        del plan["require"]
+    for name in ("require", "sampling"):
+        if not plan[name]:
+            del plan[name]
     return plan
 
 
@@ -280,22 +288,33 @@ def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
     shown: Callable[[Read | None], Read | None] = lambda read: read,
 ) -> SweepOutcome:
     """Sweep one trace on one engine: all that its journal does not hold yet. ``shown`` makes what
-    reads the device tell somebody besides."""
+    reads the device tell somebody besides. Where tuner's own process reads too late, the rest is
+    measured behind a server, whose client is a process of its own."""
     execute = execute_on(starter, book)
     read_device = shown(device_of(starter, book.run_dir))
     if isinstance(starter, VllmStarter) and isinstance(confirming, VllmStarter):
         confirming.log = starter.log
-    return execute(
-        sweep(
-            traffic.requests,
-            starter,
-            traffic.settings,
-            book,
-            watcher,
-            read_device=read_device,
-            confirming=confirming,
+
+    def swept(by: Starter) -> SweepOutcome:
+        return execute(
+            sweep(
+                traffic.requests,
+                by,
+                traffic.settings,
+                book,
+                watcher,
+                read_device=read_device,
+                confirming=confirming,
+            )
         )
-    )
+
+    try:
+        return swept(starter)
+    except ReadLateError:
+        if not isinstance(starter, VllmStarter) or isinstance(starter, ServerStarter):
+            raise
+        watcher.warn("from here on a process of its own sends and reads, through vllm serve")
+        return swept(ServerStarter.like(starter))
 
 
 def taken_from_base(options: SweepOptions) -> list[str]:
@@ -322,6 +341,21 @@ def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -
         return outcome
     now = in_use(outcome.conclusion, cap, "base" if stated else "default")
     return replace(outcome, in_use=now)
+
+
+def completed(outcome: SweepOutcome, starter: Starter) -> SweepOutcome:
+    """Return the outcome as its profile tells it: without arguments that a server of the chosen
+    size computes by itself, and with the power limit at the end."""
+    if not isinstance(starter, VllmStarter):
+        return outcome
+    unneeded = starter.unneeded(max_num_seqs=outcome.verdict.max_num_seqs)
+    arguments = {k: v for k, v in outcome.facts.arguments.items() if k not in unneeded}
+    device = at_the_end(outcome.facts.device)
+    was, is_, said = device.get("power_limit_w"), device.get("power_limit_end_w"), outcome.warnings
+    if None not in {was, is_} and was != is_:
+        said = (*said, f"the GPU's power limit was {was} W and is {is_} W: sweep again with one")
+    facts = replace(outcome.facts, arguments=arguments, device=device)
+    return replace(outcome, facts=facts, warnings=said)
 
 
 def keep_trace(traffic: SweptTraffic, book: journal.Journal) -> None:

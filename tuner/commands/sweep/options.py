@@ -21,6 +21,7 @@ from tuner.commands.shared.options import (
     Resume,
     Router,
     RunDir,
+    SamplingText,
     ServedEngine,
     StartTimeout,
     Window,
@@ -72,6 +73,7 @@ class SweepOptions:
     ] = None
     base: Base = None
     overrides: Overrides = ()
+    sampling: SamplingText = None
     engine: ServedEngine = "vllm"
     world: World = None
     ceiling: Annotated[

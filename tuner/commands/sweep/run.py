@@ -19,6 +19,7 @@ from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
     beside_now,
+    completed,
     confirm_of,
     confirming_of,
     dry_run_of,
@@ -157,7 +158,7 @@ def swept(asked: AskedSweep, path: Path) -> FinishedSweep:
                 confirming=confirming_of(options, starter),
                 shown=progress.reading,
             )
-            outcome = beside_now(found, starter, options)
+            outcome = completed(beside_now(found, starter, options), starter)
         return FinishedSweep(
             outcome,
             traffic.settings,

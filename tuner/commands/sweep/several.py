@@ -22,6 +22,7 @@ from tuner.commands.sweep.one_trace import (
     FinishedSweep,
     SweptTraffic,
     beside_now,
+    completed,
     device_of,
     dry_run_of,
     execute_on,
@@ -147,7 +148,8 @@ def run(options: SweepOptions) -> None:
         wall_s = time.monotonic() - began_s
         done = {
             name: FinishedSweep(
-                beside_now(found.outcomes[name], starter, options), one.settings, one.warnings,
+                completed(beside_now(found.outcomes[name], starter, options), starter),
+                one.settings, one.warnings,
                 books[name].run_dir, one.trace.digest, wall_s, ranks,
             )
             for name, one in traffics.items()

@@ -278,7 +278,7 @@ def _place(options: VerifyOptions, profile: ServingProfile) -> _Place:
         return _Place(simulated, simulated, virtual_time.run, None)
     check_asked(profile, options, source=options.profile)
     arguments = {key: value for key, value in profile.engine.items() if key != "max_num_seqs"}
-    starter = VllmStarter(cast("Any", arguments))
+    starter = VllmStarter(cast("Any", arguments), sampling=profile.sampling)
     if options.engine == "serve":
         starter = ServerStarter.like(starter, sends=options.send or "ids")
     return _Place(ThisMachine(), starter, interruption.run, DeviceMeter().read)
@@ -304,7 +304,8 @@ def _running(  # noqa: PLR0913, PLR0917 - what is asked, of what, and who is tol
     kept, _ = keep_what_fits(requests, max_model_len=found.facts.max_model_len)
     planned = sum(len(sent) for _, sent in windows_of(kept, question))
     most = running.allowed(options, found, planned)
-    server = running.asked(found, options, planned=planned, most=most)
+    sampling = profile.sampling
+    server = running.asked(found, options, planned=planned, most=most, sampling=sampling)
     question = replace(
         question,
         place=found.url,

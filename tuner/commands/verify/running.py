@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.commands.verify.options import VerifyOptions
+from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts
 from tuner.engines.server.running import WARM_UPS, RunningServer
 from tuner.errors import GateError, InputError, UsageError
@@ -102,9 +103,14 @@ def allowed(options: VerifyOptions, found: FoundServer, requests: int) -> int | 
 
 
 def asked(
-    found: FoundServer, options: VerifyOptions, *, planned: int, most: int | None
+    found: FoundServer,
+    options: VerifyOptions,
+    *,
+    planned: int,
+    most: int | None,
+    sampling: Sampling,
 ) -> RunningServer:
-    """Return how the server is asked."""
+    """Return how the server is asked: one that is no vLLM knows a part of the parameters."""
     counts = found.is_vllm and not options.beside_traffic
     return RunningServer(
         url=found.url,
@@ -112,6 +118,9 @@ def asked(
         facts=found.facts,
         planned=planned,
         most=most,
+        sampling={
+            name: value for name, value in sampling.items() if found.is_vllm or name in EVERYWHERE
+        },
         key=found.key,
         takes_ignore_eos=found.is_vllm,
         sends_text=options.send == "text",

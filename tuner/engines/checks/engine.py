@@ -37,10 +37,17 @@ MERGED = 0.10
 
 GONE_S = 30.0
 SMALL_CAP = 8
+FAST = 5000
+"""Tokens a second: what one GPU gives to a few dozen users."""
+
+FAST_STEP_S = SMALL_CAP / FAST
 STAIRS = (8, 9, 16, 17)
 """vLLM's CUDA graphs have 8, 16 and 24 sequences: 9 cost what 16 do."""
 
 PROMPT, OUTPUT = 40, 60
+LONG_OUTPUT = 600
+"""Four seconds of FAST."""
+
 PAIRS = 3
 T_QUANTILE = 4.303
 """Student's t with two degrees of freedom, two-sided 95 %: of the mean of three pairs."""
@@ -70,15 +77,18 @@ Twin = Callable[[Engine, IterationLog], Awaitable[MachineCheck]]
 """Holds the twin against an engine, knowing what it did in a burst."""
 
 
-async def checks(starter: Starter, *, ceiling: int, twin: Twin) -> list[MachineCheck]:
-    """Start two engines, one at the ceiling, and return the answers. Raises EngineError."""
+async def checks(
+    starter: Starter, *, ceiling: int, twin: Twin, hollow: Starter | None = None
+) -> list[MachineCheck]:
+    """Start two engines, one at the ceiling, and return the answers; then one whose iterations take
+    FAST_STEP_S and compute nothing, if ``hollow`` starts such. Raises EngineError."""
     used_before = gpus.memory_used()
     engine = await starter.start(max_num_seqs=ceiling)
     found = [MachineCheck("engine", "PASS", _started(engine.facts))]
     small = min(SMALL_CAP, ceiling)
     try:
         whole = await _burst(engine, cap=ceiling, number=2 * ceiling)
-        found += [*log_checks(whole), stairs(whole.log), _front_end(whole)]
+        found += [*log_checks(whole), stairs(whole.log), front_end("front end", whole, fails=True)]
         found.append(await _cut(engine, cap=ceiling))
         found.append(difference(await _pairs(engine, cap=small)))
         found.append(await twin(engine, whole.log))
@@ -97,7 +107,24 @@ async def checks(starter: Starter, *, ceiling: int, twin: Twin) -> list[MachineC
         found.append(await _killed(devices.family() - before, used_before))
     finally:
         await engine.stop()
+    if hollow is not None:
+        found.append(await _at_speed(hollow))
     return found
+
+
+async def _at_speed(hollow: Starter) -> MachineCheck:
+    """Read what an engine would send that is as fast as a GPU's. On a CPU none will be."""
+    name = f"front end at {FAST:,} tokens/s"
+    try:
+        engine = await hollow.start(max_num_seqs=SMALL_CAP)
+    except EngineError as problem:
+        return MachineCheck(name, "FAIL", str(problem), problem.hint)
+    try:
+        burst = await _burst(engine, cap=SMALL_CAP, number=4 * SMALL_CAP, output=LONG_OUTPUT)
+        on_gpu = engine.facts.device.get("kind") == "gpu"
+    finally:
+        await engine.stop()
+    return front_end(name, burst, fails=on_gpu)
 
 
 def _started(facts: EngineFacts) -> str:
@@ -107,12 +134,12 @@ def _started(facts: EngineFacts) -> str:
     )
 
 
-async def _burst(engine: Engine, *, cap: int, number: int) -> Burst:
+async def _burst(engine: Engine, *, cap: int, number: int, output: int = OUTPUT) -> Burst:
     """Send ``number`` requests at once under a cap, lengths of which fill and empty the batch."""
     await _limit(engine, cap)
     await engine.reset_prefix_cache()
     await engine.take_iterations()
-    sent = Burst([_request(engine.facts, name, OUTPUT + 2 * name) for name in range(number)])
+    sent = Burst([_request(engine.facts, name, output + 2 * name) for name in range(number)])
     sent.replies = [Reply() for _ in sent.requests]
     await asyncio.gather(*map(engine.generate, sent.requests, sent.replies))
     sent.log = await engine.take_iterations()
@@ -204,8 +231,8 @@ def _full_s(log: IterationLog, cap: int, *, mixed: bool) -> float | None:
     return float(np.percentile(full["duration_s"], 25)) if len(full) else None
 
 
-def _front_end(burst: Burst) -> MachineCheck:
-    """Return how late we read; at the rate that this engine reaches."""
+def front_end(name: str, burst: Burst, *, fails: bool) -> MachineCheck:
+    """Return how late we read, at the rate that the burst had."""
     lags = [
         one.last_token_s - one.output_s[-1]
         for one in burst.replies
@@ -215,10 +242,10 @@ def _front_end(burst: Burst) -> MachineCheck:
     merged = sum(one.merged_outputs for one in burst.replies) / tokens
     rate = tokens / float(burst.log["duration_s"].sum())
     return judged(
-        "front end",
+        name,
         f"p99 {float(np.percentile(lags, 99)) * 1e3:.1f} ms behind at {rate:,.0f} tokens/s, "
         f"{merged:.1%} of outputs joined",
-        failed=merged > MERGED,
+        failed=fails and merged > MERGED,
         cure="Give tuner a core of its own: at this rate it reads too late.",
     )
 

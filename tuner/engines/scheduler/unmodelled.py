@@ -33,7 +33,8 @@ def unmodelled(
 
 
 def unasked(config: Any) -> list[str]:  # noqa: ANN401
-    """Return cautions: what a server with these arguments can do and no replay asks for."""
+    """Return cautions: what a server with these arguments can do and no replay asks for, or shows
+    as it is."""
     found = list[str]()
     if config.lora_config is not None:
         found.append(
@@ -42,4 +43,13 @@ def unasked(config: Any) -> list[str]:  # noqa: ANN401
         )
     if config.model_config.is_multimodal_model:
         found.append("no replay sends an image, a sound or a video: their encoder is not measured")
+    if config.speculative_config is not None:
+        found.append(
+            "prompts of random tokens: how many drafts are accepted here says nothing of production"
+        )
+    if config.model_config.is_moe and str(config.load_config.load_format) == "dummy":
+        found.append(
+            "a mixture of experts with made-up weights: tokens go to other experts than with "
+            "trained ones, so that its speed is not the model's"
+        )
     return found

@@ -7,6 +7,7 @@ from itertools import count
 from typing import Any
 
 from tuner.engines.models.words import Words
+from tuner.engines.sampling import Sampling
 from tuner.engines.seam import (
     EngineFacts,
     EngineRequest,
@@ -44,12 +45,14 @@ class ServerEngine(ControlledEngine):
         *,
         model: str,
         by_priority: bool,
+        sampling: Sampling,
         words: Words | None = None,
     ) -> None:
         super().__init__(control)
         self.facts = facts
         self._process, self._client = process, client
         self._model, self._by_priority, self._words = model, by_priority, words
+        self._sampling = sampling
         self._name = secrets.token_hex(4)
         self._numbers = count()
         self._replies: dict[str, Reply] = {}
@@ -129,7 +132,7 @@ class ServerEngine(ControlledEngine):
             **prompt_of(request.prompt_token_ids, self._words),
             "max_tokens": request.output_length,
             "ignore_eos": True,
-            "temperature": 0.0,
+            **self._sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

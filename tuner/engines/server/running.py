@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from tuner.engines.models.words import Words, learnt
+from tuner.engines.sampling import GREEDY, Sampling
 from tuner.engines.seam import (
     ITERATION,
     ArgumentValue,
@@ -70,6 +71,7 @@ class RunningServer:
     most: int | None
     """Requests that it may be sent in all; None: as many as it takes."""
 
+    sampling: Sampling = field(default_factory=lambda: GREEDY)
     key: str | None = field(default=None, repr=False)
     takes_ignore_eos: bool = True
     """Whether a length can be forced; else it is only asked for."""
@@ -235,7 +237,7 @@ class RunningEngine:
             "model": self._server.model,
             **prompt_of(shifted, self._words),
             "max_tokens": request.output_length,
-            "temperature": 0.0,
+            **self._server.sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from tuner.engines import gpus
 from tuner.engines.server.client_messages import BROKEN, NO_CONNECTION
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.log import Compiles, said_since, size_of
@@ -70,6 +71,7 @@ class ServeProcess:
         self._log, self._log_start = log, log_start
         self.compiles = Compiles(log)
         self._cause: EngineError | None = None
+        self._memory_before = gpus.memory_used()
         interruption.ends_with_us(self.kill)
 
     @property
@@ -127,7 +129,7 @@ class ServeProcess:
         code = self._guardian.poll()
         if code is None or self._cause is not None:
             return self._cause
-        return vllm_failure.died(code, self._said(), str(self._log), who="vllm serve")
+        return vllm_failure.died(code, self.said(), str(self._log), who="vllm serve")
 
     def end(self, cause: EngineError) -> None:
         """End it now, for this cause."""
@@ -135,12 +137,13 @@ class ServeProcess:
         self.kill()
 
     async def stop(self) -> None:
-        """End it in order, or else at once. Twice is allowed."""
+        """End it in order, or else at once, and wait for its memory. Twice is allowed."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.group, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._guardian.wait, STOP_S)
         await asyncio.to_thread(self.kill)
+        await gpus.given_back(self._memory_before)
 
     def kill(self) -> None:
         """End all of it now. Any thread may, and twice."""
@@ -159,12 +162,13 @@ class ServeProcess:
             os.killpg(self.group, signal.SIGKILL)
 
     def _did_not_start(self) -> EngineError | PortTakenError:
-        said = self._said()
+        said = self.said()
         if vllm_failure.is_port_taken(said):
             return PortTakenError()
         return vllm_failure.failed_to_start(
             RuntimeError(vllm_failure.last_line(said)), said, str(self._log)
         )
 
-    def _said(self) -> str:
+    def said(self) -> str:
+        """Return what it has written to the log."""
         return said_since(self._log, self._log_start)

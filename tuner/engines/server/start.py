@@ -27,6 +27,7 @@ from tuner.engines.server.serve_process import (
 )
 from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line
 from tuner.engines.vllm.installed import cautions
+from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
 from tuner.errors import EngineError
 from tuner.system import http, scratch
@@ -79,7 +80,9 @@ class ServerStarter(VllmStarter):
     @classmethod
     def like(cls, starter: VllmStarter, *, sends: Literal["ids", "text"] = "ids") -> Self:
         """Return what starts the starter's engines behind servers."""
-        found = cls(starter.arguments, log=starter.log, ranks=starter.ranks)
+        found = cls(
+            starter.arguments, log=starter.log, ranks=starter.ranks, sampling=starter.sampling
+        )
         found.sends = sends
         return found
 
@@ -163,6 +166,7 @@ class ServerStarter(VllmStarter):
             control,
             model=str(resolved.command["model"]),
             by_priority=resolved.by_priority,
+            sampling=resolved.sampling,
             words=launched.words,
         )
 
@@ -194,6 +198,7 @@ class PlainStarter(ServerStarter):
             url=launched.url,
             model=str(resolved.command["model"]),
             facts=replace(facts, engine="plain"),
+            sampling=resolved.sampling,
             planned=sys.maxsize,  # failed requests are data, unless all of them fail
             most=None,
             served=lambda: _served(_metrics(launched.url)),
@@ -237,7 +242,9 @@ def facts_of(
         kv_blocks=kv_blocks,
         start_s=asyncio.get_running_loop().time() - launched.begun_s,
         versions=provenance.versions(),
-        device=devices.device_facts(),
+        device=devices.device_of(resolved.arguments, resolved.how, launched.process.said()),
+        sampling=resolved.sampling,
+        phases_s=start_phases_s(launched.process.said()),
         sends="ids" if launched.words is None else "text",
         cautions=cautions(),
     )

@@ -14,6 +14,7 @@ from vllm.usage.usage_lib import UsageContext
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from tuner.engines.models import shipped as models
+from tuner.engines.sampling import sampled
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm.failure import refused
 from tuner.engines.vllm.flags import OF_SERVER
@@ -70,6 +71,9 @@ class Configuration:
     arguments: dict[str, ArgumentValue]
     """What a deployment needs to run the same, by vLLM's names, as resolved."""
 
+    sampling: dict[str, float]
+    """How tokens are drawn while it is measured."""
+
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ServerLimits:
@@ -90,6 +94,7 @@ def configure(
     max_num_seqs: int,
     limits: ServerLimits,
     ranks: int = 1,
+    sampling: Mapping[str, float] = {},
 ) -> Configuration:
     """Let vLLM resolve and check everything as its server would, without starting anything.
 
@@ -103,7 +108,8 @@ def configure(
     _check_ranks(config, ranks)
     check_drafts(config)
     config.scheduler_config.scheduler_cls = SCHEDULER
-    return Configuration(config, asked, pinned(config, kept, is_started=False))
+    drawn = sampled(config.model_config.get_diff_sampling_param(), sampling)
+    return Configuration(config, asked, pinned(config, kept, is_started=False), drawn)
 
 
 def check_drafts(config: Any) -> None:
@@ -189,6 +195,15 @@ def _kept_graphs(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[st
     return {"cudagraph_capture_sizes": list(sizes)}
 
 
+def unneeded(configuration: Configuration, limits: ServerLimits) -> frozenset[str]:
+    """Return what of the limits a deployment of this size need not state: vLLM computes the same
+    sizes of CUDA graphs for it by itself."""
+    alone = {k: v for k, v in configuration.asked.items() if k not in limits.graphs}
+    if limits.graphs and _graph_sizes(_create(alone)) == _graph_sizes(configuration.config):
+        return frozenset(limits.graphs)
+    return frozenset()
+
+
 def _graph_sizes(config: Any) -> list[int]:
     return list(config.compilation_config.cudagraph_capture_sizes or ())
 
@@ -257,6 +272,7 @@ def for_llm(configuration: Configuration, *, share: float) -> dict[str, Any]:
     scheduler = configuration.config.scheduler_config.scheduler_cls
     asked = {
         **_rigged(arguments),
+        "override_generation_config": configuration.sampling,
         "scheduler_cls": scheduler,
         "skip_tokenizer_init": configuration.config.model_config.skip_tokenizer_init,
     }

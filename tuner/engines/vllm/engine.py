@@ -2,10 +2,8 @@
 
 import asyncio
 import dataclasses
-import re
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vllm import exceptions
 from vllm.inputs.engine import tokens_input
@@ -13,7 +11,6 @@ from vllm.v1.engine.exceptions import EngineDeadError, EngineGenerateError
 
 from tuner.engines import devices, gpus, provenance
 from tuner.engines.seam import (
-    ArgumentValue,
     EngineFacts,
     EngineRequest,
     IterationLog,
@@ -31,6 +28,9 @@ from tuner.engines.vllm.llm import Llm
 from tuner.engines.vllm.log import Compiles, said_since, size_of, start_phases_s
 from tuner.errors import EngineError
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
 _STOP_S = 10.0
 """How long EngineCore may take to end by itself."""
 
@@ -42,9 +42,6 @@ _OF_A_REQUEST = (
 """What vLLM raises for one request."""
 
 _WARM_UP_TOKENS = 8
-
-_BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend")
-"""What vLLM's log says of its choice, which its configuration does not."""
 
 
 class VllmEngine(ControlledEngine):
@@ -62,6 +59,7 @@ class VllmEngine(ControlledEngine):
         self._log_start = log_start
         self._compiles = Compiles(log)
         self._cause: EngineError | None = None
+        self._sampling: Mapping[str, float] = {}
         self._by_priority = llm.vllm_config.scheduler_config.policy == "priority"
         self._memory_before: Mapping[str, int] = {}
 
@@ -100,7 +98,7 @@ class VllmEngine(ControlledEngine):
             raise failure
         llm = construction.result()
         engine = cls(llm, context, control, log, log_start)
-        engine._memory_before = memory_before
+        engine._memory_before, engine._sampling = memory_before, configuration.sampling
         try:
             state = await engine._control.opened()
             engine.facts = _facts(
@@ -146,7 +144,7 @@ class VllmEngine(ControlledEngine):
         try:
             async for output in self._llm.generate(
                 tokens_input(list(request.prompt_token_ids)),
-                vllm_llm.exactly(request.output_length),
+                vllm_llm.exactly(request.output_length, self._sampling),
                 request.request_id,
                 priority=request.priority if self._by_priority else 0,
             ):
@@ -232,21 +230,8 @@ def _facts(llm: Llm, configuration: Configuration, *, about: About, log_text: st
         kv_blocks=about.kv_blocks or 0,
         start_s=0.0,
         versions=provenance.versions(),
-        device=_device(config, arguments, log_text),
+        device=devices.device_of(arguments, how(config), log_text),
+        sampling=configuration.sampling,
         cautions=(*cautions(), *about.cautions),
         unmodelled=about.unmodelled,
     )
-
-
-def _device(
-    config: Any,  # noqa: ANN401 - vLLM's
-    arguments: Mapping[str, ArgumentValue],
-    log_text: str,
-) -> dict[str, ArgumentValue]:
-    """Return what the engine runs on; on a GPU also how: two backends are two machines."""
-    facts = devices.used_facts(devices.gpus_of(arguments))
-    if facts["kind"] != "cpu":
-        backend = _BACKEND.search(log_text)
-        facts["attention_backend"] = backend[1] if backend else None
-        facts |= {name: value for name, value in how(config).items() if "sizes" not in name}
-    return facts

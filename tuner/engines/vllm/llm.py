@@ -7,7 +7,7 @@ import contextlib
 import gc
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from vllm import SamplingParams
@@ -75,13 +75,13 @@ def letting_go() -> Iterator[None]:
         gc.collect()
 
 
-def exactly(output_length: int) -> SamplingParams:
-    """Return the sampling parameters for so many tokens, no more and no less."""
+def exactly(output_length: int, sampling: Mapping[str, float]) -> SamplingParams:
+    """Return the sampling parameters for so many tokens, no more and no less, drawn so."""
     return SamplingParams(
         max_tokens=output_length,
         min_tokens=output_length,
         ignore_eos=True,
-        temperature=0.0,
+        **sampling,
         detokenize=False,
         output_kind=RequestOutputKind.DELTA,
     )

@@ -28,6 +28,14 @@ _PHASES = {
 """What vLLM says at the end of each part of a start; the download is a part of its loading."""
 
 
+_BEGUN = {
+    "loading weights": "Starting to load model",  # downloads them before, where it must
+    "compiling": "for vLLM's torch.compile",
+    "capturing CUDA graphs": "Capturing CUDA graphs",
+}
+"""What vLLM says at the beginning of each."""
+
+
 class _Stream:
     """The stream under vLLM's log handler, however often vLLM configures its logging anew.
 
@@ -89,6 +97,17 @@ class Compiles:
         whole = said[: said.rfind("\n") + 1]  # the rest of a line comes later
         self._read += len(whole.encode(errors="replace"))
         return [kernel or graph for kernel, graph in _COMPILED.findall(whole)]
+
+
+def part_of_start(said: str) -> str | None:
+    """Return what a start does, by what vLLM has said of it so far; None before it says anything.
+
+    >>> part_of_start("Starting to load model m...\nCapturing CUDA graphs (decode, FULL):   0%")
+    'capturing CUDA graphs'
+    """
+    places = {part: said.rfind(words) for part, words in _BEGUN.items()}
+    latest = max(places, key=lambda part: places[part])
+    return latest if places[latest] >= 0 else None
 
 
 def start_phases_s(said: str) -> dict[str, float]:

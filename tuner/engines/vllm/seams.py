@@ -25,7 +25,9 @@ CALLED: Table = {
     "vllm.v1.engine.core.EngineCoreProc": ["run_engine_core"],
     "vllm.v1.engine.utils": ["get_mp_context"],
     "vllm.v1.metrics.loggers.PrometheusStatLogger": ["record", "log_engine_initialized"],
-    "vllm.config.ModelConfig": ["get_vocab_size", "is_multimodal_model"],
+    "vllm.config.ModelConfig": [
+        *("get_vocab_size", "get_diff_sampling_param", "is_multimodal_model"),
+    ],
     "vllm.inputs.engine": ["tokens_input"],
 }
 """Class or module → functions."""

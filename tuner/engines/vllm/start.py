@@ -50,9 +50,14 @@ class Resolved:
     environment: dict[str, str]
     """What it is told so that nobody else sees it."""
 
+    how: "dict[str, ArgumentValue]"
+    """How it computes: see ``VllmStarter.how``."""
+
     max_model_len: int
     vocab_size: int
     by_priority: bool
+    sampling: dict[str, float]
+    """How tokens are drawn while it is measured."""
 
 
 class VllmStarter:
@@ -60,7 +65,8 @@ class VllmStarter:
 
     ``arguments`` are engine arguments by vLLM's names, ``model`` among them. All that vLLM has to
     say goes to the file ``log``, by default one in the folder for temporary files. ``ranks`` are
-    those of a data-parallel server, of which an engine is one.
+    those of a data-parallel server, of which an engine is one; ``sampling`` counts more than the
+    model's generation configuration.
     """
 
     def __init__(
@@ -69,8 +75,9 @@ class VllmStarter:
         *,
         log: Path | None = None,
         ranks: int = 1,
+        sampling: "Mapping[str, float] | None" = None,
     ) -> None:
-        self.arguments, self.ranks = dict(arguments), ranks
+        self.arguments, self.ranks, self.sampling = dict(arguments), ranks, dict(sampling or {})
         self._server_limits: ServerLimits | None = None
         self.log = log if log is not None else default_log()
 
@@ -115,9 +122,11 @@ class VllmStarter:
             arguments=configuration.arguments,
             command=vllm_config.for_serve(configuration, self.arguments),
             environment=vllm_config.private_environment(self.arguments),
+            how=vllm_config.how(config),
             max_model_len=config.model_config.max_model_len,
             vocab_size=vllm_config.prompt_vocabulary(config.model_config),
             by_priority=config.scheduler_config.policy == "priority",
+            sampling=configuration.sampling,
         )
 
     def how(self, *, max_num_seqs: int) -> "Mapping[str, ArgumentValue]":
@@ -126,6 +135,14 @@ class VllmStarter:
         from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
         return vllm_config.how(configuration.config)
+
+    def unneeded(self, *, max_num_seqs: int) -> frozenset[str]:
+        """Return which of the arguments a server of this size computes the same by itself."""
+        configuration = self._configure(max_num_seqs)
+        from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
+
+        assert self._server_limits is not None
+        return vllm_config.unneeded(configuration, self._server_limits)
 
     def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
         """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
@@ -147,7 +164,23 @@ class VllmStarter:
                 max_num_seqs=max_num_seqs,
                 limits=self._server_limits,
                 ranks=self.ranks,
+                sampling=self.sampling,
             )
+
+
+def hollow(*, step_s: float, log: Path | None = None) -> VllmStarter:
+    """Return what starts engines with all of vLLM but a model: iterations take ``step_s``."""
+    return VllmStarter(
+        {
+            "model": "tuner:tiny",
+            "enforce_eager": True,
+            "gpu_memory_utilization": 0.1,
+            "max_model_len": 2048,
+            "worker_cls": "tuner.engines.vllm.hollow.HollowWorker",
+            "additional_config": {"tuner_step_s": step_s},
+        },
+        log=log,
+    )
 
 
 def parse(settings: "Sequence[Setting]", *, model: str) -> "dict[str, ArgumentValue]":

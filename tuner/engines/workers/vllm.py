@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tuner.engines import devices, provenance
+from tuner.engines import devices, gpus, provenance
 from tuner.engines.seam import (
     ITERATION,
     ArgumentValue,
@@ -24,6 +24,7 @@ from tuner.engines.seam import (
 )
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.installed import cautions
+from tuner.engines.vllm.log import said_since, size_of
 from tuner.engines.vllm.start import VllmStarter
 from tuner.engines.workers.queue_messages import (
     Completion,
@@ -48,9 +49,12 @@ class VllmTestbed:
         *,
         queue_size: int,
         log: Path,
+        sampling: Mapping[str, float] = {},
     ) -> None:
-        self._base = VllmStarter(base, log=log)
-        self._profile = VllmStarter(profile, log=log) if profile is not None else None
+        self._base = VllmStarter(base, log=log, sampling=sampling)
+        self._profile = None
+        if profile is not None:
+            self._profile = VllmStarter(profile, log=log, sampling=sampling)
         self._queue_size, self._log = queue_size, log
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
@@ -67,6 +71,7 @@ class VllmTestbed:
         arguments = await asyncio.to_thread(
             self._base.llm_arguments, max_num_seqs=batching.size, share=1 / count
         )
+        log_start = size_of(self._log)
         engine = _VllmWorkers()
         async with contextlib.AsyncExitStack() as failing:
             failing.push_async_callback(engine.stop)
@@ -74,7 +79,15 @@ class VllmTestbed:
                 await engine.add(arguments, batching, queue_size=self._queue_size, log=self._log)
             await engine.warm_up()
             failing.pop_all()
-        engine.facts = dataclasses.replace(engine.facts, start_s=loop.time() - begun_s)
+        engine.facts = dataclasses.replace(
+            engine.facts,
+            start_s=loop.time() - begun_s,
+            device=devices.device_of(
+                engine.facts.arguments,
+                self._base.how(max_num_seqs=batching.size),
+                said_since(self._log, log_start),
+            ),
+        )
         return engine
 
 
@@ -85,6 +98,7 @@ class _VllmWorkers:
 
     def __init__(self) -> None:
         self.stalls = Stalls()
+        self._memory_before = gpus.memory_used()
         self._loop = asyncio.get_running_loop()
         self._workers: list[QueueWorker] = []
         self._numbers = count()
@@ -178,6 +192,7 @@ class _VllmWorkers:
         self._fail(self._error)
         for worker in self._workers:
             await worker.stop()
+        await gpus.given_back(self._memory_before)
 
     async def _ask(self, what: Any) -> Sequence[bytes | bool]:  # noqa: ANN401 - one of two words
         """Give every worker an order and return the answers."""
@@ -229,6 +244,6 @@ def _facts(ready: WorkerReady, *, workers: int, sequences: int) -> EngineFacts:
         kv_blocks=ready.kv_blocks * workers,
         start_s=0.0,
         versions=provenance.versions(),
-        device=devices.device_facts(),
+        device={},  # known when all of them run
         cautions=cautions(),
     )

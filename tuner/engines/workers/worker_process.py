@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from tuner.engines.sampling import sampled
 from tuner.engines.workers.queue_messages import (
     Completion,
     Order,
@@ -145,10 +146,12 @@ class _Engine:
         """Generate a batch, and return when the slowest is done."""
         from tuner.engines.vllm.llm import exactly  # noqa: PLC0415 - imports vLLM
 
+        config = self._llm.llm_engine.vllm_config.model_config
+        sampling = sampled(config.get_diff_sampling_param(), {})
         begun_s = time.monotonic()
         outputs = self._llm.generate(
             [{"prompt_token_ids": list(prompt.token_ids)} for prompt, _ in batch],
-            [exactly(prompt.output_length) for prompt, _ in batch],
+            [exactly(prompt.output_length, sampling) for prompt, _ in batch],
             use_tqdm=False,
         )
         done_s = time.monotonic()

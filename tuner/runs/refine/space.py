@@ -5,10 +5,13 @@ for this traffic. Whether vLLM takes a value on this machine is asked before.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from tuner.engines.seam import ArgumentValue
+from tuner.engines.sim.world import padded
 from tuner.errors import UsageError
 from tuner.runs.refine.knobs import (
     CAP,
@@ -68,9 +71,13 @@ def default_knobs(
     most = max(demand.caps)
     eighths = {max(1, round(cap * part / 8)) for part in range(4, 9)}
     above = {round(cap * part / 4) for part in range(5, 9)}
-    caps = sorted(eighths | {one for one in above if one <= max(most, cap)})
+    caps = eighths | {one for one in above if one <= max(most, cap)}
+    why = "between the doublings around the knee"
+    if demand.on_gpu and not engine.get("enforce_eager"):
+        # in between a batch costs what the next size does
+        caps, why = set(captured(engine, caps)), f"{why}, of the sizes of CUDA graphs"
     found: dict[str, tuple[tuple[ArgumentValue, ...], str]] = {
-        CAP: (tuple(caps), "between the doublings around the knee"),
+        CAP: (tuple(sorted(caps)), why),
         TOKENS: (
             tuple(sorted({max(cap, tokens // 4), max(cap, tokens // 2), tokens, 2 * tokens})),
             "fewer keep iterations short, more let prompts in sooner",
@@ -107,6 +114,19 @@ def default_knobs(
     left["kv_cache_dtype"] = "changes what the model answers, which no replay can judge"
     _memory(engine, demand, found, left)
     return found, left
+
+
+def captured(engine: Configuration, caps: Collection[int]) -> list[int]:
+    """Return the sizes of CUDA graphs that batches of these sizes run at.
+
+    >>> captured({}, [6, 8, 10, 12]), captured({"cudagraph_capture_sizes": [4, 12]}, [6, 13])
+    ([8, 16], [12, 13])
+    """
+    listed = engine.get("cudagraph_capture_sizes")
+    if not isinstance(listed, list):
+        return sorted(set(padded(np.array(sorted(caps))).tolist()))
+    sizes = sorted(size for size in listed if isinstance(size, int))
+    return sorted({next((size for size in sizes if size >= cap), cap) for cap in caps})
 
 
 def _memory(

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
+from tuner.engines.sampling import Sampling
 from tuner.engines.seam import ArgumentValue, Engine, EngineFacts, Starter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError
@@ -47,11 +48,16 @@ class VllmVary:
     """See Vary."""
 
     arguments: Mapping[str, ArgumentValue]
+    sampling: Sampling = field(default_factory=dict)
     log: list[Path] = field(default_factory=list)
     """Where vLLM speaks to: the last one, once there is one."""
 
     def __call__(self, one: Configuration) -> Starter:
-        return VllmStarter(_changed(self.arguments, one), log=self.log[-1] if self.log else None)
+        return VllmStarter(
+            _changed(self.arguments, one),
+            log=self.log[-1] if self.log else None,
+            sampling=self.sampling,
+        )
 
 
 def _changed(arguments: Mapping[str, ArgumentValue], one: Configuration) -> dict[str, Any]:

@@ -1,0 +1,84 @@
+"""How tokens are drawn while it is measured: ``--sampling``. Pure.
+
+To draw takes time in every iteration, so that it is done as production does: by the model's
+generation configuration, and what the option says on top.
+"""
+
+from collections.abc import Mapping
+
+from tuner.engines.seam import ArgumentValue
+from tuner.errors import UsageError
+
+Sampling = Mapping[str, float]
+"""vLLM's sampling parameters by their names."""
+
+GREEDY: Sampling = {"temperature": 0.0}
+"""How tuner measured before profiles said it."""
+
+_RANGES = {
+    "temperature": (0.0, 2.0),
+    "top_p": (0.001, 1.0),
+    "top_k": (0, 2**31),
+    "min_p": (0.0, 1.0),
+    "repetition_penalty": (0.001, 2.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+"""Parameter → least and most; a range of whole numbers takes no others."""
+
+EVERYWHERE = ("temperature", "top_p", "presence_penalty", "frequency_penalty")
+"""Those that every server of completions knows."""
+
+
+def parse_sampling(text: str | None) -> dict[str, float]:
+    """Read ``temperature=0.7,top_p=0.9``. Raises UsageError.
+
+    >>> parse_sampling("temperature=0.7, top_k=20")
+    {'temperature': 0.7, 'top_k': 20}
+    """
+    found: dict[str, float] = {}
+    for part in text.split(",") if text is not None else ():
+        name, _, written = (word.strip() for word in part.partition("="))
+        if name not in _RANGES:
+            raise UsageError(
+                f"--sampling: {name or repr(part)} is no parameter of sampling",
+                hint=f"Give some of {', '.join(_RANGES)}, as in temperature=0.7,top_p=0.9.",
+            )
+        if name in found:
+            raise UsageError(f"--sampling: {name} is there twice", hint="Remove one of the two.")
+        least, most = _RANGES[name]
+        try:
+            value = type(least)(written)
+        except ValueError:
+            value = None
+        if value is None or not least <= value <= most:
+            raise UsageError(
+                f"--sampling: {name}={written} is not from {least} to {most}",
+                hint="Give what the requests of production ask for.",
+            )
+        found[name] = value
+    return found
+
+
+def sampled(
+    defaults: Mapping[str, ArgumentValue], asked: Mapping[str, ArgumentValue]
+) -> dict[str, float]:
+    """Return how an engine draws: ``defaults`` are of its generation configuration, ``asked`` are
+    what counts more. vLLM's own temperature is 1.
+
+    >>> sampled({"top_p": 0.8, "max_tokens": 2048}, {"temperature": 0.7})
+    {'temperature': 0.7, 'top_p': 0.8}
+    """
+    merged = {"temperature": 1.0, **defaults, **asked}
+    return {name: value for name in _RANGES if isinstance(value := merged.get(name), int | float)}
+
+
+def in_words(sampling: Sampling) -> str:
+    """Return it as it is shown.
+
+    >>> in_words({"temperature": 0.7, "top_k": 20}), in_words({"temperature": 0.0})
+    ('temperature 0.7, top_k 20', 'greedy')
+    """
+    if not sampling.get("temperature", 1.0):
+        return "greedy"
+    return ", ".join(f"{name} {value:g}" for name, value in sampling.items())
