@@ -56,8 +56,13 @@ class Columns:
 
     def tokens(self) -> Ints:
         """Return what each request asks of an engine: prompt tokens and all sequences' outputs."""
-        asked = self.input_length + self.n.astype(np.int64) * self.output_length
-        return np.where(self.served, asked, 0)
+        asked: Ints = np.add(self.input_length, self.outputs(), dtype=np.int64)
+        return asked if self.served.all() else np.where(self.served, asked, 0)
+
+    def outputs(self) -> NDArray[Any]:
+        """Return the output tokens of all sequences of each request."""
+        is_one = self.n.strides == (0,) and self.n[0] == 1  # takes no memory, nor any time
+        return self.output_length if is_one else self.n.astype(np.int64) * self.output_length
 
     def take(self, chosen: NDArray[np.bool_]) -> "Columns":
         """Return some of the requests, without their reuse, which is of the whole."""

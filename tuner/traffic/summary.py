@@ -103,9 +103,7 @@ def describe(columns: Columns) -> TrafficSummary:
     arrival_s, served = columns.arrival_s, columns.served
     lasted_s = duration_s(arrival_s)
     spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
-    tokens = int((columns.output_length * columns.n.astype(np.int64))[served].sum())
-    ends = served & ~np.isnan(columns.e2e_s)
-    waited_s = float((columns.e2e_s * columns.n)[ends].sum())
+    tokens = int(columns.outputs()[served].sum(dtype=np.int64))
     prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     grain_s = _grain_s(columns.e2e_s)
     levels = recorded_levels(columns, grain_s=grain_s or 0.0)
@@ -128,13 +126,18 @@ def describe(columns: Columns) -> TrafficSummary:
         recorded=recorded,
         levels=levels,
         running=concurrency(recorded_running(columns)),
-        littles_mean=waited_s / lasted_s if recorded and lasted_s else None,
+        littles_mean=_waited_s(columns) / lasted_s if recorded and lasted_s else None,
         band=band,
         prefix_share=None
         if columns.reused_tokens is None or not prompt_tokens
         else columns.reused_tokens / prompt_tokens,
         grain_s=grain_s,
     )
+
+
+def _waited_s(columns: Columns) -> float:
+    ends = columns.served & ~np.isnan(columns.e2e_s)
+    return float((columns.e2e_s * columns.n)[ends].sum())
 
 
 def concurrency(held: Held | None) -> Concurrency | None:
