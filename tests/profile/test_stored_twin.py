@@ -1,6 +1,7 @@
 """The twin in a profile, and out of it again."""
 
 import base64
+import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -41,7 +42,11 @@ def view(requests: int = 500) -> Forecast:
         stalled_share=0.0,
         weighed=weigh(Loads(traffic), fitted, SHAPE, SLO, (4, 8)),
         machine=MachineHistory(
-            np.array([1.0, 1.25, 0.5]), (0.25,), (-0.125,), delays_s=np.array([-0.125, 0.0, 0.25])
+            np.array([1.0, 1.25, 0.5]),
+            (0.25,),
+            (-0.125,),
+            delays_s=np.array([-0.125, 0.0, 0.25]),
+            flicker=np.array([0.75, 1.5]),
         ),
     )
 
@@ -78,6 +83,7 @@ def test_what_is_stored_promises_what_was_promised() -> None:
     again = restored(stored(one), source="p.yaml")
     assert again.machine.pace.tolist() == [1.0, 1.25, 0.5]
     assert again.machine.delays_s.tolist() == [-0.125, 0.0, 0.25]
+    assert again.machine.flicker.tolist() == [0.75, 1.5]
     assert (again.machine.ttft_errors, again.machine.tpot_errors) == ((0.25,), (-0.125,))
     said = one.promised(8)
     draws = again.draws([again.traffic])
@@ -92,6 +98,25 @@ def test_what_is_stored_is_as_sure_of_the_choice_as_the_sweep_was() -> None:
     again = restored(stored(one), source="p.yaml").weighed(one.traffic, slo, (1, 2, 4), headroom=1)
     assert 0.9 < sweep.confidence < 1
     assert again.rightness == sweep.rightness
+
+
+def test_a_profile_of_an_older_tuner_knows_nothing_of_the_context_of_prompts() -> None:
+    """Its laws have a coefficient less."""
+    one = stored(view())
+    raw = zlib.decompress(base64.b64decode(one.data))
+    requests, laws, width = np.frombuffer(raw[:12], "<u4").tolist()
+    begin = 12 + 16 * requests
+    values = np.frombuffer(raw[begin : begin + 4 * laws * width], "<f4").reshape(laws, width)
+    head = np.array([requests, laws, width - 1], "<u4").tobytes()
+    rest = raw[begin + values.nbytes :]
+    data = b"".join((head, raw[12:begin], values[:, :-1].tobytes(), rest))
+    before = one.model_dump(mode="json") | {"data": base64.b64encode(zlib.compress(data)).decode()}
+    del before["law"]["prefill_context_s"]
+    again = restored(type(one).model_validate(before), source="p.yaml")
+    for law, same in zip(again.laws, restored(one, source="p.yaml").laws, strict=True):
+        assert law.decode_s.tolist() == same.decode_s.tolist()
+        assert law[1:] == same[1:]
+    assert again.machine.pace.tolist() == [1.0, 1.25, 0.5]
 
 
 def test_a_profile_of_an_older_tuner_has_a_machine_of_one_speed() -> None:

@@ -25,9 +25,10 @@ SLO = Slo(ttft_s=10.0)
 REQUESTS = [request(row, input_length=64, hash_ids=(1, 2, 3, 4)) for row in range(100)]
 
 
-def ramped(folder: Path, *, prefix_caching: bool) -> Conclusion:
+def ramped(folder: Path, *, prefix_caching: bool, kv_blocks: int = 1000) -> Conclusion:
     """Conclude from a ramp alone, on an engine that takes 10 ms for an iteration."""
-    one = facts(arguments={"max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching})
+    arguments = {"max_num_batched_tokens": 512, "enable_prefix_caching": prefix_caching}
+    one = facts(arguments=arguments, kv_blocks=kv_blocks)
     busy = Traffic.of((0.1 * row, 20, 20) for row in range(200))
     law = StepLaw(np.full(9, 0.010), 1e-5, 0.0, 0.0, 0.0)
     log = simulate(busy, law, shape_of(one), max_num_seqs=8, log=True).iterations
@@ -55,6 +56,15 @@ def test_without_a_window_the_prefix_cache_is_taken_to_hold_what_came_before(
     assert found.view.traffic.cached_length.sum() == cached
     presumed = [one for one in found.verdict.warnings if "holds all 99% of the prompt" in one]
     assert len(presumed) == prefix_caching
+
+
+def test_a_prefix_cache_that_has_little_room_is_a_warning(tmp_path: Path) -> None:
+    """A request takes up to five or six of the blocks."""
+    roomy = ramped(tmp_path / "roomy", prefix_caching=True)
+    tight = ramped(tmp_path / "tight", prefix_caching=True, kv_blocks=8)
+    off = ramped(tmp_path / "off", prefix_caching=False, kv_blocks=8)
+    told = [["of the KV cache" in " ".join(one.verdict.warnings)] for one in (roomy, tight, off)]
+    assert told == [[False], [True], [False]]
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,22 @@ def test_an_undisturbed_machine_gives_its_law_away() -> None:
     assert fitted.noise_sd < 0.001
 
 
+def test_what_a_prompt_costs_that_comes_in_pieces_is_found() -> None:
+    """Prompts of 3,000 tokens in pieces of 512: each attends to all before it."""
+    law = TRUE._replace(prefill_context_s=2e-8)
+    long = Traffic.of((3.0 * row, 3000, 20) for row in range(60))
+    shape = EngineShape(512, 16, 4000, 10_000)
+    log = simulate(long, law, shape, max_num_seqs=4, log=True).iterations
+    assert log["prefill_context"].max() == 440 * 2560
+    fitted = fit_law([Segment(log, 0.0, 0)], max_num_seqs=4).law
+    assert fitted.prefill_context_s == pytest.approx(2e-8, rel=0.05)
+    without = log.copy()
+    without["prefill_context"] = 0
+    worse = fit_law([Segment(without, 0.0, 0)], max_num_seqs=4).law
+    off = np.abs(worse.durations_s(without) / log["duration_s"] - 1)
+    assert off.max() > 3 * np.abs(fitted.durations_s(log) / log["duration_s"] - 1).max()
+
+
 def test_noise_averages_out() -> None:
     rng = np.random.default_rng(0)
     log = log_of(1, 16)

@@ -32,6 +32,7 @@ ITERATION = np.dtype(
         ("preemptions", "i4"),
         ("recomputed_tokens", "i4"),  # computed tokens that the preempted sequences lost
         ("cached_tokens", "i4"),  # of sequences let in, tokens found in the prefix cache
+        ("prefill_context", "i8"),  # of those in prefill_seqs, tokens x tokens computed before
     ]
 )
 """One engine iteration: the raw material of decode time by batch size, and of the step-time law."""

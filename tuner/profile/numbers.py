@@ -154,6 +154,15 @@ class Predicted(CapNumbers):
 
     load: Limit
     intervals: dict[str, Range]
+    """Again: the same traffic on a fresh engine."""
+
+    another_day: dict[str, Range] | None = None
+    """Other traffic of the same kind; None where that is not claimed."""
+
+    @property
+    def on_any_day(self) -> dict[str, Range]:
+        """The intervals for what production will see."""
+        return self.intervals if self.another_day is None else self.another_day
 
 
 class AgreementSection(Section):
@@ -254,7 +263,7 @@ class Misfit(Section):
 
 
 class StepLawSection(Section):
-    """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X; see docs/twin.md."""
+    """Seconds of an iteration: f(n) + c P + c2 P^2 + p0 p + d X + e Y; see docs/twin.md."""
 
     decode_seqs: list[Count]
     """Batch sizes n between which f is linear."""
@@ -266,6 +275,7 @@ class StepLawSection(Section):
     prefill_token_squared_s: Number
     prefill_seq_s: Number
     context_token_s: Number
+    prefill_context_s: Number = 0.0
 
 
 class EngineShapeSection(Section):

@@ -3,9 +3,9 @@
 The traffic is at most MOST_STORED requests, the busiest stretch of what was tuned for. Arrays are
 little-endian, one after the other, compressed (zlib) and written in base64:
 u4 number of requests, u4 number of drawn laws, u4 values a law; then of the requests f4 gaps
-between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then
-the machine's speed (`twin.draws.MachineHistory`) in f4, a NaN, and the delays of single requests
-in f4, which profiles of an older tuner do not have.
+between arrivals in seconds, u4 input, output and cached tokens; then f4 values of the laws; then in
+f4, a NaN between each, of `twin.draws.MachineHistory` the pace, the delays of single requests and
+the flicker; profiles of an older tuner end with the first or the second.
 """
 
 import base64
@@ -37,7 +37,9 @@ MOST_STORED = 4000
 LEAST_S = 1.0
 
 _HEAD_BYTES = 12
-_COEFFICIENTS = 4
+_COEFFICIENTS = len(StepLaw._fields) - 1
+_COEFFICIENTS_BEFORE = _COEFFICIENTS - 1
+"""Of an older tuner, that knew nothing of the context of prompts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +134,15 @@ def stored(view: Forecast) -> Twin:
             gaps_s.astype("<f4").tobytes(),
             *(length.astype("<u4").tobytes() for length in lengths),
             draws.tobytes(),
-            np.concatenate((view.machine.pace, [np.nan], view.machine.delays_s))
+            np.concatenate(
+                (
+                    view.machine.pace,
+                    [np.nan],
+                    view.machine.delays_s,
+                    [np.nan],
+                    view.machine.flicker,
+                )
+            )
             .astype("<f4")
             .tobytes(),
         )
@@ -145,6 +155,7 @@ def stored(view: Forecast) -> Twin:
             prefill_token_squared_s=law.prefill_token_squared_s,
             prefill_seq_s=law.prefill_seq_s,
             context_token_s=law.context_token_s,
+            prefill_context_s=law.prefill_context_s,
         ),
         shape=EngineShapeSection(
             max_num_batched_tokens=view.shape.max_num_batched_tokens,
@@ -184,14 +195,15 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         raise _senseless(source, str(error)) from error
     sizes = section.law.decode_seqs
     if (
-        width != len(sizes) + _COEFFICIENTS
+        width - len(sizes) not in {_COEFFICIENTS, _COEFFICIENTS_BEFORE}
         or not requests
         or len(sizes) != len(section.law.decode_s)
     ):
         raise _senseless(source, "its parts do not fit each other")
     history = rest[laws * width :]
-    ends = np.flatnonzero(np.isnan(history)).tolist() or [len(history)]
-    pace, delays_s = history[: ends[0]], history[ends[0] + 1 :]
+    ends = np.flatnonzero(np.isnan(history))
+    pace, *others = (one[~np.isnan(one)] for one in np.split(history, ends))
+    delays_s, flicker, *_ = (*others, np.zeros(0), np.zeros(0))
     law = section.law
     middle = [
         *law.decode_s,
@@ -199,6 +211,7 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
         law.prefill_token_squared_s,
         law.prefill_seq_s,
         law.context_token_s,
+        law.prefill_context_s,
     ]
     return StoredTwin(
         law=_law(np.array(middle), sizes),
@@ -213,6 +226,7 @@ def restored(section: Twin, *, source: str, front_end: FrontEndSection | None = 
             () if section.misfit is None else tuple(section.misfit.tpot),
             front_end=None if front_end is None else _front_end(front_end),
             delays_s=delays_s,
+            flicker=flicker,
         ),
     )
 
@@ -235,6 +249,7 @@ def _values(law: StepLaw, sizes: list[int]) -> list[float]:
         law.prefill_token_squared_s,
         law.prefill_seq_s,
         law.context_token_s,
+        law.prefill_context_s,
     ]
 
 

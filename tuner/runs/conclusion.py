@@ -25,7 +25,7 @@ from tuner.runs.outcome import (
     prediction_of,
     predictions_of,
 )
-from tuner.runs.prediction import record_of, with_record
+from tuner.runs.prediction import confirming_windows, record_of, with_record
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
@@ -111,7 +111,29 @@ def conclude(
             "is presumed; a sweep without --fast measures it"
         )
         verdict = replace(verdict, warnings=(*verdict.warnings, presumed))
+    if (tight := _tight_cache(view, verdict.max_num_seqs)) is not None:
+        verdict = replace(verdict, warnings=(*verdict.warnings, tight))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
+
+
+ROOM = 0.5
+"""Of the KV cache, that is enough to hold what comes again at any cap that may be chosen."""
+
+
+def _tight_cache(view: Forecast, cap: int) -> str | None:
+    """Say that what requests find in the prefix cache may depend on the cap and the load; None
+    where nothing is found there, or there is room."""
+    traffic = view.loads.raised[0] if view.loads.raised else view.traffic
+    if not traffic.cached_length.any():
+        return None
+    replay = simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap)
+    if replay.kv_usage_peak <= ROOM:
+        return None
+    return (
+        f"what runs takes up to {replay.kv_usage_peak:.0%} of the KV cache: how much of the "
+        "prompts that come again the rest holds depends on cap and load, and the twin takes what "
+        "the windows showed"
+    )
 
 
 def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not decide
@@ -278,7 +300,8 @@ def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of i
     if view is None or record is None or not conclusion.by_twin:
         return conclusion
     if not record.paced.failed:
-        return replace(conclusion, view=with_record(view, record, front_end))
+        windows = confirming_windows(evidence, conclusion.verdict.max_num_seqs)
+        return replace(conclusion, view=with_record(view, record, front_end, windows))
     doubt = f"the twin was wrong at the engine's own speed ({in_words(record.paced.worst)})"
     if evidence.rungs():
         complete = evidence.is_complete()

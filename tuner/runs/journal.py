@@ -22,7 +22,7 @@ from zipfile import BadZipFile, ZipFile
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.engines.seam import ITERATION
+from tuner.engines.seam import ITERATION, IterationLog
 from tuner.errors import RunError
 from tuner.replay.records import DEVICE, Replay, RequestRecord
 from tuner.system.lock import lock
@@ -68,6 +68,9 @@ _PURPOSES = {stored: purpose for purpose, stored in _STORED_PURPOSES.items()}
 
 _INTEGERS = {one.name for one in fields(RequestRecord) if one.type in {int, int | None}}
 _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "outcome", "error"}]
+
+_LATER = {"prefill_context"}
+"""Of iterations, what older tuners did not log."""
 
 MOST_UNPACKED = 8 << 30
 """Bytes of one replay: a hundred thousand requests of a thousand tokens are a tenth of that."""
@@ -401,9 +404,18 @@ def _unpack(data: Mapping[str, NDArray[Any]]) -> Replay:
             RequestRecord(**_typed(values), outcome=outcome, error=error or None, itl_s=itl_s)
         )
     rest = json.loads(str(data["rest"]))
-    iterations = np.asarray(data["iterations"], ITERATION)
     device = _readings(data["device"])
+    iterations = _iterations(data["iterations"])
     return Replay(records=tuple(records), iterations=iterations, device=device, **rest)
+
+
+def _iterations(stored: NDArray[Any]) -> IterationLog:
+    """Return the engine's iterations; 0 for what an older tuner did not log."""
+    log = np.zeros(len(stored), ITERATION)
+    unknown = _LATER - set(stored.dtype.names or ())
+    for name in set(ITERATION.names or ()) - unknown:
+        log[name] = stored[name]
+    return log
 
 
 def _readings(stored: NDArray[Any]) -> NDArray[np.void]:

@@ -12,9 +12,18 @@ from tuner.traffic.sampling import unseen_windows
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
-from tuner.twin.check import Check, Foretold, PlannedWindow, errors_of, foretell, paced, unpaced
-from tuner.twin.draws import PRINTED
-from tuner.twin.forecast import Forecast
+from tuner.twin.check import (
+    Check,
+    Foretold,
+    Observed,
+    PlannedWindow,
+    errors_of,
+    foretell,
+    paced,
+    unpaced,
+)
+from tuner.twin.draws import PRINTED, flicker_of
+from tuner.twin.forecast import Forecast, delays_s
 from tuner.twin.front_end import FrontEnd, fit_front_end, probed_contention
 from tuner.twin.simulation import traffic_of
 
@@ -84,6 +93,11 @@ def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
     return None
 
 
+def confirming_windows(evidence: Evidence, cap: int) -> list[Observed]:
+    """Return what was replayed to confirm a cap."""
+    return [one for one in evidence.observed(confirming=True) if one.max_num_seqs == cap]
+
+
 def record_of(
     conclusion: Conclusion,
     front_end: FrontEnd | None,
@@ -95,7 +109,7 @@ def record_of(
     """Return what came of the confirming replay; None without a replay or without a twin.
     ``front_end`` is what its requests came through."""
     view, cap = conclusion.view, conclusion.verdict.max_num_seqs
-    windows = [one for one in evidence.observed(confirming=True) if one.max_num_seqs == cap]
+    windows = confirming_windows(evidence, cap)
     if view is None or not windows:
         return None
     law, shape = view.fitted.law, view.shape
@@ -111,15 +125,29 @@ def record_of(
     return CheckRecord(said.unseen, unpaced(numbers, windows, workload.slo), by_speed, *errors)
 
 
-def with_record(view: Forecast, record: CheckRecord, front_end: FrontEnd | None) -> Forecast:
+def with_record(
+    view: Forecast,
+    record: CheckRecord,
+    front_end: FrontEnd | None,
+    windows: Sequence[Observed],
+) -> Forecast:
     """Return the twin that knows how far off it was of windows that it had not seen, and what
-    stands before the engine."""
+    stands before the engine. ``windows`` are those of the confirming replay: behind a front end its
+    engine shares its cores as the one to come does, and flickers and is late as that one is."""
     machine = replace(
         view.machine,
         ttft_errors=record.ttft_errors,
         tpot_errors=record.tpot_errors,
         front_end=front_end,
     )
+    whole = [one for one in windows if not one.cut]
+    if front_end is not None and whole:
+        law = view.fitted.law
+        machine = replace(
+            machine,
+            flicker=flicker_of([one.iterations for one in whole], law),
+            delays_s=delays_s(whole, law, view.shape, front_end=front_end),
+        )
     return replace(view, machine=machine)
 
 

@@ -389,7 +389,12 @@ def _promise(outcome: SweepOutcome) -> Promise:
             )
         ),
         predicted=[
-            Predicted(load=one.load, intervals=dict(one.intervals), **_numbers(one.numbers))
+            Predicted(
+                load=one.load,
+                intervals=dict(one.intervals),
+                another_day=None if one.another_day is None else dict(one.another_day),
+                **_numbers(one.numbers),
+            )
             for one in outcome.predictions
         ],
         checked=_checked(outcome.checked),

@@ -22,7 +22,7 @@ from tuner.replay.measure import spread
 from tuner.replay.records import Replay, RequestRecord
 from tuner.traffic.slo import Slo
 from tuner.twin import draws as drawn
-from tuner.twin.draws import GRID_S, UNKNOWN, Draw, MachineHistory, draws_of, ends_of
+from tuner.twin.draws import UNKNOWN, Draw, MachineHistory, draws_of, ends_of, slowdown_of
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import (
     EngineShape,
@@ -249,20 +249,6 @@ def driven(
         until_s=np.inf if to_end else window.end_s,
         log=to_end,
     )
-
-
-def slowdown_of(log: IterationLog, law: StepLaw) -> Slowdown | None:
-    """Return how much slower than the law the machine was, stalls included: measured ÷ lawful time
-    of the iterations that began in each stretch of time; None without iterations."""
-    if not len(log):
-        return None
-    stretch = (log["start_s"] // GRID_S).astype(np.int64)
-    first = int(stretch[0])
-    measured_s = np.bincount(stretch - first, log["duration_s"])
-    lawful_s = np.bincount(stretch - first, law.durations_s(log))
-    known = np.flatnonzero(lawful_s > 0)
-    factors = np.interp(np.arange(len(lawful_s)), known, measured_s[known] / lawful_s[known])
-    return Slowdown(factors, begin_s=first * GRID_S, grid_s=GRID_S)
 
 
 def lag_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> float:

@@ -1,8 +1,13 @@
 """Draws: runs of a fresh engine that the measurements make as likely as any other. Pure, seeded.
 
 A draw has its own step-time law, its own engine start, the machine's speed as it was measured in
-another order, and two factors for what the twin does not know of TTFT and of TPOT. The factors are
-applied to every request before the SLO is scored, so that all numbers of one draw agree.
+another order, stalls included, and two factors for what the twin does not know of TTFT and of TPOT.
+The factors are applied to every request before the SLO is scored, so that all numbers of one draw
+agree.
+
+The machine's speed is followed on two grids of time, because it is slow in two ways: for minutes
+others use it, and for a moment an iteration stands still. A stall of 150 ms is 6 % of 2.5 s and
+nothing to notice there, and it is half as long again for a request of 300 ms.
 """
 
 import math
@@ -13,8 +18,10 @@ from functools import partial
 import numpy as np
 
 from tuner.engines.scheduler.state import Floats, StepLaw
+from tuner.engines.seam import IterationLog
 from tuner.replay.measure import Spread
 from tuner.traffic.slo import Slo
+from tuner.twin.believed import BELIEVED, Beliefs
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.simulation import (
     EngineShape,
@@ -25,32 +32,22 @@ from tuner.twin.simulation import (
     simulate,
 )
 
-START_SD = 0.035
-TTFT_SD = 0.064
-TPOT_SD = 0.035
-"""Provisional, until the study of real servers (`scripts/study_real.py`) has enough cases. A start
-of the engine moves the log of its speed by START_SD; before a run has seen a window that its twin
-did not, the log of the mean TTFT is believed to be off by TTFT_SD, that of TPOT by TPOT_SD.
-
-From one real server of the tiny model that was asked twice, and another start of it asked twice
-(120 s each, cap 8): TTFT p95 420 to 479 ms, TPOT p95 13.1 to 14.5 ms. A range of four normal values
-is 2.06 standard deviations: 0.064 and 0.049; of the latter half of the variance is taken for the
-start's, half for the twin's."""
-
-TTFT_BIAS = TPOT_BIAS = 0.0
-"""Mean of the log of measured / predicted means over the study: none is known."""
-
-BELIEF = 4
-"""How many windows the belief before any window is worth."""
-
 PRINTED = 200
 """Draws of what is printed."""
 
 GRID_S = 2.5
 """How finely the machine's speed is followed."""
 
+FINE_S = 0.1
+"""How finely what flickers within that."""
+
+FINER = round(GRID_S / FINE_S)
+
 BLOCK_S = 30.0
-"""Of the speed as it was measured, that stay together."""
+"""Of what was measured, that stay together in a draw."""
+
+MOST_FLICKER = 1200
+"""Values that are kept: two minutes."""
 
 ENDS = (0.025, 0.975)
 
@@ -73,8 +70,55 @@ class MachineHistory:
     delays_s: Floats = field(default_factory=lambda: np.zeros(0))
     """How much later than the usual request single ones came that did not have to wait."""
 
+    flicker: Floats = field(default_factory=lambda: np.zeros(0))
+    """Measured / lawful time each FINE_S against that of its GRID_S, of the engine that is most
+    like the one to come; none where nothing is known."""
+
 
 UNKNOWN = MachineHistory(np.ones(0))
+
+
+def slowdown_of(log: IterationLog, law: StepLaw) -> Slowdown | None:
+    """Return how much slower than the law the machine was, stalls included: measured ÷ lawful time
+    of the iterations that began in each stretch of time; None without iterations."""
+    if not len(log):
+        return None
+    stretch = (log["start_s"] // GRID_S).astype(np.int64)
+    first = int(stretch[0])
+    measured_s = np.bincount(stretch - first, log["duration_s"])
+    lawful_s = np.bincount(stretch - first, law.durations_s(log))
+    known = np.flatnonzero(lawful_s > 0)
+    factors = np.interp(np.arange(len(lawful_s)), known, measured_s[known] / lawful_s[known])
+    return Slowdown(factors, begin_s=first * GRID_S, grid_s=GRID_S)
+
+
+def flicker_of(logs: Sequence[IterationLog], law: StepLaw) -> Floats:
+    """Return measured ÷ lawful time each FINE_S against that of its GRID_S, at most the last
+    MOST_FLICKER values; 1 where the engine was idle."""
+    found = [np.zeros(0), *(_flicker(one, law) for one in logs if len(one))]
+    return np.asarray(np.concatenate(found)[-MOST_FLICKER:])
+
+
+def _flicker(log: IterationLog, law: StepLaw) -> Floats:
+    begin_s, duration_s, lawful_s = log["start_s"], log["duration_s"], law.durations_s(log)
+    times_s = np.column_stack((begin_s, begin_s + duration_s)).ravel()
+    first, last = np.floor(times_s[0] / GRID_S), np.ceil(times_s[-1] / GRID_S)
+    edges_s = FINE_S * np.arange(FINER * int(first), FINER * int(last) + 1)
+
+    def in_each(spent_s: Floats) -> Floats:
+        """Return how much of what was spent evenly in each iteration is of each FINE_S."""
+        so_far_s = np.cumsum(np.column_stack((np.zeros(len(log)), spent_s)).ravel())
+        return np.diff(np.interp(edges_s, times_s, so_far_s)).reshape(-1, FINER)
+
+    measured_s, should_s = in_each(duration_s), in_each(lawful_s)
+    together = measured_s.sum(axis=1, keepdims=True) * should_s
+    ratio = np.divide(
+        measured_s * should_s.sum(axis=1, keepdims=True),
+        together,
+        out=np.ones_like(measured_s),
+        where=together > 0,
+    )
+    return np.asarray(ratio.ravel())
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,25 +126,36 @@ class Draw:
     """One run that may come."""
 
     law: StepLaw
-    slowdown: Slowdown
+    pace: Floats
+    """How much slower than the law it is, start included, a value each GRID_S."""
+
+    begin_s: float
     ttft_factor: float
     tpot_factor: float
-    front_end: FrontEnd | None = None
-    delays_s: Floats = field(default_factory=lambda: np.zeros(0))
-    seed: tuple[int, int] = (0, 0)
-    """Of which request has which delay."""
+    machine: MachineHistory
+    seed: tuple[int, int]
+    """Of which request has which delay, and when what flickers."""
+
+    @property
+    def slowdown(self) -> Slowdown:
+        """Return how much slower than its law the machine will be."""
+        if not len(self.machine.flicker):
+            return Slowdown(self.pace, self.begin_s, GRID_S)
+        rng = np.random.default_rng((*self.seed, 1))
+        flicker = _resampled(self.machine.flicker, FINER * len(self.pace), FINE_S, rng)
+        return Slowdown(np.repeat(self.pace, FINER) * flicker, self.begin_s, FINE_S)
 
     def replay(
         self, traffic: Traffic, shape: EngineShape, *, max_num_seqs: int, log: bool = False
     ) -> TwinReplay:
         """Return what this run would see of the traffic, which begins at 0 s or later."""
         replayed = simulate
-        if self.front_end is not None:
-            replayed = partial(simulate_behind, self.front_end)
+        if self.machine.front_end is not None:
+            replayed = partial(simulate_behind, self.machine.front_end)
         found = replayed(
             traffic, self.law, shape, max_num_seqs=max_num_seqs, slowdown=self.slowdown, log=log
         )
-        found = delayed(found, self.delays_s, np.random.default_rng(self.seed))
+        found = delayed(found, self.machine.delays_s, np.random.default_rng(self.seed))
         return scaled(found, traffic, self.ttft_factor, self.tpot_factor)
 
 
@@ -125,41 +180,56 @@ def scaled(
     return replace(replay, ttft_s=ttft_s, tpot_s=tpot_s, e2el_s=e2el_s)
 
 
-def draws_of(
-    laws: Sequence[StepLaw], machine: MachineHistory, *, begin_s: float, end_s: float, seed: int
+def draws_of(  # noqa: PLR0913 - what is known, of which time, and what is believed
+    laws: Sequence[StepLaw],
+    machine: MachineHistory,
+    *,
+    begin_s: float,
+    end_s: float,
+    seed: int,
+    believed: Beliefs = BELIEVED,
 ) -> list[Draw]:
     """Return a draw for each law, for traffic that arrives between these times."""
     rng = np.random.default_rng(seed)
+    # how a front end slows an engine was seen in one start, and the one to come is another
+    start_sd = believed.start_sd * math.sqrt(1 if machine.front_end is None else 2)
     found = []
     for number, law in enumerate(laws):
-        start = math.exp(START_SD * float(rng.standard_normal()))
-        pace = _resampled(machine.pace, math.ceil((end_s - begin_s) / GRID_S) + 1, rng)
-        ttft = _factor(machine.ttft_errors, TTFT_SD, TTFT_BIAS, rng)
-        tpot = _factor(machine.tpot_errors, TPOT_SD, TPOT_BIAS, rng)
-        slowdown = Slowdown(start * pace, begin_s, GRID_S)
-        delays = (machine.delays_s, (seed, number))
-        found.append(Draw(law, slowdown, ttft, tpot, machine.front_end, *delays))
+        start = math.exp(start_sd * float(rng.standard_normal()))
+        pace = _resampled(machine.pace, math.ceil((end_s - begin_s) / GRID_S) + 1, GRID_S, rng)
+        ttft, tpot = (
+            _factor(errors, sd, bias, believed.windows, rng)
+            for errors, sd, bias in (
+                (machine.ttft_errors, believed.ttft_sd, believed.ttft_bias),
+                (machine.tpot_errors, believed.tpot_sd, believed.tpot_bias),
+            )
+        )
+        found.append(Draw(law, start * pace, begin_s, ttft, tpot, machine, (seed, number)))
     return found
 
 
 def _factor(
-    errors: Sequence[float], believed_sd: float, bias: float, rng: np.random.Generator
+    errors: Sequence[float],
+    believed_sd: float,
+    bias: float,
+    windows: int,
+    rng: np.random.Generator,
 ) -> float:
     """Return what a time is multiplied with: Student's t around the bias, its scale the belief
     pooled with the errors that were seen."""
-    freedom = BELIEF + len(errors)
-    squares = BELIEF * believed_sd**2 + sum((one - bias) ** 2 for one in errors)
+    freedom = windows + len(errors)
+    squares = windows * believed_sd**2 + sum((one - bias) ** 2 for one in errors)
     return math.exp(bias + math.sqrt(squares / freedom) * float(rng.standard_t(freedom)))
 
 
-def _resampled(pace: Floats, length: int, rng: np.random.Generator) -> Floats:
-    """Return the pace in another order, in blocks of BLOCK_S."""
-    if not len(pace):
+def _resampled(values: Floats, length: int, grid_s: float, rng: np.random.Generator) -> Floats:
+    """Return what was measured in another order, in blocks of BLOCK_S."""
+    if not len(values):
         return np.ones(length)
-    block = round(BLOCK_S / GRID_S)
-    starts = rng.integers(0, len(pace), math.ceil(length / block))
-    rows = (starts[:, None] + np.arange(block)) % len(pace)
-    return np.asarray(pace[rows.ravel()[:length]])
+    block = round(BLOCK_S / grid_s)
+    starts = rng.integers(0, len(values), -(-length // block))
+    rows = (starts[:, None] + np.arange(block)) % len(values)
+    return np.asarray(values[rows.ravel()[:length]])
 
 
 @dataclass(frozen=True, slots=True)

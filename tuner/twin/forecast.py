@@ -30,7 +30,6 @@ from tuner.twin.check import (
     lag_s,
     later_s,
     paced,
-    slowdown_of,
 )
 from tuner.twin.choice import DRAWS, Question, Statistics, Weighed, weigh
 from tuner.twin.draws import (
@@ -40,10 +39,13 @@ from tuner.twin.draws import (
     PredictedRanges,
     draws_of,
     ends_of,
+    flicker_of,
     promised,
+    slowdown_of,
 )
+from tuner.twin.front_end import FrontEnd
 from tuner.twin.law import FittedLaw, Segment, fit_law
-from tuner.twin.load import Loads, loads_of, scaled
+from tuner.twin.load import Loads, another_day, loads_of, scaled
 from tuner.twin.objective import holds
 from tuner.twin.required import Bounds
 from tuner.twin.simulation import (
@@ -154,7 +156,19 @@ class Forecast:
 
     def promised(self, cap: int, *, raised: bool = False) -> PredictedRanges:
         """Return what a fresh engine at a cap gives again, as captured or with headroom."""
-        traffics = self.loads.raised if raised else (self.traffic,)
+        return self._promised(cap, self.loads.raised if raised else (self.traffic,))
+
+    def promised_another_day(self, cap: int) -> PredictedRanges | None:
+        """Return what a fresh engine gives with other traffic of the same kind; None where there is
+        too little to tell."""
+        days = [
+            another_day(self.traffic, self.length_s, np.random.default_rng((0, number)))
+            for number in range(PRINTED)
+        ]
+        known = [one for one in days if one is not None]
+        return self._promised(cap, known) if known else None
+
+    def _promised(self, cap: int, traffics: Sequence[Traffic]) -> PredictedRanges:
         begin_s = min(float(one.arrival_s[0]) for one in traffics)
         end_s = max(float(one.arrival_s[-1]) for one in traffics)
         laws = self.fitted.draws(PRINTED, seed=0)
@@ -308,7 +322,9 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         ),
         checks=_checks(windows, fitted.law, shape, slo),
         machine=MachineHistory(
-            _pace(segments, fitted.law), delays_s=delays_s(whole, fitted.law, shape)
+            _pace(segments, fitted.law),
+            delays_s=delays_s(whole, fitted.law, shape),
+            flicker=flicker_of([one.log for one in segments], fitted.law),
         ),
         unmodelled=tuple(facts.unmodelled),
     )
@@ -330,10 +346,19 @@ def _pace(segments: Sequence[Segment], law: StepLaw) -> Floats:
     return np.concatenate([one.factors for one in slowdowns if one is not None])
 
 
-def delays_s(windows: Sequence[Observed], law: StepLaw, shape: EngineShape) -> Floats:
+def delays_s(
+    windows: Sequence[Observed],
+    law: StepLaw,
+    shape: EngineShape,
+    *,
+    front_end: FrontEnd | None = None,
+) -> Floats:
     """Return how much later than the usual one of their window single requests were that did not
-    have to wait for the scheduler, at most MOST_DELAYS values in order."""
-    found = [later_s(one, driven(one, law, shape), law) for one in windows]
+    have to wait for the scheduler, at the speed of the engine's iterations and behind its front
+    end; at most MOST_DELAYS values in order."""
+    told = [one for one in windows if len(one.iterations)]
+    replays = [driven(one, law, shape, to_end=True, front_end=front_end) for one in told]
+    found = [later_s(one, twin, law) for one, twin in zip(told, replays, strict=True)]
     values = np.sort(
         np.concatenate([np.zeros(0), *(one - np.median(one) for one in found if len(one))])
     )

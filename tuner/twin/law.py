@@ -226,7 +226,9 @@ def _work_of(segments: Sequence[Segment]) -> _Work:
         engines += [segment.engine] * len(present)
     log, block = np.concatenate(kept), np.concatenate(blocks)
     prefill = log["prefill_tokens"].astype(float)
-    rest = (prefill, prefill**2, log["prefill_seqs"], log["context_tokens"])
+    rest = [prefill, prefill**2, log["prefill_seqs"], log["context_tokens"]]
+    if log["prefill_context"].any():  # no prompt in pieces, none found in part: nothing to tell
+        rest.append(log["prefill_context"])
     design = np.column_stack((hinges(log["decode_seqs"], knots), *rest))
     scale = np.maximum(design.max(axis=0), 1e-12)
     return _Work(
@@ -292,8 +294,7 @@ def law_of(
     below_s = slope_s(first, (first + last) / 2) * np.maximum(0, first - sizes)
     above_s = steeper * slope_s(max(first, last / 2), last) * np.maximum(0, sizes - last)
     decode_s = np.maximum(0.0, np.interp(sizes, knots, at_knots) - below_s) + above_s
-    c, c2, p0, d = (float(value) for value in coefficients[len(knots) :])
-    return StepLaw(decode_s, c, c2, p0, d)
+    return StepLaw(decode_s, *(float(value) for value in coefficients[len(knots) :]))
 
 
 def nnls(gram: Floats, target: Floats) -> Floats:

@@ -17,6 +17,13 @@ JITTERS = 5
 not be that of one of them."""
 
 
+STRETCH_S = 30.0
+"""Of traffic, that stays together on another day: bursts do not come apart."""
+
+FEWEST_STRETCHES = 20
+"""With fewer, days that are drawn from them are too like each other."""
+
+
 @dataclass(frozen=True, slots=True)
 class Loads:
     """The traffic that caps are asked about: today's, and the same with headroom."""
@@ -57,6 +64,25 @@ def scaled(traffic: Traffic, factor: float, rng: Generator) -> Traffic:
     arrival_s = _mirrored(arrival_s, first_s, last_s)
     order = np.argsort(arrival_s, kind="stable")
     return replace(chosen(traffic, rows[order]), arrival_s=arrival_s[order])
+
+
+def another_day(traffic: Traffic, length_s: float, rng: Generator) -> Traffic | None:
+    """Return as much traffic of the same kind: its stretches drawn with replacement, twice. Once
+    would be another day of a kind that is known; all that is known of it is one day. None where it
+    is too short to tell of other days."""
+    count = int(length_s // STRETCH_S)
+    if count < FEWEST_STRETCHES or not len(traffic):
+        return None
+    begin_s, stretch_s = float(traffic.arrival_s[0]), length_s / count
+    edges_s = begin_s + stretch_s * np.arange(1, count)
+    edges = np.concatenate(([0], np.searchsorted(traffic.arrival_s, edges_s), [len(traffic)]))
+    captured = rng.integers(0, count, count)  # as might as well have been: it is one day too
+    drawn = captured[rng.integers(0, count, count)]
+    rows = np.concatenate([np.arange(edges[one], edges[one + 1]) for one in drawn])
+    if not len(rows):
+        return None  # nothing but silence was drawn
+    later_s = np.repeat(stretch_s * (np.arange(count) - drawn), np.diff(edges)[drawn])
+    return replace(chosen(traffic, rows), arrival_s=traffic.arrival_s[rows] + later_s)
 
 
 def chosen(traffic: Traffic, rows: Ints) -> Traffic:

@@ -1,12 +1,20 @@
-"""The scheduler model beside vLLM's own scheduler, iteration by iteration."""
+"""The scheduler model beside vLLM's own scheduler, iteration by iteration.
+
+``TUNER_LOCKSTEP_CASES=200000 pytest -m vllm tests/engines/scheduler/test_lockstep.py`` plays as
+many. The smallest traffic that shows a difference is written into the folder ``kept``, whose cases
+are played first ever after: give it a name that says what it shows, and commit it.
+"""
 
 # ruff: noqa: ANN401 - vLLM's objects, and modules that import it
 
 import base64
 import importlib
+import json
 import os
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,27 +23,81 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.engines.scheduler.model import advance
-from tuner.engines.scheduler.state import NO_NOISE, StepLaw, new_requests, new_scheduler
+from tuner.engines.scheduler.state import FINISHED, NO_NOISE, StepLaw, new_requests, new_scheduler
 from tuner.engines.seam import ITERATION, IterationLog
 
 pytestmark = pytest.mark.vllm
 
-CASES = int(os.environ.get("TUNER_LOCKSTEP_CASES", "100"))
-"""Of each kind."""
+CASES = int(os.environ.get("TUNER_LOCKSTEP_CASES", "2000"))
+"""Synchronous and asynchronous together."""
 
-Arrival = tuple[int, int, int]
-"""Iteration in which it arrives, prompt tokens, output tokens."""
+KEPT = Path(__file__).with_name("kept")
+
+SLOTS = 8
+ROOMY = 400
+MOMENT_S = 1e-3
+"""Shorter than any iteration."""
 
 COMPARED = (
-    *("decode_seqs", "prefill_seqs", "prefill_tokens", "context_tokens"),
+    *("decode_seqs", "prefill_seqs", "prefill_tokens", "context_tokens", "prefill_context"),
     *("running", "waiting", "kv_blocks_used", "preemptions", "recomputed_tokens"),
 )
 
-TRAFFIC = st.lists(
-    st.tuples(st.integers(0, 30), st.integers(1, 200), st.integers(1, 20)),
-    min_size=1,
-    max_size=25,
-).map(sorted)
+
+@dataclass(frozen=True)
+class Case:
+    """Traffic, and the limits of an engine."""
+
+    is_async: bool
+    traffic: list[tuple[int, int, int]]
+    """When each arrives in seconds, its prompt tokens, its output tokens."""
+
+    slots: int = SLOTS
+    tokens: int = 128
+    """``max_num_batched_tokens``."""
+
+    blocks: int = ROOMY
+    interval: int = 1
+    """``prefill_schedule_interval``."""
+
+    token_s: float = 0.0
+    """An iteration takes a second, and so much more for each token."""
+
+    @property
+    def law(self) -> StepLaw:
+        decode_s = np.array([1 + self.token_s * seqs for seqs in range(SLOTS + 1)])
+        return StepLaw(decode_s, self.token_s, 0.0, 0.0, 0.0)
+
+
+def cases(*, is_async: bool) -> st.SearchStrategy[Case]:
+    traffic = st.lists(
+        st.tuples(st.integers(0, 20), st.integers(1, 200), st.integers(1, 12)),
+        min_size=1,
+        max_size=20,
+    )
+    return st.builds(
+        Case,
+        is_async=st.just(is_async),
+        traffic=traffic.map(sorted),
+        slots=st.integers(1, SLOTS),
+        tokens=st.sampled_from([128, 16, 64]),
+        blocks=st.sampled_from([ROOMY, 30, 24, 18]),
+        interval=st.sampled_from([1, 1, 2, 8]),
+        token_s=st.sampled_from([0.0, 0.013]),
+    )
+
+
+@dataclass(frozen=True)
+class Played:
+    """What one side did."""
+
+    scheduled: list[dict[int, int]]
+    """Of every iteration, which request had how many tokens."""
+
+    preempted: list[set[int]]
+    """Of every iteration, those that had not finished."""
+
+    log: IterationLog
 
 
 class Vllm:
@@ -48,7 +110,7 @@ class Vllm:
     def config(self, interval: int, *, is_async: bool) -> Any:
         if (interval, is_async) not in self._configs:
             config = self.lone.configured(
-                max_num_seqs=8, max_num_batched_tokens=128, prefill_schedule_interval=interval
+                max_num_seqs=SLOTS, max_num_batched_tokens=128, prefill_schedule_interval=interval
             )
             config.scheduler_config.async_scheduling = is_async
             self._configs[interval, is_async] = config
@@ -60,27 +122,37 @@ class Vllm:
 
         return prefill_interval(self.config(asked, is_async=False))
 
-    def play(
-        self, traffic: list[Arrival], *, interval: int, blocks: int, is_async: bool
-    ) -> IterationLog:
+    def play(self, case: Case, durations_s: list[float]) -> Played:
         """Run the traffic in the order of vLLM's EngineCore: with asynchronous scheduling it
-        schedules a second batch before it waits for the first. A batch takes a second."""
-        lone, config = self.lone, self.config(interval, is_async=is_async)
-        scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=blocks)
+        schedules a second batch before it waits for the first. Batches take what the model says,
+        which decides when requests arrive."""
+        lone, config = self.lone, self.config(case.interval, is_async=case.is_async)
+        scheduler = lone.scheduler_of(lone.live.LiveScheduler, config, blocks=case.blocks)
+        scheduler.max_num_active_reqs = case.slots
+        scheduler.max_num_scheduled_tokens = case.tokens
         scheduler.take_log()
-        coming = deque(enumerate(traffic))
+        played = Played([], [], np.zeros(0, ITERATION))
+        coming = deque(enumerate(case.traffic))
+        taking_s = iter(durations_s)
         under_way = deque[tuple[float, Any]]()
         now_s = busy_until_s = 0.0
+        gone = set[int]()  # preempted since the last batch with anything in it
         while coming or under_way or scheduler.has_requests():
             while coming and coming[0][1][0] <= now_s:
                 row, (_, prompt, tokens) = coming.popleft()
                 lone.add(scheduler, str(row), prompt=prompt, tokens=tokens)
             if scheduler.has_requests():
                 batch = lone.schedule(scheduler)
-                if batch.output.total_num_scheduled_tokens:
-                    busy_until_s = max(now_s, busy_until_s) + 1
+                output = batch.output
+                gone |= {int(row) for row in output.preempted_req_ids or ()}
+                if output.total_num_scheduled_tokens:
+                    busy_until_s = max(now_s, busy_until_s) + next(taking_s, 1.0)
+                    given = {int(row): one for row, one in output.num_scheduled_tokens.items()}
+                    played.scheduled.append(given)
+                    played.preempted.append(gone)
+                    gone = set()
                 under_way.append((busy_until_s, batch))
-                if len(under_way) < 1 + is_async:
+                if len(under_way) < 1 + case.is_async:
                     continue
             if under_way:
                 end_s, batch = under_way.popleft()
@@ -88,7 +160,8 @@ class Vllm:
                 lone.compute(scheduler, batch)
             else:
                 now_s = coming[0][1][0]
-        return np.frombuffer(base64.b64decode(scheduler.take_log().rows), ITERATION)
+        log = np.frombuffer(base64.b64decode(scheduler.take_log().rows), ITERATION)
+        return Played(played.scheduled, played.preempted, log)
 
 
 @pytest.fixture(scope="module")
@@ -98,35 +171,63 @@ def vllm() -> Iterator[Vllm]:
         yield Vllm()
 
 
-def model(traffic: list[Arrival], *, interval: int, blocks: int, is_async: bool) -> IterationLog:
-    """Play the same in the model. An iteration takes a second; vLLM keeps one block for itself."""
-    arrivals, prompts, tokens = (np.array(column) for column in zip(*traffic, strict=True))
+def model(case: Case, *, interval: int) -> tuple[Played, list[set[int]]]:
+    """Play the same in the model, an iteration at a time; return besides who had finished when each
+    was scheduled. vLLM keeps one block for itself."""
+    arrivals, prompts, tokens = (np.array(column) for column in zip(*case.traffic, strict=True))
     scheduler = new_scheduler(
-        max_num_seqs=8,
-        max_num_batched_tokens=128,
+        max_num_seqs=case.slots,
+        max_num_batched_tokens=case.tokens,
         block_size=16,
-        kv_blocks=blocks - 1,
-        async_scheduling=is_async,
+        kv_blocks=case.blocks - 1,
+        async_scheduling=case.is_async,
         reserves_prompts=True,
         prefill_schedule_interval=interval,
-        rows=len(traffic),
-        log_length=10_000,
+        rows=len(case.traffic),
+        log_length=20_000,
     )
-    scheduler.requests[:] = new_requests(arrivals.astype(float), prompts, tokens)
-    scheduler.state["rows"] = len(traffic)
-    advance(scheduler, StepLaw(np.ones(9), 0.0, 0.0, 0.0, 0.0), NO_NOISE, np.inf, False)
-    return scheduler.log[: scheduler.state["logged"][0]]
+    requests, state = scheduler.requests, scheduler.state[0]
+    requests[:] = new_requests(arrivals.astype(float), prompts, tokens)
+    state["rows"] = len(case.traffic)
+    scheduled, preempted, finished = [], [], []
+    while state["in_flight"] or state["arrived"] < state["rows"]:
+        before = requests["preemptions"].copy()
+        begin_s = state["end"] if state["in_flight"] else arrivals[state["arrived"]]
+        advance(scheduler, case.law, NO_NOISE, begin_s + MOMENT_S, False)
+        if state["in_flight"]:
+            given = np.flatnonzero(requests["scheduled"]).tolist()
+            scheduled.append({row: int(requests["scheduled"][row]) for row in given})
+            preempted.append(set(np.flatnonzero(requests["preemptions"] > before).tolist()))
+            finished.append(set(np.flatnonzero(requests["status"] == FINISHED).tolist()))
+    return Played(scheduled, preempted, scheduler.log[: state["logged"]]), finished
 
 
-@pytest.mark.parametrize("blocks", [4000, 30], ids=["roomy", "cramped"])
-@pytest.mark.parametrize("interval", [1, 2, 8])
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-@settings(max_examples=CASES)
-@given(traffic=TRAFFIC)
-def test_the_model_schedules_as_vllm_does(
-    vllm: Vllm, is_async: bool, interval: int, blocks: int, traffic: list[Arrival]
-) -> None:
-    here = vllm.play(traffic, interval=interval, blocks=blocks, is_async=is_async)
-    ours = model(traffic, interval=vllm.interval(interval), blocks=blocks, is_async=is_async)
+def in_lockstep(vllm: Vllm, case: Case) -> None:
+    ours, finished = model(case, interval=vllm.interval(case.interval))
+    here = vllm.play(case, ours.log["duration_s"].tolist())
+    assert ours.scheduled == here.scheduled
+    still = [each - gone for each, gone in zip(here.preempted, finished, strict=True)]
+    assert ours.preempted == still
     for name in COMPARED:
-        assert ours[name].tolist() == here[name].tolist(), name
+        assert ours.log[name].tolist() == here.log[name].tolist(), name
+
+
+@pytest.mark.parametrize("path", sorted(KEPT.glob("*.json")), ids=lambda path: path.stem)
+def test_what_was_different_once_is_no_more(vllm: Vllm, path: Path) -> None:
+    given = json.loads(path.read_text())
+    in_lockstep(vllm, Case(**{**given, "traffic": [tuple(one) for one in given["traffic"]]}))
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
+def test_the_model_schedules_as_vllm_does(vllm: Vllm, is_async: bool) -> None:
+    @settings(max_examples=CASES // 2)
+    @given(case=cases(is_async=is_async))
+    def played(case: Case) -> None:
+        try:
+            in_lockstep(vllm, case)
+        except AssertionError:  # the last one that hypothesis tries is the smallest
+            name = f"new-{'async' if case.is_async else 'sync'}.json"
+            KEPT.joinpath(name).write_text(json.dumps(asdict(case)) + "\n")
+            raise
+
+    played()

@@ -28,6 +28,7 @@ def law_section(twin: StoredTwin | None, seen: Sequence[BatchTime]) -> PageSecti
         ["a prompt token more", _told(law.prefill_token_s)],
         ["a prompt more", _told(law.prefill_seq_s)],
         ["a thousand tokens of context more", _told(1e3 * law.context_token_s)],
+        ["the same, for a thousand prompt tokens", _told(1e6 * law.prefill_context_s)],
         [
             "largest batch that was seen",
             f"{twin.extrapolated_from:,}; beyond it the law is a guess",

@@ -35,7 +35,7 @@ from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
 from tuner.replay.records import DEVICE
 from tuner.runs.ladder import doubling
-from tuner.runs.outcome import CheckRecord, SweepOutcome
+from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
 from tuner.runs.result import binds_of
 from tuner.runs.settings import SweepSettings
 from tuner.traffic.window import parse_duration_s
@@ -361,6 +361,8 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
             f"promised at {said.load:g} times the load: {numbers.attainment:.1%} within the SLO, "
             f"p95 TPOT {_time(numbers.tpot_s, 'p95')}, p99 E2EL {_time(numbers.e2el_s, 'p99')}"
         )
+        if said.load == 1.0:
+            console.print(_on_days(said))
     for title, one in (
         ("the ladder's replay of the choice", outcome.chosen.measured if view else None),
         (f"measured at the choice, on a fresh {_confirming(outcome)}", outcome.confirmed),
@@ -386,6 +388,21 @@ def _print_details(console: Console, outcome: SweepOutcome) -> None:
         f"{starts} engine start{'s' * (starts != 1)}, {sum(outcome.starts_s):.0f}s; "
         f"{outcome.replay_s:.0f}s of replay"
     )
+
+
+def _on_days(said: Prediction) -> str:
+    """Say between what 95 % are, of this traffic and of other traffic like it."""
+    told = []
+    for name, ends in (("again", said.intervals), ("another day", said.another_day)):
+        if ends is None:
+            told.append(f"{name}: not claimed, the trace is shorter than 10 minutes")
+            continue
+        low, high = ends["attainment"]
+        tail = ""
+        if "e2el_p99_ms" in ends:
+            tail = f", p99 E2EL {' to '.join(f'{one:,.0f}' for one in ends['e2el_p99_ms'])} ms"
+        told.append(f"{name}, 95 %: {low:.1%} to {high:.1%} within the SLO{tail}")
+    return "\n".join(told)
 
 
 def _record(record: CheckRecord) -> str:

@@ -44,6 +44,7 @@ def _count(iteration: Record, request: Record, tokens: int) -> None:
     else:
         iteration["prefill_seqs"] += 1
         iteration["prefill_tokens"] += tokens
+        iteration["prefill_context"] += tokens * request["computed"]
 
 
 @compiled
@@ -129,7 +130,7 @@ def _schedule(scheduler: Scheduler) -> None:
     """Decide what the next iteration computes. Something runs or waits, so it is not empty."""
     state, iteration = scheduler.state[0], scheduler.iteration[0]
     iteration["decode_seqs"] = iteration["context_tokens"] = 0
-    iteration["prefill_seqs"] = iteration["prefill_tokens"] = 0
+    iteration["prefill_seqs"] = iteration["prefill_tokens"] = iteration["prefill_context"] = 0
     iteration["preemptions"] = iteration["recomputed_tokens"] = 0
     requests, now_s = scheduler.requests, state["now"]
     while True:
@@ -160,6 +161,7 @@ def _duration_s(law: StepLaw, noise: Noise, state: Record, iteration: Record) ->
         + law.prefill_token_squared_s * prefill * prefill
         + law.prefill_seq_s * iteration["prefill_seqs"]
         + law.context_token_s * iteration["context_tokens"]
+        + law.prefill_context_s * iteration["prefill_context"]
     )
     if noise.slowdown.size > 0:
         place = int((state["now"] - noise.begin_s) / noise.grid_s)

@@ -89,13 +89,14 @@ finished; the log or the token list is full; the noise is known no further."""
 
 
 class StepLaw(NamedTuple):
-    """How long an iteration takes: f(n) + c·P + c2·P² + p0·p + d·X."""
+    """How long an iteration takes: f(n) + c·P + c2·P² + p0·p + d·X + e·Y."""
 
     decode_s: Floats  # f(n) for n = 0, 1, 2, … decode sequences
     prefill_token_s: float  # c
     prefill_token_squared_s: float  # c2
     prefill_seq_s: float  # p0
     context_token_s: float  # d
+    prefill_context_s: float = 0.0  # e
 
     def durations_s(self, log: IterationLog) -> Floats:
         """Return how long these iterations should have taken."""
@@ -106,6 +107,7 @@ class StepLaw(NamedTuple):
             + self.prefill_token_squared_s * prefill**2
             + self.prefill_seq_s * log["prefill_seqs"]
             + self.context_token_s * log["context_tokens"]
+            + self.prefill_context_s * log["prefill_context"]
         )
 
     def up_to(self, max_num_seqs: int) -> "StepLaw":

@@ -144,7 +144,7 @@ class SchedulerLog:
         one (and drafts of the next ones) goes in. Everything else is prefill: prompts, and what a
         preempted sequence computes again.
         """
-        decode = context = prefill = prefill_tokens = 0
+        decode = context = prefill = prefill_tokens = prefill_context = 0
         scheduler = self._scheduler
         requests, drafts = scheduler.requests, output.scheduled_spec_decode_tokens
         for request_id, tokens in output.num_scheduled_tokens.items():
@@ -160,6 +160,7 @@ class SchedulerLog:
             else:
                 prefill += 1
                 prefill_tokens += tokens
+                prefill_context += tokens * before
         cached = sum(new.num_computed_tokens for new in output.scheduled_new_reqs)
         again = output.scheduled_cached_reqs
         if again.resumed_req_ids:
@@ -175,5 +176,5 @@ class SchedulerLog:
         used = pool.num_gpu_blocks - 1 - pool.get_num_free_blocks()  # one block is the null block
         return (
             *(decode, prefill, prefill_tokens, context, running, waiting, used),
-            *(self._preempted, self._lost_tokens, cached),
+            *(self._preempted, self._lost_tokens, cached, prefill_context),
         )

@@ -140,13 +140,13 @@ def _seconds(windows: Sequence[str]) -> float:
 def _attainment(promised: CapNumbers, validated: Sequence[Predicted]) -> Threshold:
     lowest = min(
         [promised.attainment, *(one.attainment for one in validated)]
-        + [one.intervals["attainment"][0] for one in validated if "attainment" in one.intervals]
+        + [one.on_any_day["attainment"][0] for one in validated if "attainment" in one.on_any_day]
     )
     return Threshold(promised.attainment, max(0.0, lowest - ATTAINMENT_TOLERANCE))
 
 
 def _highs(validated: Sequence[Predicted], name: str) -> Iterator[float]:
-    return (one.intervals[name][1] for one in validated if name in one.intervals)
+    return (one.on_any_day[name][1] for one in validated if name in one.on_any_day)
 
 
 def _slo_s(slo: SloSection) -> dict[str, float]:
