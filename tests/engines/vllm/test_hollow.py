@@ -91,7 +91,7 @@ def test_ten_thousand_tokens_a_second_are_sent_and_read_in_time(tmp_path: Path) 
     plan = [PlannedRequest(row, row * 0.02, [16 + row % 900] * 40, 600) for row in range(100)]
 
     async def main() -> tuple[Engine, Replay]:
-        starter = hollow(step_s=0.0032, log=tmp_path / "vllm.log")
+        starter = _Asynchronous(hollow(step_s=0.0032).arguments, log=tmp_path / "vllm.log")
         engine = await starter.start(max_num_seqs=32)
         try:
             found = await replay(
