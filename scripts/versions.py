@@ -63,7 +63,8 @@ CHECKS: Mapping[str, str] = {
     "arguments": "pytest tests/engines/test_engine_arguments.py tests/rollout/targets/test_vllm.py "
     "tests/rollout/monitoring/test_rules.py tests/commands/trace/test_export.py",
     "faults": "pytest tests/engines/vllm/test_engine.py tests/engines/workers/test_workers.py "
-    "tests/engines/vllm/test_parallel.py tests/commands/test_interruption_vllm.py",
+    "tests/engines/vllm/test_parallel.py tests/commands/test_interruption_vllm.py "
+    "tests/engines/vllm/test_hollow.py tests/engines/vllm/test_multimodal.py",
     "internals": "pytest tests/engines/scheduler/test_unmodelled.py "
     "tests/engines/vllm/test_async_scheduler.py tests/engines/vllm/test_graphs.py "
     "tests/engines/vllm/test_log.py tests/engines/vllm/test_prompt_vocabulary.py "

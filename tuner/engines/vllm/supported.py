@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 
 IN_FULL = ("0.32", "0.33")
-"""Tried with every test that needs vLLM."""
+"""What ``--version`` calls tried in full; docs/engines.md has which checks ran, and which not."""
 
 IN_PART = ("0.28", "0.29", "0.30", "0.31")
 """Tried with ``make versions``; docs/engines.md has what it showed."""
