@@ -88,7 +88,7 @@ async def cut(engine: Engine) -> None:
 @pytest.mark.quiet
 def test_ten_thousand_tokens_a_second_are_sent_and_read_in_time(tmp_path: Path) -> None:
     """32 sequences, an iteration each 3.2 ms, for six seconds: as if a GPU had served them."""
-    plan = [PlannedRequest(row, row * 0.02, [16 + row % 900] * 40, 600) for row in range(100)]
+    plan = [PlannedRequest(row, row * 0.001, [16 + row % 900] * 40, 600) for row in range(96)]
 
     async def main() -> tuple[Engine, Replay]:
         starter = _Asynchronous(hollow(step_s=0.0032).arguments, log=tmp_path / "vllm.log")
@@ -109,7 +109,7 @@ def test_ten_thousand_tokens_a_second_are_sent_and_read_in_time(tmp_path: Path) 
     engine, found = asyncio.run(main())
     tokens = sum(one.output_tokens for one in found.records)
     busy_s = float(found.iterations["duration_s"].sum())
-    assert tokens == 60_000
-    assert tokens / busy_s > 8_000  # the last ones have the engine for themselves
+    assert tokens == 57_600
+    assert tokens / busy_s > 9_000  # three times 32 begin and end together
     check_generator([found])
     check_reading(found, replace(engine.facts, device={"kind": "gpu", "name": "as if"}))
