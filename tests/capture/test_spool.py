@@ -1,5 +1,6 @@
 """A recording's files: whole rows, bounded in size and number, and never in the way."""
 
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.support.places import ROOT
+from tests.support.processes import wait_until
 from tuner.capture.environment import Recording, recording
 from tuner.capture.spool import MAX_PENDING, MAX_PENDING_TOKENS, Spool
 from tuner.errors import UsageError
@@ -162,6 +164,23 @@ def test_an_item_that_makes_no_row_costs_that_item_alone(
     assert [record.getMessage() for record in caplog.records if record.levelname == "WARNING"] == [
         "tuner: a request is not recorded: ValueError('0 is even\\x1b[2J')"
     ]
+
+
+@pytest.mark.attack
+def test_counts_are_entered_into_the_file_that_was_written_whatever_has_its_name(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "victim").write_text("mine")
+    written = spool(settings(tmp_path))
+    written.put(0)
+    wait_until(lambda: files(tmp_path) != [] and files(tmp_path)[0].read_bytes().endswith(b"}\n"))
+    (path,) = files(tmp_path)
+    path.rename(tmp_path / "kept")
+    path.symlink_to("victim")
+    written.close()
+    assert (tmp_path / "victim").read_text() == "mine"
+    header = json.loads((tmp_path / "kept").read_text().splitlines()[0])
+    assert '"rows_kept":1' in json.dumps(header, separators=(",", ":"))
 
 
 def test_a_folder_that_is_gone_costs_what_comes_meanwhile(

@@ -1,6 +1,7 @@
 """`--dry-run`: what would be run and in what memory, said before anything is started."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -119,3 +120,27 @@ def test_what_is_not_known_is_said_and_not_guessed(tmp_path: Path) -> None:
     assert "hidden_size" in str(of_config(tmp_path, {"model_type": "llama"}))
     assert "does not tell" in str(of_config(tmp_path, ["no mapping"]))
     assert "no folder here" in str(memory_of({"model": "acme/translator-7b"}))
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ("[" * 100_000, "is no JSON"),
+        (('{"model_type": "llama", "hidden_size": 8, "num_attention_heads": 0, '
+         '"num_hidden_layers": 1}'), "does not tell"),
+        (('{"model_type": "llama", "hidden_size": Infinity, "num_attention_heads": 1, '
+         '"num_hidden_layers": 1}'), "does not tell"),
+        ('{"model_type": []}', "does not tell"),
+    ],
+    ids=["nested", "no heads", "without end", "a list"],
+)  # fmt: skip
+def test_a_strangers_config_is_no_reason_to_fail(tmp_path: Path, config: str, said: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    assert said in str(memory_of({"model": str(tmp_path)}))
+
+
+@pytest.mark.attack
+def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.json")
+    assert "no folder here" in str(memory_of({"model": str(tmp_path)}))

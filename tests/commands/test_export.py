@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -121,3 +122,30 @@ def test_tables_that_are_there_are_left_alone(folder: Path) -> None:
     assert done.returncode == 3
     assert "twice/curve.csv: is there already" in done.stderr
     assert export(folder, "run", "-o", "twice", "--force").returncode == 0
+
+
+def strange(folder: Path, name: str, **content: object) -> None:
+    """Make a run like ours, in which each replay's event says this too."""
+    shutil.copytree(folder / "run", folder / name, ignore=lambda *_: ["export"])
+    journal = folder / name / "journal.jsonl"
+    events = map(json.loads, journal.read_text().splitlines())
+    lines = (one | (content if one["event"] == "replay" else {}) for one in events)
+    journal.write_text("".join(json.dumps(one) + "\n" for one in lines))
+
+
+@pytest.mark.attack
+def test_no_cell_of_a_strangers_run_is_a_formula(folder: Path) -> None:
+    formula = "=HYPERLINK(A1)"
+    strange(folder, "formula", **{"worker": formula, formula: "+1\ud800"})
+    assert export(folder, "formula").returncode == 0
+    first, *_ = rows(folder / "formula" / "export" / "replays.csv")
+    assert (first["worker"], first[f"'{formula}"]) == (f"'{formula}", "'+1\\ud800")
+
+
+@pytest.mark.attack
+def test_what_no_table_can_hold_is_refused_and_nothing_is_written(folder: Path) -> None:
+    strange(folder, "odd", worker="\ud800")
+    done = export(folder, "odd", "--to", "parquet")
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 2)
+    assert "odd/journal.jsonl: an event makes no sense" in done.stderr
+    assert list((folder / "odd" / "export").iterdir()) == []

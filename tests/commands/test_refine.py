@@ -306,6 +306,27 @@ def test_a_journal_that_makes_no_sense_is_refused(swept: Path, pairs: object) ->
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.attack
+@pytest.mark.parametrize(("event", "key"), [("gathered", "chosen"), ("trial", "configuration")])
+@pytest.mark.parametrize("planted", [{"trust_remote_code": True}, {"max_num_seqs": 5000}], ids=str)
+@pytest.mark.usefixtures("whole")
+def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
+    swept: Path, event: str, key: str, planted: dict[str, Any]
+) -> None:
+    folder = swept / f"planted {event} {planted}"
+    shutil.copytree(swept / "whole", folder)
+    path = folder / "journal.jsonl"
+    events = [json.loads(line) for line in path.read_text().splitlines()]
+    place = [one["event"] for one in events].index(event)
+    events[place][key] |= planted
+    path.write_text("".join(json.dumps(one) + "\n" for one in events[: place + 1]))
+    done = refine(swept, "--run-dir", folder.name, "--resume", *SHARED)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "journal.jsonl: an event makes no sense" in done.stderr
+    assert f"{next(iter(planted))}={next(iter(planted.values()))}" in done.stderr
+    assert "starting an engine" not in done.stderr
+
+
 def test_a_finished_run_resumed_measures_nothing(swept: Path, whole: dict[str, Any]) -> None:
     again = refine(swept, "--run-dir", "whole", "--resume", *SHARED, "--json", "-o", "whole.yaml")
     assert json.loads(again.stdout) == whole

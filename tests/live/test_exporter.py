@@ -2,19 +2,20 @@
 
 import socket
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 
 import httpx
 import pytest
 
 from tests.support.processes import wait_until
+from tuner.live import exporter
 from tuner.live.exporter import MOST_CLIENTS, Exporter
 
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    with closing(Exporter(0)) as exporter:
-        yield exporter.port
+    with closing(Exporter(0)) as open_:
+        yield open_.port
 
 
 def client(port: int) -> socket.socket:
@@ -37,6 +38,25 @@ def test_clients_that_say_nothing_take_no_more_threads_than_there_are_places(por
             pass
         one.close()
     wait_until(lambda: is_answered(port))
+
+
+@pytest.mark.attack
+def test_a_client_that_sends_a_byte_now_and_then_keeps_no_place(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exporter, "CLIENT_S", 0.5)
+    with client(port) as slow:
+        slow.settimeout(0.05)
+        for _ in range(200):
+            with suppress(BrokenPipeError):
+                slow.sendall(b"G")
+            try:
+                assert slow.recv(1) == b""
+                break
+            except (TimeoutError, ConnectionResetError):
+                continue
+        else:
+            pytest.fail("it still has its place after 10 s")
 
 
 def is_answered(port: int) -> bool:

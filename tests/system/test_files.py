@@ -4,12 +4,13 @@ import os
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tuner.errors import TargetError
-from tuner.system import files
+from tuner.system import files, folders
 
 
 def names(folder: Path) -> list[str]:
@@ -191,3 +192,71 @@ def test_a_folder_that_takes_no_files_is_noticed_before_anything_is_written() ->
 def test_to_ask_whether_a_file_can_be_written_leaves_nothing(tmp_path: Path) -> None:
     files.check_writable(tmp_path / "a.yaml")
     assert names(tmp_path) == []
+
+
+def _victim(tmp_path: Path) -> Path:
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    return victim
+
+
+@pytest.mark.attack
+def test_a_link_in_place_of_a_runs_file_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    victim, path = _victim(tmp_path), tmp_path / "result.json"
+    path.symlink_to(victim)
+    files.write_own(path, b"new")
+    assert (victim.read_bytes(), path.read_bytes(), path.is_symlink()) == (b"mine", b"new", False)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert names(tmp_path) == ["result.json", "victim"]
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.symlink_to(_victim(path.parent)),
+        lambda path: path.symlink_to("not-there-yet"),
+        os.mkfifo,
+        lambda path: path.mkdir(),
+        lambda path: path.symlink_to("/dev/null"),
+    ],
+    ids=["a link", "a link to nothing", "a pipe", "a folder", "a device"],
+)
+def test_what_a_run_writes_to_is_a_file_of_its_own(
+    tmp_path: Path, make: Callable[[Path], object]
+) -> None:
+    make(tmp_path / "run.log")
+    with pytest.raises(TargetError, match=r"run\.log: "):
+        open(tmp_path / "run.log", "ab", opener=files.opened_own)  # noqa: SIM115
+    assert not (tmp_path / "not-there-yet").exists()
+
+
+@pytest.mark.attack
+def test_what_a_run_writes_to_is_for_its_owner_alone(tmp_path: Path) -> None:
+    for text in ("a", "b"):
+        with open(tmp_path / "run.log", "a", opener=files.opened_own) as file:
+            file.write(text)
+    assert (tmp_path / "run.log").read_text() == "ab"
+    assert stat.S_IMODE((tmp_path / "run.log").stat().st_mode) == 0o600
+
+
+@pytest.mark.attack
+def test_neither_a_pipe_nor_more_than_anybody_wrote_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "large").touch()
+    os.truncate(tmp_path / "large", files.MOST_READ + 1)
+    for name, why in (("pipe", "no file"), ("large", "larger than 1024 MiB")):
+        with pytest.raises(OSError, match=why):
+            files.read_regular(tmp_path / name)
+    (tmp_path / "mine").write_bytes(b"mine")
+    assert files.read_regular(tmp_path / "mine") == b"mine"
+
+
+@pytest.mark.attack
+def test_a_folder_of_a_run_is_no_link_to_somebody_elses(tmp_path: Path) -> None:
+    folders.make_own(tmp_path / "sweep")
+    folders.make_own(tmp_path / "sweep")
+    assert stat.S_IMODE((tmp_path / "sweep").stat().st_mode) == 0o700
+    (tmp_path / "traffic").symlink_to("sweep")
+    with pytest.raises(TargetError, match="is a link"):
+        folders.make_own(tmp_path / "traffic")

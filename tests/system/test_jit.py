@@ -101,6 +101,23 @@ def test_two_caches_of_other_versions_stay(tmp_path: Path, monkeypatch: pytest.M
     assert {path.name for path in (tmp_path / "tuner").iterdir()} == {ours.name, "newest", "newer"}
 
 
+@pytest.mark.attack
+def test_nothing_is_unpickled_that_others_could_have_put_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    ours = jit._cache_dir.__wrapped__()
+    assert ours.stat().st_mode & 0o777 == 0o700
+    (ours / "planted.nbi").touch()
+    assert list(jit._cache_dir.__wrapped__().iterdir()) == [ours / "planted.nbi"]
+    ours.chmod(0o775)
+    assert list(jit._cache_dir.__wrapped__().iterdir()) == []
+    assert ours.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: 1234)
+    with pytest.raises(PermissionError, match="another user"):
+        jit._cache_dir.__wrapped__()
+
+
 def test_a_function_is_compiled_where_nothing_can_be_kept() -> None:
     """Code without a file stands for code in a directory that cannot be written to."""
     namespace: dict[str, Any] = {}

@@ -4,6 +4,7 @@ Memory is bounded: what the thread cannot keep up with is counted and not kept. 
 or a disk, costs what it was about, is counted, and ends nothing.
 """
 
+import fcntl
 import logging
 import os
 import threading
@@ -274,12 +275,14 @@ class _Part:
             self._dirty = False
 
     def finish(self, header: TraceHeader) -> None:
-        self.sync(every_s=0)
-        os.close(self._file)
-        with self.path.open("r+b") as file:
-            file.write(_padded(header))
-            file.flush()
-            os.fsync(file.fileno())
+        """Enter the counts: into the file that was written, whatever has its name by now."""
+        try:
+            self.sync(every_s=0)
+            fcntl.fcntl(self._file, fcntl.F_SETFL, 0)  # no longer at the end alone
+            os.pwrite(self._file, _padded(header), 0)
+            os.fsync(self._file)
+        finally:
+            os.close(self._file)
 
     def _append(self, data: bytes | bytearray) -> None:
         left = memoryview(data)

@@ -1,5 +1,6 @@
 """tuner's own Prometheus metrics, while a run or a watch goes on."""
 
+import contextlib
 import socket
 import socketserver
 import threading
@@ -17,15 +18,13 @@ MOST_CLIENTS = 8
 """At a time; another one's connection is closed."""
 
 CLIENT_S = 10.0
-"""How long a client may say nothing, or take nothing."""
+"""From connecting to having read the answer."""
 
 
 _Request = socket.socket | tuple[bytes, socket.socket]
 
 
 class _Handler(WSGIRequestHandler):
-    timeout = CLIENT_S
-
     def log_message(self, *_: object) -> None:
         """Nobody is told of each request."""
 
@@ -46,13 +45,23 @@ class _Server(socketserver.ThreadingMixIn, WSGIServer):
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: _Request, client_address: object) -> None:
+        late = threading.Timer(CLIENT_S, _hang_up, [request])
+        late.daemon = True
+        late.start()
         try:
             super().process_request_thread(request, client_address)
         finally:
+            late.cancel()
             self._places.release()
 
     def handle_error(self, *_: object) -> None:
         """A client that goes away, or says nothing for too long, is no error of ours."""
+
+
+def _hang_up(client: socket.socket) -> None:
+    """Let whoever waits for this client wait no longer: one may send a byte now and then."""
+    with contextlib.suppress(OSError):  # it has been served
+        client.shutdown(socket.SHUT_RDWR)
 
 
 class _Endpoint:

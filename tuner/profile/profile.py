@@ -151,6 +151,11 @@ def save(profile: ServingProfile, path: Path) -> None:
     files.write_atomically(path, dump(profile).encode())
 
 
+def keep(profile: ServingProfile, run_dir: Path) -> None:
+    """Write the profile of a run into its folder. Raises TargetError."""
+    files.write_own(run_dir / "profile.yaml", dump(profile).encode())
+
+
 def _digest(content: Mapping[str, object]) -> str:
     rest = {key: value for key, value in content.items() if key != "digest"}
     canonical = json.dumps(rest, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -10,7 +10,7 @@ from tuner.errors import RunError
 from tuner.replay.device_use import crowded, device_use, disturbance
 from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import ProbeResult, Replay
-from tuner.runs.journal import Event, Journal
+from tuner.runs.journal import NO_SENSE, Event, Journal
 from tuner.traffic.slo import Slo, Unloaded, fit_unloaded
 from tuner.traffic.window import Part, Window
 from tuner.twin.check import Observed, observed
@@ -50,9 +50,10 @@ class Evidence:
             self.under_way()
             for event in self.journal.of("start"):
                 _check_limits(EngineFacts(**event["facts"]))
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except NO_SENSE as error:
             raise RunError(
-                f"{self.journal.run_dir}/journal.jsonl: an event makes no sense ({error!r})",
+                f"{self.journal.run_dir}/journal.jsonl: an event makes no sense "
+                f"({repr(error)[:200]})",
                 hint="Start again in another --run-dir.",
             ) from error
 

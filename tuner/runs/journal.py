@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from tuner.engines.seam import ITERATION, IterationLog
 from tuner.errors import RunError
 from tuner.replay.records import DEVICE, Replay, RequestRecord
+from tuner.system import files
 from tuner.system.lock import lock
 from tuner.traffic.window import parse_duration_s
 
@@ -71,6 +72,12 @@ _SCALARS = [one for one in fields(RequestRecord) if one.name not in {"itl_s", "o
 
 _LATER = {"prefill_context"}
 """Of iterations, what older tuners did not log."""
+
+NO_SENSE = (
+    *(ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError),
+    *(TypeError, ValueError),
+)
+"""What comes of making something of events that tuner did not write."""
 
 MOST_UNPACKED = 8 << 30
 """Bytes of one replay: a hundred thousand requests of a thousand tokens are a tenth of that."""
@@ -204,18 +211,13 @@ def create(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
     return journal
 
 
-def _check_regular(file: IO[bytes]) -> None:
-    """Refuse a pipe or a device, of which nothing or too much would come. Raises OSError."""
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        raise OSError(errno.EINVAL, "it is no file")
-
-
 def _check_size(file: IO[bytes]) -> None:
     """Refuse what is no file, or would fill the memory once unpacked. Raises OSError, BadZipFile.
 
     What numpy unpacks is bounded by what the file's directory says.
     """
-    _check_regular(file)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):  # a pipe would be waited for
+        raise OSError(errno.EINVAL, "it is no file")
     with ZipFile(file) as archive:
         if sum(one.file_size for one in archive.infolist()) > MOST_UNPACKED:
             raise BadZipFile
@@ -313,9 +315,7 @@ def _is_event(event: object) -> bool:
 def _read(path: Path) -> tuple[list[Event], int]:
     """Return the events and how many bytes of whole lines they take."""
     try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-            _check_regular(file)
-            content = file.read()
+        content = files.read_regular(path)
     except FileNotFoundError:
         raise RunError(
             f"{path}: no run to resume", hint="Run without --resume, or name its --run-dir."

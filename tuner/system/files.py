@@ -26,6 +26,9 @@ _CURES = {
 
 _LOCK_WAIT_S = 10.0
 
+MOST_READ = 1 << 30
+"""Bytes of a run's file: the journal of a comparison has some million."""
+
 
 def resolve(path: Path) -> Path:
     """Return the file that a symbolic link stands for: the link stays, the file is written.
@@ -92,12 +95,30 @@ def write_if_unchanged(
     _write(path, new, like=like, mode=0o666, may_replace=lambda real: content(real) == was)
 
 
+def write_own(path: Path, new: bytes) -> None:
+    """Replace a file of a run, which is for its owner alone. Others may be able to write to its
+    folder: a link in its place is replaced, and never followed. Raises TargetError."""
+    _replace(path, path, new, old=None, mode=0o600, may_replace=lambda _: True)
+
+
 def _write(
     path: Path, new: bytes, *, like: Path | None, mode: int, may_replace: Callable[[Path], bool]
 ) -> None:
     real = resolve(path)
     _check_unprotected(path)
     old = _status(real) or (None if like is None else _status(like))
+    _replace(path, real, new, old=old, mode=mode, may_replace=may_replace)
+
+
+def _replace(  # noqa: PLR0913 - what is written, where, and as whose
+    path: Path,
+    real: Path,
+    new: bytes,
+    *,
+    old: os.stat_result | None,
+    mode: int,
+    may_replace: Callable[[Path], bool],
+) -> None:
     try:
         with _temporary_beside(real) as temporary:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
@@ -114,6 +135,40 @@ def _write(
             _sync_directory(real.parent)
     except OSError as problem:
         raise _explained(path, problem) from None
+
+
+def opened_own(path: str | Path, flags: int) -> int:
+    """Open a file of a run to write to it, as ``open(path, "a", opener=opened_own)``: a new one is
+    for its owner alone, no link is followed, and nothing is opened that is no file.
+
+    Raises TargetError.
+    """
+    flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(path, flags, 0o600)
+        if stat.S_ISREG(os.fstat(descriptor).st_mode):
+            return descriptor
+        os.close(descriptor)
+    except OSError as problem:
+        if problem.errno not in {errno.ELOOP, errno.ENXIO}:
+            raise _explained(Path(path), problem) from None
+    raise TargetError(
+        f"{path}: is a link, or no file", hint="Remove it, or choose another folder for the run."
+    )
+
+
+def read_regular(path: Path, *, most_bytes: int = MOST_READ) -> bytes:
+    """Return what is in a file that somebody else may have put there.
+
+    Raises OSError, also for what is no file, of which nothing or too much would come, and for more.
+    """
+    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file")
+        if status.st_size > most_bytes:
+            raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB")
+        return file.read()
 
 
 @contextlib.contextmanager

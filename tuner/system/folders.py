@@ -30,6 +30,22 @@ def safe(folder: Path, *, users: Collection[int]) -> Path:
     return real
 
 
+def make_own(folder: Path) -> None:
+    """Make a folder inside that of a run, for its owner alone, or use the one that is there; a link
+    in its place leads to somebody else's. Raises TargetError."""
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        is_folder = stat.S_ISDIR(folder.lstat().st_mode)
+    except OSError as problem:
+        raise TargetError(
+            f"{folder}: cannot be made ({problem.strerror})", hint="Choose another --run-dir."
+        ) from None
+    if not is_folder:
+        raise TargetError(
+            f"{folder}: is a link, and no folder of the run", hint="Choose another --run-dir."
+        )
+
+
 def owner(folder: Path) -> int | None:
     """Return the user whose folder it is; None where others can write to it. Raises OSError."""
     status = folder.stat()

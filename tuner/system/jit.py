@@ -1,6 +1,7 @@
 """Compile numeric loops to machine code, and keep the code between runs."""
 
 import ast
+import errno
 import hashlib
 import importlib.metadata
 import os
@@ -111,10 +112,19 @@ def _source(module: str) -> tuple[bytes, frozenset[str]]:
 
 @cache
 def _cache_dir() -> Path:
-    """Return this version's own directory, and remove all but the newest of other versions."""
+    """Return this version's own directory, and remove all but the newest of other versions.
+
+    Numba unpickles what lies there: of a directory that others can write to nothing is used.
+    Raises OSError for another user's.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuner"
     ours = root / f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
-    ours.mkdir(parents=True, exist_ok=True)
+    ours.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if ours.lstat().st_mode & 0o022:
+        shutil.rmtree(ours)
+        ours.mkdir(mode=0o700)
+    if ours.lstat().st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "belongs to another user", str(ours))
     os.utime(ours)
     others = [(path.stat().st_mtime, path) for path in root.iterdir() if path != ours]
     for _, path in sorted(others, reverse=True)[OLD_CACHES:]:

@@ -16,6 +16,15 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
+def in_a_cell(text: str) -> str:
+    """Return text that no spreadsheet runs: what begins like a formula is quoted as text.
+
+    >>> in_a_cell("=1+1"), in_a_cell("ok")
+    ("'=1+1", 'ok')
+    """
+    return f"'{text}" if text[:1] in {"=", "+", "-", "@", "\t", "\r"} else text
+
+
 def in_markdown(text: str) -> str:
     """Return text on one line in which nothing is a tag, a link, a table or a variable of Grafana.
 

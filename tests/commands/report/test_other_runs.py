@@ -1,6 +1,10 @@
 """``tuner report`` of what refine, compare, verify and watch leave."""
 
 import json
+import os
+import shutil
+import stat
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -14,6 +18,8 @@ from tests.support.places import ROOT
 from tests.support.traces import beginning
 from tuner.commands.report.drawing.page import Table
 from tuner.commands.report.replays import Step, replay_section
+from tuner.errors import TargetError
+from tuner.live.watch.journal import WindowJournal
 from tuner.live.watch.watched import WindowSummary
 from tuner.traffic.slo import Slo
 
@@ -24,11 +30,26 @@ SIM = (
 PROFILE = ROOT / "tests" / "runs" / "before_words" / "twin.yaml"
 
 
+LINKS = {
+    "swept": ("profile.yaml",),
+    "refined": ("profile.yaml", "result.json"),
+    "compared": ("traffic/heavy.jsonl",),
+    "verified": ("profile.yaml", "result.json"),
+}
+"""Folder of a run → what is a link to a file of ours before the run begins: somebody else, who can
+write there, has planted them."""
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a profile of a simulated machine."""
     folder = tmp_path_factory.mktemp("runs")
     beginning(folder / "prod.jsonl", 360)
+    (folder / "ours.txt").write_text("ours")
+    for run_dir, names in LINKS.items():
+        for name in names:
+            (folder / run_dir / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / run_dir / name).symlink_to(folder / "ours.txt")
     done = tuner(folder, "sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16")
     assert done.returncode == 0, done.stderr
     return folder
@@ -74,27 +95,43 @@ def test_an_interrupted_refinement_is_shown_as_far_as_it_came(folder: Path, tmp_
     assert "This run has not ended" in text
 
 
-def test_a_comparison_shows_every_approach_at_every_load(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def compared(folder: Path) -> dict[str, Any]:
+    """What a comparison printed."""
     done = tuner(
         folder, "compare", *SIM, "--run-dir=compared", "--approaches=worker,untuned,tuned",
         "--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "--json", "-o", "page",
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_comparison_shows_every_approach_at_every_load(
+    folder: Path, compared: dict[str, Any]
+) -> None:
     headings, text = report(folder, "compared")
     assert headings[1:3] == ["Heavy, as captured", "Heavy, uniform lengths"]
-    served = [
-        row["measured"]["requests_per_s"] for row in json.loads(done.stdout)["tables"][0]["rows"]
-    ]
+    served = [row["measured"]["requests_per_s"] for row in compared["tables"][0]["rows"]]
     assert [one for one in served if f"<td>{one:.2f}</td>" not in text] == []
     assert "Heavy, as captured" in outline(folder / "page" / "comparison.html").headings
     assert "This run has not ended" not in text
 
 
-def test_a_verification_shows_its_gates_and_what_they_judged(folder: Path) -> None:
+@pytest.fixture(scope="module")
+def verified(folder: Path) -> dict[str, Any]:
+    """What a verification printed."""
     done = tuner(
         folder, "verify", "profile.yaml", *SIM, "--run-dir=verified", "--json", "--step=20s"
     )
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_verification_shows_its_gates_and_what_they_judged(
+    folder: Path, verified: dict[str, Any]
+) -> None:
+    found = verified
     headings, text = report(folder, "verified")
     assert (
         headings[0]
@@ -182,3 +219,72 @@ def test_what_is_no_window_is_named_with_its_line(line: str, tmp_path: Path) -> 
     done = tuner(tmp_path, "report", ".")
     assert done.returncode == 3
     assert "windows.jsonl:1: is no window of a watch" in done.stderr
+
+
+@pytest.mark.attack
+@pytest.mark.usefixtures("refined", "compared", "verified")
+def test_nothing_is_written_through_links_that_lie_in_the_folder_of_a_run(folder: Path) -> None:
+    assert (folder / "ours.txt").read_text() == "ours"
+    for run_dir, names in LINKS.items():
+        for name in names:
+            status = (folder / run_dir / name).lstat()
+            assert (stat.S_ISREG(status.st_mode), status.st_mode & 0o077) == (True, 0), name
+
+
+@pytest.mark.attack
+def test_the_journal_of_a_watch_is_its_owners_and_no_link(tmp_path: Path) -> None:
+    with closing(WindowJournal(tmp_path / "run")) as book:
+        book.append("begin", {})
+    made = [tmp_path / "run", tmp_path / "run" / "windows.jsonl"]
+    assert [one.stat().st_mode & 0o077 for one in made] == [0, 0]
+    (tmp_path / "windows.jsonl").symlink_to("ours.txt")
+    with pytest.raises(TargetError, match="is a link"):
+        WindowJournal(tmp_path)
+    assert not (tmp_path / "ours.txt").exists()
+
+
+ODD_WINDOWS: dict[str, dict[str, Any]] = {
+    "no end": {"end_s": None},
+    "an end without end": {"end_s": float("inf")},
+    "more than a number holds": {"arrived": 10**400},
+    "text for a number": {"failed": "5"},
+    "a canary of nothing": {"canary": {}},
+    "a canary that is none": {"canary": 5},
+    "escapes": {"verdict": "\x1b[2J\u202e"},
+    "no character": {"verdict": "\ud800"},
+    "a million": {"running": 1e308, "waiting": 1e308},
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("what", ODD_WINDOWS)
+def test_a_window_of_a_strangers_watch_is_shown_or_refused_in_one_line(
+    what: str, tmp_path: Path
+) -> None:
+    one = {"event": "window", "verdict": "still valid", **window(1), **ODD_WINDOWS[what]}
+    watched(tmp_path, {**one, **window(0)}, one)
+    done = tuner(tmp_path, "report", ".")
+    assert done.returncode in {0, 3}
+    assert done.stderr.count("\n") <= 2
+    assert not set("\x1b\u202e") & set(done.stderr)
+
+
+@pytest.mark.attack
+def test_a_line_without_end_of_a_strangers_watch_is_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "windows.jsonl").write_text("[" * 200_000 + "\n")
+    done = tuner(tmp_path, "report", ".")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 2)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["windows.jsonl", "journal.jsonl", "result.json", "profile.yaml"])
+@pytest.mark.usefixtures("verified")
+def test_a_pipe_in_place_of_a_runs_file_is_not_waited_for(
+    folder: Path, tmp_path: Path, name: str
+) -> None:
+    if name != "windows.jsonl":
+        shutil.copytree(folder / "verified", tmp_path, dirs_exist_ok=True)
+        (tmp_path / name).unlink()
+    os.mkfifo(tmp_path / name)
+    done = tuner(tmp_path, "report", ".")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 2)

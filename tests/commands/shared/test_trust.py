@@ -64,6 +64,13 @@ def test_what_a_hint_says_to_paste_is_one_word_for_a_shell() -> None:
     assert shlex.split(pasted) == ["--set", "worker_cls=a.B; touch $(id) `id` 'x'"]
 
 
+@pytest.mark.parametrize("value", ["x" * 61, "a\x1b[2J"])
+def test_what_cannot_be_shown_whole_is_not_to_be_pasted(value: str) -> None:
+    with pytest.raises(ProfileError) as caught:
+        check_arguments(profile(engine={**ENGINE, "chat_template": value}), {}, source=SOURCE)
+    assert caught.value.hint.endswith("ask for the same: with --base FILE, which states it in full")
+
+
 @pytest.mark.vllm
 def test_who_asks_for_the_same_gets_it(tmp_path: Path) -> None:
     both = ("trust_remote_code=true", "worker_cls=evil.W")

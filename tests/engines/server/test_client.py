@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,10 @@ from tests.support.completions import DONE, EMPTY_END, HEAD, TOKEN, Asked, compl
 from tests.support.processes import lives, wait_until
 from tuner.engines.seam import Reply, RequestFailedError
 from tuner.engines.server.client import StreamingClient
-from tuner.errors import EngineError
+from tuner.engines.server.serve_process import ServeProcess
+from tuner.engines.vllm.core_process import _output_to
+from tuner.engines.vllm.log import silent
+from tuner.errors import EngineError, TargetError
 
 Work = Callable[[StreamingClient], Coroutine[Any, Any, Any]]
 
@@ -184,6 +188,42 @@ def test_a_stream_that_is_not_whole_fails_its_request_alone(
 
     with completions(answer) as url:
         with_client(url, tmp_path, twice)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("count", [b"-1", b"1" + 30 * b"0", b"1" + 5000 * b"0"])
+def test_a_count_that_no_message_can_carry_keeps_nobody_waiting(
+    tmp_path: Path, count: bytes
+) -> None:
+    async def answer(asked: Asked) -> None:
+        await asked.send(HEAD)
+        await asked.event(TOKEN, b'data: {"usage": {"completion_tokens": %b}}\n\n' % count, DONE)
+        await asked.end()
+
+    async def in_time(client: StreamingClient) -> None:
+        async with asyncio.timeout(20):
+            await complete(client)
+
+    with completions(answer) as url, pytest.raises(RequestFailedError, match="no completion"):
+        with_client(url, tmp_path, in_time)
+
+
+@pytest.mark.attack
+def test_a_link_in_place_of_a_log_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_LOGGING_STREAM", "")
+    (tmp_path / "vllm.log").symlink_to("victim")
+    log = tmp_path / "vllm.log"
+    with pytest.raises(TargetError, match="is a link"):
+        asyncio.run(StreamingClient.start("http://localhost:1", log=log))
+    with pytest.raises(TargetError, match="is a link"):
+        ServeProcess.launch([sys.executable, "-V"], environment={}, log=log)
+    with pytest.raises(TargetError, match="is a link"), silent(log):
+        pass
+    with pytest.raises(TargetError, match="is a link"), _output_to(log):
+        pass
+    assert not (tmp_path / "victim").exists()
 
 
 def test_where_nobody_listens_every_request_fails(tmp_path: Path) -> None:

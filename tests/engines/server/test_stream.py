@@ -39,6 +39,9 @@ def test_an_end_without_text_is_no_output_until_the_count_says_so() -> None:
         (b'data: {"choices": 3}\n\n', "no completion"),
         (b'data: {"error": {"message": "out of luck", "code": 500}}\n\n', "out of luck"),
         (b"<html>" * (MOST_EVENT_BYTES // 5), "no event ends"),
+        (b'data: {"usage": {"completion_tokens": -1}}\n\n', "no completion"),
+        (b'data: {"usage": {"completion_tokens": 1%b}}\n\n' % (b"0" * 30), "no completion"),
+        (b'data: {"usage": {"completion_tokens": 1%b}}\n\n' % (b"0" * 5000), "no completion"),
     ],
 )
 def test_what_is_no_stream_of_completions_is_refused(data: bytes, why: str) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import json
+import math
 import os
 import resource
 import socket
@@ -13,15 +14,17 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.live_servers import Numbers, Server, said, serving
 from tuner.engines.server import control_client
 from tuner.engines.server.peer import Peer, peer_of
 from tuner.engines.server.protocol import MAX_LINE_BYTES, VERSION, Answer, SetLimits, line_of
-from tuner.errors import EngineError, InputError, TargetError
+from tuner.errors import EngineError, InputError, TargetError, TunerError
 from tuner.live.control import listener, socket_files
 
 AS_ANOTHER = """
@@ -472,6 +475,57 @@ def test_a_line_without_end_is_cut_off(tmp_path: Path) -> None:
         answer = said(server.path, b"x" * (MAX_LINE_BYTES + 1))
         assert "longer than 65536 bytes" in answer["error"]
         assert server.state.limits.max_num_seqs == 32
+
+
+ODD: st.SearchStrategy[Any] = st.sampled_from(
+    [
+        *(None, True, -1, 2**31, 10**300, 1e308, math.nan, "", "\ud800", "\x1b[2J", "x" * 600),
+        *([], {}, [[]], {"\ud800": "\ud800"}, ["a"] * 30, "take_log", "set"),
+    ]
+)
+FIELDS = st.sampled_from(
+    [
+        *("version", "do", "id", "of", "reason", "override", "profile", "revision", "idle"),
+        *("max_num_seqs", "max_num_batched_tokens", "schedule", "go_on", "\ud800", "x"),
+    ]
+)
+ASKS = ("state", "set", "schedule", "clear_schedule", "rollback", "put_back", "take_log", "\ud800")
+
+
+@pytest.mark.attack
+def test_whatever_a_line_asks_for_is_answered_in_words_and_changes_nothing(tmp_path: Path) -> None:
+    with serving(tmp_path / "tuner.sock") as server:
+
+        @settings(max_examples=300, deadline=None)
+        @given(do=st.sampled_from(ASKS), more=st.dictionaries(FIELDS, ODD, max_size=6))
+        def ask(do: str, more: dict[str, object]) -> None:
+            line = json.dumps({"version": VERSION, "do": do, **more}).encode() + b"\n"
+            answer = said(server.path, line)
+            assert answer["ok"] or answer["kind"] in {"request", "refused"}
+            assert answer["state"] is not None
+
+        ask()
+        assert server.state.limits.max_num_seqs == 32
+
+
+@pytest.mark.attack
+def test_an_answer_of_characters_that_are_none_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "other.sock"
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+
+        def serve() -> None:
+            client, _ = other.accept()
+            with client:
+                client.recv(2**16)
+                client.sendall(b'{"ok": false, "error": "\\ud800", "hint": "\\u001b[2J"}\n')
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        with pytest.raises(TunerError):
+            control_client.state(path)
+        thread.join()
 
 
 def test_half_closed_and_silent_clients_are_no_trouble(tmp_path: Path) -> None:

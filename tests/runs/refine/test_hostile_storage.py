@@ -233,3 +233,10 @@ def test_a_database_that_computes_what_it_holds_is_refused(
         base.execute(computes)
     with pytest.raises(RunError, match="it has views or triggers, which no study has"):
         study(f"sqlite:///{file}")
+
+
+def test_a_link_in_place_of_a_runs_study_is_not_written_through(tmp_path: Path) -> None:
+    (tmp_path / "study.log").symlink_to("victim")
+    with pytest.raises(RunError, match="is a link"):
+        study(str(tmp_path / "study.log"), run="ours")
+    assert not (tmp_path / "victim").exists()

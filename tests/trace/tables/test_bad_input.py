@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from pyarrow import csv, parquet
+from pyarrow import csv, ipc, parquet
 
 from tests.support.format_examples import read
 from tuner.errors import TraceError, UsageError
@@ -624,3 +624,47 @@ def test_a_column_that_the_user_names_is_taken_though_another_is_earlier(tmp_pat
     asked = TableOptions({"timestamp": "started_at"})
     assert opened(tmp_path / "t", text)[0][0].timestamp == AT_S * 1000
     assert opened(tmp_path / "t", text, asked)[0][0].timestamp == (AT_S + 3) * 1000
+
+
+@pytest.mark.attack
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("rows_before", [0, 3])
+def test_a_cell_that_is_nearly_a_type_takes_a_moment(tmp_path: Path, rows_before: int) -> None:
+    """The first row of a sample, and any later one, is held against the types of ClickHouse."""
+    good = "2026-11-21 10:00:00,5,5\n"
+    nearly = f'"Decimal{")" * 300_000}\nx",5,5\n'
+    content = HEAD + good * rows_before + nearly + good * 3
+    rows, tally = opened(tmp_path / "t", content)
+    assert (len(rows), sum(tally.dropped.values())) == (rows_before + 3, 1)
+
+
+NOT_TEXT = pa.Array.from_buffers(
+    pa.string(), 2, [None, pa.array([0, 1, 2], pa.int32()).buffers()[1], pa.py_buffer(b"\xff\xff")]
+)
+ODD_COLUMNS: dict[str, dict[str, pa.Array]] = {
+    "beyond all calendars": {"ts": pa.array([10**15] * 2, pa.timestamp("s"))},
+    "longer than a clock runs": {"took": pa.array([2**62] * 2, pa.duration("s"))},
+    "text that is none": {"status": NOT_TEXT},
+    "text that is none, for a count": {"prompt_tokens": NOT_TEXT},
+    "text that is none, of no use": {"other": NOT_TEXT},
+    "more than a count holds": {"prompt_tokens": pa.array([2**64 - 1] * 2, pa.uint64())},
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+@pytest.mark.parametrize("what", ODD_COLUMNS)
+def test_what_arrow_makes_no_value_of_is_refused(tmp_path: Path, what: str, kind: str) -> None:
+    plain = {
+        "ts": pa.array([AT_S, AT_S + 1], pa.timestamp("s")),
+        "prompt_tokens": pa.array([5, 5]),
+        "completion_tokens": pa.array([5, 5]),
+    }
+    table, path = pa.table(plain | ODD_COLUMNS[what]), tmp_path / f"t.{kind}"
+    if kind == "parquet":
+        parquet.write_table(table, path)
+    else:
+        with ipc.new_file(str(path), table.schema) as file:
+            file.write_table(table)
+    with pytest.raises(TraceError, match="a broken Parquet or Arrow file"):
+        list(open_trace(path)[0].rows)

@@ -38,7 +38,7 @@ from tuner.runs.compare.settings import CompareSettings
 from tuner.runs.compare.windows import check_arrivals, windows_of
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.sweep import sweep
-from tuner.system import files
+from tuner.system import files, folders
 from tuner.trace.trace import Trace, TraceRequest, digest, load, write
 from tuner.traffic.slo import parse_slo
 from tuner.traffic.window import parse_duration_s, parse_window
@@ -142,7 +142,7 @@ async def _chosen(blocks: Blocks, progress: RunProgress) -> None:
 def _keep_traffic(blocks: Blocks, trace: Trace, run_dir: Path) -> None:
     """Write the traffic of each load as a trace, to be swept or refined on."""
     folder = run_dir / "traffic"
-    folder.mkdir(exist_ok=True)
+    folders.make_own(folder)
     for level in blocks.settings.levels:
         requests = tuple(blocks.traffic(level))
         header = replace(
@@ -154,7 +154,9 @@ def _keep_traffic(blocks: Blocks, trace: Trace, run_dir: Path) -> None:
             notes=(*trace.header.notes, f"{level.name} load of tuner compare"),
         )
         found = Trace(header, requests, digest(requests, header.block_size))
-        write(found, folder / f"{level.name}.jsonl", force=True)
+        path = folder / f"{level.name}.jsonl"
+        files.remove(path)  # a link there is not followed
+        write(found, path, mode=0o600)
 
 
 def _tuned(
@@ -361,5 +363,6 @@ def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -
 def open_sweep(run_dir: Path, plan: dict[str, Any]) -> journal.Journal:
     """Open the journal of the sweep within a run, one that was begun or a new one."""
     folder = run_dir / "sweep"
+    folders.make_own(folder)
     begun = (folder / "journal.jsonl").exists()
     return journal.resume(folder, plan) if begun else journal.create(folder, plan)

@@ -83,7 +83,7 @@ def _is_profile(path: Path, text: str) -> bool:
 
 
 def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[str]) -> str:
-    told = f"what the server does not tell: {', '.join(untold)}\n" if untold else ""
+    told = f"what the server does not tell: {printable(', '.join(untold))}\n" if untold else ""
     if not found:
         return f"no difference{' in what the server tells' if untold else ''}\n{told}"
     lines: list[tuple[tuple[str, str, str], str]] = [(("", printable(one), printable(other)), "")]
@@ -92,7 +92,7 @@ def _table(found: Sequence[Difference], one: str, other: str, untold: Sequence[s
         lines += [
             (
                 (
-                    f"  {each.name}",
+                    f"  {printable(each.name)}",
                     shown_value(each.profile, unset="-"),
                     shown_value(each.other, unset="-"),
                 ),

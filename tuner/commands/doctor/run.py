@@ -20,6 +20,7 @@ from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter, hollow
 from tuner.errors import EngineError, GateError, Interrupted
 from tuner.system import interruption
+from tuner.system.printable import printable
 
 Ask = Coroutine[Any, Any, list[MachineCheck]]
 
@@ -90,4 +91,4 @@ def _print(found: list[MachineCheck]) -> None:
     for one in found:
         style = {"FAIL": "bold red", "SKIP": "dim", "PASS": None}[one.status]
         cure = f". {one.cure}" if one.cure else ""
-        console.print(f"{one.status}  {one.name}: {one.said}{cure}", style=style)
+        console.print(printable(f"{one.status}  {one.name}: {one.said}{cure}"), style=style)

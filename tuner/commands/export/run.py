@@ -7,26 +7,29 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tuner.commands.export.options import ExportOptions
-from tuner.commands.export.tables import Row, tables_of
+from tuner.commands.export.tables import Cell, Row, tables_of
+from tuner.commands.report.result import making_sense
 from tuner.commands.shared.run_folder import read_run
 from tuner.errors import RunError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.system import files
+from tuner.system.printable import in_a_cell, printable
 
 
 def run(options: ExportOptions) -> None:
     """Write the tables, and print where they are. Raises RunError, TargetError, UsageError."""
     book = read_run(options.run_dir)
     profile = _profile_of(options.run_dir)
+    with making_sense(options.run_dir / "journal.jsonl"):
+        tables = tables_of(book, profile)
     if options.to == "mlflow":
         from tuner.commands.export import mlflow  # noqa: PLC0415 - an extra
 
-        sys.stdout.write(mlflow.export(options, profile, tables_of(book, profile)))
+        sys.stdout.write(mlflow.export(options, profile, tables))
         return
     if options.tracking_uri is not None:
         raise UsageError("--tracking-uri is for --to mlflow", hint="Add it, or leave this out.")
-    tables = tables_of(book, profile)
     if not tables:
         raise RunError(
             f"{options.run_dir}: nothing is measured yet", hint="Go on with the run: --resume."
@@ -35,9 +38,12 @@ def run(options: ExportOptions) -> None:
     paths = {name: folder / f"{name}.{options.to}" for name in tables}
     _check(folder, list(paths.values()), force=options.force)
     write = _csv if options.to == "csv" else _parquet
+    with making_sense(options.run_dir / "journal.jsonl"):
+        contents = {name: write(rows) for name, rows in tables.items()}
+    put = files.write_own if options.output is None else files.write_atomically
     for name, rows in tables.items():
-        files.write_atomically(paths[name], write(rows))
-        sys.stdout.write(f"{paths[name]}: {len(rows):,} rows\n")
+        put(paths[name], contents[name])
+        sys.stdout.write(f"{printable(str(paths[name]))}: {len(rows):,} rows\n")
 
 
 def _profile_of(run_dir: Path) -> ServingProfile | None:
@@ -68,11 +74,15 @@ def _columns(rows: Sequence[Row]) -> list[str]:
 
 
 def _csv(rows: Sequence[Row]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, _columns(rows), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    names, text = _columns(rows), io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(map(_cell, names))
+    writer.writerows([_cell(row.get(name)) for name in names] for row in rows)
+    return text.getvalue().encode(errors="backslashreplace")
+
+
+def _cell(value: Cell) -> Cell:
+    return in_a_cell(value) if isinstance(value, str) else value
 
 
 def _parquet(rows: Sequence[Row]) -> bytes:

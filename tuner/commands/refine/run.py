@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +38,7 @@ from tuner.engines import provenance
 from tuner.engines.devices import DeviceMeter
 from tuner.engines.models import shipped as models
 from tuner.errors import UsageError
-from tuner.profile.profile import check_output, save, seal
+from tuner.profile.profile import check_output, keep, save, seal
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.summary import minutes
@@ -159,7 +160,7 @@ def _refined(begun: _Begun, site: "ClusterSite | None") -> Refinement:
     runner: TrialRunner = _local_runner(begun, evidence, progress)
     if site is not None:
         execute, runner = interruption.run, site.runner(evidence, progress)
-    evidence.check(runner.done, runner.chosen)
+    evidence.check(partial(runner.check, plan.space))
     try:
         with progress:
             return execute(refine(begun.requests, plan, runner, study))
@@ -179,7 +180,7 @@ def _conclude(begun: _Begun, found: Refinement) -> None:
     options, plan = begun.options, begun.plan
     wall_s = time.monotonic() - begun.began_s
     result = _profile(begun, found, wall_s)
-    save(result, begun.book.run_dir / "profile.yaml")
+    keep(result, begun.book.run_dir)
     check_output(options.output, force=None)
     save(result, options.output)
     printed = json_of(found, plan, run_dir=begun.book.run_dir, profile_path=options.output)

@@ -7,10 +7,12 @@ from pathlib import Path
 from tuner.commands.report import compare, refine, sweep, verify, watch
 from tuner.commands.report.drawing.page import GENERATOR, POINTS, Page, written
 from tuner.commands.report.options import ReportOptions
+from tuner.commands.report.result import making_sense
 from tuner.commands.shared.run_folder import command_of, read_run
 from tuner.errors import ProfileError, RunError, TargetError
 from tuner.live.watch.journal import NAME as WINDOWS
 from tuner.system import files
+from tuner.system.printable import printable
 
 MOST_BYTES = 1_500_000
 FEWEST_POINTS = 1_000
@@ -25,7 +27,8 @@ def run(options: ReportOptions) -> None:
         budget //= 2
         page = written(_page(options.source, budget=budget)).encode()
     files.write_atomically(options.output, page)
-    sys.stderr.write(f"{options.output}: {len(page) / 1e3:,.0f} kB, open it in a browser\n")
+    where = printable(str(options.output))
+    sys.stderr.write(f"{where}: {len(page) / 1e3:,.0f} kB, open it in a browser\n")
 
 
 def _page(source: Path, *, budget: int) -> Page:
@@ -37,7 +40,13 @@ def _page(source: Path, *, budget: int) -> Page:
             )
         return sweep.of_profile(source, budget=budget)
     if (source / WINDOWS).exists() and not (source / "journal.jsonl").exists():
-        return watch.of_run(source)
+        with making_sense(source / WINDOWS):
+            return watch.of_run(source)
+    with making_sense(source / "journal.jsonl"):
+        return _of_run(source, budget=budget)
+
+
+def _of_run(source: Path, *, budget: int) -> Page:
     book = read_run(source)
     of_run = OF_RUN.get(command_of(book) or "")
     if of_run is None:
@@ -45,13 +54,7 @@ def _page(source: Path, *, budget: int) -> Page:
             f"{source}: its plan is not of a command that has a report",
             hint="Give the folder of a sweep, refine, compare, verify or watch, or a profile.",
         )
-    try:
-        return of_run(book, budget=budget)
-    except (KeyError, TypeError, ValueError, AttributeError) as problem:
-        raise RunError(
-            f"{source}/journal.jsonl: an event makes no sense ({problem!r})",
-            hint="Give the folder of a run as tuner wrote it.",
-        ) from problem
+    return of_run(book, budget=budget)
 
 
 OF_RUN = {

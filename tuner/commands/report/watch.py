@@ -15,6 +15,8 @@ from tuner.commands.report.drawing.thin import MOST_POINTS, thinned
 from tuner.commands.shared.next_step import command
 from tuner.errors import RunError
 from tuner.live.watch.journal import NAME
+from tuner.runs.journal import NO_SENSE
+from tuner.system import files
 
 MOST_ROWS = 200
 """Of the table: the newest windows; more of them are in the data."""
@@ -68,7 +70,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window]]:
     """Return how the watches began, and every window or pair; a torn last line is left out."""
     begins, windows = list[dict[str, Any]](), list[Window]()
     try:
-        lines = path.read_bytes().split(b"\n")[:-1]
+        lines = files.read_regular(path).split(b"\n")[:-1]
     except OSError as problem:
         raise RunError(f"{path}: {problem.strerror}", hint="Make it readable.") from None
     for number, line in enumerate(lines, 1):
@@ -81,7 +83,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window]]:
                 assert all(seen[name] is None or float(seen[name]) >= 0 for name in NUMBERS)
             str(one["verdict"])
             windows.append(one)
-        except (ValueError, KeyError, TypeError, AssertionError):
+        except NO_SENSE:
             raise RunError(
                 f"{path}:{number}: is no window of a watch",
                 hint="Give the --run-dir of tuner watch as it wrote it.",

@@ -23,7 +23,7 @@ from tuner.errors import (
     UsageError,
 )
 from tuner.runs import journal
-from tuner.system import interruption
+from tuner.system import folders, interruption
 from tuner.system.passwords import without_passwords
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
@@ -105,6 +105,7 @@ def open_each(
     found: dict[str, journal.Journal] = {}
     for name, plan in plans.items():
         run_dir = book.run_dir / name
+        folders.make_own(run_dir)
         begun = (run_dir / "journal.jsonl").exists()
         found[name] = (journal.resume if begun else journal.create)(run_dir, plan)
     return found

@@ -47,11 +47,13 @@ def check_arguments(
     found = [name for name in not_allowed(engine) if not _has(asked, name, engine[name])]
     if found:
         words = [f"{name}={_shown(engine[name])}" for name in found]
+        same_words = " ".join(f"--set {shlex.quote(one)}" for one in words)  # to be pasted
+        if any(_shown(engine[name]) != _text(engine[name]) for name in found):
+            same_words = "with --base FILE, which states it in full"
         raise ProfileError(
             f"{source}: engine: {', '.join(words)}: may load code, open files or addresses, or "
             "send data, and whoever made the profile wrote it",
-            hint="If you trust it, ask for the same: "
-            + " ".join(f"--set {shlex.quote(one)}" for one in words),  # to be pasted into a shell
+            hint=f"If you trust it, ask for the same: {same_words}",
         )
 
 
@@ -65,6 +67,10 @@ def _has(arguments: Mapping[str, Any], name: str, value: object) -> bool:
     return name in arguments and same(arguments[name], value)
 
 
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
+
+
 def _shown(value: object) -> str:
-    text = printable(value if isinstance(value, str) else json.dumps(value))
+    text = printable(_text(value))
     return text if len(text) <= MOST_SHOWN else f"{text[: MOST_SHOWN - 1]}…"

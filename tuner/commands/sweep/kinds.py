@@ -268,7 +268,7 @@ def _written(one: KindOutcome, *, force: bool) -> KindOutcome:
     if isinstance(one.done, TunerError):
         return one
     result = sealed(one.done, warnings_of(one.done))
-    profile.save(result, one.done.run_dir / "profile.yaml")
+    profile.keep(result, one.done.run_dir)
     profile.check_output(one.profile, force=force)
     profile.save(result, one.profile)
     return replace(one, sealed=result)

@@ -398,9 +398,9 @@ def rescored(options: SweepOptions, book: journal.Journal) -> FinishedSweep:
             plan = {**plan, "require": list(options.require)}
         settings = settings_in(plan, slo=_slo_in(options.slo or plan["slo"]))
         of_trace, ranks = str(plan["trace_digest"]), int(plan.get("ranks", 1))
-    except (KeyError, TypeError, ValueError) as error:
+    except journal.NO_SENSE as error:
         raise RunError(
-            f"{run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
+            f"{run_dir}/journal.jsonl:1: the plan makes no sense ({repr(error)[:200]})",
             hint="Name the run directory of a sweep of this version of tuner.",
         ) from error
     trace = _kept_trace(book)

@@ -189,7 +189,7 @@ def written(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> Servin
     """Write the profile, into the run directory first if it is to be kept there; return it."""
     found = sealed(done, warnings_of(done))
     if keep:
-        profile.save(found, done.run_dir / "profile.yaml")
+        profile.keep(found, done.run_dir)
     profile.check_output(options.output, force=options.force)
     profile.save(found, options.output)
     return found

@@ -296,9 +296,9 @@ def _conclude(  # noqa: PLR0913 - what was asked, found and measured
         profiles[outputs.of_all] = shared
     if keep:
         for name, one in done.items():
-            profile.save(profiles[outputs.of_trace[name]], one.run_dir / "profile.yaml")
+            profile.keep(profiles[outputs.of_trace[name]], one.run_dir)
         if shared is not None:
-            profile.save(shared, book.run_dir / "profile.yaml")
+            profile.keep(shared, book.run_dir)
     outputs.check(force=options.force)
     for path, each in profiles.items():
         profile.save(each, path)

@@ -31,8 +31,8 @@ from tuner.engines.server.running import WARM_UPS, RunningStarter
 from tuner.engines.server.start import ServerStarter
 from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import GateError, Interrupted, ProfileError, UndecidedError, UsageError
+from tuner.profile.profile import keep
 from tuner.profile.profile import load as load_profile
-from tuner.profile.profile import save
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin, restored
 from tuner.profile.summary import minutes
@@ -110,7 +110,7 @@ def _keep(found: Verified, profile: ServingProfile, options: VerifyOptions, book
             replay, purpose="verify", max_num_seqs=cap, elapsed_s=took_s, window=0, trial=0,
             at_s=replay.start_s + took_s,
         )  # fmt: skip
-    save(profile, book.run_dir / "profile.yaml")
+    keep(profile, book.run_dir)
     keep_result(book.run_dir, _result(options, found))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from tuner.engines.models.shipped import model_path
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import InputError
+from tuner.system import files
 
 KNOWN = frozenset(
     {"llama", "mistral", "qwen2", "qwen3", "phi3", "granite", "olmo2", "smollm3", "stablelm"}
@@ -48,14 +49,14 @@ def memory_of(arguments: Mapping[str, ArgumentValue]) -> ModelMemory | str:
     """
     folder = Path(model_path(str(arguments["model"])))
     try:
-        config = json.loads((folder / "config.json").read_bytes())
+        config = json.loads(files.read_regular(folder / "config.json"))
     except OSError:
         return "the model is in no folder here that has a config.json"
-    except ValueError:
+    except (ValueError, RecursionError):
         return f"{folder / 'config.json'} is no JSON"
     try:
         return _of_config(config, arguments, folder)
-    except (KeyError, TypeError, ValueError, InputError) as problem:
+    except (ArithmeticError, KeyError, TypeError, ValueError, InputError) as problem:
         return f"{folder / 'config.json'} does not tell: {problem}"
 
 

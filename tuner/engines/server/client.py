@@ -28,7 +28,7 @@ from tuner.engines.server.client_messages import (
     reports,
 )
 from tuner.errors import EngineError
-from tuner.system import interruption
+from tuner.system import files, interruption
 
 CONNECT_S = 10.0
 SILENCE_S = 30.0
@@ -77,7 +77,7 @@ class StreamingClient:
     ) -> "StreamingClient":
         """Start a process that asks ``url``/v1/completions. What it has to say goes to the log."""
         ours, theirs = socket.socketpair()
-        with log.open("ab") as said, theirs:
+        with open(log, "ab", opener=files.opened_own) as said, theirs:  # noqa: ASYNC230
             process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds
                 [sys.executable, "-m", "tuner.engines.server.client_process"],
                 stdin=theirs.fileno(),

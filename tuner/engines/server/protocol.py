@@ -233,7 +233,7 @@ def parse(line: bytes) -> Request:
     version = said.get("version", VERSION) if isinstance(said, dict) else VERSION
     if version != VERSION:
         raise Refused(
-            f"the request is of version {str(version)[:20]}, and this server speaks {VERSION}",
+            f"the request is of version {ascii(version)[:20]}, and this server speaks {VERSION}",
             hint="Ask with the tuner that is installed where the server is.",
             kind="request",
         )

@@ -15,7 +15,7 @@ from tuner.engines.server.client_messages import BROKEN, NO_CONNECTION
 from tuner.engines.vllm import failure as vllm_failure
 from tuner.engines.vllm.log import Compiles, said_since, size_of
 from tuner.errors import EngineError, InputError
-from tuner.system import http, interruption
+from tuner.system import files, http, interruption
 from tuner.system.http import HttpRequest
 
 HOST = "127.0.0.1"
@@ -86,7 +86,7 @@ class ServeProcess:
         """Start a command; what it says goes to the log."""
         log_start = size_of(log)
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
-        with log.open("ab") as said:
+        with open(log, "ab", opener=files.opened_own) as said:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
                 [sys.executable, "-m", "tuner.engines.server.guardian", *command],
                 stdin=subprocess.PIPE,

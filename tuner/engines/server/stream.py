@@ -1,8 +1,13 @@
 """Reads a stream of completions piece by piece: server-sent events, as in OpenAI's API. Pure."""
 
+from typing import Annotated
+
 import msgspec
 
 MOST_EVENT_BYTES = 2**20
+
+Tokens = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+"""A count as a server may say it: a larger one could not even be told on."""
 
 _DONE = b"[DONE]"
 
@@ -17,14 +22,14 @@ class _Choice(msgspec.Struct):
 
 
 class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: Tokens | None = None
 
 
 class Usage(msgspec.Struct):
     """What the server says of a whole request."""
 
-    completion_tokens: int
-    prompt_tokens: int | None = None
+    completion_tokens: Tokens
+    prompt_tokens: Tokens | None = None
     prompt_tokens_details: _Details | None = None
 
 

@@ -19,7 +19,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.system import interruption
+from tuner.system import files, interruption
 
 _PRELOAD = ["vllm.v1.engine.core", "vllm.v1.worker.cpu_worker"]
 _READ_ON_LOADING = ("LD_PRELOAD", "OMP_NUM_THREADS")
@@ -187,7 +187,7 @@ def _output_to(log: Path) -> Iterator[None]:
 
     In the tuner that lasts for the milliseconds in which a process is started.
     """
-    descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    descriptor = files.opened_own(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     saved = [os.dup(1), os.dup(2)]
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)

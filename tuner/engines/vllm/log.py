@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TextIO
 
+from tuner.system import files
+
 _KIN = ("vllm", "transformers", "huggingface_hub", "torch", "filelock")
 
 
@@ -62,7 +64,7 @@ def silent(log: Path) -> Iterator[None]:
     if STREAM.file is None or STREAM.file.name != str(log):
         if STREAM.file is not None:
             STREAM.file.close()
-        STREAM.file = log.open("a", buffering=1, errors="replace")
+        STREAM.file = open(log, "a", buffering=1, errors="replace", opener=files.opened_own)  # noqa: SIM115
     handler = logging.StreamHandler(STREAM)
     for name in _KIN:
         logger = logging.getLogger(name)

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import IO, Any
 
 from tuner.errors import RunError
+from tuner.system import files
 
 NAME = "windows.jsonl"
 
 
 class WindowJournal:
-    """Appends to a run directory, which is made if it is not there. Raises RunError.
+    """Appends to a run directory, which is made if it is not there, for its owner alone. Raises
+    RunError, and TargetError for a link or a pipe in the journal's place.
 
     A watch that goes on in the same directory writes another ``begin``.
     """
@@ -21,9 +23,9 @@ class WindowJournal:
     def __init__(self, run_dir: Path) -> None:
         self._path = run_dir / NAME
         try:
-            run_dir.mkdir(parents=True, exist_ok=True)
+            run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             # unbuffered: what could not be written must not be tried again at the end
-            self._file: IO[bytes] = self._path.open("ab", buffering=0)
+            self._file: IO[bytes] = open(self._path, "ab", buffering=0, opener=files.opened_own)  # noqa: SIM115
         except OSError as problem:
             raise self._cannot(problem) from None
 

@@ -61,6 +61,13 @@ class Space:
         ]
         return [one for one in found if not contradicts(one)]
 
+    def holds(self, one: Configuration) -> bool:
+        """Whether it is the knee but for knobs, each at one of its values."""
+        values = {knob.name: knob.values for knob in self.knobs}
+        return one.keys() == self.knee.keys() and all(
+            value == self.knee[name] or value in values.get(name, ()) for name, value in one.items()
+        )
+
     def most(self, name: str, *others: Configuration) -> int:
         """Return the largest value that will be asked of an engine for a live knob."""
         values = [value for knob in self.knobs if knob.name == name for value in knob.values]

@@ -20,7 +20,7 @@ from tuner.replay.replay import CutRule
 from tuner.runs.engine_runner import EngineRunner, Watcher
 from tuner.runs.evidence import Evidence, Selection
 from tuner.runs.recorder import Recorder
-from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, number, restart_key
+from tuner.runs.refine.knobs import CAP, TOKENS, Configuration, Space, number, restart_key
 from tuner.traffic.window import Window
 from tuner.traffic.workload import Workload
 
@@ -242,6 +242,18 @@ class TrialRunner(ABC):
             pairs = (tuple(Window(**one) for one in pair) for pair in event["pairs"])
             return Chosen(dict(event["chosen"]), bool(event["complete"]), tuple(pairs))
         return None
+
+    def check(self, space: Space) -> None:
+        """Read what the journal says of trials. Raises ValueError for one of a configuration that
+        is not searched: whoever wrote it could name any engine argument, and it would be started.
+        """
+        chosen, half_done = self.chosen(), self.under_way()
+        said = [one.configuration for one in self.done()]
+        said += [half_done] if half_done is not None else []
+        said += [chosen.configuration] if chosen is not None else []
+        for one in said:
+            if not space.holds(one):
+                raise ValueError(f"{told(one)} is not searched")
 
     def choose(self, chosen: Chosen) -> None:
         """Keep it: a resumed run goes on with the same."""

@@ -1,6 +1,7 @@
 """Tables in Parquet and Arrow files: their columns by dotted paths, times as whole nanoseconds."""
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,17 @@ from tuner.trace.tables.plan import Shape
 from tuner.trace.tables.shape import SAMPLE_ROWS
 
 MARKS = (b"PAR1", b"ARROW1")
-BREAKS = (pa.ArrowException, OSError, EOFError)
+BREAKS = (
+    pa.ArrowException,
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    ValueError,
+)
+"""What Arrow raises of files that hold something else than they say, also where it makes values of
+what it read: text that is none, times beyond all calendars, structs without end."""
 
 
 class ArrowFile:
@@ -22,44 +33,50 @@ class ArrowFile:
 
     def __init__(self, path: Path, read: Callable[[int], object] = lambda _: None) -> None:
         self.path, self.read = path, read
-        first = next(self._tables(None), None)
-        if first is None:
-            raise TraceError(f"{path}: no rows", hint="Is the file complete?")
-        flat = _flat(first.slice(0, SAMPLE_ROWS))
-        columns = [column.to_pylist() for column in flat.values()]
+        with _reading(path):
+            first = next(self._tables(None), None)
+            if first is None:
+                raise TraceError(f"{path}: no rows", hint="Is the file complete?")
+            flat = _flat(first.slice(0, SAMPLE_ROWS))
+            columns = [column.to_pylist() for column in flat.values()]
         self.shape = Shape(tuple(flat), tuple(zip(*columns, strict=True)))
 
     def blocks(self, wanted: set[int]) -> Iterator[dict[int, Any]]:
         """Yield the columns of these places, some rows at a time."""
         headings = self.shape.headings
         top = sorted({headings[place].partition(".")[0] for place in wanted})
-        for table in self._tables(top):
-            flat = _flat(table)
-            yield {place: flat[headings[place]] for place in wanted}
+        with _reading(self.path):
+            for table in self._tables(top):
+                flat = _flat(table)
+                yield {place: flat[headings[place]] for place in wanted}
 
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         size = self.path.stat().st_size
-        try:
-            with self.path.open("rb") as file:
-                if file.read(4) == MARKS[0]:
-                    whole = parquet.ParquetFile(self.path)
-                    total = max(1, whole.metadata.num_rows)
-                    for batch in whole.iter_batches(ROWS, columns=columns, use_threads=False):
-                        self.read(size * len(batch) // total)
-                        yield batch
-                    return
-            with ipc.open_file(self.path) as whole:
-                for number in range(whole.num_record_batches):
-                    batch = whole.get_batch(number)
-                    self.read(size // whole.num_record_batches)
-                    for begin in range(0, len(batch), ROWS):
-                        yield batch.slice(begin, ROWS).select(columns or batch.schema.names)
-        except BREAKS as problem:
-            reason = str(problem).partition("\n")[0][:200]
-            raise TraceError(
-                f"{self.path}: a broken Parquet or Arrow file: {reason}",
-                hint="Copy the file again.",
-            ) from None
+        with self.path.open("rb") as file:
+            if file.read(4) == MARKS[0]:
+                whole = parquet.ParquetFile(self.path)
+                total = max(1, whole.metadata.num_rows)
+                for batch in whole.iter_batches(ROWS, columns=columns, use_threads=False):
+                    self.read(size * len(batch) // total)
+                    yield batch
+                return
+        with ipc.open_file(self.path) as whole:
+            for number in range(whole.num_record_batches):
+                batch = whole.get_batch(number)
+                self.read(size // whole.num_record_batches)
+                for begin in range(0, len(batch), ROWS):
+                    yield batch.slice(begin, ROWS).select(columns or batch.schema.names)
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BREAKS as problem:
+        reason = str(problem).partition("\n")[0][:200]
+        raise TraceError(
+            f"{path}: a broken Parquet or Arrow file: {reason}", hint="Copy the file again."
+        ) from None
 
 
 def _flat(batch: Any) -> dict[str, Any]:  # noqa: ANN401 - Arrow's

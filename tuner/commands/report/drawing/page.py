@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from tuner.commands.report.drawing.chart import Chart, drawn
 from tuner.commands.report.drawing.html import Child, Html, joined, tag
+from tuner.system.printable import in_a_cell
 
 GENERATOR = "tuner report"
 """In the head of every page: by this a later report knows what it may overwrite."""
@@ -253,6 +254,6 @@ def csv_of(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def _plain(cell: object) -> object:
-    if isinstance(cell, str) and cell[:1] in {"=", "+", "-", "@", "\t", "\r"}:
-        return f"'{cell}"
+    if isinstance(cell, str):
+        return in_a_cell(cell)
     return f"{cell:.6g}" if isinstance(cell, float) else cell

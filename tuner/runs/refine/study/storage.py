@@ -65,6 +65,8 @@ def opened(storage: str) -> BaseStorage:
 
 def _file(path: Path) -> JournalStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():  # Optuna would write to whatever it leads to
+        raise _unusable(str(path), "is a link")
     if path.exists():
         if not path.is_file():  # a device would be read for ever
             raise _unusable(str(path), "is no regular file")
