@@ -1,6 +1,6 @@
 """Look at reports in a real Chromium: what it complains of, and how they look.
 
-    python scripts/shots.py                 # make docs/shots: a report and a terminal
+    python scripts/shots.py                 # make docs/shots: every report and a terminal
     python scripts/shots.py PAGE --out DIR  # check one page, and take its pictures
 
 A page is opened from disk at 400, 800 and 1600 pixels, light and dark. It is a fault when the
@@ -18,8 +18,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from rich.console import Console
 from rich.text import Text
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 NAMES = ("chromium", "chromium-browser", "google-chrome", "chrome")
 WIDTHS = (400, 800, 1600)
 STARTS_WITHIN_S = 60.0
@@ -173,46 +175,102 @@ async def pictured(program: str, page: str, *, width: int, height: int) -> bytes
         return base64.b64decode(picture["data"])
 
 
-SWEEP = (
-    *("sweep", "--trace", str(ROOT / "traces" / "translation.jsonl"), "--engine", "sim"),
+SIM = (
+    *("--trace", str(ROOT / "traces" / "translation.jsonl"), "--engine", "sim"),
     *("--world", str(ROOT / "examples" / "worlds" / "article-noisy.yaml")),
-    *("--slo", "e2el=20s,tpot=60ms", "--run-dir", "runs/translation"),
 )
+COMMANDS = {
+    "sweep": ("sweep", *SIM, "--slo", "e2el=20s,tpot=60ms", "--run-dir", "runs/sweep"),
+    "refine": ("refine", "profile.yaml", *SIM, "--run-dir", "runs/refine"),
+    "compare": (
+        *("compare", "--profile", "profile.yaml", *SIM, "--run-dir", "runs/compare"),
+        *("--loads", "heavy", "--repeats", "3"),
+    ),
+    "verify": ("verify", "profile.yaml", *SIM, "--run-dir", "runs/verify"),
+}
+"""Command → what is run in one folder, one after the other: each needs the sweep's profile."""
+
+VERDICTS = {0, 5, 6}
 COLUMNS = 80
+SLOWER = 1.25
+"""Of the server that is watched, against what its profile promises."""
 
 
 def shipped(program: str, out: Path) -> list[str]:
-    """Make the pictures of the docs: a sweep's report, and its last screen. Return the faults of
-    the report."""
-    tuner = Path(sys.executable).with_name("tuner")
+    """Make the pictures of the docs: every command's report, and the last screen of a sweep. Return
+    the faults of the reports."""
+    out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        page, screen = folder / "report.html", folder / "screen.html"
         words = {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
-        done = subprocess.run(  # noqa: S603 - our own program
-            [str(tuner), *SWEEP],
-            cwd=folder,
-            env=os.environ | words,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        report = [str(tuner), "report", "runs/translation"]
-        subprocess.run(report, cwd=folder, check=True)  # noqa: S603 - likewise
+        said = {one: _run(command, folder, words) for one, command in COMMANDS.items()}
+        _watch(folder / "runs" / "watch")
+        faults = []
+        for one in (*COMMANDS, "watch"):
+            page = folder / f"{one}.html"
+            _run(("report", f"runs/{one}", "-o", page.name), folder, {})
+            _picture(program, page, out / f"report-{one}.png", width=1000, height=1180)
+            faults += check(program, page, folder / "shots")
+        screen = folder / "screen.html"
         console = Console(width=COLUMNS, record=True, file=io.StringIO())
-        console.print(Text.from_ansi(done.stdout))
+        console.print(Text.from_ansi(said["sweep"]))
         screen.write_text(console.export_html(inline_styles=True), encoding="utf-8")
-        out.mkdir(parents=True, exist_ok=True)
-        for source, target, (width, height) in (
-            (page, "report.png", (1000, 1180)),
-            (screen, "terminal.png", (800, 490)),
-        ):
-            work = pictured(program, source.as_uri(), width=width, height=height)
-            (out / target).write_bytes(asyncio.run(work))
-            if quant := shutil.which("pngquant"):  # half as large
-                shrink = [quant, "--force", "--ext", ".png", str(out / target)]
-                subprocess.run(shrink, check=True)  # noqa: S603 - likewise
-        return check(program, page, folder / "shots")
+        _picture(program, screen, out / "terminal.png", width=800, height=490)
+        return faults
+
+
+def _run(command: Sequence[str], folder: Path, words: Mapping[str, str]) -> str:
+    """Run a command of tuner, and return what it printed."""
+    done = subprocess.run(  # noqa: S603 - our own program
+        [str(Path(sys.executable).with_name("tuner")), *command],
+        cwd=folder,
+        env=os.environ | words,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode not in VERDICTS:
+        raise RuntimeError(f"{' '.join(command)}: {done.stderr}")
+    return done.stdout
+
+
+def _watch(run_dir: Path) -> None:
+    """Watch a simulated server that is slower than its profile says, on a clock that nobody waits
+    for."""
+    from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD  # noqa: PLC0415
+    from tests.support.live_sim import poisson, profile_of, simulated  # noqa: PLC0415
+    from tests.support.served_metrics import FreeClock, page_of, serving  # noqa: PLC0415
+    from tuner.commands.watch.options import WatchOptions  # noqa: PLC0415
+    from tuner.commands.watch.run import run  # noqa: PLC0415
+    from tuner.errors import TunerError  # noqa: PLC0415
+    from tuner.profile.profile import save  # noqa: PLC0415
+
+    promised = profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS)
+    run_dir.mkdir(parents=True)
+    save(promised, run_dir / "profile.yaml")
+    step = WORLD.step
+    slow = replace(WORLD, step=replace(step, a=SLOWER * step.a, b=SLOWER * step.b))
+    server = simulated(slow, poisson(RATE, 900.0, seed=2), cap=CAP, until_s=900.0)
+    clock = FreeClock()
+    with (
+        serving(page_of(server), clock) as url,
+        Path(os.devnull).open("w", encoding="utf-8") as nowhere,
+        redirect_stdout(nowhere),
+        redirect_stderr(nowhere),
+        suppress(TunerError),
+    ):
+        options = WatchOptions(
+            profile=run_dir / "profile.yaml", url=url, for_="800s", run_dir=run_dir
+        )
+        run(options, clock=clock)
+
+
+def _picture(program: str, page: Path, out: Path, *, width: int, height: int) -> None:
+    """Take one picture of a page, a small one where pngquant is there."""
+    out.write_bytes(asyncio.run(pictured(program, page.as_uri(), width=width, height=height)))
+    if quant := shutil.which("pngquant"):
+        shrink = [quant, "--force", "--ext", ".png", str(out)]
+        subprocess.run(shrink, check=True)  # noqa: S603 - our own picture
 
 
 def main() -> int:

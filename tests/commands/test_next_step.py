@@ -4,7 +4,8 @@ that it ends with."""
 import math
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cache
@@ -18,7 +19,7 @@ from typer.main import get_command
 
 from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD
 from tests.support import golden
-from tests.support.builders import flat, replay_of
+from tests.support.builders import facts, flat, measurement, replay_of, settings
 from tests.support.in_process import tuner
 from tests.support.live_sim import SimulatedServer, poisson, profile_of, simulated
 from tests.support.places import ROOT
@@ -35,19 +36,23 @@ from tuner.commands.root import app
 from tuner.commands.shared.machine import ThisMachine
 from tuner.commands.show import run as show
 from tuner.commands.show.options import ShowOptions
+from tuner.commands.sweep import kinds, several
+from tuner.commands.sweep.kinds import KindOutcome
+from tuner.commands.sweep.one_trace import FinishedSweep
 from tuner.commands.sweep.options import SweepOptions
+from tuner.commands.sweep.several import SeveralSweeps
 from tuner.commands.sweep.view import next_command
 from tuner.commands.verify import view as verify_view
 from tuner.commands.verify.options import VerifyOptions
 from tuner.commands.watch import view as watch_view
 from tuner.commands.watch.options import WatchOptions
 from tuner.commands.watch.run import run as watch
-from tuner.errors import UndecidedError
+from tuner.errors import EngineError, UndecidedError
 from tuner.live.watch.canary import CanaryGate
 from tuner.live.watch.drift import reference
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.verdict import Watch
-from tuner.profile.numbers import SpreadSection
+from tuner.profile.numbers import Baseline, CapNumbers, Predicted, SpreadSection
 from tuner.profile.profile import save
 from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.stored_twin import restored
@@ -57,10 +62,15 @@ from tuner.replay.records import DEVICE
 from tuner.runs.compare.comparison import ComparisonRow, ComparisonTable, Numbers
 from tuner.runs.compare.evidence import Tuned
 from tuner.runs.compare.ratios import Ratio
+from tuner.runs.outcome import Conclusion, CurvePoint, SweepOutcome
 from tuner.runs.refine.acceptance import PairedRatio, PairedResult
 from tuner.runs.refine.refinement import REFINED, Refinement
+from tuner.runs.sweep.shared_cap import MultiTraceOutcome, Price, SharedCap, SharedCapKind
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
+from tuner.traffic.slo import Slo
+from tuner.twin.forecast import StepChange
+from tuner.twin.verdict_text import Verdict, VerdictKind
 
 Kind = Literal["vllm", "serve", "sim"]
 ENGINES: tuple[Kind, ...] = ("vllm", "serve", "sim")
@@ -73,8 +83,8 @@ URL = "http://127.0.0.1:8000"
 REASONS = {
     "knee": "32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL; 8 gives -51.2% goodput",
     "plateau": "the traffic never needs more than 14 slots, so more change nothing",
-    "kv_bound": "at 16 the KV cache binds, not the cap (at most 14 ran, 31 preemptions); raise "
-    "gpu_memory_utilization, lower max_model_len or use a smaller kv_cache_dtype",
+    "kv_bound": "KV cache binds at 16, not the cap (at most 14 ran, 31 preempted); raise "
+    "gpu_memory_utilization, lower max_model_len or kv_cache_dtype; 8 gives -51.2% goodput",
     "not_reached": "the curve still rises at the ceiling; sweep on with --ceiling 64",
     "overloaded": "no cap up to 32 meets the SLO for half of the requests; about 40% of this load "
     "would fit, or 3 replicas",
@@ -132,6 +142,35 @@ def of_sweep(engine: Kind) -> Iterator[Said]:
             found = resealed(found, curve=curve, promise=promise, validity=validity)
         yield Said(verdict, block_of(found, next_=next_command(options, found, PROFILE)), found)
     yield from _of_a_broken_sweep(options, engine)
+    yield from _against_now(options, engine)
+
+
+def _against_now(options: SweepOptions, engine: Kind) -> Iterator[Said]:
+    """Yield what a sweep says where something is set now, and of a headroom that was replayed."""
+    found = profile(verdict="knee", engine_=engine, reason=REASONS["knee"])
+    later = SpreadSection(mean=80.0, p50=76.0, p90=90.0, p95=97.0, p99=1120.5)
+    given = CapNumbers.model_validate(step(16).model_dump(include=set(CapNumbers.model_fields)))
+    worse = given.model_copy(update={"attainment": 0.824, "tpot_ms": later, "ttft_ms": later})
+    now: dict[str, Baseline] = {
+        "now 64": Baseline(max_num_seqs=64, source="base", never_filled=False, numbers=worse),
+        "now 128, never filled": Baseline(
+            max_num_seqs=128, source="default", never_filled=True, numbers=given
+        ),
+        "now 256, not measured": Baseline(
+            max_num_seqs=256, source="default", never_filled=False, numbers=None
+        ),
+    }
+    for case, one in now.items():
+        beside = resealed(found, baseline=one)
+        yield Said(case, block_of(beside, next_=next_command(options, beside, PROFILE)), beside)
+    told = found.promise.model_dump(include=set(CapNumbers.model_fields)) | {"attainment": 0.996}
+    promise = found.promise.model_copy(
+        update={"predicted": [Predicted(load=one, intervals={}, **told) for one in (1.0, 1.25)]}
+    )
+    seen = {"validated_load": 1.0, "headroom_attainment": 0.865}
+    short = resealed(found, promise=promise, validity=found.validity.model_copy(update=seen))
+    next_ = next_command(options, short, PROFILE)
+    yield Said("with headroom fewer", block_of(short, next_=next_), short)
 
 
 def _of_a_broken_sweep(options: SweepOptions, engine: Kind) -> Iterator[Said]:
@@ -208,6 +247,10 @@ def of_compare(engine: Kind) -> Iterator[Said]:
         table = ComparisonTable("very-heavy", 25, "captured", rows)
         case = "with a profile" if with_profile else "without one"
         yield Said(case, compare_view.block_of(table, how), one)
+        if with_profile:
+            failed = replace(rows[2], numbers=None, ratios={}, errors=("EngineError: no memory",))
+            lost = replace(table, rows=(*rows[:2], failed))
+            yield Said("the tuned one failed", compare_view.block_of(lost, how), one)
 
 
 def row(
@@ -238,7 +281,8 @@ def of_plan(engine: Kind) -> Iterator[Said]:
         "never": replace(few, replicas_needed=None),
     }
     for case, found in cases.items():
-        yield Said(case, plan_view._block(found, one, PROFILE), one)
+        options = PlanOptions(profile=PROFILE, load=found.load)
+        yield Said(case, plan_view._block(found, one, options), one)
 
 
 def of_verify(engine: Kind) -> Iterator[Said]:
@@ -260,6 +304,16 @@ def of_verify(engine: Kind) -> Iterator[Said]:
         kind = "vllm" if url else engine
         options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
         yield Said(case, verify_view._block(found, one, options), one)
+    one = with_twin(engine)
+    for right in (0.97, 0.31):
+        offline = (
+            Gate("choice", right, 0.97, 0.5, right > 0.5, "half of the stored laws"),
+            Gate("attainment", 0.995, 0.996, 0.96, True, "its 95 % bound less 2 points"),
+        )
+        found = Verified(offline, 0.0, {}, ())
+        options = VerifyOptions(profile=PROFILE, offline=True)
+        case = "follows, offline" if right > 0.5 else "does not follow, offline"
+        yield Said(case, verify_view._offline_block(found, one, options), one)
 
 
 @cache
@@ -324,8 +378,87 @@ def of_watch(engine: Kind) -> Iterator[Said]:
         yield Said(case, watch_view._block(result, one, options), one)
 
 
+def finished(kind: VerdictKind, cap: int, engine: Kind, attainment: float) -> FinishedSweep:
+    """Return a sweep of one trace, or on one kind of node, with a curve of one step."""
+    numbers = measurement(cap, attainment=attainment)
+    point = CurvePoint(numbers, None, "twin", {}, {})
+    verdict = Verdict(kind, cap, (cap, cap), 0.97, REASONS[kind])
+    outcome = SweepOutcome(
+        conclusion=Conclusion(verdict, (point,), None, by_twin=False),
+        slo=Slo(tpot_s=0.05),
+        part=None,  # type: ignore[arg-type]
+        windows=(),
+        arrival_rate_rps=10.0,
+        confirmed=None,
+        with_headroom=None,
+        aa_check=None,
+        predictions=(),
+        checked=None,
+        facts=facts(),
+        ladder_engine=engine,
+        starts_s=(30.0, 30.0),
+        replay_s=270.0,
+        dropped={},
+        warnings=(),
+    )
+    of_run = settings(outcome.slo, ceiling=32)
+    return FinishedSweep(outcome, of_run, (), Path("run"), "sha256:0", 300.0, 1)
+
+
+SHARED: dict[str, tuple[SharedCapKind, VerdictKind]] = {
+    "shared": ("shared", "knee"),
+    "shared, one is served too late": ("shared", "overloaded"),
+    "separate": ("separate", "knee"),
+    "inconclusive": ("inconclusive", "inconclusive"),
+}
+
+
+def of_several(engine: Kind) -> Iterator[Said]:
+    """Yield what a sweep of two traces says."""
+    one = with_twin(engine)
+    options = SweepOptions(traces=(Path("day.jsonl"), Path("night.jsonl")), engine=engine)
+    dearer = {"goodput_rps": StepChange(-0.012, -0.02, -0.004)}
+    prices = (Price("day", 16, 0.0, 0.99, {}), Price("night", 8, 0.6, 0.97, dearer))
+    for case, (shared, of_night) in SHARED.items():
+        done = {
+            "day": finished("knee", 16, engine, 0.99),
+            "night": finished(of_night, 8, engine, 0.97),
+        }
+        cap = SharedCap(shared, 16, (8, 16), 0.91, {})
+        outcomes = {name: each.outcome for name, each in done.items()}
+        found = SeveralSweeps(
+            found=MultiTraceOutcome(outcomes, cap, prices),
+            done=done,
+            warnings={},
+            profiles={"day": PROFILE, "night": Path("night.yaml")},
+            sealed={},
+            shared=None if shared == "separate" else (one, PROFILE),
+            starts_s=(30.0, 30.0, 30.0),
+            run_dir=Path("run"),
+        )
+        yield Said(case, several._block(found, options), one)
+
+
+def of_kinds(engine: Kind) -> Iterator[Said]:
+    """Yield what a sweep on two kinds of nodes says."""
+    one = with_twin(engine)
+    options = SweepOptions(traces=(TRACE,), engine=engine, ray="auto")
+    fast = KindOutcome("h100", "1 GPU", finished("knee", 16, engine, 0.99), 4.1, PROFILE, one)
+    slow = KindOutcome("a100", "1 GPU", finished("knee", 8, engine, 0.96), 2.2, PROFILE, one)
+    lost = replace(slow, done=EngineError("no memory", hint=""), sealed=None)
+    cases = {
+        "with prices": [fast, slow],
+        "without prices": [replace(each, per_hour=None) for each in (fast, slow)],
+        "one failed": [fast, lost],
+    }
+    for case, found in cases.items():
+        yield Said(case, kinds._block(found, options), one)
+
+
 CASES: dict[str, Callable[[Kind], Iterator[Said]]] = {
     "sweep": of_sweep,
+    "several": of_several,
+    "kinds": of_kinds,
     "refine": of_refine,
     "compare": of_compare,
     "plan": of_plan,
@@ -343,7 +476,7 @@ def test_the_block_of_every_verdict_and_engine_is_as_agreed(
         for said in CASES[command](engine):
             lines = said.block.lines()
             assert len(lines) <= MOST_LINES
-            assert max(map(len, lines[:-1])) <= WIDTH
+            assert max(map(len, lines)) <= WIDTH
             parts += [f"[{said.case}, {engine}]", *lines, ""]
     update = request.config.getoption("--update-golden")
     golden.check(f"verdicts/{command}.txt", "\n".join(parts), update=update)
@@ -357,7 +490,8 @@ def test_the_next_command_works_as_it_is_printed(
     tried = set[str]()
     for number, said in enumerate(CASES[command](engine)):
         printed = said.block.next
-        if printed in {*tried, ""}:
+        assert as_a_shell_reads(said.block.lines()) == shlex.split(printed)
+        if printed in tried:
             continue
         tried.add(printed)
         folder = tmp_path / str(number)
@@ -374,13 +508,21 @@ def test_a_run_whose_budget_had_no_room_for_the_next_cap_goes_on_with_twice_of_i
     assert set(shlex.split(said)[2:]) == words
 
 
+def as_a_shell_reads(lines: Sequence[str]) -> list[str]:
+    """Return the words of the command that a block ends with, pasted as it stands there."""
+    begin = next(number for number, line in enumerate(lines) if line.startswith("  next "))
+    typed = "\n".join([lines[begin].removeprefix("  next "), *lines[begin + 1 :]])
+    read = ["bash", "-c", f"printf '%s\\0' {typed.strip()}"]
+    return subprocess.run(read, capture_output=True, text=True, check=True).stdout.split("\0")[:-1]
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_looking_at_a_profile_leads_on_and_never_back(engine: Kind) -> None:
-    for said in of_plan(engine):
-        assert "show" not in said.block.next
     one = with_twin(engine)
     for found in (one, resealed(one, twin=None)):
-        assert "show" not in show._next(found, ShowOptions(profile=PROFILE))
+        shown = shlex.split(show._next(found, ShowOptions(profile=PROFILE)))
+        assert shown == ["tuner", "report", "profile.yaml"] or engine != "sim"
+        assert shown[1] != "show"
 
 
 def run_as_printed(folder: Path, printed: str) -> None:
@@ -388,7 +530,8 @@ def run_as_printed(folder: Path, printed: str) -> None:
     would do. A server is the simulated one, on a clock that nobody waits for."""
     first, *words = shlex.split(printed)
     assert first == "tuner"
-    (folder / TRACE).write_text("".join(TRACED[:200]))
+    for count, name in ((200, TRACE), (190, "day.jsonl"), (180, "night.jsonl")):
+        (folder / name).write_text("".join(TRACED[:count]))
     shutil.copy(ROOT / "examples" / "worlds" / "article.yaml", folder / "world.yaml")
     (folder / SERVED).write_text("model: tuner:tiny\nmax-num-seqs: 64\n")
     if "--rollback" in words:
@@ -403,7 +546,7 @@ def run_as_printed(folder: Path, printed: str) -> None:
         done = tuner(folder, *words, *(["--dry-run"] if starts else []))
     measures = words[0] == "sweep"
     assert done.returncode in ({0, 5, 6} if measures else {0}), (printed, done.stderr)
-    assert done.stdout
+    assert done.stdout or words[0] == "report"
 
 
 def watched_again(words: list[str], folder: Path, clock: FreeClock) -> None:

@@ -102,10 +102,12 @@ def test_an_honest_server_is_still_valid(
     assert low < server["times"]["itl_ms"]["counted"]["mean"] < high
     text = (tmp_path / "run" / "windows.jsonl").read_text()
     lines = [json.loads(line) for line in text.splitlines()]
-    assert [line["event"] for line in lines] == ["begin"] + ["window"] * 39
-    assert lines[-1]["verdict"] == "still valid"
+    assert [line["event"] for line in lines] == ["begin", *["window"] * 39, "end"]
+    assert lines[-2]["verdict"] == lines[-1]["verdict"] == "still valid"
+    assert lines[-1]["reason"] == found["reason"]
+    assert lines[-1]["next"].startswith("tuner show ")
     assert (
-        sum(line["finished"] for line in lines[1:])
+        sum(line["finished"] for line in lines[1:-1])
         <= server["times"]["e2el_ms"]["counted"]["count"]
     )
 
@@ -453,7 +455,8 @@ def test_a_canary_is_rolled_back_or_promoted(
         found, ended = watch(page_of(honest), clock, canary=canary, run_dir=tmp_path / "run")
     assert (found["verdict"], ended) == ("promote", None)
     assert found["windows"] < 39
-    last = (tmp_path / "run" / "windows.jsonl").read_text().splitlines()[-1]
+    *_, last, end = (tmp_path / "run" / "windows.jsonl").read_text().splitlines()
+    assert json.loads(end)["verdict"] == "promote"
     assert json.loads(last)["effects"]["tpot"] == 0.0
 
 

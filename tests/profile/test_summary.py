@@ -3,10 +3,19 @@
 import pytest
 
 from tests.support.profiles import profile, step
-from tuner.profile.numbers import Baseline, Binds, CapNumbers, FrontEndSection, SpreadSection
+from tuner.commands.sweep.view import _of_promise
+from tuner.profile.numbers import (
+    Baseline,
+    Binds,
+    CapNumbers,
+    FrontEndSection,
+    Predicted,
+    SpreadSection,
+)
 from tuner.profile.profile import seal
-from tuner.profile.schema import ServingProfile
+from tuner.profile.schema import RequirementSection, ServingProfile
 from tuner.profile.summary import block_of, waits_for
+from tuner.profile.verdict_block import WIDTH
 
 SLOWER = SpreadSection(mean=80.0, p50=76.0, p90=90.0, p95=97.0, p99=120.5)
 
@@ -56,13 +65,13 @@ def test_the_longest_wait_is_named_be_it_for_the_scheduler_or_for_the_front_end(
             Baseline(max_num_seqs=256, source="default", never_filled=True, numbers=GIVEN),
             "max_num_seqs 16  (now 256)",
             "99.5 % in SLO, p95 TPOT 48.5 ms, p99 TTFT 60.2 ms",
-            "nothing: the traffic never fills the 256 slots of now",
+            "nothing, equal to now: the traffic never fills its 256 slots",
         ),
         (
             Baseline(max_num_seqs=256, source="default", never_filled=False, numbers=None),
             "max_num_seqs 16  (now 256)",
             "99.5 % in SLO, p95 TPOT 48.5 ms, p99 TTFT 60.2 ms",
-            "not known against now: 256 is more than the 32 measured",
+            "not measured: the 256 slots of now are more than the 32 tried",
         ),
         (
             Baseline(max_num_seqs=16, source="base", never_filled=False, numbers=GIVEN),
@@ -109,3 +118,51 @@ def test_it_says_what_the_next_smaller_step_would_serve(cap: int, cut: bool, giv
     rows = dict(block_of(profile(curve=(less, step(16))), next_="").rows)
     assert rows["gives"].startswith(f"99.5 % in SLO{given}, p95 TPOT")
     assert ("costs" in rows) != cut  # the times of a part are no times of the whole
+
+
+@pytest.mark.parametrize(
+    ("load", "seen", "holds"),
+    [
+        (1.25, 0.98, "to 1.25 times the load: 99.5 % in SLO there"),
+        (1.0, 0.865, "at this load; replayed at 1.25 times: 86.5 % in SLO (twin: 99.5 %)"),
+        (1.0, None, "at this load; at 1.25 times of it 99.5 % in SLO by the twin alone"),
+    ],
+)
+def test_it_says_of_a_headroom_what_was_replayed_and_not_only_what_was_foretold(
+    load: float, seen: float | None, holds: str
+) -> None:
+    one = profile()
+    told = one.promise.model_dump(include=set(CapNumbers.model_fields))
+    promise = one.promise.model_copy(
+        update={"predicted": [Predicted(load=each, intervals={}, **told) for each in (1.0, 1.25)]}
+    )
+    seen_there = {"validated_load": load, "headroom_attainment": seen}
+    validity = one.validity.model_copy(update=seen_there)
+    found = one.model_copy(update={"promise": promise, "validity": validity})
+    assert dict(block_of(found, next_="").rows)["holds"] == holds
+
+
+def test_what_is_broken_of_what_is_required_is_said_first() -> None:
+    one = profile()
+    kept, broken = (
+        RequirementSection(text=text, at_worst=0.0, measured=None, kept=kept)
+        for text, kept in (("preemptions == 0", True), ("p99 ttft <= 500ms", False))
+    )
+    decision = one.decision.model_copy(update={"requirements": [kept, broken]})
+    rows = dict(block_of(one.model_copy(update={"decision": decision}), next_="").rows)
+    assert rows["holds"].startswith("not p99 ttft <= 500ms (at worst 0 ms); preemptions == 0")
+
+
+@pytest.mark.parametrize(
+    ("p95_ms", "told"), [(48.5, False), (52.0, False), (70.0, True), (40.0, True)]
+)
+def test_a_sweep_says_why_the_verdicts_times_are_others_than_the_rows(
+    p95_ms: float, told: bool
+) -> None:
+    one = profile()
+    assert one.promise.tpot_ms is not None  # as the row of 16 slots has it: p95 48.5 ms
+    tpot_ms = one.promise.tpot_ms.model_copy(update={"p95": p95_ms})
+    promise = one.promise.model_copy(update={"tpot_ms": tpot_ms})
+    said = _of_promise(one.model_copy(update={"promise": promise}))
+    assert said.startswith("rows: the engine at its usual speed; ") == told
+    assert len(said) <= WIDTH

@@ -38,9 +38,29 @@ def test_what_does_not_fit_ends_with_an_ellipsis() -> None:
     assert lines[-2] == "  checked  yes"
 
 
-def test_a_command_is_never_broken() -> None:
+def test_a_reason_that_is_too_long_ends_with_a_whole_clause() -> None:
+    rows = [(name, "yes") for name in ("gives", "costs", "holds", "checked", "sim")]
+    why = "32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL; 8 gives -51.2% goodput"
+    lines = VerdictBlock("t", "a", [*rows, ("why", why)], "tuner show p.yaml").lines()
+    assert len(lines) == MOST_LINES
+    assert lines[-2] == "  why      32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL …"
+
+
+def test_a_long_command_is_broken_where_a_shell_joins_it() -> None:
+    """It keeps to the width, and pasted as it stands it is the same command."""
+    command = "tuner watch profile.yaml --url=http://127.0.0.1:8000 --canary=http://127.0.0.1:8001"
+    lines = VerdictBlock("t", "a", [("why", "late")], f"{command} --for=240s").lines()
+    assert lines[-2:] == [
+        "  next     tuner watch profile.yaml --url=http://127.0.0.1:8000 \\",
+        "           --canary=http://127.0.0.1:8001 --for=240s",
+    ]
+
+
+def test_a_command_is_whole_where_the_rows_leave_no_line_for_more() -> None:
+    rows = [(str(number), "row") for number in range(6)]
     command = "tuner sweep " + "--set=key=value " * 20
-    assert VerdictBlock("t", "a", [], command).lines()[-1] == f"  next     {command}"
+    lines = VerdictBlock("t", "a", rows, command).lines()
+    assert (len(lines), lines[-1]) == (MOST_LINES, f"  next     {command}")
 
 
 @given(any_profile())

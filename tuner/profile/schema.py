@@ -93,6 +93,10 @@ class Validity(Section):
     """Most requests in flight during the replay at the chosen value."""
 
     validated_load: Limit
+    headroom_attainment: Fraction | None = None
+    """What the choice served within the SLO where windows were replayed with the headroom, at most
+    where that was cut; None where none were, and in a profile of an older tuner."""
+
     trace_digest: str
     window: str
     """The part of the trace that was tuned for, START+LENGTH."""

@@ -240,13 +240,13 @@ def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> s
     beside = _compared(profile)
     if now.numbers is None:
         top = max((one.max_num_seqs for one in profile.curve), default=0)
-        return f"not known against now: {now.max_num_seqs} is more than the {top} measured"
+        return f"not measured: the {now.max_num_seqs} slots of now are more than the {top} tried"
     if beside is None:
-        return "not known against now: only the choice was measured behind a server"
+        return "not measured: behind a server there was only the choice"
     if worse := list(_worse(given, beside)):
         return f"{', '.join(worse)} than now"
     if now.never_filled:
-        return f"nothing: the traffic never fills the {now.max_num_seqs} slots of now"
+        return f"nothing, equal to now: the traffic never fills its {now.max_num_seqs} slots"
     return "nothing against now"
 
 
@@ -303,7 +303,8 @@ def _longer(share: float) -> str:
 
 
 def _holds(profile: ServingProfile) -> str:
-    told = [f"{'not ' * (not one.kept)}{required(one)}" for one in profile.decision.requirements]
+    broken_first = sorted(profile.decision.requirements, key=lambda one: one.kept)
+    told = [f"{'not ' * (not one.kept)}{required(one)}" for one in broken_first]
     return "; ".join([*told, _load_held(profile)])
 
 
@@ -314,9 +315,14 @@ def _load_held(profile: ServingProfile) -> str:
     if validated > 1.0:
         said = f": {share} there" if raised is not None and raised.load == validated else ""
         return f"to {validated:g} times the load{said}"
-    if raised is not None and raised.load > 1.0:
+    seen = profile.validity.headroom_attainment
+    if raised is None or raised.load <= 1.0:
+        more = "more was not tried" if seen is None else f"with headroom {percent(seen)} in SLO"
+        return f"at this load; {more}"
+    if seen is None:
         return f"at this load; at {raised.load:g} times of it {share} by the twin alone"
-    return "at this load; more was not tried"
+    both = f"{percent(seen)} in SLO (twin: {percent(raised.attainment)})"
+    return f"at this load; replayed at {raised.load:g} times: {both}"
 
 
 def said_of(record: CheckSection) -> str:

@@ -101,7 +101,7 @@ def conclude(
     if len(workload.judged) < FEW:
         few = (
             f"a tuning of {len(workload.judged)} requests says little: what is sure of them is not "
-            "sure of the next ones"
+            "sure of the next ones; capture more"
         )
         verdict = replace(verdict, warnings=(*verdict.warnings, few))
     if not view.checks and (found := view.traffic.cached_length.sum()):
@@ -159,7 +159,7 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
     if doubt is not None:
         why = (
             f"{doubt}, so the windows that were replayed decide alone: they say less of the rest "
-            "of the trace"
+            "of the trace; a larger --budget or a quieter machine lets the twin decide"
         )
         warnings += (why,)
     if settings.headroom > 1:
@@ -245,7 +245,9 @@ def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"])
     return InUse(cap, source, never_filled=unfilled, numbers=numbers)
 
 
-TODAY_ALONE = "the windows decide, so the choice is for today's load alone"
+TODAY_ALONE = (
+    "the windows decide, so the choice is for today's load alone: watch it with tuner watch"
+)
 UNIFORM_SPREAD = 0.02
 VARIED_SHAPE = 2.0
 """Of the gamma distribution of outputs that vary, with a standard deviation of 0.7 of their mean:

@@ -48,7 +48,7 @@ from tuner.runs.settings import SweepSettings
 from tuner.traffic.slo import Slo
 from tuner.twin.objective import OBJECTIVE, holds
 from tuner.twin.required import RequirementCheck
-from tuner.twin.verdict_text import KV_FULL
+from tuner.twin.verdict_text import BEFORE_THAT, KV_FULL
 
 if TYPE_CHECKING:
     from pydantic import JsonValue
@@ -174,7 +174,7 @@ def profile_of(
     """
     verdict = outcome.verdict
     chosen = outcome.chosen.numbers
-    facts = outcome.facts
+    facts, raised = outcome.facts, outcome.with_headroom
     view = outcome.conclusion.view
     decision = Decision(
         verdict=verdict.kind,
@@ -196,10 +196,9 @@ def profile_of(
         promise=promise,
         admission=admission.limits(decision, promise, twin),
         validity=Validity(
-            peak_concurrency=max(
-                one.in_flight_peak for one in (chosen, outcome.with_headroom) if one is not None
-            ),
+            peak_concurrency=max(one.in_flight_peak for one in (chosen, raised) if one is not None),
             validated_load=headroom if holds_with_headroom(outcome) else 1.0,
+            headroom_attainment=None if raised is None else raised.attainment_bound,
             trace_digest=trace_digest,
             window=str(outcome.part),
             windows=[str(window) for window in outcome.windows],
@@ -357,18 +356,27 @@ def second_thoughts(outcome: SweepOutcome, settings: SweepSettings) -> list[str]
                 f"{seen} while {cap} was replayed: its numbers are theirs too; sweep again when "
                 "the machine is quiet"
             )
-    headroom = settings.headroom
+    return [*said, *_headroom_doubts(outcome, settings.headroom)]
+
+
+def _headroom_doubts(outcome: SweepOutcome, headroom: float) -> list[str]:
+    """Say what speaks against the headroom, where no warning of the verdict does."""
     if headroom > 1 and outcome.with_headroom is None:
-        said.append(
-            f"{headroom:g} times the load was not replayed, only the twin speaks of it: give a "
-            "larger --budget"
+        return [
+            (
+                f"{headroom:g} times the load was not replayed, only the twin speaks of it: give a "
+                "larger --budget"
+            )
+        ]
+    is_said = any(one.endswith(BEFORE_THAT) for one in outcome.verdict.warnings)
+    if headroom <= 1 or is_said or holds_with_headroom(outcome):
+        return []
+    return [
+        (
+            f"in the windows that were replayed the choice does not hold at {headroom:g} times "
+            f"the load: {BEFORE_THAT}"
         )
-    elif headroom > 1 and not holds_with_headroom(outcome):
-        said.append(
-            f"in the windows that were replayed the choice does not hold at {headroom:g} times the "
-            "load: before that comes, add a replica (tuner plan)"
-        )
-    return said
+    ]
 
 
 def _promise(outcome: SweepOutcome) -> Promise:

@@ -76,7 +76,9 @@ def judge(
     weighed, points_ = view.weighed, _points_of(view, curve)
     warnings = _machine_warnings(view)
     if not complete:
-        warnings.append("the run ended early: fewer caps were replayed than planned")
+        warnings.append(
+            "the run ended early: fewer caps were replayed than planned; give a larger --budget"
+        )
     if max(point.attainment for point in points_) < HALF:
         return _as_required(_overloaded(view, points_, ceiling, warnings), view)
     eligible = weighed.eligible
@@ -96,7 +98,7 @@ def judge(
     if guessed := [cap for cap in weighed.unseen if cap in weighed.rightness]:
         warnings.append(
             f"batches larger than {view.fitted.extrapolated_from} were never seen: what is said of "
-            f"{', '.join(map(str, guessed))} is a guess"
+            f"{', '.join(map(str, guessed))} is a guess; a larger --budget would show them"
         )
     if (doubt := _doubt(view)) is not None:
         kind, why = "inconclusive", doubt
@@ -262,11 +264,12 @@ def _machine_warnings(view: Forecast) -> list[str]:
     if abs(change) > DRIFT_LIMIT:
         found.append(
             f"the machine drifted: it was {_changed(change)} at the end than at the beginning; the "
-            "choice allows for it, the latencies are of its usual speed"
+            "choice allows for it, the latencies are of its usual speed; a quieter one tells more"
         )
     if speed_sd > SPEED_SD_LIMIT:
         found.append(
-            f"the machine's speed varies by {speed_sd:.0%}: what is promised is of its usual speed"
+            f"the machine's speed varies by {speed_sd:.0%}, and the promise with it: keep others "
+            "off its cores to promise more"
         )
     if view.stalled_share > STALLED_LIMIT:
         found.append(
@@ -378,6 +381,6 @@ def _drift_warnings(blocks: Sequence[Block]) -> list[str]:
     return [
         (
             f"the machine drifted: decode time of the first step was {change:+.0%} when measured "
-            "again; the noise estimate includes it"
+            "again; the noise estimate includes it, a quieter machine would be surer"
         )
     ]

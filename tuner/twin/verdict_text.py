@@ -18,6 +18,8 @@ NO_CONFIDENCE = 0.005
 """Less is shown as 0.00."""
 
 RISES = 1.05
+MORE_MEMORY = "raise gpu_memory_utilization, lower max_model_len or kv_cache_dtype"
+
 _NAMES = {
     "kv_bound": "KV-bound at",
     "not_reached": "no knee up to",
@@ -64,9 +66,8 @@ def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[Verdic
     if memory and not worse:
         one = memory[0]
         return "kv_bound", (
-            f"at {one.max_num_seqs} the KV cache binds, not the cap (at most {one.running_peak} "
-            f"ran, {one.preemptions} preemptions); raise gpu_memory_utilization, lower "
-            f"max_model_len or use a smaller kv_cache_dtype{_gain(below, chosen)}"
+            f"KV cache binds at {one.max_num_seqs}, not the cap (at most {one.running_peak} ran, "
+            f"{one.preemptions} preempted); {MORE_MEMORY}{_gain(below, chosen)}"
         )
     if worse:
         return "knee", f"{_against(worse[0], chosen)}{_gain(below, chosen)}"
@@ -168,6 +169,9 @@ def overloaded(curve: Sequence[Point], choice: int | None = None) -> Verdict:
     )
 
 
+BEFORE_THAT = "add a replica before that load comes (tuner plan)"
+"""What helps where a choice was replayed with headroom, and falls short of what was said."""
+
 ADD_REPLICAS = "the SLO cannot be met at this load: add replicas or relax the SLO"
 
 
@@ -178,9 +182,8 @@ def _short_of_memory(curve: Sequence[Point]) -> str:
         return ""
     one = bound[0]
     return (
-        f"; from {one.max_num_seqs} on the KV cache binds (at most {one.running_peak} ran, "
-        f"{one.preemptions} preemptions): raise gpu_memory_utilization, lower max_model_len or use "
-        "a smaller kv_cache_dtype"
+        f"; KV cache binds from {one.max_num_seqs} on (at most {one.running_peak} ran, "
+        f"{one.preemptions} preempted): {MORE_MEMORY}"
     )
 
 

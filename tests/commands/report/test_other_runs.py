@@ -116,6 +116,7 @@ def test_a_comparison_shows_every_approach_at_every_load(
     assert [one for one in served if f"<td>{one:.2f}</td>" not in text] == []
     assert "Heavy, as captured" in outline(folder / "page" / "comparison.html").headings
     assert "This run has not ended" not in text
+    assert "<code>tuner sweep --trace=prod.jsonl --engine=sim --world=" in text
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +156,56 @@ def test_of_what_only_clients_tell_the_page_shows_no_number_of_the_engine() -> N
     assert row["in SLO"] == "100 %"
 
 
+def test_a_sweep_of_several_traces_shows_what_they_share_and_each_by_itself(
+    folder: Path,
+) -> None:
+    beginning(folder / "night.jsonl", 180)
+    two = (*SIM, "--trace", "night.jsonl", "--slo=e2el=20s,tpot=60ms", "--step=8s", "--ceiling=16")
+    done = tuner(folder, "sweep", *two, "--run-dir=both", "-o", "out", "--json")
+    assert done.returncode == 0, done.stderr
+    headings, text = report(folder, "both")
+    shared = json.loads(done.stdout)["shared"]["max_num_seqs"]
+    assert headings[:3] == [f"max_num_seqs {shared}", "Each by itself", "To beware of"]
+    assert "This run has not ended" not in text
+    for name in ("prod", "night"):
+        assert f"tuner report both/{name}</td>" in text
+        assert f"{name}: goodput, requests a second" in text
+        assert report(folder, f"both/{name}")[0][0].startswith("max_num_seqs ")
+
+
+def test_traces_that_share_no_cap_are_not_said_to_be_undecided(
+    folder: Path, tmp_path: Path
+) -> None:
+    one = (folder / "swept" / "profile.yaml").read_text()
+    for name in ("day", "night"):
+        (tmp_path / "both" / name).mkdir(parents=True)
+        (tmp_path / "both" / name / "profile.yaml").write_text(one)
+    plan = {
+        "event": "plan",
+        "format": 2,
+        "plan": {"ceiling": 16, "traces": {"day": "", "night": ""}},
+    }
+    (tmp_path / "both" / "journal.jsonl").write_text(json.dumps(plan) + "\n")
+    headings, text = report(tmp_path, "both")
+    assert headings[:2] == ["No max_num_seqs for all of day, night", "Each by itself"]
+    assert "tuner report both/day" in text
+    (tmp_path / "both" / "night" / "profile.yaml").unlink()
+    headings, text = report(tmp_path, "both")
+    assert headings[0] == "Not decided yet"
+    assert "tuner sweep --resume --run-dir both" in text
+
+
+@pytest.mark.parametrize("named", ["3", '["../day"]', '{"..": 1}'])
+def test_a_foreign_plan_of_several_traces_is_refused_in_one_line(
+    named: str, tmp_path: Path
+) -> None:
+    (tmp_path / "day").mkdir()
+    plan = f'{{"event": "plan", "format": 2, "plan": {{"ceiling": 16, "traces": {named}}}}}'
+    (tmp_path / "day" / "journal.jsonl").write_text(plan + "\n")
+    done = tuner(tmp_path, "report", "day")
+    assert (done.returncode, done.stderr.count("\n")) == (3, 2)
+
+
 def test_a_verification_that_was_not_ended_is_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "begun").mkdir()
     plan = {"event": "plan", "format": 2, "plan": {"verify": True}}
@@ -191,6 +242,17 @@ def test_a_watch_shows_its_last_verdict_and_when_it_changed(tmp_path: Path) -> N
     assert "http://&lt;b&gt;:1" in text
 
 
+def test_a_watch_that_ended_says_why_and_what_to_run(tmp_path: Path) -> None:
+    slow = {"event": "window", "verdict": "drifting", **window(1, slowness=1.5)}
+    why = "iterations take <b>1.5</b> times as long as the law says"
+    end = {"verdict": "re-tune now", "reason": why, "next": "tuner plan p.yaml --load=1"}
+    watched(tmp_path, slow, {"event": "end", **end})
+    headings, text = report(tmp_path, ".")
+    assert headings[0] == "re-tune now"
+    assert "iterations take &lt;b&gt;1.5&lt;/b&gt; times" in text
+    assert "<code>tuner plan p.yaml --load=1</code>" in text
+
+
 def test_a_watch_of_weeks_has_a_small_page(tmp_path: Path) -> None:
     watched(
         tmp_path,
@@ -213,7 +275,10 @@ def test_a_watch_of_a_canary_shows_both_sides(tmp_path: Path) -> None:
     assert ">baseline</text>" in text
 
 
-@pytest.mark.parametrize("line", ["[]", '{"event": "window"}', '{"event": "window", "verdict": 1}'])
+@pytest.mark.parametrize(
+    "line",
+    ["[]", '{"event": "window"}', '{"event": "window", "verdict": 1}', '{"event": "end"}'],
+)
 def test_what_is_no_window_is_named_with_its_line(line: str, tmp_path: Path) -> None:
     (tmp_path / "windows.jsonl").write_text(line + "\n")
     done = tuner(tmp_path, "report", ".")

@@ -1,12 +1,21 @@
 """The parts of a page: text stays text, lines keep their peaks, axes end where they should."""
 
+import re
+
 import numpy as np
 import pytest
 
 from tuner.commands.report.drawing import axes
 from tuner.commands.report.drawing.chart import Chart, Line, drawn
 from tuner.commands.report.drawing.html import tag
-from tuner.commands.report.drawing.page import File, Page, csv_of, written
+from tuner.commands.report.drawing.page import (
+    Figure,
+    File,
+    Page,
+    PageSection,
+    csv_of,
+    written,
+)
 from tuner.commands.report.drawing.thin import steps, thinned
 
 HOSTILE = "<script>alert(1)</script>]]>\x1b[31m\u202eevil\" onload='x'&lt;"
@@ -41,6 +50,18 @@ def test_a_page_fetches_nothing_and_runs_nothing() -> None:
     assert "default-src 'none'" in html.replace("&#x27;", "'")
     assert "http" not in html.replace("http-equiv", "")
     assert "style=" not in html
+
+
+def test_a_chart_fills_the_window_where_its_link_is_followed_and_another_leads_back() -> None:
+    x, y = axes.linear([0.0, 1.0], axes.whole), axes.linear([0.0, 2.0], axes.whole)
+    charts = [Figure("Waiting", Chart(said, x, y, [Line([0, 1], [0, 2])])) for said in ("a", "b")]
+    html = written(Page("k", "t", "", "", [], "", [PageSection("S", "", [charts])]))
+    places = re.findall(r'<figure id="(chart-[0-9a-f]{12})">', html)
+    assert len(set(places)) == 2
+    for place in places:
+        assert f'href="#{place}" class="larger"' in html
+        assert f'href="#{place}-here" class="smaller"' in html
+        assert f'<figcaption id="{place}-here">' in html
 
 
 def test_a_thinned_line_keeps_its_peaks_and_its_ends() -> None:

@@ -1,8 +1,10 @@
 """The live view: on terminals alone, within their width, cheap, and gone in the end."""
 
 import io
+import math
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from statistics import median
 
 import pytest
@@ -11,10 +13,12 @@ from rich.console import Console
 from tests.support.builders import measurement
 from tuner.commands.shared.live_view import EVERY_S, LiveView, is_live, rows_of
 from tuner.commands.sweep.view import RunProgress
+from tuner.commands.verify.run import shown_on
 from tuner.engines.seam import Reply
 from tuner.replay.live_reading import LiveReading, reading
 from tuner.replay.replay import EARLY_S, WATCH_S
 from tuner.runs.settings import SweepSettings
+from tuner.traffic.window import Window
 
 SETTINGS = SweepSettings(
     ceiling=8, slo=None, window="all", step_s=20.0, budget_s=600.0, headroom=1.0, fast=False,
@@ -109,6 +113,22 @@ def test_a_run_shows_its_ladder_its_belief_and_what_is_left() -> None:
     assert rows["ladder"].replace("+", "✓").replace(">", "▸") == "1✓  2  4✓  ▸8"
     assert rows["belief"] == "4, in 37 of 40 draws"
     assert rows["left"].startswith("at most ")
+
+
+def test_a_verification_shows_its_windows_its_device_and_what_is_left() -> None:
+    view = LiveView(terminal())
+    row = (0.63, math.nan, math.nan, 0.3, *[math.nan] * 4)
+    read = view.reading(lambda: row)
+    assert read is not None
+    assert read() is row
+    windows = [Window(0.0, 16.0, 8.0), Window(100.0, 16.0, 4.0)]
+    progress = shown_on(view, "verifying max_num_seqs 8", windows)
+    for elapsed_s in (3.0, 23.0, 5.0):  # the second of the windows has begun
+        seen = of(replies(5), [0.1], kv_cache_usage=None)
+        progress(replace(seen, elapsed_s=elapsed_s))
+    assert view.title == "verifying max_num_seqs 8, window 2 of 2: 5 of 20 s, 2 done"
+    assert view.rows["left"] == "about 15 s of replay"
+    assert view.rows["device"] == "63 % busy, 30 % of the cores are others'"
 
 
 def test_a_second_of_it_costs_less_than_a_hundredth_of_a_core_and_delays_no_send() -> None:

@@ -95,7 +95,7 @@ def test_a_real_server_is_watched_and_compared_with_itself(server: tuple[Path, s
     assert found["measures"]["slowness"]["windows"] >= 6
     assert 0.2 < found["measures"]["slowness"]["value"]["value"] < 5
     lines = [json.loads(line) for line in (folder / "run/windows.jsonl").read_text().splitlines()]
-    assert len(lines) == found["windows"] + 1
+    assert len(lines) == found["windows"] + 2  # how it began, and how it ended
     code, found, said = ended(beside)
     assert found["verdict"] in {"promote", "undecided"}, said
     assert code in {0, 5}

@@ -26,7 +26,7 @@ from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.prediction import behind_probed
-from tuner.runs.result import profile_of
+from tuner.runs.result import profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.headroom import least_expected
 from tuner.runs.sweep.sweep import SweepRun, sweep
@@ -324,8 +324,18 @@ def test_without_room_in_the_budget_the_next_cap_is_named_and_replayed_with_a_la
     found = swept(tmp_path, settings=short, traffic=HALF, confirming=SLOWER)
     assert found.verdict.max_num_seqs == 8
     assert found.conclusion.untried == 16
-    said = "; 16 was not replayed there: --resume with a larger --budget does"
-    assert said in found.verdict.warnings[0]
+    first = found.verdict.warnings[0]
+    assert "; 16 was not replayed there: --resume with a larger --budget does; add a" in first
+    said = [*found.verdict.warnings, *second_thoughts(found, short)]
+    assert [one for one in said if "1.25 times the load" in one] == [first]  # once is enough
+    origin = {
+        "tuner": "0", "seed": 0, "created": "2026-01-01T00:00:00Z", "wall_s": 1.0, "warnings": said,
+        "model_digest": None, "ranks": 1,
+    }  # fmt: skip
+    sealed = profile_of(found, headroom=1.25, trace_digest="sha256:0", origin=origin)
+    assert found.with_headroom is not None
+    replayed = found.with_headroom.attainment_bound
+    assert sealed.validity.headroom_attainment == pytest.approx(replayed, rel=1e-5)
     before = _trials(_events(tmp_path))
     more = swept(tmp_path, settings=UP_TO_16, traffic=HALF, confirming=SLOWER, resume=True)
     assert (more.verdict.max_num_seqs, more.conclusion.untried) == (16, None)

@@ -12,6 +12,7 @@ from tuner.commands.compare.place import ComparePlace, place_of
 from tuner.commands.compare.view import ComparePrint, json_object, markdown, render
 from tuner.commands.report.compare import page_of, steps_of
 from tuner.commands.report.drawing.page import POINTS, written
+from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun
 from tuner.commands.shared.machine import check_machine
@@ -224,6 +225,7 @@ def _report(
         said_before=0 if options.details else len(of_trace),
         details=options.details,
     )
+    keep_result(comparing.journal.run_dir, {**result, "next": how.next})
     if options.output is not None:
         page = written(page_of(tables, how, steps=steps_of(comparing), budget=POINTS))
         _write(options.output, page, result, markdown(tables, tuned, facts))

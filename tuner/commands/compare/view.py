@@ -77,10 +77,7 @@ def block_of(table: ComparisonTable, how: ComparePrint) -> VerdictBlock:
     if tuned is not None and tuned is not first and "requests_per_s" in tuned.ratios:
         aside = f"serves {shown_ratio(tuned.ratios['requests_per_s'])} {first.title}"
     told = [(name, _in_words(rows[name])) for name in SHOWN if name in rows]
-    told += [
-        ("from", how.tuned.source),
-        ("took", f"{minutes(how.spent_s)} of engine"),
-    ]
+    told.append(("from", f"{how.tuned.source}; {minutes(how.spent_s)} of engine"))
     return VerdictBlock(title, aside, told, how.next)
 
 

@@ -37,7 +37,7 @@ def run(options: PlanOptions) -> None:
     if options.json:
         sys.stdout.write(json.dumps(json_of(found)) + "\n")
     else:
-        render(found, profile, options.profile, details=options.details)
+        render(found, profile, options)
     if found.broken:
         _refuse(found)
 
@@ -150,15 +150,19 @@ def _warnings(
     if load > profile.validity.validated_load * 1.001:
         said.append(
             f"{load:.2f} times the load on a replica is more than the "
-            f"{profile.validity.validated_load:g} that was validated: a forecast, not a measurement"
+            f"{profile.validity.validated_load:g} that was validated: a forecast; tuner sweep with "
+            "a larger --headroom measures it"
         )
     if guessed := [str(one.max_num_seqs) for one in steps if one.is_guess]:
         said.append(
             f"batches larger than any that was measured: what is said of {', '.join(guessed)} is "
-            "a guess"
+            "a guess; tuner sweep with a larger --ceiling measures them"
         )
     if needed is None:
-        said.append(f"{MOST_REPLICAS:,} replicas do not serve the share that is asked for")
+        said.append(
+            f"{MOST_REPLICAS:,} replicas do not serve the share that is asked for: relax the SLO, "
+            "or ask for less with --attainment"
+        )
     return said
 
 

@@ -1,11 +1,11 @@
 """The output of ``tuner plan``."""
 
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from tuner.commands.plan.options import PlanOptions
 from tuner.commands.shared.console import (
     TimeColumn,
     console_for,
@@ -14,7 +14,7 @@ from tuner.commands.shared.console import (
     print_warnings,
     shown,
 )
-from tuner.commands.shared.next_step import after, is_short
+from tuner.commands.shared.next_step import asked_for, command
 from tuner.profile.plan import CapForecast
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import MOST_STORED
@@ -73,19 +73,19 @@ def _six_digits(value: Any) -> Any:  # noqa: ANN401 - JSON content
     return value
 
 
-def render(found: FleetPlan, profile: ServingProfile, path: Path, *, details: bool) -> None:
+def render(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> None:
     """Print what to run at this load and how many replicas it takes, then what each cap gives."""
     console = console_for()
-    print_block(console, _block(found, profile, path))
+    print_block(console, _block(found, profile, options))
     console.print()
     console.print(_table(found))
     console.print()
-    if details:
+    if options.details:
         console.print(f"SLO {shown(profile.decision.slo.slo)}")
-    print_warnings(console, found.warnings, all_=details)
+    print_warnings(console, found.warnings, all_=options.details)
 
 
-def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBlock:
+def _block(found: FleetPlan, profile: ServingProfile, options: PlanOptions) -> VerdictBlock:
     needed, cap = found.replicas_needed, found.max_num_seqs
     title = f"max_num_seqs {cap} on {replicas_in_words(needed or found.replicas)}"
     one = next(step for step in found.steps if step.max_num_seqs == cap)
@@ -113,10 +113,24 @@ def _block(found: FleetPlan, profile: ServingProfile, path: Path) -> VerdictBloc
         rows.append(("beside", f"{found.best} slots would be chosen at this load alone: {there}"))
     rests = f"the profile's twin ({found.checked}); at least: in 97.5 % of its draws"
     rows.append(("rests on", rests))
-    short = is_short(profile) or bool(found.broken) or at_least < found.attainment
-    rolls_out = not short and profile.provenance.engine != "sim"
-    step = after(profile, path) if rolls_out else ""
+    step = _next(found, profile, options, is_served=at_least >= found.attainment)
     return VerdictBlock(title, f"forecast, router {found.router}", rows, step)
+
+
+def _next(
+    found: FleetPlan, profile: ServingProfile, options: PlanOptions, *, is_served: bool
+) -> str:
+    """Return what to run: the rollout where that many replicas do, else the same question with as
+    many as it takes, or the curves where no number does."""
+    path = options.profile
+    if profile.provenance.engine == "sim":
+        return command("show", path)
+    if is_served and not found.broken:
+        return command("apply", path, "--dry-run")
+    needed = found.replicas_that_keep if found.broken else found.replicas_needed
+    if needed is None or needed == found.replicas:
+        return command("report", path)
+    return asked_for("plan", options, replicas=needed, json=False)
 
 
 def replicas_in_words(count: int) -> str:

@@ -26,7 +26,9 @@ from tuner.runs.settings import settings_in
 from tuner.system import interruption
 from tuner.trace.trace import Trace
 
-OTHER_TRACE = "this is not the trace that the profile was tuned for"
+OTHER_TRACE = (
+    "this is not the trace that the profile was tuned for: sweep it first where its traffic differs"
+)
 
 
 @dataclass(frozen=True, slots=True)

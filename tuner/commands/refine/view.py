@@ -96,9 +96,10 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     del rows["why"]
     gains = "; ".join(map(str, found.paired.ratios.values()))
     first, *rest = rows.items()
+    doubt, _, _ = block.title.rpartition("max_num_seqs ")
     return replace(
         block,
-        title=first_said(promised(profile).attainment, told(found.chosen)),
+        title=doubt + told(found.chosen),
         aside=f"better, proven in {found.paired.pairs} pairs",
         rows=[first, ("gains", gains), *rest],
         next=_verifying(profile, how),

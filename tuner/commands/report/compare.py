@@ -1,6 +1,7 @@
 """The report of a comparison: every way of serving the same requests."""
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from tuner.commands.compare.view import ComparePrint, block_of, cells, headings_of, title_of
@@ -18,7 +19,9 @@ from tuner.commands.report.drawing.page import (
     csv_of,
 )
 from tuner.commands.report.replays import Step, points_for, replay_files, replay_section
+from tuner.commands.report.result import NAME, read_result
 from tuner.commands.report.sweep import UNFINISHED
+from tuner.commands.shared.next_step import command
 from tuner.errors import RunError
 from tuner.runs.compare.approaches import chosen
 from tuner.runs.compare.comparison import ComparisonRow
@@ -45,13 +48,14 @@ def of_run(book: Journal, *, budget: int) -> Page:
     tables = comparing.tables(levels, approaches)
     if not any(comparing.evidence.starts_s()):
         raise RunError(f"{book.run_dir}: nothing was measured yet", hint="Go on with --resume.")
+    has_ended = comparing.ended() >= asked
     rows = [row for table in tables for row in table.rows if row.approach in TUNED]
     cap = next((row.max_num_seqs for row in rows if row.max_num_seqs), None)
     how = ComparePrint(
         tuned=Tuned(cap or int(plan["untuned"]), _source(book)),
         facts=comparing.evidence.facts(),
         spent_s=sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s(),
-        next="",
+        next=_next(book.run_dir, has_ended=has_ended),
         run_dir=book.run_dir,
         warnings=(),
         said_before=0,
@@ -59,8 +63,18 @@ def of_run(book: Journal, *, budget: int) -> Page:
     )
     return page_of(
         tables, how, steps=steps_of(comparing), budget=budget,
-        partly="" if comparing.ended() >= asked else UNFINISHED,
+        partly="" if has_ended else UNFINISHED,
     )  # fmt: skip
+
+
+def _next(run_dir: Path, *, has_ended: bool) -> str:
+    """Return what the comparison said to run, or what goes on with it."""
+    if not has_ended:
+        return command("compare", "--trace", "TRACE", "--resume", "--run-dir", run_dir)
+    if not (run_dir / NAME).exists():  # of an older tuner
+        return ""
+    found, _ = read_result(run_dir, lambda one: str.split(one["next"]))
+    return str(found["next"])
 
 
 def _source(book: Journal) -> str:

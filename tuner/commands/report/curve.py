@@ -167,10 +167,11 @@ def curve_section(curves: Curves) -> PageSection:
 
 
 def curve_figures(curves: Curves) -> list[Figure]:
-    return [_curve_figure(curves, one) for one in STATISTICS]
+    return [curve_figure(curves, one) for one in STATISTICS]
 
 
-def _curve_figure(curves: Curves, what: _Statistic) -> Figure:
+def curve_figure(curves: Curves, what: _Statistic) -> Figure:
+    """Return one number of every step, today and with headroom, with the choice."""
     profile, told = curves.profile, axes.seconds if what.is_time else axes.whole
     chosen = profile.decision.max_num_seqs
     steps = [one for one in profile.curve if not (one.cut and one.source == "measured")]

@@ -1,6 +1,6 @@
 """The report of a sweep, and of a profile without its run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
@@ -8,8 +8,14 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.commands.report.curve import Curves, curve_files, curve_section
-from tuner.commands.report.drawing.page import Cell, File, Page, PageSection, Table
+from tuner.commands.report.curve import (
+    STATISTICS,
+    Curves,
+    curve_figure,
+    curve_files,
+    curve_section,
+)
+from tuner.commands.report.drawing.page import Cell, Figure, File, Page, PageSection, Part, Table
 from tuner.commands.report.law import law_files, law_section
 from tuner.commands.report.predicted import predicted_section
 from tuner.commands.report.provenance import provenance_section
@@ -28,7 +34,7 @@ from tuner.errors import InputError, RunError
 from tuner.profile.profile import dump, load
 from tuner.profile.schema import ServingProfile
 from tuner.profile.stored_twin import StoredTwin
-from tuner.profile.summary import block_of
+from tuner.profile.summary import KINDS, block_of, milliseconds, percent, promised
 from tuner.runs.engine_runner import in_words
 from tuner.runs.evidence import CONFIRMING, Evidence
 from tuner.runs.journal import Journal
@@ -247,3 +253,98 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
         files=[*law_files(None, seen), *_lines(shown)],
         partly=shown.partly,
     )
+
+
+def parts_of(book: Journal) -> list[str]:
+    """Return the names of a run's parts, each a run in a folder of its own; none of a run that is
+    one by itself. Raises TypeError, ValueError for what names no folders."""
+    plan = book.events[0]["plan"]
+    names = [str(one) for one in plan.get("traces") or plan.get("kinds") or ()]
+    if any(Path(one).name != one or one == ".." for one in names):
+        raise ValueError(f"{names} name no folders")
+    return names
+
+
+def of_parts(book: Journal, *, budget: int) -> Page:
+    """Return the report of a sweep of several traces, or on several kinds of nodes, as far as it
+    came: what each comes to by itself, and where its own report is, beside the profile for all of
+    them where there is one. Raises ProfileError."""
+    run_dir, names = book.run_dir, parts_of(book)
+    found = {name: load(path) for name in names if (path := _profile_of(run_dir / name)).exists()}
+    on_kinds = "kinds" in book.events[0]["plan"]  # of which some may have failed
+    has_ended = bool(found) if on_kinds else len(found) == len(names)
+    sections = [_parts_section(run_dir, names, found)]
+    files = [
+        File(f"{name}.yaml", f"the profile of {name}", "application/yaml", dump(one))
+        for name, one in found.items()
+    ]
+    of_all = _profile_of(run_dir)
+    if has_ended and of_all.exists():
+        profile = load(of_all)
+        shown = Shown(kind=f"Sweep {run_dir}", next=after(profile, of_all), budget=budget)
+        page = profile_page(profile, shown, source=str(of_all))
+        return replace(page, sections=[*sections, *page.sections], files=[*page.files, *files])
+    title = f"No max_num_seqs for all of {', '.join(names)}"
+    next_ = command("report", run_dir / names[0])
+    if on_kinds:
+        title = f"{len(names)} kinds of nodes"
+    if not has_ended:
+        title, next_ = "Not decided yet", command("sweep", "--resume", "--run-dir", run_dir)
+    return Page(
+        kind=f"Sweep {run_dir}",
+        title=title,
+        now="",
+        aside=f"{len(found)} of {len(names)} decided",
+        rows=[(name, _part_in_words(one)) for name, one in found.items()],
+        next=next_,
+        sections=sections,
+        files=files,
+        partly="" if has_ended else UNFINISHED,
+    )
+
+
+def _profile_of(run_dir: Path) -> Path:
+    return run_dir / "profile.yaml"
+
+
+def _part_in_words(one: ServingProfile) -> str:
+    share = percent(promised(one).attainment)
+    return (
+        f"max_num_seqs {one.decision.max_num_seqs}, {KINDS[one.decision.verdict]}, {share} in SLO"
+    )
+
+
+PART_HEADINGS = ("", "max_num_seqs", "verdict", "in SLO", "p95 TPOT", "p99 E2EL", "all of it")
+
+
+def _parts_section(
+    run_dir: Path, names: list[str], found: Mapping[str, ServingProfile]
+) -> PageSection:
+    rows = [_part_row(run_dir / name, name, found.get(name)) for name in names]
+    parts: list[Part] = [Table("Every part", PART_HEADINGS, rows, text=(0, 2, 6))]
+    if figures := list(_goodput(run_dir, found)):
+        parts.insert(0, figures)
+    return PageSection("Each by itself", "A run of its own each, in a folder of its own.", parts)
+
+
+def _goodput(run_dir: Path, found: Mapping[str, ServingProfile]) -> Iterator[Figure]:
+    for name, one in found.items():
+        goodput = curve_figure(Curves.of(one, source=str(run_dir / name)), STATISTICS[0])
+        yield replace(goodput, title=f"{name}: {goodput.title.lower()}")
+
+
+def _part_row(folder: Path, name: str, one: ServingProfile | None) -> list[Cell]:
+    own = command("report", folder)
+    if one is None:
+        return [name, "-", "not decided yet", *["-"] * 3, own]
+    given = promised(one)
+    tpot, e2el = given.tpot_ms, given.e2el_ms
+    return [
+        name,
+        f"{one.decision.max_num_seqs:,}",
+        KINDS[one.decision.verdict],
+        percent(given.attainment),
+        "-" if tpot is None else milliseconds(tpot.p95),
+        "-" if e2el is None else milliseconds(e2el.p99),
+        own,
+    ]

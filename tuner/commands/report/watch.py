@@ -34,13 +34,14 @@ Window = Mapping[str, Any]
 
 def of_run(run_dir: Path) -> Page:
     """Return the report of a watch's windows. Raises RunError."""
-    begins, windows = _read(run_dir / NAME)
+    begins, windows, end = _read(run_dir / NAME)
     ours = [one.get("canary", one) for one in windows]
     last = windows[-1]["verdict"]
     first = begins[-1] if begins else {}
     counted = f"{len(windows):,} window{'s' * (len(windows) != 1)}"
     seconds = ours[-1]["end_s"] - ours[0]["begin_s"]
     rows = [
+        *([("why", str(end["reason"]))] if end else []),
         ("server", str(first.get("url", "-"))),
         ("profile", str(first.get("profile", "-"))),
         ("seen", f"{sum(int(one['arrived']) for one in ours):,} requests in {seconds:,.0f} s"),
@@ -51,11 +52,11 @@ def of_run(run_dir: Path) -> Page:
     whole = "every window" if kept == ours else f"the newest {MOST_IN_FILE:,} windows"
     return Page(
         kind=f"Watch {run_dir}",
-        title=str(last),
+        title=str(end.get("verdict", last)),
         now="",
         aside=f"after {counted}" + (", baseline against canary" if "canary" in windows[-1] else ""),
         rows=rows,
-        next=command("show", first["profile"]) if "profile" in first else "",
+        next=str(end.get("next", command("show", first["profile"]) if "profile" in first else "")),
         sections=[
             PageSection(
                 "Windows", "Each beside what the profile promises of it.", [_figures(windows)]
@@ -66,9 +67,10 @@ def of_run(run_dir: Path) -> Page:
     )
 
 
-def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window]]:
-    """Return how the watches began, and every window or pair; a torn last line is left out."""
-    begins, windows = list[dict[str, Any]](), list[Window]()
+def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window], dict[str, Any]]:
+    """Return how the watches began, every window or pair, and how the last of them ended, empty
+    where it has not; a torn last line is left out."""
+    begins, windows, end = list[dict[str, Any]](), list[Window](), dict[str, Any]()
     try:
         lines = files.read_regular(path).split(b"\n")[:-1]
     except OSError as problem:
@@ -78,6 +80,11 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window]]:
             one = json.loads(line)
             if one["event"] == "begin":
                 begins.append(one)
+                end = {}
+                continue
+            if one["event"] == "end":
+                str.split(one["verdict"]), str.split(one["reason"]), str.split(one["next"])
+                end = one
                 continue
             for seen in (one["baseline"], one["canary"]) if one["event"] == "pair" else (one,):
                 assert all(seen[name] is None or float(seen[name]) >= 0 for name in NUMBERS)
@@ -90,7 +97,7 @@ def _read(path: Path) -> tuple[list[dict[str, Any]], list[Window]]:
             ) from None
     if not windows:
         raise RunError(f"{path}: holds no window yet", hint="Watch for longer.")
-    return begins, windows
+    return begins, windows, end
 
 
 def _changes(windows: Sequence[Window]) -> str:

@@ -1,5 +1,6 @@
 """The console of every command: results on stdout, progress on stderr."""
 
+import textwrap
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
@@ -9,7 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from tuner.profile.verdict_block import VerdictBlock, wrapped
+from tuner.profile.verdict_block import WIDTH, VerdictBlock, wrapped
 from tuner.system.printable import printable
 
 PLAIN_WIDTH = 100
@@ -22,6 +23,7 @@ LONG_S = 10.0
 """A column with a time from here on is told in seconds."""
 
 MOST_WARNINGS = 5
+WARNING = "Warning: "
 
 
 def console_for(*, at_least: int = 0) -> Console:
@@ -47,10 +49,10 @@ def plain_table(*headings: str) -> Table:
 
 def print_block(console: Console, block: VerdictBlock) -> None:
     """Print a verdict block, its first line bold."""
-    first, *rest = block.lines()
-    console.print(f"[bold]{shown(first)}[/]", soft_wrap=True)
-    for line in rest:
-        console.print(shown(line), soft_wrap=True)
+    for number, line in enumerate(block.lines()):
+        style = None if number else "bold"
+        # no markup: it doubles a backslash at the end of a line
+        console.print(printable(line), style=style, soft_wrap=True, markup=False, emoji=False)
 
 
 def print_rows(console: Console, rows: Iterable[tuple[str, str]]) -> None:
@@ -67,7 +69,12 @@ def print_warnings(
     more there are: ``before`` of them were said by an earlier command."""
     told = warnings if all_ else warnings[:MOST_WARNINGS]
     for warning in told:
-        console.print(f"[yellow]Warning:[/] {shown(warning)}")
+        first, *rest = textwrap.wrap(
+            printable(warning), WIDTH - len(WARNING), break_on_hyphens=False
+        ) or [""]
+        console.print(f"[yellow]{WARNING.rstrip()}[/] {escape(first)}", soft_wrap=True)
+        for line in rest:
+            console.print(f"{' ' * len(WARNING)}{escape(line)}", soft_wrap=True)
     if left := len(warnings) - len(told) + before:
         console.print(f"{left} more warning{'s' * (left != 1)}: --details")
 

@@ -1,5 +1,6 @@
 """The live view: a few lines at the foot of a terminal that are rewritten while a command runs."""
 
+import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,8 @@ from rich.text import Text
 
 from tuner.profile.summary import milliseconds
 from tuner.replay.live_reading import LiveReading
+from tuner.replay.readings import Read
+from tuner.replay.records import DEVICE
 from tuner.system.printable import printable
 
 EVERY_S = 0.5
@@ -19,6 +22,9 @@ EVERY_S = 0.5
 
 NAMES = 8
 
+
+LEAST_OTHERS = 0.05
+"""Of the cores: what others take less is not shown."""
 
 IDLE = {"now": "", "KV": ""}
 """The rows of a replay while there is none."""
@@ -40,6 +46,19 @@ def in_flight(seen: LiveReading) -> str:
         parts.append(f"TPOT {milliseconds(1e3 * seen.tpot_s)}")
     if seen.ttft_tail_s is not None:
         parts.append(f"p95 TTFT {milliseconds(1e3 * seen.ttft_tail_s)}")
+    return ", ".join(parts)
+
+
+def device_in_words(row: Sequence[float]) -> str:
+    """Return a reading of the device in words."""
+    one = dict(zip(DEVICE.names or (), row, strict=True))
+    parts = []
+    if math.isfinite(one["utilisation"]):
+        parts.append(f"{100 * one['utilisation']:.0f} % busy")
+    if math.isfinite(one["memory_bytes"]):
+        parts.append(f"{one['memory_bytes'] / 2**30:.1f} GiB in use")
+    if math.isfinite(one["others"]) and one["others"] >= LEAST_OTHERS:
+        parts.append(f"{100 * one['others']:.0f} % of the cores are others'")
     return ", ".join(parts)
 
 
@@ -101,6 +120,19 @@ class LiveView:
             return
         self._drawn_s = now_s
         self._live.update(self.text(), refresh=True)
+
+    def reading(self, read: Read | None) -> Read | None:
+        """Return what reads the device as ``read`` does, and shows what it read."""
+        if read is None or self._live is None:
+            return read
+
+        def seen() -> tuple[float, ...] | None:
+            row = read()
+            if row is not None:
+                self.rows["device"] = device_in_words(row)
+            return row
+
+        return seen
 
     def text(self) -> Text:
         """Return the lines, none longer than the terminal is wide."""

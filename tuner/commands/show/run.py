@@ -32,8 +32,6 @@ def run(options: ShowOptions) -> None:
 
 
 def _next(profile: ServingProfile, options: ShowOptions) -> str:
-    """Return what to do; nothing where that would be to look at the profile."""
-    step = after(profile, options.profile)
-    if step != command("show", options.profile):
-        return step
-    return command("plan", options.profile) if profile.twin is not None else ""
+    """Return what to do; where that would be to look at the profile, its pictures."""
+    step, path = after(profile, options.profile), options.profile
+    return command("report", path) if step == command("show", path) else step

@@ -457,8 +457,8 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
 
 
 def _next(report: SeveralSweeps, options: SweepOptions) -> str:
-    kind = report.found.sharing.kind
-    if kind == "inconclusive" and options.traces:
+    kind, is_real = report.found.sharing.kind, options.engine != "sim"
+    if kind == "inconclusive" and is_real and options.traces:
         budget_s = parse_duration_s(options.budget, option="--budget")
         return again(options, budget=f"{2 * budget_s:g}s")
     if report.shared is None:

@@ -1,6 +1,5 @@
 """The output of ``tuner sweep``: progress on stderr while it runs, curve and verdict on stdout."""
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,11 +28,10 @@ from tuner.commands.sweep.options import SweepOptions
 from tuner.live.exporter import Exporter
 from tuner.profile.numbers import FrontEndSection
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, minutes, waits_for
+from tuner.profile.summary import block_of, chosen_step, minutes, promised, waits_for
 from tuner.replay.live_reading import LiveReading
 from tuner.replay.measure import Measurement, Spread
 from tuner.replay.readings import Read
-from tuner.replay.records import DEVICE
 from tuner.runs.ladder import doubling
 from tuner.runs.outcome import CheckRecord, Prediction, SweepOutcome
 from tuner.runs.result import binds_of
@@ -43,6 +41,9 @@ from tuner.twin.check import in_words
 
 TABLE_WIDTH = 80
 """What the curve needs to show every number whole."""
+
+ALIKE = 1.1
+"""Times as long: what differs by less needs no explanation."""
 
 LEAST_US = 0.05
 """What a prompt's token costs less is not shown."""
@@ -95,16 +96,7 @@ class RunProgress:
 
     def reading(self, read: Read | None) -> Read | None:
         """Return what reads the device as ``read`` does, and shows what it read."""
-        if read is None or not self.view.is_on:
-            return read
-
-        def seen() -> tuple[float, ...] | None:
-            row = read()
-            if row is not None:
-                self.view.rows["device"] = _device(row)
-            return row
-
-        return seen
+        return self.view.reading(read)
 
     def believed(self, best: int, agreeing: int, draws: int) -> None:
         self._show("", {"belief": f"{best}, in {agreeing} of {draws} draws"})
@@ -156,22 +148,6 @@ class RunProgress:
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.began_s), 60)
         return f"{minutes:02}:{seconds:02}"
-
-
-def _device(row: Sequence[float]) -> str:
-    """Return a reading of the device in words."""
-    one = dict(zip(DEVICE.names or (), row, strict=True))
-    parts = []
-    if math.isfinite(one["utilisation"]):
-        parts.append(f"{100 * one['utilisation']:.0f} % busy")
-    if math.isfinite(one["memory_bytes"]):
-        parts.append(f"{one['memory_bytes'] / 2**30:.1f} GiB in use")
-    if math.isfinite(one["others"]) and one["others"] >= LEAST_OTHERS:
-        parts.append(f"{100 * one['others']:.0f} % of the cores are others'")
-    return ", ".join(parts)
-
-
-LEAST_OTHERS = 0.05
 
 
 class NamedProgress:
@@ -260,7 +236,7 @@ def render(outcome: SweepOutcome, profile: ServingProfile, how: SweepPrint) -> N
     """Print the curve, the verdict and what to do with it."""
     console = console_for(at_least=TABLE_WIDTH)
     console.print(curve_table(outcome, profile.front_end))
-    for note in (_of_twin_alone(outcome), _of_front_end(profile)):
+    for note in (_of_twin_alone(outcome), _of_front_end(profile) or _of_promise(profile)):
         if note:
             console.print(note)
     if how.details:
@@ -341,6 +317,20 @@ def _confidence(outcome: SweepOutcome) -> str:
         return f"{confidence:.2f}"
     draws = conclusion.view.weighed.draws
     return f"{confidence:.2f} ({round(confidence * draws)} of {draws} draws)"
+
+
+def _of_promise(profile: ServingProfile) -> str:
+    """Say why the verdict's times are others than the chosen row's, where they are."""
+    row, given = chosen_step(profile), promised(profile)
+    for name, statistic in (("tpot_ms", "p95"), ("ttft_ms", "p99")):
+        one, other = getattr(row, name, None), getattr(given, name)
+        if one is not None and other is not None:
+            here, there = getattr(one, statistic), getattr(other, statistic)
+            if here > 0 and not 1 / ALIKE < there / here < ALIKE:
+                return (
+                    "rows: the engine at its usual speed; verdict: a fresh one, as its users see it"
+                )
+    return ""
 
 
 def _print_details(console: Console, outcome: SweepOutcome) -> None:

@@ -45,6 +45,7 @@ from tuner.runs.verify.verify import Verification, Verified, verify, windows_of
 from tuner.system import interruption
 from tuner.trace.trace import TraceRequest, load
 from tuner.traffic.requirements import Requirement, parse_requirements
+from tuner.traffic.window import Window
 from tuner.traffic.workload import keep_what_fits, parse_step_s
 
 
@@ -231,18 +232,14 @@ def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
 def _verified(asked: _Asked) -> Verified:
     place, view = asked.place, asked.view
     title = f"verifying max_num_seqs {asked.question.max_num_seqs}"
-
-    def progress(seen: LiveReading) -> None:
-        said = f"{title}: {seen.elapsed_s:.0f} s of this window, {seen.done} done"
-        view.show(said, rows_of(seen))
-
+    windows = [one for one, _ in windows_of(asked.requests, asked.question)] if view.is_on else []
     work = verify(
         asked.requests,
         place.starter,
         asked.question,
         tell=asked.tell,
-        read=place.read,
-        progress=progress,
+        read=view.reading(place.read),
+        progress=shown_on(view, title, windows) if windows else None,
     )
     try:
         with view:
@@ -250,6 +247,30 @@ def _verified(asked: _Asked) -> Verified:
             return place.execute(work)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("nothing was verified", hint="Run the command again.") from None
+
+
+def shown_on(
+    view: LiveView, title: str, windows: Sequence[Window]
+) -> Callable[[LiveReading], None]:
+    """Return what shows how the replays go: which of the windows runs, and how long they take yet.
+
+    A promise that looks broken is replayed once more: then the windows begin anew.
+    """
+    lengths_s = [window.replay_s for window in windows]
+    number, before_s = 0, 0.0
+
+    def progress(seen: LiveReading) -> None:
+        nonlocal number, before_s
+        if seen.elapsed_s < before_s:
+            number = (number + 1) % len(lengths_s)
+        before_s = seen.elapsed_s
+        length_s = lengths_s[number]
+        left_s = max(0.0, sum(lengths_s[number:]) - seen.elapsed_s)
+        said = f"window {number + 1} of {len(lengths_s)}: {seen.elapsed_s:.0f} of {length_s:.0f} s"
+        left = {"left": f"about {minutes(left_s)} of replay"}
+        view.show(f"{title}, {said}, {seen.done} done", {**rows_of(seen), **left})
+
+    return progress
 
 
 Verify = Coroutine[Any, Any, Verified]

@@ -4,18 +4,19 @@ import json
 import math
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 
 from tuner.commands.watch.options import FOREVER, WatchOptions
 from tuner.commands.watch.session import Times, WatchSession, side_of
-from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, render
+from tuner.commands.watch.view import WatchProgress, WatchResult, json_of, next_of, render
 from tuner.errors import (
     EngineError,
     GateError,
     InputError,
     Interrupted,
     ProfileError,
+    RunError,
     TargetError,
     TunerError,
     UndecidedError,
@@ -59,12 +60,12 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
         server.read()
     known = beforehand(profile, servers, options)
     stopped: TunerError | None = None
-    with ExitStack() as stack:
+    with ExitStack() as kept, ExitStack() as stack:
         session = WatchSession(
             sides=[side_of(server, promised, times, options.seed) for server in servers],
             gate=None if options.canary is None else CanaryGate(promised),
             progress=WatchProgress(times.for_s),
-            journal=_journal(options, stack),
+            journal=_journal(options, kept),
             exporter=_exporter(options, stack),
             ends_early=options.rollback is not None,
             check_again=lambda server: check_model(profile, server, options),
@@ -85,7 +86,8 @@ def run(options: WatchOptions, *, clock: Clock | None = None) -> None:
             )
         except TunerError as problem:
             stopped = problem
-    _end(session, options, stopped, profile)
+        stack.close()
+        _end(session, options, stopped, profile)
 
 
 def _journal(options: WatchOptions, stack: ExitStack) -> WindowJournal | None:
@@ -136,6 +138,10 @@ def _end(
         skipped=session.skipped,
         warnings=session.warnings,
     )
+    if session.journal is not None:
+        said = {"verdict": result.verdict, "reason": result.reason}
+        with suppress(RunError):  # of a disk that is full the windows have said so
+            session.journal.append("end", said | {"next": next_of(result, profile, options)})
     if options.json:
         sys.stdout.write(json.dumps(json_of(result), allow_nan=False) + "\n")
     else:

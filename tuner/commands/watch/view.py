@@ -250,10 +250,12 @@ def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) 
         beside = f", {percent(choice.best_attainment)} with {choice.best} by the law itself"
         rows.append(("today", f"{there} in SLO by the twin{beside * (not choice.holds)}"))
     rows.append(("seen", f"{watch.requests:,} requests at {result.url}, {counted}"))
-    rows += [("required", str(one)) for one in watch.required if gate is None]
+    if watch.required and gate is None:
+        broken_first = sorted(watch.required, key=lambda one: one.state != "above")
+        rows.append(("required", "; ".join(map(str, broken_first))))
     cap = profile.decision.max_num_seqs
     return VerdictBlock(
-        f"max_num_seqs {cap}: {result.verdict}", counted, rows, _next(result, profile, options)
+        f"max_num_seqs {cap}: {result.verdict}", counted, rows, next_of(result, profile, options)
     )
 
 
@@ -261,7 +263,7 @@ LONGER = 4
 """Times as long a watch is that goes on where one was too short."""
 
 
-def _next(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> str:
+def next_of(result: WatchResult, profile: ServingProfile, options: WatchOptions) -> str:
     """Return what to run: a longer watch where that may tell more, else what shows the cause."""
     path, file = options.profile, options.rollback
     ours = result.gate is not None or server_is_why(result.watches[0])
@@ -307,14 +309,16 @@ def _notes(result: WatchResult) -> list[str]:
         if watch.failed:
             share = watch.failed / max(1, watch.finished)
             notes.append(
-                f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted"
+                f"{url}: {watch.failed:,} requests ({share:.1%}) ended with an error or aborted: "
+                "look into its log"
             )
         if restarts:
             times = "once" if restarts == 1 else f"{restarts} times"
-            notes.append(f"{url}: was restarted {times}")
+            notes.append(f"{url}: was restarted {times}: look into its log")
         if missed or gaps:
             notes.append(
-                f"{url}: {missed} scrapes got no answer; {gaps} stretches are in no window"
+                f"{url}: {missed} scrapes got no answer; {gaps} stretches are in no window: watch "
+                "from nearer to it"
             )
     return notes
 

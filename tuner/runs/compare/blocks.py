@@ -45,7 +45,7 @@ class Blocks:
         if dropped:
             self.warnings.append(
                 f"{dropped} of {len(requests)} requests are longer than max_model_len={found[1]} "
-                "and were left out"
+                "and were left out: raise it to compare with them"
             )
 
     def choose(self, watcher: Watcher) -> None:
@@ -70,7 +70,7 @@ class Blocks:
         if len(set(self.windows)) < settings.repeats:
             self.warnings.append(
                 "the trace is too short for another part of it in every block: the intervals know "
-                "more of the machine's noise than of other traffic"
+                "more of the machine's noise than of other traffic; compare with a longer trace"
             )
         self.warn_of_copies()
 
@@ -119,7 +119,8 @@ class Blocks:
             if sent > MANY_COPIES * recorded:
                 self.warnings.append(
                     f"{level}: {sent / recorded:.1f} times what was recorded there: most of its "
-                    "requests are copies of others, some seconds apart"
+                    "requests are copies of others, some seconds apart; leave it out (--loads) or "
+                    "compare with a busier trace"
                 )
 
     def sent(self, cell: Cell, block: int) -> list[TraceRequest]:

@@ -96,7 +96,8 @@ class Comparison:
             spent_s = elsewhere_s + self.comparing.spent_s()
             if block and spent_s + taken_s - self.comparing.block_s(block) > self.settings.budget_s:
                 self.warnings.append(
-                    f"the budget ended it after {block} of {self.settings.repeats} blocks"
+                    f"the budget ended it after {block} of {self.settings.repeats} blocks: give a "
+                    "larger --budget"
                 )
                 return
             for approach in self.order(block):

@@ -134,7 +134,7 @@ class _Run:
             what = "not all that seemed worth it was tried"
             if untried := search.untried():
                 what = f"nothing else of {', '.join(untried)} was tried"
-            self.warnings.append(f"the budget ended the search: {what}")
+            self.warnings.append(f"the budget ended the search: {what}; give a larger --budget")
         return chosen
 
     def _pairs_of(self, one: Configuration, problem: SearchProblem) -> tuple[Windows, ...]:
@@ -200,7 +200,7 @@ class _Run:
         if self.dropped:
             self.warnings.append(
                 f"{self.dropped} of {len(requests)} requests are longer than max_model_len="
-                f"{plan.max_model_len} and were left out"
+                f"{plan.max_model_len} and were left out: raise it to tune for them"
             )
         unloaded = unloaded_of(plan.profile)
         chosen = self.runner.evidence.selection()
@@ -296,7 +296,10 @@ class _Run:
             return surrogate_of(view, self.plan.objectives, self.space.knee)
         if not self._doubted:
             self._doubted = True
-            self.warnings.append(f"{view.doubt}: replays of the windows decided alone")
+            self.warnings.append(
+                f"{view.doubt}: replays of the windows decided alone; a quieter machine lets the "
+                "twin help"
+            )
         return None
 
     def _first_looks(self) -> list[FinishedTrial] | None:

@@ -22,7 +22,7 @@ from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.objective import EQUAL_ATTAINMENT, candidates
 from tuner.twin.simulation import met, simulate, traffic_of
-from tuner.twin.verdict_text import headline
+from tuner.twin.verdict_text import BEFORE_THAT, headline
 
 
 def after_headroom(
@@ -117,7 +117,7 @@ def _seen(evidence: Evidence, workload: Workload, cap: int) -> Measurement | Non
 
 
 def _warned(conclusion: Conclusion, said: str) -> Conclusion:
-    verdict = conclusion.verdict
+    verdict, said = conclusion.verdict, f"{said}; {BEFORE_THAT}"
     return replace(conclusion, verdict=replace(verdict, warnings=(said, *verdict.warnings)))
 
 

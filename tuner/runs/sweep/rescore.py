@@ -39,5 +39,9 @@ def rescore(
             hint="Go on with it first: tuner sweep --resume --run-dir ...",
         )
     counts = {"over_max_model_len": dropped} if dropped else {}
-    warnings = [f"{dropped} requests are longer than max_model_len: left out"] if dropped else []
+    warnings = (
+        [f"{dropped} requests are longer than max_model_len: left out; raise it to tune for them"]
+        if dropped
+        else []
+    )
     return outcome_of(evidence, workload, settings, conclusion, dropped=counts, warnings=warnings)

@@ -201,9 +201,16 @@ def _part(part: Part) -> Html:
 
 
 def _figure(figure: Figure) -> Html:
+    """Return a chart that fills the window while its own link is followed: what is drawn is sharp
+    at any size."""
     note = tag("span", figure.note) if figure.note else None
     chart = figure.chart if isinstance(figure.chart, Html) else drawn(figure.chart)
-    return tag("figure", tag("figcaption", figure.title, note), chart)
+    place = f"chart-{hashlib.sha256(f'{figure.title}{chart}'.encode()).hexdigest()[:12]}"
+    name = f"{figure.title}, larger"
+    larger = tag("a", "larger", href=f"#{place}", class_="larger", aria_label=name)
+    smaller = tag("a", "smaller", href=f"#{place}-here", class_="smaller")
+    caption = tag("figcaption", figure.title, " ", larger, smaller, note, id=f"{place}-here")
+    return tag("figure", caption, chart, id=place)
 
 
 def _table(table: Table) -> Html:
