@@ -286,7 +286,7 @@ def of_plan(engine: Kind) -> Iterator[Said]:
 
 
 def of_verify(engine: Kind) -> Iterator[Said]:
-    one = profile(engine_=engine, engine={**ENGINE, "model": "tuner:tiny"})
+    one = with_twin(engine)
     cases: dict[str, tuple[float, str | None, float]] = {
         "kept": (0.99, None, 0.0),
         "broken": (0.71, None, 0.0),
@@ -304,7 +304,6 @@ def of_verify(engine: Kind) -> Iterator[Said]:
         kind = "vllm" if url else engine
         options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
         yield Said(case, verify_view._block(found, one, options), one)
-    one = with_twin(engine)
     for right in (0.97, 0.31):
         offline = (
             Gate("choice", right, 0.97, 0.5, right > 0.5, "half of the stored laws"),

@@ -60,7 +60,7 @@ def _version(package: str) -> str:
     """Return the version of a package; empty where it is not here, or its metadata has none."""
     try:
         return importlib.metadata.version(package) or ""
-    except importlib.metadata.PackageNotFoundError:
+    except (importlib.metadata.PackageNotFoundError, KeyError):  # the latter by its backport
         return ""
 
 

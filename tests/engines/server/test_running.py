@@ -139,7 +139,9 @@ def test_what_its_clients_do_not_see_is_not_known_and_not_zero() -> None:
     assert (reply.output_s, iterations) == ([], 0)
 
 
-def test_text_that_is_read_as_another_number_of_tokens_fails_its_request() -> None:
+def test_text_that_is_read_as_another_number_of_tokens_fails_its_request(
+    tmp_path: Path,
+) -> None:
     """The server says that every prompt had three."""
     asked: list[Asked] = []
 
@@ -151,7 +153,7 @@ def test_text_that_is_read_as_another_number_of_tokens_fails_its_request() -> No
         server = RunningServer(
             url=url, model="m", facts=facts(engine="server"), planned=PLANNED, most=None
         )
-        client = await StreamingClient.start(url, log=Path("/dev/null"))
+        client = await StreamingClient.start(url, log=tmp_path / "client.log")
         engine = RunningEngine(server, client, Words(("one", "two")))
         try:
             await generate(engine, request(1, prompt=3, output=4))

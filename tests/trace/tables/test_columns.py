@@ -154,6 +154,8 @@ TEXTS = exports.TEXTS | products.TEXTS
 @pytest.mark.parametrize("name", TEXTS)
 @example(seed=411)  # an integer that no column holds
 @example(seed=22480)  # a count of tokens as text, with an exponent
+@example(seed=396)  # a byte that is not UTF-8, in a document
+@example(seed=15560)
 @settings(max_examples=6)
 @given(seed=st.integers(0, 2**32))
 def test_damage_to_an_export_is_told_alike_and_its_counts_reconcile(

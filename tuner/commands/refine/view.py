@@ -20,7 +20,7 @@ from tuner.commands.shared.console import (
 )
 from tuner.commands.shared.next_step import after, command, is_short
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, first_said, minutes, promised
+from tuner.profile.summary import block_of, minutes
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective

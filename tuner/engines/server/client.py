@@ -76,15 +76,16 @@ class StreamingClient:
         first_s: float = FIRST_S,
     ) -> "StreamingClient":
         """Start a process that asks ``url``/v1/completions. What it has to say goes to the log."""
-        ours, theirs = socket.socketpair()
-        with open(log, "ab", opener=files.opened_own) as said, theirs:  # noqa: ASYNC230
-            process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds
-                [sys.executable, "-m", "tuner.engines.server.client_process"],
-                stdin=theirs.fileno(),
-                stdout=said,
-                stderr=said,
-                start_new_session=True,
-            )
+        with open(log, "ab", opener=files.opened_own) as said:  # noqa: ASYNC230
+            ours, theirs = socket.socketpair()
+            with theirs:
+                process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds
+                    [sys.executable, "-m", "tuner.engines.server.client_process"],
+                    stdin=theirs.fileno(),
+                    stdout=said,
+                    stderr=said,
+                    start_new_session=True,
+                )
         client = cls(process, ours)
         reader, client._writer = await asyncio.open_connection(sock=ours)
         client._listening = asyncio.create_task(client._listen(reader))

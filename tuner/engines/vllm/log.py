@@ -102,7 +102,7 @@ class Compiles:
 
 
 def part_of_start(said: str) -> str | None:
-    """Return what a start does, by what vLLM has said of it so far; None before it says anything.
+    r"""Return what a start does, by what vLLM has said of it so far; None before it says anything.
 
     >>> part_of_start("Starting to load model m...\nCapturing CUDA graphs (decode, FULL):   0%")
     'capturing CUDA graphs'

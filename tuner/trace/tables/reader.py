@@ -163,7 +163,13 @@ class TableReader:
 
     def _of_objects(self) -> Iterator[Batch]:
         if self.shape.whole:
-            document = msgspec.json.decode(self.lines.document())
+            try:
+                document = msgspec.json.decode(self.lines.document())
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+                raise TraceError(
+                    f"{self.lines.place}: {error}",
+                    hint="Export it again: it is cut off, or not JSON in UTF-8.",
+                ) from error
             found = enumerate(rows_of_document(document), 1)
             rows = (self.converted(self._cells(one), place) for place, one in found)
             yield from _batched(row for some in rows for _, row in some)
