@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager, redirect_stderr, redirect_stdout, suppress
+from contextlib import asynccontextmanager, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -204,7 +204,8 @@ def shipped(program: str, out: Path) -> list[str]:
         folder = Path(name)
         words = {"COLUMNS": str(COLUMNS), "FORCE_COLOR": "1", "TERM": "xterm-256color"}
         said = {one: _run(command, folder, words) for one, command in COMMANDS.items()}
-        _watch(folder / "runs" / "watch")
+        with chdir(folder):  # so that no place of this machine is in a picture
+            _watch(Path("runs") / "watch")
         faults = []
         for one in (*COMMANDS, "watch"):
             page = folder / f"{one}.html"
@@ -246,8 +247,7 @@ def _watch(run_dir: Path) -> None:
     from tuner.profile.profile import save  # noqa: PLC0415
 
     promised = profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS)
-    run_dir.mkdir(parents=True)
-    save(promised, run_dir / "profile.yaml")
+    save(promised, Path("watched.yaml"))
     step = WORLD.step
     slow = replace(WORLD, step=replace(step, a=SLOWER * step.a, b=SLOWER * step.b))
     server = simulated(slow, poisson(RATE, 900.0, seed=2), cap=CAP, until_s=900.0)
@@ -259,9 +259,7 @@ def _watch(run_dir: Path) -> None:
         redirect_stderr(nowhere),
         suppress(TunerError),
     ):
-        options = WatchOptions(
-            profile=run_dir / "profile.yaml", url=url, for_="800s", run_dir=run_dir
-        )
+        options = WatchOptions(profile=Path("watched.yaml"), url=url, for_="800s", run_dir=run_dir)
         run(options, clock=clock)
 
 
