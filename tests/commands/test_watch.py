@@ -551,9 +551,11 @@ def test_all_fits_into_80_columns(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(profile.parent)
+    here = Path(profile.name)
     clock = FreeClock()
     with serving(page_of(slow), clock) as url, pytest.raises(GateError) as ended:
-        run(options(profile, url, for_="250s", json=False), clock=clock)
+        run(options(here, url, for_="250s", json=False), clock=clock)
     said = capsys.readouterr()
     windows = [line for line in said.err.splitlines() if line.endswith("x")]
     assert len(windows) == 25
