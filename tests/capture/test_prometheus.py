@@ -30,7 +30,7 @@ from tests.support.scraped import (
 )
 from tests.support.toy_server import application, served
 from tuner.capture import history, prometheus_api
-from tuner.capture.synthetic import trace_of
+from tuner.capture.synthetic import MAX_REQUESTS, trace_of
 from tuner.commands.capture import run as capture_run
 from tuner.engines.seam import EngineRequest, Reply
 from tuner.engines.sim.start import SimStarter
@@ -441,7 +441,8 @@ def test_what_cannot_be_true_is_refused() -> None:
 
 NUMBERS = st.one_of(
     st.integers(0, 9).map(float), st.floats(allow_nan=False, allow_infinity=False, width=32)
-)
+).filter(lambda value: not 1e5 < value <= MAX_REQUESTS)
+"""Without those that are just about allowed: millions of requests take half a minute to make up."""
 
 
 @settings(max_examples=20)
