@@ -18,8 +18,8 @@ again the numbers are printed, and it is left out of what counts where the clien
 Steps are kept in the folder as they end: the same command goes on with what is missing, and
 ``--minutes`` ends it before a step that may not fit. All cases' choices come before their
 neighbours. ``--short``: a sweep of four minutes, and of the neighbours one round as captured; a
-case takes eight minutes, and three for its neighbours. With --smoke a simulated machine is the
-server.
+case takes eight minutes, and three for its neighbours. ``--anew`` judges what is in the folder by
+the tuner of now, and asks no server. With --smoke a simulated machine is the server.
 
 Printed, and with ``--keep`` written after every step: how often each number of each case was held,
 how sharp the intervals are, what a choice loses against the best cap that was measured, how long it
@@ -769,9 +769,8 @@ def main() -> None:
         evidence.keep(options.keep, found)
         return found
 
-    for of_choice in (
-        () if options.anew else (True, False)
-    ):  # what was promised first, then what else there was
+    # what was promised first, then what else there was
+    for of_choice in () if options.anew else (True, False):
         for study in studies:
             while step := next((one for one in study.steps() if one.of_choice >= of_choice), None):
                 left_s = 60 * options.minutes - (monotonic() - begin_s)
