@@ -6,8 +6,8 @@ For each version there is an environment in .versions/ that shares its files wit
 vLLM. Its Python is that of the version. Its compiled code is its own where there is a CPU build of
 it for the torch in .venv; else that of .venv's vLLM, so that everything is tried but kernels.
 
-Run it on a day when vLLM has moved: CONTRIBUTING.md says what to look at. It takes five minutes a
-version on two cores, a few hundred MB of network and, beside .venv, 100 MB of disk each. With
+Run it on a day when vLLM has moved: CONTRIBUTING.md says what to look at. It takes up to an hour
+a version on two cores, a few hundred MB of network and, beside .venv, 100 MB of disk each. With
 --missing it goes on where it was ended: what --keep has kept as passed is not tried again. What
 measures (sweep, verify, compare) is refused or breaks a promise where something else runs.
 """
@@ -78,7 +78,7 @@ CHECKS: Mapping[str, str] = {
     "interruption": "pytest -m vllm tests/runs/compare/test_vllm.py",
     "watch": "pytest tests/live/watch/test_vllm.py tests/capture/test_spans_vllm.py",
 }
-"""Check → what runs, but for tests that take long, the last one aside. PLACE is a folder of the
+"""Check → what runs, but for tests that take long where it names no mark. PLACE is a folder of the
 version's own: a sweep's profile is there for those that are tried later."""
 
 _PYTEST = ("-q", "-m", "vllm and not long", "-p", "no:cacheprovider")
