@@ -548,13 +548,13 @@ def kept() -> str:
     cells = [cell for case in found["cases"].values() for cell in case.get("cells", ())]
     lost = "; ".join(f"{loss:.3f} of {name}" for name, loss in regrets(cells))
     faster = "; ".join(
-        f"{case['vllm_sweep_s'] / case['sweep_s']:.1f} times of {name}"
+        f"{case['vllm_sweep_s'] / case['sweep_s']:.1f} times as long as the sweep of {name}"
         for name, case in found["cases"].items()
         if case.get("vllm_sweep_s")
     )
     longer = (
         "`vllm bench sweep serve`, three runs of every cap as long as a run here took, would have "
-        f"taken longer than the sweep: {faster or 'unknown'}."
+        f"taken {faster or 'an unknown time'}."
     )
     said = [
         evidence.table(HEAD, rows(found)),
@@ -605,10 +605,10 @@ def _told(number: str, value: float) -> str:
 def _believed(found: Mapping[str, Any]) -> str:
     """Say which constants the intervals were made with."""
     told = [case["believed"] for case in found["cases"].values() if case.get("believed")]
-    if any(one != asdict(BELIEVED) for one in told):
+    if any(one != told[0] for one in told):
         return "The intervals of each case are made with the constants of the others."
-    same = found["constants"] == constants_hash()
-    return f"The constants were those of now{'' if same else ' in another file'}, for every case."
+    same = all(one == asdict(BELIEVED) for one in told)
+    return f"The constants were {'those' if same else 'others than those'} of now, for every case."
 
 
 def constants_hash() -> str:
