@@ -54,8 +54,6 @@ def _of_run(source: Path, *, budget: int) -> Page:
             f"{source}: its plan is not of a command that has a report",
             hint="Give the folder of a sweep, refine, compare, verify or watch, or a profile.",
         )
-    if of_run is sweep.of_run and sweep.parts_of(book):
-        return sweep.of_parts(book, budget=budget)
     return of_run(book, budget=budget)
 
 

@@ -85,6 +85,8 @@ def of_profile(path: Path, *, budget: int) -> Page:
 
 def of_run(book: Journal, *, budget: int) -> Page:
     """Return the report of a sweep's run, as far as it came. Raises RunError, ProfileError."""
+    if names := _parts_of(book):
+        return _of_parts(book, names, budget=budget)
     run_dir, evidence = book.run_dir, Evidence(book)
     evidence.check()
     path = run_dir / "profile.yaml"
@@ -255,7 +257,7 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
     )
 
 
-def parts_of(book: Journal) -> list[str]:
+def _parts_of(book: Journal) -> list[str]:
     """Return the names of a run's parts, each a run in a folder of its own; none of a run that is
     one by itself. Raises TypeError, ValueError for what names no folders."""
     plan = book.events[0]["plan"]
@@ -265,11 +267,11 @@ def parts_of(book: Journal) -> list[str]:
     return names
 
 
-def of_parts(book: Journal, *, budget: int) -> Page:
+def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:
     """Return the report of a sweep of several traces, or on several kinds of nodes, as far as it
     came: what each comes to by itself, and where its own report is, beside the profile for all of
     them where there is one. Raises ProfileError."""
-    run_dir, names = book.run_dir, parts_of(book)
+    run_dir = book.run_dir
     found = {name: load(path) for name in names if (path := _profile_of(run_dir / name)).exists()}
     on_kinds = "kinds" in book.events[0]["plan"]  # of which some may have failed
     has_ended = bool(found) if on_kinds else len(found) == len(names)
