@@ -323,13 +323,9 @@ def _of_promise(profile: ServingProfile) -> str:
     """Say why the verdict's times are others than the chosen row's, where they are."""
     row, given = chosen_step(profile), promised(profile)
     for name, statistic in (("tpot_ms", "p95"), ("ttft_ms", "p99")):
-        one, other = getattr(row, name, None), getattr(given, name)
-        if one is not None and other is not None:
-            here, there = getattr(one, statistic), getattr(other, statistic)
-            if here > 0 and not 1 / ALIKE < there / here < ALIKE:
-                return (
-                    "rows: the engine at its usual speed; verdict: a fresh one, as its users see it"
-                )
+        here, there = (_statistic(getattr(one, name, None), statistic) for one in (row, given))
+        if here and there is not None and not 1 / ALIKE < there / here < ALIKE:
+            return "rows: the engine at its usual speed; verdict: a fresh one, as its users see it"
     return ""
 
 
