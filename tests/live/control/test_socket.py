@@ -511,21 +511,9 @@ def test_whatever_a_line_asks_for_is_answered_in_words_and_changes_nothing(tmp_p
 @pytest.mark.attack
 def test_an_answer_of_characters_that_are_none_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "other.sock"
-    with socket.socket(socket.AF_UNIX) as other:
-        other.bind(str(path))
-        other.listen()
-
-        def serve() -> None:
-            client, _ = other.accept()
-            with client:
-                client.recv(2**16)
-                client.sendall(b'{"ok": false, "error": "\\ud800", "hint": "\\u001b[2J"}\n')
-
-        thread = threading.Thread(target=serve)
-        thread.start()
-        with pytest.raises(TunerError):
-            control_client.state(path)
-        thread.join()
+    answer = b'{"ok": false, "error": "\\ud800", "hint": "\\u001b[2J"}\n'
+    with answering(path, lambda _: answer), pytest.raises(TunerError):
+        control_client.state(path)
 
 
 def test_half_closed_and_silent_clients_are_no_trouble(tmp_path: Path) -> None:
@@ -717,25 +705,13 @@ def test_a_process_without_descriptors_serves_again_when_it_has_some(tmp_path: P
         assert json.loads(client.recv(2**16))["ok"]
 
 
-def test_what_answers_otherwise_is_no_live_server(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\n", b"{}\n", b'{"ok": true}\n']
+)
+def test_what_answers_otherwise_is_no_live_server(tmp_path: Path, answer: bytes) -> None:
     path = tmp_path / "other.sock"
-    for answer in (b"HTTP/1.1 400 Bad Request\r\n\r\n", b"", b"\n", b"{}\n", b'{"ok": true}\n'):
-        with socket.socket(socket.AF_UNIX) as other:
-            path.unlink(missing_ok=True)
-            other.bind(str(path))
-            other.listen()
-
-            def serve(other: socket.socket = other, answer: bytes = answer) -> None:
-                client, _ = other.accept()
-                with client:
-                    client.recv(2**16)
-                    client.sendall(answer)
-
-            thread = threading.Thread(target=serve)
-            thread.start()
-            with pytest.raises(InputError):
-                control_client.state(path)
-            thread.join()
+    with answering(path, lambda _: answer), pytest.raises(InputError):
+        control_client.state(path)
 
 
 def test_numbers_of_a_busy_engine_are_told_all_the_same(tmp_path: Path) -> None:
