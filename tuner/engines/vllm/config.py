@@ -286,13 +286,10 @@ def for_serve(
     arguments = configuration.arguments
     told = {
         **arguments,
-        **{name: given[name] for name in _OF_THE_FRONT_END if name in given},
+        **{name: given[name] for name in (*_OF_THE_FRONT_END, "download_dir") if name in given},
         "model": models.model_path(str(arguments["model"])),
         "scheduler_cls": configuration.config.scheduler_config.scheduler_cls,
     }
-    for name in ("distributed_executor_backend", "download_dir"):
-        if (value := given.get(name)) is not None:
-            told[name] = value
     return {name: value for name, value in told.items() if value is not None}
 
 

@@ -72,11 +72,12 @@ FIELDS: Table = {
     ],
     "vllm.config.ParallelConfig": [
         *("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_index"),
+        "distributed_executor_backend",
     ],
     "vllm.config.VllmConfig": ["speculative_config", "diffusion_config"],
     "vllm.engine.arg_utils.AsyncEngineArgs": [
         *("model", "load_format", "skip_tokenizer_init", "disable_log_stats"),
-        *("enable_log_requests", "otlp_traces_endpoint", "distributed_executor_backend"),
+        *("enable_log_requests", "otlp_traces_endpoint"),
         *("data_parallel_size", "num_gpu_blocks_override"),
     ],
 }
