@@ -120,8 +120,10 @@ class ServeProcess:
         """Return what it died of, where a request has failed with this problem: one that lost its
         connection may know of it before we do."""
         if problem.startswith((NO_CONNECTION, BROKEN)):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                await asyncio.to_thread(self._guardian.wait, GONE_S)
+            loop = asyncio.get_running_loop()
+            until_s = loop.time() + GONE_S
+            while self._guardian.poll() is None and loop.time() < until_s:  # noqa: ASYNC110
+                await asyncio.sleep(_LOOK_S)
         return self.death()
 
     def death(self) -> EngineError | None:
