@@ -233,6 +233,7 @@ def facts_of(
     resolved: Resolved, launched: Launched, *, block_size: int, kv_blocks: int
 ) -> EngineFacts:
     """Return what a server of ours is, with what it alone knows."""
+    said = launched.process.said()
     return EngineFacts(
         engine="serve",
         arguments={**resolved.arguments, "block_size": block_size},
@@ -242,9 +243,9 @@ def facts_of(
         kv_blocks=kv_blocks,
         start_s=asyncio.get_running_loop().time() - launched.begun_s,
         versions=provenance.versions(),
-        device=devices.device_of(resolved.arguments, resolved.how, launched.process.said()),
+        device=devices.device_of(resolved.arguments, resolved.how, said),
         sampling=resolved.sampling,
-        phases_s=start_phases_s(launched.process.said()),
+        phases_s=start_phases_s(said),
         sends="ids" if launched.words is None else "text",
         cautions=cautions(),
     )
