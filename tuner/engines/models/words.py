@@ -63,7 +63,7 @@ def learnt(url: str, model: str, *, key: str | None = None) -> Words:
 
     try:
         return Words(tuple(words_of(ask)))
-    except (ValueError, KeyError, TypeError) as problem:
+    except (ValueError, KeyError, TypeError, RecursionError) as problem:
         raise _untold(f"{url} tells of no tokens ({type(problem).__name__})") from None
 
 
