@@ -79,15 +79,11 @@ class VllmTestbed:
                 await engine.add(arguments, batching, queue_size=self._queue_size, log=self._log)
             await engine.warm_up()
             failing.pop_all()
-        engine.facts = dataclasses.replace(
-            engine.facts,
-            start_s=loop.time() - begun_s,
-            device=devices.device_of(
-                engine.facts.arguments,
-                self._base.how(max_num_seqs=batching.size),
-                said_since(self._log, log_start),
-            ),
-        )
+        start_s = loop.time() - begun_s
+        how = await asyncio.to_thread(self._base.how, max_num_seqs=batching.size)
+        said = said_since(self._log, log_start)
+        device = devices.device_of(engine.facts.arguments, how, said)
+        engine.facts = dataclasses.replace(engine.facts, start_s=start_s, device=device)
         return engine
 
 
