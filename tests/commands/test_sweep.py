@@ -494,6 +494,10 @@ def test_a_run_that_is_none_cannot_be_judged(folder: Path) -> None:
         '{"event": "plan", "format": 2, "plan": {"objective": "goodput"}}\n'
     )
     assert "is the run of tuner refine, not of tuner sweep" in refused(rescored(folder), 3)
+    (folder / "run" / "journal.jsonl").write_text(
+        '{"event": "plan", "format": 2, "plan": {"ceiling": 16, "traces": {"../day": ""}}}\n'
+    )
+    assert "['../day'] name no folders" in refused(rescored(folder), 3)
     assert "asks a stored run" in refused(rescored(folder, "--resume"), 2)
 
 

@@ -28,6 +28,7 @@ from tuner.commands.report.replays import (
 )
 from tuner.commands.report.traffic import traffic_section
 from tuner.commands.shared.next_step import after, command
+from tuner.commands.shared.run_folder import parts_of
 from tuner.commands.sweep.one_trace import TRACE_COPY, rescored, sealed, warnings_of
 from tuner.commands.sweep.options import SweepOptions
 from tuner.errors import InputError, RunError
@@ -85,7 +86,7 @@ def of_profile(path: Path, *, budget: int) -> Page:
 
 def of_run(book: Journal, *, budget: int) -> Page:
     """Return the report of a sweep's run, as far as it came. Raises RunError, ProfileError."""
-    if names := _parts_of(book):
+    if names := parts_of(book):
         return _of_parts(book, names, budget=budget)
     run_dir, evidence = book.run_dir, Evidence(book)
     evidence.check()
@@ -255,16 +256,6 @@ def undecided(shown: Shown, evidence: Evidence) -> Page:
         files=[*law_files(None, seen), *_lines(shown)],
         partly=shown.partly,
     )
-
-
-def _parts_of(book: Journal) -> list[str]:
-    """Return the names of a run's parts, each a run in a folder of its own; none of a run that is
-    one by itself. Raises TypeError, ValueError for what names no folders."""
-    plan = book.events[0]["plan"]
-    names = [str(one) for one in plan.get("traces") or plan.get("kinds") or ()]
-    if any(Path(one).name != one or one == ".." for one in names):
-        raise ValueError(f"{names} name no folders")
-    return names
 
 
 def _of_parts(book: Journal, names: list[str], *, budget: int) -> Page:

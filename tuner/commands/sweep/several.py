@@ -15,7 +15,7 @@ from rich.table import Table
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.console import console_for, plain_table, print_block, shown
 from tuner.commands.shared.next_step import after, check_required, check_served, command
-from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
+from tuner.commands.shared.run_folder import Where, kept, open_each, open_run, parts_of
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.ceiling import with_ceiling
 from tuner.commands.sweep.one_trace import (
@@ -160,7 +160,7 @@ def run(options: SweepOptions) -> None:
 def rescore(options: SweepOptions, book: journal.Journal) -> None:
     """Judge a stored run of several traces anew. No engine."""
     try:
-        names = list(dict(book.events[0]["plan"]["traces"]))
+        names = parts_of(book)
     except (TypeError, ValueError) as error:
         raise RunError(
             f"{book.run_dir}/journal.jsonl:1: the plan makes no sense ({error!r})",
