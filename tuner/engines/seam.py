@@ -6,7 +6,7 @@ cap then changes live, while it is idle. Every time is in seconds on the running
 one on virtual time.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -229,6 +229,11 @@ class Starter(Protocol):
         ...
 
     async def start(self, *, max_num_seqs: int) -> Engine: ...
+
+    def doing(self) -> Callable[[], str]:
+        """Return what says, whenever it is asked, what a start does that begins now; nothing where
+        that is not told."""
+        ...
 
 
 class RequestFailedError(Exception):

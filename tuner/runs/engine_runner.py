@@ -9,13 +9,10 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 from tuner.engines.patience import STALL_S
 from tuner.engines.seam import Engine, EngineFacts, Stalls, Starter
-from tuner.engines.vllm.log import part_of_start, said_since, size_of
-from tuner.engines.vllm.start import VllmStarter
 from tuner.errors import EngineError, InputError, StoodStillError
 from tuner.replay.attempts import RETRIES, check_stalls, replay_in_time
 from tuner.replay.device_use import crowded, device_use
@@ -154,20 +151,17 @@ class EngineRunner:
 
     async def _saying(self, starter: Starter, max_num_seqs: int) -> Engine:
         """Start an engine, and say what it does where that takes long."""
-        saying = None
-        if isinstance(starter, VllmStarter):
-            saying = asyncio.ensure_future(self._say_parts(starter.log, size_of(starter.log)))
+        saying = asyncio.ensure_future(self._say_parts(starter.doing()))
         try:
             return await starter.start(max_num_seqs=max_num_seqs)
         finally:
-            if saying is not None:
-                saying.cancel()
+            saying.cancel()
 
-    async def _say_parts(self, log: Path, begun: int) -> None:
-        told = None
+    async def _say_parts(self, doing: Callable[[], str]) -> None:
+        told = ""
         await asyncio.sleep(LONG_START_S)
         while True:
-            if (part := part_of_start(said_since(log, begun))) not in {told, None}:
+            if (part := doing()) not in {told, ""}:
                 told = part
                 self.watcher.stage(f"the engine is {part}")
             await asyncio.sleep(LOOK_S)

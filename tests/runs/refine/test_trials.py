@@ -71,7 +71,7 @@ class Machine:
         class Sick:
             """As much of a starter as a runner asks for."""
 
-            resolve = varied.resolve
+            resolve, doing = varied.resolve, varied.doing
 
             async def start(self, *, max_num_seqs: int) -> SimEngine:
                 if size in machine.dead:

@@ -644,7 +644,7 @@ class Plain:
 
     def __init__(self, world: World) -> None:
         self._starter = SimStarter(world)
-        self.resolve = self._starter.resolve
+        self.resolve, self.doing = self._starter.resolve, self._starter.doing
 
     async def start(self, *, max_num_seqs: int) -> ClientsAlone:
         return ClientsAlone(await self._starter.start(max_num_seqs=max_num_seqs))

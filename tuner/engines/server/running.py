@@ -108,6 +108,10 @@ class RunningStarter:
         del max_num_seqs
         return self._server.facts.arguments
 
+    def doing(self) -> Callable[[], str]:
+        """See the seam: it runs."""
+        return str
+
     async def start(self, *, max_num_seqs: int) -> "RunningEngine":
         """Start the client alone, and see that the server answers as one of completions does."""
         del max_num_seqs

@@ -2,7 +2,7 @@
 
 import asyncio
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numba
@@ -119,6 +119,10 @@ class SimStarter:
             "async_scheduling": world.step.async_release,
             "prefill_schedule_interval": world.prefill_schedule_interval,
         }
+
+    def doing(self) -> Callable[[], str]:
+        """See the seam: it only waits."""
+        return str
 
     async def start(self, *, max_num_seqs: int, world: World | None = None) -> SimEngine:
         """See the seam. ``world``: as what this engine finds the machine, its noise apart."""

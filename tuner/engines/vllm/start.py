@@ -21,7 +21,7 @@ from tuner.errors import EngineError
 from tuner.system import scratch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from tuner.engines.seam import ArgumentValue, Engine
     from tuner.engines.vllm.config import Configuration, ServerLimits
@@ -111,6 +111,11 @@ class VllmStarter:
         context = core_process.CoreContext(self.log, control=control)
         async with started_in_time(self.log):
             return await VllmEngine.start(configuration, context, control, self.log, begun_s)
+
+    def doing(self) -> "Callable[[], str]":
+        """See the seam: by what vLLM says in its log from now on."""
+        begun = vllm_log.size_of(self.log)
+        return lambda: vllm_log.part_of_start(vllm_log.said_since(self.log, begun)) or ""
 
     def resolved(self, *, max_num_seqs: int) -> Resolved:
         """Return what a server of this engine is started with. Imports vLLM."""

@@ -6,7 +6,7 @@ anew alone; the engines' starts stand in the journal of all.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tuner.engines.seam import (
@@ -95,6 +95,9 @@ class KeptEngines:
 
     def resolve(self, *, max_num_seqs: int) -> Mapping[str, ArgumentValue]:
         return self.starter.resolve(max_num_seqs=max_num_seqs)
+
+    def doing(self) -> Callable[[], str]:
+        return self.starter.doing()
 
     async def start(self, *, max_num_seqs: int) -> Engine:
         """Return the engine of this size that is up, else start it."""
