@@ -294,11 +294,9 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         lag_s(whole, fitted.law, shape) if whole else _probed_lag_s(unloaded, fitted.law, requests)
     )
     shape = replace(shape, lag_s=lag)
+    kv_tokens = shape.kv_tokens
     today = traffic_of(
-        requests,
-        hash_block_size=hash_block_size,
-        hit_share=hit_share,
-        kv_tokens=shape.kv_tokens,
+        requests, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
     )
     loads = loads_of(today, headroom, seed=seed)
     return Forecast(
@@ -321,11 +319,7 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             draws=PRINTED if everywhere else DRAWS,
         ),
         checks=_checks(windows, fitted.law, shape, slo),
-        machine=MachineHistory(
-            _pace(segments, fitted.law),
-            delays_s=delays_s(whole, fitted.law, shape),
-            flicker=flicker_of([one.log for one in segments], fitted.law),
-        ),
+        machine=_history(segments, whole, fitted.law, shape),
         unmodelled=tuple(facts.unmodelled),
     )
 
@@ -338,6 +332,17 @@ def _checks(
         by_cap.setdefault((one.max_num_seqs, one.max_num_batched_tokens), []).append(one)
     found = (paced(alike, law, shape, slo) for alike in by_cap.values())
     return tuple(one for one in found if one.numbers)
+
+
+def _history(
+    segments: Sequence[Segment], whole: Sequence[Observed], law: StepLaw, shape: EngineShape
+) -> MachineHistory:
+    """Return how the machine was: by all that was measured, and by the windows replayed whole."""
+    return MachineHistory(
+        _pace(segments, law),
+        delays_s=delays_s(whole, law, shape),
+        flicker=flicker_of([one.log for one in segments], law),
+    )
 
 
 def _pace(segments: Sequence[Segment], law: StepLaw) -> Floats:
