@@ -111,6 +111,9 @@ def test_an_engine_is_on_the_same_machine_in_our_process_and_behind_a_server(
     evidence.check_machine(facts(device=silent))
     with pytest.raises(RunError, match="attention_backend=FLASH_ATTN, here it is FLASHINFER"):
         evidence.check_machine(facts(device=other))
+    del silent["model_runner"]
+    with pytest.raises(RunError, match="model_runner=V2, here it is None"):
+        evidence.check_machine(facts(device=silent))
     book.close()
 
 

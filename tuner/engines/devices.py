@@ -68,6 +68,9 @@ def device_facts() -> dict[str, ArgumentValue]:
 PER_CARD = frozenset({"uuids"})
 """Keys of ``used_facts`` in which two machines of a kind differ."""
 
+BY_LOG = frozenset({"attention_backend"})
+"""Keys of ``device_of`` that a log need not tell, even on the same machine."""
+
 
 def used_facts(count: int) -> dict[str, ArgumentValue]:
     """Return ``device_facts`` of the GPUs that an engine of ours now runs on, and what identifies

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from tuner.engines.devices import PER_CARD
+from tuner.engines.devices import BY_LOG, PER_CARD
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import crowded, device_use, disturbance
@@ -62,10 +62,8 @@ class Evidence:
         for event in self.journal.of("start"):
             before = event["facts"]
             for what, now in (("device", facts.device), ("versions", facts.versions)):
-                known = before[what].keys() & now.keys()  # a log need not tell all of a device
-                if what == "versions":
-                    known = before[what].keys() | now.keys()
-                for key in sorted(known - PER_CARD):
+                untold = BY_LOG & (before[what].keys() ^ now.keys())
+                for key in sorted((before[what].keys() | now.keys()) - PER_CARD - untold):
                     was, is_ = before[what].get(key), now.get(key)
                     if json.loads(json.dumps(is_)) != was:
                         raise RunError(
