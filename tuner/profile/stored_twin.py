@@ -31,7 +31,7 @@ from tuner.twin.draws import PRINTED, Draw, MachineHistory, draws_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.load import loads_of
-from tuner.twin.simulation import EngineShape, Traffic, TwinReplay, simulate
+from tuner.twin.simulation import EngineShape, Traffic, TwinReplay
 
 MOST_STORED = 4000
 LEAST_S = 1.0
@@ -80,8 +80,6 @@ class StoredTwin:
 
     def replayed(self, traffic: Traffic, law: StepLaw, *, max_num_seqs: int) -> TwinReplay:
         """Return what clients would have seen under one of the laws."""
-        if self.front_end is None:
-            return simulate(traffic, law, self.shape, max_num_seqs=max_num_seqs)
         return simulate_behind(self.front_end, traffic, law, self.shape, max_num_seqs=max_num_seqs)
 
     def weighed(  # noqa: PLR0913 - what the twin is asked

@@ -6,9 +6,8 @@ both are the same for every cap and both loads, so that differences between caps
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -35,7 +34,6 @@ from tuner.twin.simulation import (
     TwinReplay,
     attainment,
     quantile,
-    simulate,
     tail_s,
 )
 
@@ -319,13 +317,10 @@ def _replays(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
     front_end: FrontEnd | None = None,
 ) -> Iterator[tuple[int, TwinReplay]]:
     """Yield each cap, ascending, with its replay: above one that never binds all have the same."""
-    replayed: Callable[..., TwinReplay] = simulate
-    if front_end is not None:
-        replayed = partial(simulate_behind, front_end)
     replay: TwinReplay | None = None
     for cap in sorted(caps):
         if replay is None or replay.running_peak >= replay.max_num_seqs:
-            replay = replayed(traffic, law, shape, max_num_seqs=cap, log=log)
+            replay = simulate_behind(front_end, traffic, law, shape, max_num_seqs=cap, log=log)
         yield cap, replay
 
 

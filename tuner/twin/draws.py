@@ -13,7 +13,6 @@ nothing to notice there, and it is half as long again for a request of 300 ms.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
 import numpy as np
 
@@ -29,7 +28,6 @@ from tuner.twin.simulation import (
     Traffic,
     TwinReplay,
     attainment,
-    simulate,
 )
 
 PRINTED = 200
@@ -149,11 +147,14 @@ class Draw:
         self, traffic: Traffic, shape: EngineShape, *, max_num_seqs: int, log: bool = False
     ) -> TwinReplay:
         """Return what this run would see of the traffic, which begins at 0 s or later."""
-        replayed = simulate
-        if self.machine.front_end is not None:
-            replayed = partial(simulate_behind, self.machine.front_end)
-        found = replayed(
-            traffic, self.law, shape, max_num_seqs=max_num_seqs, slowdown=self.slowdown, log=log
+        found = simulate_behind(
+            self.machine.front_end,
+            traffic,
+            self.law,
+            shape,
+            max_num_seqs=max_num_seqs,
+            slowdown=self.slowdown,
+            log=log,
         )
         found = delayed(found, self.machine.delays_s, np.random.default_rng(self.seed))
         return scaled(found, traffic, self.ttft_factor, self.tpot_factor)

@@ -252,7 +252,7 @@ def reaches_scheduler(front_end: FrontEnd, traffic: Traffic) -> Traffic:
 
 
 def simulate_behind(  # noqa: PLR0913 - what is replayed, and behind what
-    front_end: FrontEnd,
+    front_end: FrontEnd | None,
     traffic: Traffic,
     law: StepLaw,
     shape: EngineShape,
@@ -261,8 +261,10 @@ def simulate_behind(  # noqa: PLR0913 - what is replayed, and behind what
     slowdown: Slowdown | MachineClock | None = None,
     log: bool = False,
 ) -> TwinReplay:
-    """Replay traffic at one cap as its clients see it: ``law`` is of an engine without a front
-    end."""
+    """Replay traffic at one cap as its clients see it, behind a front end where there is one:
+    ``law`` is of an engine without."""
+    if front_end is None:
+        return simulate(traffic, law, shape, max_num_seqs=max_num_seqs, slowdown=slowdown, log=log)
     replay = simulate(
         reaches_scheduler(front_end, traffic),
         law.slowed(front_end.contention),

@@ -21,7 +21,7 @@ from tuner.twin.choice import DRAWS
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, simulate_behind
 from tuner.twin.objective import EQUAL_ATTAINMENT, candidates
-from tuner.twin.simulation import met, simulate, traffic_of
+from tuner.twin.simulation import met, traffic_of
 from tuner.twin.verdict_text import BEFORE_THAT, headline
 
 
@@ -98,10 +98,7 @@ def least_expected(
         good = total = 0.0
         for traffic, start_s, weight in parts:
             scored = traffic.arrival_s >= start_s
-            if front_end is None:
-                replay = simulate(traffic, law, view.shape, max_num_seqs=cap)
-            else:
-                replay = simulate_behind(front_end, traffic, law, view.shape, max_num_seqs=cap)
+            replay = simulate_behind(front_end, traffic, law, view.shape, max_num_seqs=cap)
             good += weight * float(met(traffic, replay, view.slo)[scored].sum())
             total += weight * float(scored.sum())
         return good / total if total else 1.0
