@@ -42,7 +42,7 @@ from tuner.twin.front_end import (
 )
 from tuner.twin.knee import decide, judge
 from tuner.twin.objective import GOOD_ATTAINMENT, HALF, choose
-from tuner.twin.simulation import shape_of, simulate, traffic_of
+from tuner.twin.simulation import hit_share, shape_of, simulate
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
 from tuner.twin.verdict_text import ADD_REPLICAS, Verdict, headline
 
@@ -423,15 +423,11 @@ def _hit_share(evidence: Evidence, workload: Workload, hash_block_size: int) -> 
     shape = shape_of(evidence.facts())
     if not any(trial.purpose in RUNGS for trial in evidence.trials()):
         return float(shape.prefix_caching)
-    had = could = 0
-    for number, replay in evidence.whole_windows():
-        sent = workload.sent_in(workload.windows[number])
-        all_ = traffic_of(
-            sent, hash_block_size=hash_block_size, hit_share=1.0, kv_tokens=shape.kv_tokens
-        )
-        could += int(all_.cached_length.sum())
-        had += sum(record.cached_tokens or 0 for record in replay.records)
-    return min(1.0, had / could) if could else 0.0
+    sent = (
+        (workload.sent_in(workload.windows[number]), replay)
+        for number, replay in evidence.whole_windows()
+    )
+    return hit_share(sent, hash_block_size=hash_block_size, kv_tokens=shape.kv_tokens)
 
 
 def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded

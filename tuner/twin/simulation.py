@@ -5,7 +5,7 @@ would have seen at any cap and any load.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,6 +25,7 @@ from tuner.engines.scheduler.state import (
     new_scheduler,
 )
 from tuner.engines.seam import EngineFacts, IterationLog
+from tuner.replay.records import Replay
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.arrivals import busiest_rows
 from tuner.traffic.slo import Slo
@@ -238,6 +239,21 @@ def traffic_of(
     columns = np.array(rows, dtype=float).reshape(-1, 4).T
     tokens = columns[1:].astype(np.int64)
     return Traffic(columns[0], tokens[0], tokens[1], tokens[2])
+
+
+def hit_share(
+    sent: Iterable[tuple[Sequence[TraceRequest], Replay]], *, hash_block_size: int, kv_tokens: int
+) -> float:
+    """Return what the prefix cache gave of what may still have been in it, in windows that were
+    sent and replayed whole."""
+    had = could = 0
+    for requests, replay in sent:
+        kept = traffic_of(
+            requests, hash_block_size=hash_block_size, hit_share=1.0, kv_tokens=kv_tokens
+        )
+        could += int(kept.cached_length.sum())
+        had += sum(record.cached_tokens or 0 for record in replay.records)
+    return min(1.0, had / could) if could else 0.0
 
 
 def simulate(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted

@@ -27,7 +27,7 @@ from tuner.twin.check import observed
 from tuner.twin.forecast import Forecast, forecast
 from tuner.twin.law import Segment
 from tuner.twin.required import RequirementCheck
-from tuner.twin.simulation import shape_of, traffic_of
+from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.verdict_text import Verdict
 
 ALONE, RAISED = "alone", "raised"
@@ -117,7 +117,11 @@ def view_of(  # noqa: PLR0913 - what was measured on which engine, and what is a
         requirements=settings.requirements,
         headroom=settings.headroom,
         seed=settings.seed,
-        hit_share=_hit_share(sent, settings.trace_block_size, shape_of(facts).kv_tokens),
+        hit_share=hit_share(
+            sent,
+            hash_block_size=settings.trace_block_size,
+            kv_tokens=shape_of(facts).kv_tokens,
+        ),
         everywhere=printed,
     )
 
@@ -201,18 +205,6 @@ def _curve(view: Forecast | None, measured: Measurement) -> tuple[CurvePoint, ..
         )
         for one in caps
     )
-
-
-def _hit_share(
-    sent: Sequence[tuple[Sequence[TraceRequest], Replay]], block: int, kv_tokens: int
-) -> float:
-    """Return what the prefix cache gave of what may still have been in it."""
-    had = could = 0
-    for requests, replay in sent:
-        all_ = traffic_of(requests, hash_block_size=block, hit_share=1.0, kv_tokens=kv_tokens)
-        could += int(all_.cached_length.sum())
-        had += sum(record.cached_tokens or 0 for record in replay.records)
-    return min(1.0, had / could) if could else 0.0
 
 
 async def validate(  # noqa: PLR0913 - the choice, and all that its profile tells
