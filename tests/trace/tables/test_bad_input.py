@@ -617,11 +617,14 @@ def test_a_time_since_1970_is_no_span_and_nothing_is_said_of_it(tmp_path: Path) 
     assert "left out" not in str(tally.said)
 
 
-def test_a_column_that_the_user_names_is_taken_though_another_is_earlier(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["timestamp", "timestamp_s"])
+def test_a_column_that_the_user_names_is_taken_though_another_is_earlier(
+    tmp_path: Path, name: str
+) -> None:
     text = "created_at,started_at,tokens_in,tokens_out\n" + "".join(
-        f"2026-11-21 10:00:0{row},2026-11-21 10:00:0{row + 3},3,5\n" for row in range(3)
+        f"{AT_S + row},{AT_S + row + 3},3,5\n" for row in range(3)
     )
-    asked = TableOptions({"timestamp": "started_at"})
+    asked = TableOptions({name: "started_at"})
     assert opened(tmp_path / "t", text)[0][0].timestamp == AT_S * 1000
     assert opened(tmp_path / "t", text, asked)[0][0].timestamp == (AT_S + 3) * 1000
 

@@ -322,14 +322,13 @@ class _Planner:
             reader = self.found[role].reader
             if isinstance(reader, ColumnClock) and reader.dated != time.reader.dated:
                 del self.found[role]
-        is_asked = any(name.startswith("duration") for name in self.asked.columns)
-        if span is not None and not is_asked and self.sample.runs_on(span, time):
+        if span is not None and not self._is_asked("duration") and self.sample.runs_on(span, time):
             del self.found["duration"]
 
     def _begin_when_created(self) -> None:
         """Take when a row was created for the arrival where what it stands for began later."""
         started = self.found.get("timestamp")
-        if started is None or "timestamp" in self.asked.columns:
+        if started is None or self._is_asked("timestamp"):
             return
         for place, heading in enumerate(self.headings):
             for one in meanings(heading):
@@ -338,6 +337,9 @@ class _Planner:
                         created = self._read("timestamp", place, one.unit)
                         if created and self.sample.waited(created, started):
                             self.found["timestamp"] = created
+
+    def _is_asked(self, role: Role) -> bool:
+        return any(role_of(name)[0] == role for name in self.asked.columns)
 
     def _place(self, role: Role) -> int | None:
         return self.found[role].place if role in self.found else None
