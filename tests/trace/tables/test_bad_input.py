@@ -654,6 +654,25 @@ ODD_COLUMNS: dict[str, dict[str, pa.Array]] = {
 }
 
 
+@pytest.mark.parametrize("heading", ["prompt_tokens", "model"])
+def test_text_that_is_none_is_refused_far_below_the_first_rows_too(
+    tmp_path: Path, heading: str
+) -> None:
+    size = 5000
+    ends = pa.array(range(size + 1), pa.int32()).buffers()[1]
+    digits = pa.py_buffer(b"5" * (size - 1) + b"\xff")
+    plain = {
+        "ts": pa.array([AT_S + row for row in range(size)], pa.timestamp("s")),
+        "prompt_tokens": pa.array([5] * size),
+        "completion_tokens": pa.array([5] * size),
+    }
+    odd = {heading: pa.Array.from_buffers(pa.string(), size, [None, ends, digits])}
+    parquet.write_table(pa.table(plain | odd), tmp_path / "t")
+    source, _ = open_trace(tmp_path / "t")
+    with pytest.raises(TraceError, match="a broken Parquet or Arrow file"):
+        list(source.rows)
+
+
 @pytest.mark.attack
 @pytest.mark.parametrize("kind", ["parquet", "arrow"])
 @pytest.mark.parametrize("what", ODD_COLUMNS)

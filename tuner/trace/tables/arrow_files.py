@@ -50,6 +50,11 @@ class ArrowFile:
                 flat = _flat(table)
                 yield {place: flat[headings[place]] for place in wanted}
 
+    def cells(self, block: dict[int, Any], rows: Any) -> dict[int, list[Any]]:  # noqa: ANN401 - Arrow's
+        """Return the values of some rows of a block."""
+        with _reading(self.path):
+            return {place: column.take(rows).to_pylist() for place, column in block.items()}
+
     def _tables(self, columns: list[str] | None) -> Iterator[Any]:
         size = self.path.stat().st_size
         with self.path.open("rb") as file:

@@ -290,7 +290,7 @@ class _ArrowReader:
         found = self.reader.columnar.of_table(table) if self.reader.columnar.can else None
         batch, dirty = found if found is not None else (None, np.ones(size, np.bool_))
         places = np.flatnonzero(dirty)
-        cells = {place: column.take(places).to_pylist() for place, column in table.items()}
+        cells = self.file.cells(table, places)
         slow = [
             one
             for number, place in enumerate(places.tolist())
