@@ -504,6 +504,8 @@ def test_a_comma_in_a_time_parts_its_seconds_unless_it_could_part_thousands(
     text = HEAD.replace(",", ";").replace("ts", "offset_s start")
     rows, _ = opened(tmp_path / "t", text + "0,500;1;5\n1,250;2;5\n")
     assert [row.timestamp for row in rows] == [500, 1250]
+    rows, _ = opened(tmp_path / "t", text + "0,5;1;5\n1.234,5;2;5\n2.345;3;5\n")
+    assert [row.timestamp for row in rows] == [500, 1_234_500, 2_345_000]
     found = refusal(tmp_path / "t", text + "1,500;1;5\n2,250;2;5\n")
     assert "1,500 may be 1500 or 1.500" in str(found)
 

@@ -202,8 +202,8 @@ def number(text: str) -> float | None:
 
 
 def real(text: str, decimal: str) -> float | None:
-    """Return a number, whose fraction or thousands a comma may part."""
-    return number(plain_number(text, decimal) if "," in text else text)
+    """Return a number, whose fraction or thousands a comma or a point may part."""
+    return number(plain_number(text, decimal))
 
 
 def as_number(value: object, decimal: str) -> float | None:

@@ -15,7 +15,7 @@ def plain_number(text: str, decimal: str) -> str:
     """
     if decimal == ",":
         return text.replace(".", "").replace(",", ".")
-    return text.replace(",", "") if GROUPED.match(text) and "," in text else text
+    return text.replace(",", "") if "," in text and GROUPED.match(text) else text
 
 
 def decimal_marks(texts: Sequence[str]) -> str:
