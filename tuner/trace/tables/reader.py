@@ -264,11 +264,11 @@ class _ArrowReader:
         self.lines, self.file, self.shape, self.plan = lines, file, shape, plan
         self.reader = TableReader(lines, shape, plan)
         used = {*(column.place for column in plan.columns.values()), *plan.text}
-        own = shape.headings[: shape.width]
+        paths = [shape.headings[place] for place in used if place >= shape.width]
         self.wanted = {
             place
-            for place, heading in enumerate(own)
-            if place in used or any(path.startswith(f"{heading}.") for path in shape.inside)
+            for place, heading in enumerate(shape.headings[: shape.width])
+            if place in used or any(path.startswith(f"{heading}.") for path in paths)
         }
 
     def batches(self, only: Collection[int] | None = None) -> Iterator[Batch]:
