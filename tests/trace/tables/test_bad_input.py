@@ -577,6 +577,14 @@ def test_a_status_is_read_with_words_around_it(tmp_path: Path, cell: str, status
     assert (rows[0].status, tally.notes) == (status, [])
 
 
+def test_a_key_may_hold_a_value_in_one_row_and_an_object_in_another(tmp_path: Path) -> None:
+    row = {"ts": AT_S, "prompt_tokens": 3, "completion_tokens": 5}
+    text = "".join(json.dumps(row | {"status": one}) + "\n" for one in ("ok", {"code": "429"}))
+    asked = TableOptions({"status": "status", "error": "status.code"})
+    rows, tally = opened(tmp_path / "t", text, asked)
+    assert ([one.status for one in rows], tally.dropped) == (["ok", "error"], {})
+
+
 def test_a_row_of_marks_alone_is_counted_and_a_drawn_line_is_not(tmp_path: Path) -> None:
     text = HEAD + "----,---,---\n2026-11-21 10:00:00,3,5\n-,-,-\n2026-11-21 10:00:01,4,5\n"
     rows, tally = opened(tmp_path / "t", text)

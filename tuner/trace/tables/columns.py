@@ -30,8 +30,9 @@ class Columnar:
 
     def __init__(self, shape: Shape, plan: TablePlan, converter: Converter) -> None:
         self.shape, self.plan, self.converter = shape, plan, converter
+        self.wanted = {*(column.place for column in plan.columns.values()), *plan.text}
         is_simple = "day" not in plan.columns and shape.shift != -1 and not shape.inside
-        self.can = is_simple and self._agrees()
+        self.can = is_simple and not self._has_mixed_keys() and self._agrees()
         """Whether this table is written so that it can be read by columns."""
 
     def batch(self, block: bytes) -> tuple[Batch, NDArray[np.bool_]] | None:
@@ -48,21 +49,20 @@ class Columnar:
             return None
 
     def _table(self, block: bytes) -> Any | None:  # noqa: ANN401 - Arrow's
-        wanted = {*(column.place for column in self.plan.columns.values()), *self.plan.text}
         if self.shape.delimiter:
             return csv_table(
                 block,
                 columns=len(self.shape.headings),
                 delimiter=self.shape.delimiter,
-                types={place: self._type(place) for place in sorted(wanted)},
+                types={place: self._type(place) for place in sorted(self.wanted)},
             )
-        types = {place: self._type(place) for place in sorted(wanted)}
+        types = {place: self._type(place) for place in sorted(self.wanted)}
         table = json_table(block, _nested(self.shape.headings, types), strict=False)
         if table is None or set(table.column_names) - {
             h.partition(".")[0] for h in self.shape.headings
         }:
             return None  # a key that the first rows had not
-        return {place: _held(table, self.shape.headings[place]) for place in wanted}
+        return {place: _held(table, self.shape.headings[place]) for place in self.wanted}
 
     def _type(self, place: int) -> Any:  # noqa: ANN401, PLR0911 - Arrow's, and one kind after another
         known = [row[place] for row in self.shape.sample if row[place] is not None]
@@ -84,6 +84,13 @@ class Columnar:
             return pa.int64() if reader.unit == "ns" else pa.float64()
         return pa.string()
 
+    def _has_mixed_keys(self) -> bool:
+        """Whether a key holds a value in some rows and an object in others: Arrow reads no such."""
+        if self.shape.delimiter:  # then a dot in a heading is a mark as any other
+            return False
+        used = [self.shape.headings[place] for place in self.wanted]
+        return any(path.startswith(f"{heading}.") for heading in used for path in used)
+
     def _agrees(self) -> bool:
         """Whether the first rows that can be used are read alike by columns and one by one."""
         if not all(_is_simple(column) for column in self.plan.columns.values()):
@@ -91,10 +98,12 @@ class Columnar:
         scratch = Converter(self.plan)
         read = [(cells, scratch.row(cells)) for cells in self.shape.sample]
         good = [(cells, row) for cells, row in read if isinstance(row, Row)]
-        wanted = {*(column.place for column in self.plan.columns.values()), *self.plan.text}
         try:
             found = self.of_table(
-                {place: self._array([cells[place] for cells, _ in good], place) for place in wanted}
+                {
+                    place: self._array([cells[place] for cells, _ in good], place)
+                    for place in self.wanted
+                }
             )
         except BREAKS:
             found = None
