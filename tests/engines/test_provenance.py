@@ -1,5 +1,7 @@
 """What a number rests on."""
 
+import importlib
+import importlib.util
 import platform
 from pathlib import Path
 
@@ -23,7 +25,10 @@ def test_versions_are_of_what_is_installed() -> None:
 def test_a_vllm_without_a_version_is_there_and_unlike_every_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, metadata: str | None
 ) -> None:
-    """A checkout on PYTHONPATH, and what a broken installation leaves."""
+    """A checkout on PYTHONPATH, and what a broken installation leaves; also with the backport of
+    importlib.metadata, which is imported wherever vLLM is."""
+    if importlib.util.find_spec("importlib_metadata"):
+        importlib.import_module("importlib_metadata")
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm" / "__init__.py").touch()
     if metadata:

