@@ -46,7 +46,7 @@ def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
     """Return what the vLLM installed here is built for; ``cuda`` where nothing says otherwise."""
     if is_cpu_build():
         return "cpu"
-    found = [version_of(package) for package in ("vllm", "torch")]
+    found = [version_of(package) or "" for package in ("vllm", "torch")]
     if any("rocm" in one for one in found):
         return "rocm"
     if any("xpu" in one for one in found):
@@ -56,12 +56,14 @@ def accelerator() -> Literal["cpu", "cuda", "rocm", "xpu", "tpu"]:
     return "cuda"
 
 
-def version_of(package: str) -> str:
-    """Return the version of a package; empty where it is not here, or its metadata has none."""
+def version_of(package: str) -> str | None:
+    """Return the version of a package; empty where its metadata has none, None where it is not
+    here."""
     try:
         return importlib.metadata.version(package) or ""
-    except (importlib.metadata.PackageNotFoundError, KeyError):
-        # the library gives None for what is absent; its backport, once imported, answers and raises
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    except KeyError:  # where the backport of the library answers, once something has imported it
         return ""
 
 

