@@ -43,8 +43,37 @@ def keep(name: str | None, found: object, others: Mapping[str, str] | None = Non
         "machine": f"{platform.system()} {platform.machine()}, {_cores()} shared cores",
         "found": found,
     }
-    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+    path.write_text(laid_out(content) + "\n", encoding="utf-8")
     print(f"kept in {path.relative_to(ROOT)}: commit it")
+
+
+def laid_out(value: object, indent: str = "") -> str:
+    """Return JSON with a line for each record that was found.
+
+    >>> print(laid_out({"date": "today", "found": [{"cap": 8, "at": [0, 1]}, {"cap": 16}]}))
+    {
+     "date": "today",
+     "found": [
+      {"cap": 8, "at": [0, 1]},
+      {"cap": 16}
+     ]
+    }
+    """
+    deeper = indent + " "
+    if isinstance(value, dict) and (_holds_records(value) or not indent):
+        parts = [f"{json.dumps(key)}: {laid_out(one, deeper)}" for key, one in value.items()]
+    elif isinstance(value, list) and _holds_records(value):
+        parts = [laid_out(one, deeper) for one in value]
+    else:
+        return json.dumps(value)
+    first, last = "{}" if isinstance(value, dict) else "[]"
+    return f"{first}\n{deeper}" + f",\n{deeper}".join(parts) + f"\n{indent}{last}"
+
+
+def _holds_records(value: object) -> bool:
+    if isinstance(value, dict):
+        return any(map(_holds_records, value.values()))
+    return isinstance(value, list) and any(isinstance(one, dict) for one in value)
 
 
 def commit() -> str:

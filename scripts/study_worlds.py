@@ -316,7 +316,8 @@ def both_loads(job: tuple[int, str]) -> BothLoads:
         fitted, known, found = _asked_as_a_sweep(one)
         today = weigh(Loads(one.traffic), fitted, known, one.slo, CAPS)
         answers = (today.best, found.best, found.confidence)
-    return BothLoads(seed, level, *answers, one.attainment, one.tail_s, tuple(raised))
+    told = (tuple(round(each, 6) for each in row) for row in (one.attainment, one.tail_s, raised))
+    return BothLoads(seed, level, *answers, *told)
 
 
 def _asked_as_a_sweep(one: Case) -> tuple[FittedLaw, EngineShape, Weighed]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from tuner.runs.evidence import Evidence
 from tuner.runs.outcome import CheckRecord, Conclusion
+from tuner.trace.trace import TraceRequest
 from tuner.traffic.sampling import unseen_windows
 from tuner.traffic.slo import Slo
 from tuner.traffic.window import Window
@@ -159,15 +160,15 @@ def _foretold(  # noqa: PLR0913, PLR0917 - what is asked of what
     hash_block_size: int,
     slo: Slo,
 ) -> tuple[dict[str, Foretold], list[tuple[float, float]]]:
-    planned = [_planned(one, workload, view, hash_block_size) for one in windows]
+    planned = [planned_window(one, workload.sent_in(one), view, hash_block_size) for one in windows]
     laws = view.fitted.draws(PRINTED, seed=0)
     return foretell(planned, laws, view.machine, view.shape, slo, max_num_seqs=cap)
 
 
-def _planned(
-    window: Window, workload: Workload, view: Forecast, hash_block_size: int
+def planned_window(
+    window: Window, sent: Sequence[TraceRequest], view: Forecast, hash_block_size: int
 ) -> PlannedWindow:
-    sent = workload.sent_in(window)
+    """Return a window as it is sent, for the twin to foretell."""
     traffic = traffic_of(
         sent,
         hash_block_size=hash_block_size,

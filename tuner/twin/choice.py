@@ -6,9 +6,9 @@ both are the same for every cap and both loads, so that differences between caps
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from tuner.twin.objective import (
     deciding,
     interval_of,
     right_caps,
+    trades,
 )
 from tuner.twin.required import NOTHING_REQUIRED, Bounds, Numbers, Required
 from tuner.twin.simulation import (
@@ -52,6 +53,9 @@ OWN_CHOICE = 0.02
 
 LEAST_S = 1e-9
 """Of a tail that has a logarithm: laws may be drawn in which an iteration takes no time."""
+
+
+Said = TypeVar("Said")
 
 
 class Statistics(NamedTuple):
@@ -118,8 +122,8 @@ class Weighed:
     """Cap → what each of the draws gives today, in one order for all caps; of those that cannot be
     chosen of fewer draws."""
 
-    raised_samples: Mapping[int, tuple[Statistics, ...]]
-    """The same with headroom; empty where that is not asked about, or not everywhere."""
+    raised_samples: Mapping[int, tuple[float, ...]]
+    """The attainment with headroom; empty where that is not asked about, or not everywhere."""
 
     unseen: tuple[int, ...]
     """Caps at which the traffic makes batches larger than any that was measured: a guess."""
@@ -146,7 +150,7 @@ class Weighed:
                     cap: (said.attainment, said.log_tail)
                     for cap, said in zip(self.samples, today, strict=True)
                 },
-                {cap: said.attainment for cap, said in zip(self.raised_samples, more, strict=True)},
+                dict(zip(self.raised_samples, more, strict=True)),
             )
             for today, more in zip(every[:DRAWS], raised[:DRAWS], strict=True)
         )
@@ -194,8 +198,11 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     drawn += [question.drawn(number, law, kept) for number, law in laws[DRAWS:]]
     right = [right_caps(*one.shares(kept), requests=requests) for one in drawn]
     counts = Counter(cap for one in right for cap in one)
-    own = choose({cap: values[cap] for cap in kept}, raised, requests=requests)
-    best = max(kept, key=lambda cap: (counts[cap] / draws + OWN_CHOICE * (cap == own), -cap))
+    own = {cap: values[cap] for cap in kept}
+    today = [right_caps(one.shares(kept)[0], requests=requests) for one in drawn]
+    usual = _favourite(kept, today, choose(own, requests=requests))
+    untraded = [cap for cap in kept if not trades(values, usual, cap)]
+    best = _favourite(untraded, right, choose(own, raised, requests=requests))
     return Weighed(
         values=values,
         raised=raised,
@@ -216,11 +223,18 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     )
 
 
+def _favourite(caps: Sequence[int], right: Sequence[Collection[int]], own: int) -> int:
+    """Return the cap that is right in the most draws, the law's own choice of those nearly as often
+    right."""
+    counts = Counter(cap for one in right for cap in one)
+    return max(caps, key=lambda cap: (counts[cap] / len(right) + OWN_CHOICE * (cap == own), -cap))
+
+
 class LawDraw(NamedTuple):
     """What one law says of caps, at both loads."""
 
     today: Mapping[int, Statistics]
-    raised: Mapping[int, Statistics]
+    raised: Shares
     required: Mapping[int, Numbers]
     """Of both loads."""
 
@@ -228,7 +242,7 @@ class LawDraw(NamedTuple):
         """Return what decides between these caps."""
         return (
             {cap: (self.today[cap].attainment, self.today[cap].log_tail) for cap in caps},
-            {cap: said.attainment for cap, said in self.raised.items()},
+            self.raised,
         )
 
 
@@ -256,7 +270,7 @@ class Question:
         values = {cap: (one.attainment, one.log_tail) for cap, one in today.items()}
         asked = caps if raise_all else deciding(values, requests=len(self.loads.today))
         more = self.required(at_headroom=True)
-        raised, there = self.at(law, asked, self.loads.drawn(number), more)
+        raised, there = self.attained(law, asked, self.loads.drawn(number), more)
         return LawDraw(
             today, raised, {cap: {**numbers[cap], **there.get(cap, {})} for cap in numbers}
         )
@@ -274,37 +288,45 @@ class Question:
         near = candidates(values, requests=len(self.loads.today))
         first, *others = self.loads.raised
         asked = values if everywhere else {*near, *plausible(values)}
-        every, _ = self.at(law, sorted(asked), first)
-        copies = [every, *(self.at(law, near, one)[0] for one in others)]
-        return {
-            cap: float(np.mean([one[cap].attainment for one in copies if cap in one]))
-            for cap in every
-        }
+        every, _ = self.attained(law, sorted(asked), first)
+        copies = [every, *(self.attained(law, near, one)[0] for one in others)]
+        return {cap: float(np.mean([one[cap] for one in copies if cap in one])) for cap in every}
 
     def at(
+        self, law: StepLaw, caps: Sequence[int], traffic: Traffic, required: Required
+    ) -> tuple[Mapping[int, Statistics], Mapping[int, Numbers]]:
+        """Return what each cap gives, and what of that is required."""
+        return self._asked(law, caps, traffic, required, Statistics.of)
+
+    def attained(
         self,
         law: StepLaw,
         caps: Sequence[int],
         traffic: Traffic,
         required: Required = NOTHING_REQUIRED,
-    ) -> tuple[Mapping[int, Statistics], Mapping[int, Numbers]]:
-        """Return what each cap gives, and what of that is required."""
-        found: dict[int, tuple[Statistics, Numbers]] = {}
-        seen: dict[int, tuple[Statistics, Numbers]] = {}
-        log = required.needs_iterations
+    ) -> tuple[Shares, Mapping[int, Numbers]]:
+        """Return the attainment of each cap, and what is required."""
+        return self._asked(law, caps, traffic, required, attainment)
+
+    def _asked(  # noqa: PLR0913, PLR0917 - what is replayed, and what is asked of it
+        self,
+        law: StepLaw,
+        caps: Sequence[int],
+        traffic: Traffic,
+        required: Required,
+        of: Callable[[Traffic, TwinReplay, Slo], Said],
+    ) -> tuple[Mapping[int, Said], Mapping[int, Numbers]]:
+        said: dict[int, Said] = {}
+        numbers: dict[int, Numbers] = {}
+        log, last = required.needs_iterations, None
         for cap, replay in _replays(
             traffic, law, self.shape, caps, log=log, front_end=self.front_end
         ):
-            if replay.max_num_seqs not in seen:
-                seen[replay.max_num_seqs] = (
-                    Statistics.of(traffic, replay, self.slo),
-                    required.numbers(traffic, replay, self.shape),
-                )
-            found[cap] = seen[replay.max_num_seqs]
-        return (
-            {cap: statistics for cap, (statistics, _) in found.items()},
-            {cap: numbers for cap, (_, numbers) in found.items()},
-        )
+            if replay is not last:
+                last, one = replay, of(traffic, replay, self.slo)
+                these = required.numbers(traffic, replay, self.shape)
+            said[cap], numbers[cap] = one, these
+        return said, numbers
 
 
 def _replays(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted
@@ -325,8 +347,8 @@ def _replays(  # noqa: PLR0913 - what is replayed, on what, and how much of it i
 
 
 def _by_cap(
-    drawn: Sequence[Mapping[int, Statistics]], caps: Sequence[int]
-) -> Mapping[int, tuple[Statistics, ...]]:
+    drawn: Sequence[Mapping[int, Said]], caps: Sequence[int]
+) -> Mapping[int, tuple[Said, ...]]:
     found = {cap: tuple(one[cap] for one in drawn if cap in one) for cap in caps}
     return {cap: samples for cap, samples in found.items() if samples}
 

@@ -218,12 +218,10 @@ class Forecast:
             low, high = (middle, high) if keeps(middle) else (low, middle)
         return low
 
-    def intervals(self, cap: int, *, raised: bool = False) -> dict[str, Range]:
-        """Return the 95 % interval of each statistic at a cap, over the draws, as captured or
-        with headroom."""
-        rate = (self.headroom if raised else 1.0) * len(self.traffic) / self.length_s
-        samples = self.weighed.raised_samples if raised else self.weighed.samples
-        values = np.array(samples[cap])
+    def intervals(self, cap: int) -> dict[str, Range]:
+        """Return the 95 % interval of each statistic at a cap, over the draws."""
+        rate = len(self.traffic) / self.length_s
+        values = np.array(self.weighed.samples[cap])
         columns = dict(zip(Statistics._fields, values.T, strict=True))
         named = {
             "attainment": columns["attainment"],

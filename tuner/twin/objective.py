@@ -8,8 +8,8 @@ load as well as any of them:
   choice = the smallest m of today with A(h, m) >= max over today of A(h, .) - tol
 
 with A the attainment at a load, 1 and h = headroom, and tol = 0.01, or two requests where these are
-more. Today is never traded: an equal that serves 0.002 less today (or two requests) than the fewest
-slots of today is no candidate. Where no candidate serves half at the headroom, or the headroom is
+more. Today is never traded: an equal that serves 0.002 less today than the fewest slots of today is
+no candidate, however few requests that is. Where no candidate serves half at the headroom, or the headroom is
 not asked about, it is the smallest of today. docs/decisions says why, and what would change our
 mind.
 
@@ -78,8 +78,16 @@ def candidates(values: Values, *, requests: int | None = None) -> list[int]:
     [8, 16]
     """
     found = equals(values, requests=requests)
-    least = values[found[0]][0] - _within(UNTRADED, requests)
-    return [cap for cap in found if values[cap][0] >= least]
+    return [cap for cap in found if not trades(values, found[0], cap)]
+
+
+def trades(values: Values, cap: int, other: int) -> bool:
+    """Whether another cap serves less of today's load than this one for what it serves of more.
+
+    >>> trades({8: (0.994, 0.0), 16: (0.991, 0.0)}, 8, 16)
+    True
+    """
+    return values[other][0] < values[cap][0] - UNTRADED
 
 
 def choose(values: Values, raised: Shares = NOT_ASKED, *, requests: int | None = None) -> int:
