@@ -196,13 +196,10 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     eligible = bounds.eligible(values)
     kept = plausible(eligible)
     drawn += [question.drawn(number, law, kept) for number, law in laws[DRAWS:]]
-    right = [right_caps(*one.shares(kept), requests=requests) for one in drawn]
+    shares = [one.shares(kept) for one in drawn]
+    right = [right_caps(*one, requests=requests) for one in shares]
     counts = Counter(cap for one in right for cap in one)
-    own = {cap: values[cap] for cap in kept}
-    today = [right_caps(one.shares(kept)[0], requests=requests) for one in drawn]
-    usual = _favourite(kept, today, choose(own, requests=requests))
-    untraded = [cap for cap in kept if not trades(values, usual, cap)]
-    best = _favourite(untraded, right, choose(own, raised, requests=requests))
+    best = agreed({cap: values[cap] for cap in kept}, raised, shares, requests=requests)
     return Weighed(
         values=values,
         raised=raised,
@@ -223,11 +220,32 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     )
 
 
-def _favourite(caps: Sequence[int], right: Sequence[Collection[int]], own: int) -> int:
-    """Return the cap that is right in the most draws, the law's own choice of those nearly as often
-    right."""
-    counts = Counter(cap for one in right for cap in one)
-    return max(caps, key=lambda cap: (counts[cap] / len(right) + OWN_CHOICE * (cap == own), -cap))
+def agreed(
+    own: Values,
+    raised: Shares,
+    drawn: Sequence[tuple[Values, Shares]],
+    *,
+    requests: int | None = None,
+) -> int:
+    """Return the cap that most draws agree on, of those that cost nothing today by the law itself
+    against what they agree on for today alone.
+
+    >>> by_law = {8: (0.995, 0.0), 16: (0.990, 0.0)}
+    >>> drawn = [({8: (0.995, 0.0), 16: (0.995, 0.0)}, {8: 0.80, 16: 0.95})] * 10
+    >>> agreed(by_law, {8: 0.80, 16: 0.95}, drawn), agreed(drawn[0][0], drawn[0][1], drawn)
+    (8, 16)
+    """
+
+    def favourite(caps: Collection[int], right: Sequence[Collection[int]], choice: int) -> int:
+        counts = Counter(cap for one in right for cap in one)
+        near = OWN_CHOICE * len(right)
+        return max(caps, key=lambda cap: (counts[cap] + near * (cap == choice), -cap))
+
+    today = [right_caps(values, requests=requests) for values, _ in drawn]
+    usual = favourite(own, today, choose(own, requests=requests))
+    right = [right_caps(*one, requests=requests) for one in drawn]
+    untraded = [cap for cap in own if not trades(own, usual, cap)]
+    return favourite(untraded, right, choose(own, raised, requests=requests))
 
 
 class LawDraw(NamedTuple):
@@ -308,7 +326,7 @@ class Question:
         """Return the attainment of each cap, and what is required."""
         return self._asked(law, caps, traffic, required, attainment)
 
-    def _asked(  # noqa: PLR0913, PLR0917 - what is replayed, and what is asked of it
+    def _asked(
         self,
         law: StepLaw,
         caps: Sequence[int],
@@ -316,17 +334,19 @@ class Question:
         required: Required,
         of: Callable[[Traffic, TwinReplay, Slo], Said],
     ) -> tuple[Mapping[int, Said], Mapping[int, Numbers]]:
-        said: dict[int, Said] = {}
-        numbers: dict[int, Numbers] = {}
-        log, last = required.needs_iterations, None
+        found: dict[int, tuple[Said, Numbers]] = {}
+        log = required.needs_iterations
         for cap, replay in _replays(
             traffic, law, self.shape, caps, log=log, front_end=self.front_end
         ):
-            if replay is not last:
-                last, one = replay, of(traffic, replay, self.slo)
-                these = required.numbers(traffic, replay, self.shape)
-            said[cap], numbers[cap] = one, these
-        return said, numbers
+            found[cap] = found.get(replay.max_num_seqs) or (
+                of(traffic, replay, self.slo),
+                required.numbers(traffic, replay, self.shape),
+            )
+        return (
+            {cap: said for cap, (said, _) in found.items()},
+            {cap: numbers for cap, (_, numbers) in found.items()},
+        )
 
 
 def _replays(  # noqa: PLR0913 - what is replayed, on what, and how much of it is wanted

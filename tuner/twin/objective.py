@@ -9,9 +9,9 @@ load as well as any of them:
 
 with A the attainment at a load, 1 and h = headroom, and tol = 0.01, or two requests where these are
 more. Today is never traded: an equal that serves 0.002 less today than the fewest slots of today is
-no candidate, however few requests that is. Where no candidate serves half at the headroom, or the headroom is
-not asked about, it is the smallest of today. docs/decisions says why, and what would change our
-mind.
+no candidate, however few requests that is. Where no candidate serves half at the headroom, or the
+headroom is not asked about, it is the smallest of today. docs/decisions says why, and what would
+change our mind.
 
 An answer is *right* where nobody could tell it from the choice for any practical purpose
 (``right_caps``); a load *holds* where it costs next to nothing (``holds``).
