@@ -4,8 +4,9 @@
     python scripts/shots.py PAGE --out DIR  # check one page, and take its pictures
 
 A page is opened from disk at 400, 800 and 1600 pixels, light and dark. It is a fault when the
-browser logs an error, when anything is fetched, when a script ran, or when the page is wider than
-the window. Faults are printed, and the exit code is 1. Without a Chromium it is 3.
+browser logs an error, when anything is fetched, when a script of a stranger ran, when the page is
+wider than the window, or when its first chart tells no value or does not zoom. Faults are printed,
+and the exit code is 1. Without a Chromium it is 3.
 """
 
 import argparse
@@ -18,7 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, chdir, redirect_stderr, redirect_stdout, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -112,7 +113,84 @@ async def looked_at(tab: Browser, page: str) -> tuple[list[str], dict[str, bytes
             faults += [f"{where}: {one}" for one in await _faults(tab, width, page)]
             picture = await tab.call("Page.captureScreenshot", format="png")
             pictures[f"{width}-{scheme}.png"] = base64.b64decode(picture["data"])
+    faults += [f"{WIDTHS[-1]} px: {one}" for one in await _tried(tab)]
     return faults, pictures
+
+
+FIRST_CHART = """(() => {
+  const chart = document.querySelector(".chart");
+  if (!chart) return null;
+  chart.scrollIntoView({ block: "center", behavior: "instant" });
+  const box = chart.querySelector("svg").getBoundingClientRect();
+  return [box.left, box.top, box.width, box.height];
+})()"""
+CHART = "document.querySelector('.chart')"
+IS_ZOOMED = f"{CHART}.classList.contains('zoomed')"
+IS_WHOLE = f"!{IS_ZOOMED}"
+TELLS = f"!{CHART}.querySelector('output').hidden"
+
+
+async def _tried(tab: Browser) -> list[str]:
+    """Read values off the first chart and zoom it, by pointer and by keyboard; return what failed.
+    The chart is left zoomed, with the pointer on it."""
+    box = await tab.value(FIRST_CHART)
+    if box is None:
+        return []
+    hand = _Hand(tab, *box)
+    moves: Sequence[tuple[Callable[[], Awaitable[None]], str, str]] = (
+        (hand.points, TELLS, "a pointer on a chart is told nothing"),
+        (hand.drags, IS_ZOOMED, "dragging over a chart does not zoom"),
+        (hand.clicks_twice, IS_WHOLE, "a double click does not show all of a chart"),
+        (hand.comes_by_keyboard, TELLS, "an arrow key is told nothing"),
+        (lambda: hand.types("+"), IS_ZOOMED, "the plus key does not zoom"),
+        (lambda: hand.types("Escape"), IS_WHOLE, "Escape does not show all of a chart"),
+        (hand.drags, IS_ZOOMED, "what was reset does not zoom"),
+    )
+    faults = []
+    for move, condition, fault in moves:
+        await move()
+        if not await tab.value(condition):
+            faults.append(fault)
+    return faults
+
+
+class _Hand:
+    """A pointer and keys on a chart, whose places are shares of its width and height."""
+
+    def __init__(self, tab: Browser, left: float, top: float, width: float, height: float) -> None:
+        self.tab, self.box = tab, (left, top, width, height)
+
+    async def mouse(self, kind: str, across: float, down: float, clicks: int = 0) -> None:
+        left, top, width, height = self.box
+        await self.tab.call(
+            "Input.dispatchMouseEvent", type=kind, x=left + across * width, y=top + down * height,
+            button="left" if clicks else "none", buttons=min(1, clicks), clickCount=clicks,
+        )  # fmt: skip
+
+    async def types(self, name: str) -> None:
+        for kind in ("keyDown", "keyUp"):
+            await self.tab.call("Input.dispatchKeyEvent", type=kind, key=name)
+
+    async def points(self) -> None:
+        for part in (0.3, 0.4):
+            await self.mouse("mouseMoved", part, 0.3)
+
+    async def drags(self) -> None:
+        await self.points()
+        await self.mouse("mousePressed", 0.4, 0.3, 1)
+        for part in (0.45, 0.5, 0.6):
+            await self.mouse("mouseMoved", part, part, 1)
+        await self.mouse("mouseReleased", 0.6, 0.6, 1)
+
+    async def clicks_twice(self) -> None:
+        for clicks in (1, 2):
+            for kind in ("mousePressed", "mouseReleased"):
+                await self.mouse(kind, 0.5, 0.4, clicks)
+
+    async def comes_by_keyboard(self) -> None:
+        await self.mouse("mouseMoved", -0.02, 0.4)
+        await self.tab.value(f"{CHART}.focus()")
+        await self.types("ArrowRight")
 
 
 async def _sized(tab: Browser, width: int, scheme: str, height: int = 1000) -> None:
@@ -128,7 +206,7 @@ async def _faults(tab: Browser, width: int, page: str) -> list[str]:
     wide = await tab.value("document.documentElement.scrollWidth")
     marked = await tab.value(f"typeof window.{OPENED_MARK}")
     found = [] if wide <= width else [f"is {wide} pixels wide"]
-    found += [] if marked == "undefined" else ["a script ran"]
+    found += [] if marked == "undefined" else ["a script of a stranger ran"]
     for event in tab.events:
         params = event.get("params", {})
         match event.get("method"):

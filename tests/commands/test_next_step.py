@@ -476,6 +476,7 @@ def test_the_block_of_every_verdict_and_engine_is_as_agreed(
             lines = said.block.lines()
             assert len(lines) <= MOST_LINES
             assert max(map(len, lines)) <= WIDTH
+            assert not [line for line in lines if "…" in line]  # each says its thing whole
             parts += [f"[{said.case}, {engine}]", *lines, ""]
     update = request.config.getoption("--update-golden")
     golden.check(f"verdicts/{command}.txt", "\n".join(parts), update=update)

@@ -28,7 +28,7 @@ def test_it_is_never_more_than_eight_lines_of_80_columns(rows: list[list[str]]) 
     assert max(map(len, lines)) <= WIDTH
 
 
-def test_what_does_not_fit_ends_with_an_ellipsis() -> None:
+def test_what_has_no_part_that_fits_ends_with_an_ellipsis() -> None:
     block = VerdictBlock(
         "t", "a", [("why", "word " * 100), ("checked", "yes")], "tuner show p.yaml"
     )
@@ -38,12 +38,39 @@ def test_what_does_not_fit_ends_with_an_ellipsis() -> None:
     assert lines[-2] == "  checked  yes"
 
 
-def test_a_reason_that_is_too_long_ends_with_a_whole_clause() -> None:
-    rows = [(name, "yes") for name in ("gives", "costs", "holds", "checked", "sim")]
+def test_of_a_reason_that_is_too_long_whole_clauses_are_said() -> None:
+    rows = [(name, "yes") for name in ("gives", "costs", "holds", "checked", "rests")]
     why = "32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL; 8 gives -51.2% goodput"
     lines = VerdictBlock("t", "a", [*rows, ("why", why)], "tuner show p.yaml").lines()
     assert len(lines) == MOST_LINES
-    assert lines[-2] == "  why      32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL …"
+    assert lines[-2] == "  why      32 gives -23.3% goodput, +122% p95 TPOT, +94% p99 E2EL"
+
+
+def test_of_a_clause_that_is_too_long_whole_parts_are_said_and_no_bracket_is_left_open() -> None:
+    rows = [(name, "yes") for name in ("costs", "holds", "why", "checked", "rests")]
+    gives = (
+        "99.5 % in SLO (now 82.4 %), p95 TPOT 48.5 ms (now 97.0 ms, or many more than that), p99"
+    )
+    lines = VerdictBlock("t", "a", [("gives", gives), *rows], "tuner show p.yaml").lines()
+    assert lines[1] == "  gives    99.5 % in SLO (now 82.4 %)"
+
+
+def test_of_the_aside_there_is_what_fits_beside_a_title_that_is_whole() -> None:
+    title = "not kept: p99 ttft <= 500ms: max_num_seqs 16  (now 128)"
+    (head,) = VerdictBlock(title, "still rising, confidence 0.97", [], "").lines()
+    assert head == f"{title}{'still rising':>25}"
+    (head,) = VerdictBlock(f"{title}{'x' * 20}", "still rising, confidence 0.97", [], "").lines()
+    assert head == f"{title}{'x' * 20}"
+
+
+def test_the_reason_gives_way_to_what_follows_from_it() -> None:
+    why, checked = "8 gives less; " * 6 + "and 32", "measured 99 %, 4 min of engine, 12 of 12 held"
+    rows = [("why", why), ("checked", f"{checked}, {'too few ' * 5}")]
+    rows += [(name, "yes") for name in ("gives", "costs", "holds")]
+    lines = VerdictBlock("t", "a", rows, "tuner show p.yaml").lines()
+    assert len(lines) == MOST_LINES
+    assert lines[2].startswith(f"  checked  {checked}")
+    assert lines[3].startswith("           ")
 
 
 def test_a_long_command_is_broken_where_a_shell_joins_it() -> None:

@@ -57,11 +57,11 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
     """Return the verdict block of a profile; ``next_`` is the command to run."""
     decision, given = profile.decision, promised(profile)
     title = f"max_num_seqs {decision.max_num_seqs}{_now(profile)}"
-    if decision.broken:
-        title = f"not kept: {decision.broken[0].text}: {title}"
     if given.attainment < LOW:
         title = f"only {percent(given.attainment)} of requests meet the SLO: {title}"
-    aside = KINDS[decision.verdict]
+    elif decision.broken:
+        title = f"not kept: {decision.broken[0].text}: {title}"
+    aside = "simulated " * _is_simulated(profile) + KINDS[decision.verdict]
     if decision.confidence and decision.verdict != "overloaded":
         aside += f", confidence {decision.confidence:.2f}"
     rows = [
@@ -71,8 +71,6 @@ def block_of(profile: ServingProfile, *, next_: str) -> VerdictBlock:
         ("why", _HEADLINE.sub("", decision.reason)),
         ("checked", _checked(profile)),
     ]
-    if profile.provenance.engine == "sim":
-        rows.append(("sim", "a simulated engine: shows how the choice is made, is not for servers"))
     return VerdictBlock(title, aside, [(name, text) for name, text in rows if text], next_)
 
 
@@ -233,7 +231,7 @@ def _costs(profile: ServingProfile, given: CapNumbers) -> str:
         return ""
     worse = list(_worse(chosen_step(profile) or given, below))
     slots = _slots(below)
-    return f"{', '.join(worse)} than with {slots}" if worse else f"nothing against {slots}"
+    return f"against {slots}: {', '.join(worse)}" if worse else f"nothing against {slots}"
 
 
 def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> str:
@@ -244,7 +242,7 @@ def _against_now(profile: ServingProfile, now: Baseline, given: CapNumbers) -> s
     if beside is None:
         return "not measured: behind a server there was only the choice"
     if worse := list(_worse(given, beside)):
-        return f"{', '.join(worse)} than now"
+        return f"against now: {', '.join(worse)}"
     if now.never_filled:
         return f"nothing, equal to now: the traffic never fills its {now.max_num_seqs} slots"
     return "nothing against now"
@@ -336,16 +334,25 @@ def said_of(record: CheckSection) -> str:
 
 
 def _checked(profile: ServingProfile) -> str:
-    """Say what the confirming replay measured, what was foretold of it, and what it took."""
+    """Say what the confirming replay measured, what it took, and what was foretold of it."""
     promise, origin = profile.promise, profile.provenance
     parts = []
     if promise.source == "confirming run":
         where = {"server": " (server)", "plain": " (plain server)"}.get(origin.confirm or "", "")
         parts.append(f"measured {percent(promise.attainment)}{where}")
+    spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
+    parts.append(engine_time(profile, spent_s))
     record = promise.checked if promise.predicted else None
     if record is not None and record.numbers:
         failed = "" if "foretold" not in record.failed else ", too few: the measured is promised"
         parts.append(f"{record.held} of {len(record.numbers)} numbers held{failed}")
-    spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
-    parts.append(f"{minutes(spent_s)} of engine")
     return ", ".join(parts)
+
+
+def engine_time(profile: ServingProfile, spent_s: float) -> str:
+    """Return the time of an engine that a choice cost, and whether the engine was a real one."""
+    return f"{minutes(spent_s)} {'simulated' if _is_simulated(profile) else 'of engine'}"
+
+
+def _is_simulated(profile: ServingProfile) -> bool:
+    return profile.provenance.engine == "sim"

@@ -1,5 +1,7 @@
 """A verdict in at most eight lines of 80 columns, the answer first. Pure."""
 
+import itertools
+import re
 import shlex
 import textwrap
 from collections.abc import Sequence
@@ -29,16 +31,19 @@ class VerdictBlock:
     """The command to run, as a shell takes it. Empty where there is none."""
 
     def lines(self) -> list[str]:
-        """Return at most MOST_LINES lines of at most WIDTH columns. A row that is too long for the
-        room that is left ends with an ellipsis, between two clauses where it has any."""
+        """Return at most MOST_LINES lines of at most WIDTH columns. Of a row that is too long for
+        the room that is left its first clauses are said, each of them whole; the reason is the
+        first to give way."""
         typed = self._typed()
-        found = [self._head()]
+        found = list[list[str]]([[]] * len(self.rows))
         room = MOST_LINES - 1 - max(1, len(typed)) - (len(self.rows) - 1)
-        for name, text in self.rows:
+        for number, (name, text) in sorted(
+            enumerate(self.rows), key=lambda one: one[1][0] == "why"
+        ):
             part = wrapped(text, most=room)
-            found += _row(name, part)
+            found[number] = _row(name, part)
             room -= len(part) - 1
-        return [*found, *_row("next", typed)]
+        return [self._head(), *itertools.chain(*found), *_row("next", typed)]
 
     def _typed(self) -> list[str]:
         """Return the command in lines that a shell joins, as many as the rows leave room for."""
@@ -54,10 +59,15 @@ class VerdictBlock:
         return [*(line + JOINED for line in lines[:-1]), lines[-1]]
 
     def _head(self) -> str:
-        space = WIDTH - len(self.title) - len(self.aside)
-        if space >= 2:
-            return f"{self.title}{' ' * space}{self.aside}"
-        return textwrap.shorten(f"{self.title}: {self.aside}", WIDTH, placeholder=" …")
+        """Return the title with as much of the aside as fits beside it, alone where that is none;
+        one of strangers' names that is longer than a line is cut."""
+        parts = self.aside.split(", ")
+        for count in range(len(parts), 0, -1):
+            aside = ", ".join(parts[:count])
+            space = WIDTH - len(self.title) - len(aside)
+            if space >= 2:
+                return f"{self.title}{' ' * space}{aside}"
+        return self.title if len(self.title) <= WIDTH else f"{self.title[: WIDTH - 2]} …"
 
 
 def _row(name: str, lines: Sequence[str]) -> list[str]:
@@ -67,20 +77,31 @@ def _row(name: str, lines: Sequence[str]) -> list[str]:
 
 def wrapped(text: str, *, most: int | None = None) -> list[str]:
     """Return the sentence of a row in lines, ``most`` of them at most: of one that is too long the
-    clauses that fit or, where not even the first does, its beginning.
+    clauses that fit, of one clause its parts. Only what has no part that fits, as a name of
+    strangers may, ends with an ellipsis.
 
     >>> wrapped("16 serves all; " + "8 serves less " * 5, most=1)
-    ['16 serves all …']
+    ['16 serves all']
+    >>> wrapped("99 % in SLO (now 82, or less), " + "p95 TPOT 31 ms, or more, " * 2, most=1)
+    ['99 % in SLO (now 82, or less), p95 TPOT 31 ms, or more']
     """
     lines = _filled(text)
     if most is None or len(lines) <= max(1, most):
         return lines
-    clauses = text.split("; ")
-    for count in range(len(clauses) - 1, 0, -1):
-        lines = _filled(f"{'; '.join(clauses[:count])} …")
+    for end in reversed([*_ends(text, ", "), *_ends(text, "; ")]):
+        lines = _filled(text[:end])
         if len(lines) <= max(1, most):
             return lines
     return _filled(text, most=max(1, most))
+
+
+def _ends(text: str, between: str) -> list[int]:
+    """Return where the clauses end but for the last, none of them in brackets."""
+    return [
+        found.start()
+        for found in re.finditer(re.escape(between), text)
+        if text.count("(", 0, found.start()) == text.count(")", 0, found.start())
+    ]
 
 
 def _filled(text: str, *, most: int | None = None) -> list[str]:

@@ -1,4 +1,5 @@
-"""Reports in a real Chromium: no error, nothing fetched, nothing run, as wide as the window."""
+"""Reports in a real Chromium: no error, nothing fetched, nothing of strangers run, as wide as the
+window, with charts that tell values and zoom."""
 
 import subprocess
 import sys
@@ -39,11 +40,17 @@ def test_looking_at_a_page_finds_what_is_wrong_with_it(tmp_path: Path) -> None:
     page.write_text(
         "<!doctype html><script>window.SHOTS = 1</script><img src='http://127.0.0.1:9/x.png'>"
         "<p style='width: 900px'>wide"
+        "<div class=chart tabindex=0><svg viewBox='0 0 9 9'></svg><output hidden></output></div>"
     )
     found = looked_at(page, tmp_path / "shots").stdout
     for fault in (
         "400 px, light: is 908 pixels wide",
-        "a script ran",
+        "a script of a stranger ran",
+        "a pointer on a chart is told nothing",
+        "dragging over a chart does not zoom",
+        "an arrow key is told nothing",
+        "the plus key does not zoom",
+        "what was reset does not zoom",
         "fetches http://127.0.0.1:9",
     ):
         assert fault in found

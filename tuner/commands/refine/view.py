@@ -20,7 +20,7 @@ from tuner.commands.shared.console import (
 )
 from tuner.commands.shared.next_step import after, command, is_short
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import block_of, minutes
+from tuner.profile.summary import block_of, engine_time
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.refine.knobs import LIVE, Configuration, Space
 from tuner.runs.refine.objective import Objective
@@ -88,7 +88,7 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     rows = dict(block.rows)
     tried = len(found.tried) - 1 + found.pruned
     spent_s = sum(found.starts_s) + found.replay_s
-    rows["checked"] = f"{tried} trials, {minutes(spent_s)} of engine"
+    rows["checked"] = f"{tried} trials, {engine_time(profile, spent_s)}"
     if found.outcome is None:
         _, _, rows["why"] = found.reason.rpartition(REFINED)
         return replace(block, aside="the knee stays", rows=list(rows.items()))

@@ -201,7 +201,10 @@ def _today(curves: Curves, what: _Statistic, steps: Sequence[CurveStep]) -> Iter
     yield Area(caps, [low for low, _ in ends], [high for _, high in ends], look="accent")
     yield Line(caps, values, label="today" if curves.raised else "", look="accent")
     told = axes.seconds if what.is_time else axes.whole
-    texts = [f"{cap}: {told(value)}" for cap, value in zip(caps, values, strict=True)]
+    texts = [
+        f"{cap}: {told(value)}" + f" ({told(low)} to {told(high)})" * math.isfinite(low)
+        for cap, value, (low, high) in zip(caps, values, ends, strict=True)
+    ]
     yield Dots(caps, values, texts, look="accent", is_hollow=True)
 
 

@@ -12,7 +12,7 @@ class ReportOptions:
     """Write what a run or a profile says as one page, to be opened from disk.
 
     Verdict, curves, decode times, traffic, every step over time, and the data behind them. It needs
-    no network and runs no script.
+    no network, and without scripts it is whole; they add zoom and hover.
     """
 
     source: Annotated[

@@ -114,8 +114,8 @@ _Number = tuple[str, str, str | None, axes.Told]
 """Title of a chart, what it shows, what is promised of it, and how it is told."""
 
 CHARTS: tuple[_Number, ...] = (
-    ("Decode time per token", "gap_ms", "promised_gap_ms", lambda ms: axes.seconds(ms / 1e3)),
-    ("Iterations over the law", "slowness", None, lambda value: f"{value:g}x"),
+    ("Decode time per token", "gap_ms", "promised_gap_ms", axes.milliseconds),
+    ("Iterations over the law", "slowness", None, axes.times_as_long),
     ("Requests running", "running", "promised_running", axes.whole),
     ("Requests waiting", "waiting", None, axes.whole),
     ("Requests a second", "rate", None, axes.whole),

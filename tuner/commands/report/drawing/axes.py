@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Told = Callable[[float], str]
 
@@ -21,6 +21,8 @@ class Axis:
     ticks: Sequence[tuple[float, str]]
     is_log: bool = False
     label: str = ""
+    told: Told = field(default_factory=lambda: whole)
+    """How a value is written."""
 
     def place(self, value: float) -> float:
         """Return where a value is: 0 at the low end, 1 at the high one; outside it at the end."""
@@ -39,7 +41,7 @@ def linear(values: Iterable[float], told: Told, *, label: str = "", count: int =
     low, high = step * math.floor(least / step), step * math.ceil(most / step - 1e-9)
     high = high if high > low else low + step
     ticks = [low + step * number for number in range(round((high - low) / step) + 1)]
-    return Axis(low, high, [(one, told(one)) for one in ticks], label=label)
+    return Axis(low, high, [(one, told(one)) for one in ticks], label=label, told=told)
 
 
 def time(values: Iterable[float], *, label: str) -> Axis:
@@ -63,7 +65,7 @@ def times(values: Iterable[float], told: Told) -> Axis:
     some = (1,) if len(exponents) > MOST_DECADES else (1, 3)
     ticks = [digit * 10.0**power for power in exponents for digit in some]
     inside = [one for one in ticks if low * (1 - 1e-9) <= one <= high * (1 + 1e-9)]
-    return Axis(low, high, [(one, told(one)) for one in inside], is_log=True)
+    return Axis(low, high, [(one, told(one)) for one in inside], is_log=True, told=told)
 
 
 MOST_DECADES = 3
@@ -136,6 +138,28 @@ def seconds(value: float) -> str:
     if value >= 1 - 1e-9:
         return f"{value:,.0f} s" if value >= 100 else f"{value:.3g} s"
     return f"{value * 1e3:.3g} ms"
+
+
+def milliseconds(value_ms: float) -> str:
+    """Return a time that is kept in milliseconds for an axis.
+
+    >>> milliseconds(20.0)
+    '20 ms'
+    """
+    return seconds(value_ms / 1e3)
+
+
+def times_as_long(value: float) -> str:
+    """Return a ratio of times for an axis.
+
+    >>> times_as_long(1.25)
+    '1.25x'
+    """
+    return f"{value:g}x"
+
+
+TOLD: tuple[Told, ...] = (whole, share, seconds, milliseconds, times_as_long)
+"""All of them; zoom.js has a function of the same name for each."""
 
 
 def spread_out(places: Sequence[float], *, least: float, low: float, high: float) -> list[float]:

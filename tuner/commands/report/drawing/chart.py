@@ -124,7 +124,15 @@ def drawn(chart: Chart) -> Html:
         viewBox=f"0 0 {WIDTH:g} {chart.height:g}",
         role="img",
         aria_label=chart.said,
+        data_x=_scale(chart.x, frame.left, frame.right),
+        data_y=_scale(chart.y, frame.bottom, TOP),
     )
+
+
+def _scale(axis: Axis, begin: float, end: float) -> str:
+    """Return where an axis begins and ends, for zoom.js: it reads the values out of the picture."""
+    kind = "log" if axis.is_log else "linear"
+    return f"{begin:.2f} {end:.2f} {axis.low!r} {axis.high!r} {kind} {axis.told.__name__}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,14 +158,20 @@ class _Frame:
         return self.bottom - (self.bottom - TOP) * self.chart.y.place(value)
 
     def path(self, x: Sequence[float] | Floats, y: Sequence[float] | Floats) -> str:
-        """Return the points as the data of a path; a value that is no number parts it."""
-        words, pen = [], "M"
+        """Return the points as the data of a path, in hundredths of a pixel and each from the last
+        one on, which is short; a value that is no number parts it."""
+        words = list[str]()
+        last: tuple[int, int] | None = None
         for one, other in zip(x, y, strict=True):
             if not (np.isfinite(one) and np.isfinite(other)):
-                pen = "M"
+                last = None
                 continue
-            words.append(f"{pen}{self.x(float(one)):.1f} {self.y(float(other)):.1f}")
-            pen = "L"
+            at = round(100 * self.x(float(one))), round(100 * self.y(float(other)))
+            if last is None:
+                words.append(f"M{at[0] / 100:g} {at[1] / 100:g}")
+            else:
+                words.append(f"l{(at[0] - last[0]) / 100:g} {(at[1] - last[1]) / 100:g}")
+            last = at
         return "".join(words)
 
 
@@ -206,7 +220,12 @@ def _item(item: Item, frame: _Frame) -> Iterator[Html]:
             yield from _mark(item, frame)
         case Line():
             dashed = " dashed" if item.is_dashed else ""
-            yield tag("path", class_=f"line {item.look}{dashed}", d=frame.path(item.x, item.y))
+            yield tag(
+                "path",
+                class_=f"line {item.look}{dashed}",
+                d=frame.path(item.x, item.y),
+                data_name=item.label or None,
+            )
         case Dots():
             yield from _dots(item, frame)
 
@@ -238,7 +257,7 @@ def _dots(item: Dots, frame: _Frame) -> Iterator[Html]:
     told = item.told or [""] * len(item.x)
     look = f"{item.look}{' hollow' if item.is_hollow else ''}"
     for x, y, ends, text in zip(item.x, item.y, ranges, told, strict=True):
-        at = f"{frame.x(x):.1f}"
+        at = f"{frame.x(x):.2f}"
         if ends is not None:
             low, high = (f"{frame.y(one):.1f}" for one in ends)
             yield tag("line", class_=f"whisker {item.look}", x1=at, x2=at, y1=low, y2=high)
@@ -247,7 +266,7 @@ def _dots(item: Dots, frame: _Frame) -> Iterator[Html]:
             yield tag(
                 "g",
                 title,
-                tag("circle", class_=f"dot {look}", cx=at, cy=f"{frame.y(y):.1f}", r="3"),
+                tag("circle", class_=f"dot {look}", cx=at, cy=f"{frame.y(y):.2f}", r="3"),
             )
 
 
@@ -259,7 +278,7 @@ def _labels(chart: Chart, frame: _Frame) -> Iterator[Html]:
         named, spread_out(places, least=LABELS_APART, low=TOP, high=frame.bottom), strict=True
     ):
         end = frame.x(float(one.x[-1])) + 5
-        yield _text(one.label, end, y + 3.5, f"label {one.look}", "start")
+        yield _text(one.label, end, y + 3.5, f"label end {one.look}", "start")
 
 
 def _text(text: str, x: float, y: float, look: str, anchor: str = "start") -> Html:

@@ -1,6 +1,7 @@
 """One self-contained page: sections of figures and tables, and the data to download. Pure.
 
-Nothing on it is fetched and nothing runs: a strict content security policy says so to the browser.
+Nothing on it is fetched, and nothing runs but the script that zooms: a strict content security
+policy, which names it by its digest, says so to the browser.
 """
 
 import base64
@@ -108,9 +109,13 @@ class Page:
 
 def written(page: Page) -> str:
     """Return the page as HTML."""
-    style = files(__package__).joinpath("style.css").read_text(encoding="utf-8")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    style = _shipped("uplot/uPlot.min.css") + _shipped("style.css")
+    notice = "".join(f"// {line}\n" for line in _shipped("uplot/LICENSE").splitlines())
+    script = notice + _shipped("uplot/uPlot.iife.min.js") + _shipped("zoom.js")
+    policy = (
+        f"default-src 'none'; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
     head = tag(
         "head",
         tag("meta", charset="utf-8"),
@@ -121,8 +126,29 @@ def written(page: Page) -> str:
         tag("title", f"{page.title} - {page.kind}"),
         Html(f"<style>{style}</style>"),
     )
-    body = tag("body", _top(page), tag("main", *_sections(page), id="main"), _footer(page))
+    body = tag(
+        "body",
+        _top(page),
+        tag("main", *_sections(page), id="main"),
+        _footer(page),
+        Html(f"<script>{script}</script>"),
+    )
     return f"<!doctype html>\n{tag('html', head, body, lang='en')}\n"
+
+
+def _shipped(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+HINT = (
+    "Point at a chart to read its values, drag over a part of it to zoom, double click for all of "
+    "it. With the keyboard: arrows, plus and minus, Escape."
+)
+"""Shown where the script runs."""
 
 
 def _top(page: Page) -> Html:
@@ -139,6 +165,7 @@ def _top(page: Page) -> Html:
         tag("p", page.partly, class_="partly") if page.partly else None,
         tag("dl", *rows, class_="verdict"),
         tag("nav", tag("ul", *links), aria_label="Sections"),
+        tag("p", HINT, class_="hint", hidden=""),
         class_="top",
     )
 
@@ -204,7 +231,10 @@ def _figure(figure: Figure) -> Html:
     """Return a chart that fills the window while its own link is followed: what is drawn is sharp
     at any size."""
     note = tag("span", figure.note) if figure.note else None
-    chart = figure.chart if isinstance(figure.chart, Html) else drawn(figure.chart)
+    if isinstance(figure.chart, Html):
+        chart = figure.chart
+    else:
+        chart = tag("div", drawn(figure.chart), tag("output", hidden=""), class_="chart")
     place = f"chart-{hashlib.sha256(f'{figure.title}{chart}'.encode()).hexdigest()[:12]}"
     name = f"{figure.title}, larger"
     larger = tag("a", "larger", href=f"#{place}", class_="larger", aria_label=name)
