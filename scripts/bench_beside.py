@@ -1,14 +1,13 @@
 """Do our client and vLLM's see the same of one server? `vllm bench serve` beside ours.
 
-    python scripts/bench_beside.py --folder F [--rounds 2] [--keep bench-beside]
+    python scripts/bench_beside.py --folder F [--rounds 6] [--keep bench-beside]
     python scripts/bench_beside.py --smoke
 
-A plain `vllm serve` of the tiny model gets the same requests at the same times from both clients in
-turn: ours, vLLM's, vLLM's, ours, as often as there are rounds of both. A number of one client is
-within the noise of the other's where their means are no further apart than two runs of one client
-were. Then our client asks a server with tuner's scheduler, as often: what that costs, in the same
-terms, another start of the server included. Printed besides: CPU that our client's process takes
-for a token, and how late requests leave.
+Each round starts a plain `vllm serve` of the tiny model, which gets the same requests at the same
+times from both clients, who is first in turn; then one with tuner's scheduler, which our client
+asks: what that costs, in the same terms. A number of one client is within the noise of the other's
+where their means are no further apart than two runs of one client are. Printed besides: CPU that
+our client's process takes for a token, and how late requests leave.
 
 Runs are kept in the folder as they end: the same command goes on with what is missing. With --smoke
 a simulated engine is the server, and ours both clients.
@@ -24,7 +23,9 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import evidence
@@ -161,19 +162,19 @@ def numbers(rows: Sequence[Row]) -> dict[str, float]:
     }
 
 
-def order(rounds: int) -> list[tuple[str, int]]:
-    """Return the runs in turn: whoever was first is last in the next round."""
-    turns = [CLIENTS if number % 2 == 0 else CLIENTS[::-1] for number in range(rounds)]
-    return [(client, number) for number, clients in enumerate(turns) for client in clients]
+def turns(rounds: int) -> list[tuple[str, ...]]:
+    """Return who asks a plain server in each round: whoever was first is last in the next."""
+    return [CLIENTS if number % 2 == 0 else CLIENTS[::-1] for number in range(rounds)]
 
 
 def compared(runs: dict[str, list[dict[str, float]]], other: str) -> list[dict[str, Any]]:
-    """Return each number of ours and of the other, and whether they differ by more than noise."""
+    """Return each number of ours and of the other, and whether they differ by more than noise: the
+    root mean square of what two runs of one client differ by."""
     found = []
     for name in NUMBERS:
         ours, theirs = ([run[name] for run in runs[client]] for client in (CLIENTS[0], other))
-        noise = max(max(ours) - min(ours), max(theirs) - min(theirs))
-        apart = abs(float(np.mean(ours) - np.mean(theirs)))
+        noise = math.sqrt(float(np.var(ours, ddof=1) + np.var(theirs, ddof=1)))
+        apart = abs(fmean(ours) - fmean(theirs))
         found.append({"number": name, "ours": ours, "theirs": theirs, "noise": noise,
                       "apart": apart, "within": apart <= noise})  # fmt: skip
     return found
@@ -181,15 +182,13 @@ def compared(runs: dict[str, list[dict[str, float]]], other: str) -> list[dict[s
 
 def rendered(rows: Sequence[dict[str, Any]], other: str) -> str:
     """Return a table of the docs. Milliseconds."""
-
-    def runs(values: Sequence[float]) -> str:
-        return ", ".join(f"{one:,.1f}" for one in values)
-
     return evidence.table(
-        ("ms", "ours", other, "apart", "noise", "within it"),
+        ("ms, mean of all runs", "ours", other, "apart", "noise", "within it"),
         [
-            (one["number"], runs(one["ours"]), runs(one["theirs"]), f"{one['apart']:.1f}",
-             f"{one['noise']:.1f}", "yes" if one["within"] else "no")
+            (one["number"],
+             *(f"{value:,.1f}" for value in (fmean(one["ours"]), fmean(one["theirs"]),
+                                             one["apart"], one["noise"])),
+             "yes" if one["within"] else "no")
             for one in rows
         ],
     )  # fmt: skip
@@ -210,27 +209,26 @@ def kept() -> str:
 
 
 async def measure(folder: Path, rounds: int, *, smoke: bool) -> None:
-    """Make the runs that are missing: on a plain server, then on one with tuner's scheduler."""
+    """Make the runs that are missing, each round on a plain server and on one with tuner's
+    scheduler, so that a slow hour is every client's."""
     arguments: dict[str, ArgumentValue] = {"model": "tuner:tiny", "enable_prefix_caching": False}
-    for starts, asked in (
-        (PlainStarter, order(rounds)),
-        (ServerStarter, [(WITH_SCHEDULER, number) for number in range(rounds)]),
-    ):
-        missing = [one for one in asked if not _path(folder, *one).exists()]
-        starter = (
-            SimStarter(World(step=WorldStep(a=0.004, b=0.0002)))
-            if smoke
-            else starts(arguments, log=folder / "vllm.log")
-        )
-        if missing:
-            await _measure(folder, starter, missing)
+    for number, clients in enumerate(turns(rounds)):
+        for starts, asked in ((PlainStarter, clients), (ServerStarter, (WITH_SCHEDULER,))):
+            missing = [one for one in asked if not _path(folder, one, number).exists()]
+            starter = (
+                SimStarter(World(step=WorldStep(a=0.004, b=0.0002)))
+                if smoke
+                else starts(arguments, log=folder / "vllm.log")
+            )
+            if missing:
+                await _measure(folder, starter, missing, number)
 
 
-async def _measure(folder: Path, starter: Starter, missing: Sequence[tuple[str, int]]) -> None:
+async def _measure(folder: Path, starter: Starter, missing: Sequence[str], number: int) -> None:
     """Make these runs, on one server."""
     engine = await starter.start(max_num_seqs=CAP)
     try:
-        for client, number in missing:
+        for client in missing:
             if client == CLIENTS[1] and isinstance(engine, PlainEngine):
                 model = shipped.model_path("tuner:tiny")
                 found = await asyncio.to_thread(by_vllm, engine, model, folder, number)
@@ -251,7 +249,7 @@ def _path(folder: Path, client: str, number: int) -> Path:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--folder", type=Path, help="where runs are kept; default: a new one")
-    parser.add_argument("--rounds", type=int, default=2, help="runs of either client: 2 or more")
+    parser.add_argument("--rounds", type=int, default=6, help="runs of either client: 2 or more")
     parser.add_argument("--smoke", action="store_true", help="a simulated engine, both are ours")
     parser.add_argument("--keep", metavar="NAME", help="write docs/evidence/NAME.json")
     options = parser.parse_args()
@@ -262,7 +260,7 @@ def main() -> None:
     execute(measure(folder, rounds, smoke=options.smoke))
     runs: dict[str, list[dict[str, float]]] = {one: [] for one in (*CLIENTS, WITH_SCHEDULER)}
     costs, failed = [], 0
-    for client, number in [*order(rounds), *((WITH_SCHEDULER, each) for each in range(rounds))]:
+    for client, number in product((*CLIENTS, WITH_SCHEDULER), range(rounds)):
         one = json.loads(_path(folder, client, number).read_text())
         runs[client].append(numbers(one["rows"]))
         failed += one["failed"]
