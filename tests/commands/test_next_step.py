@@ -228,7 +228,8 @@ def of_compare(engine: Kind) -> Iterator[Said]:
             profile=PROFILE if with_profile else None,
         )
         with saved(one):
-            next_ = compare._next(options)
+            next_ = compare._next(options, is_measured=True)
+            not_measured = compare._next(options, is_measured=False)
         how = compare_view.ComparePrint(
             tuned=Tuned(16, "profile.yaml" if with_profile else "--max-num-seqs"),
             facts=None,  # type: ignore[arg-type]
@@ -250,7 +251,8 @@ def of_compare(engine: Kind) -> Iterator[Said]:
         if with_profile:
             failed = replace(rows[2], numbers=None, ratios={}, errors=("EngineError: no memory",))
             lost = replace(table, rows=(*rows[:2], failed))
-            yield Said("the tuned one failed", compare_view.block_of(lost, how), one)
+            failing = replace(how, next=not_measured)
+            yield Said("the tuned one failed", compare_view.block_of(lost, failing), one)
 
 
 def row(
@@ -425,17 +427,18 @@ def of_several(engine: Kind) -> Iterator[Said]:
         }
         cap = SharedCap(shared, 16, (8, 16), 0.91, {})
         outcomes = {name: each.outcome for name, each in done.items()}
+        late = resealed(one, decision=one.decision.model_copy(update={"verdict": of_night}))
         found = SeveralSweeps(
             found=MultiTraceOutcome(outcomes, cap, prices),
             done=done,
             warnings={},
-            profiles={"day": PROFILE, "night": Path("night.yaml")},
-            sealed={},
+            profiles={"day": PROFILE, "night": PROFILE},
+            sealed={"day": one, "night": late},
             shared=None if shared == "separate" else (one, PROFILE),
             starts_s=(30.0, 30.0, 30.0),
             run_dir=Path("run"),
         )
-        yield Said(case, several._block(found, options), one)
+        yield Said(case, several._block(found, options), late)
 
 
 def of_kinds(engine: Kind) -> Iterator[Said]:

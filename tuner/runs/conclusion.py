@@ -475,6 +475,7 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
         dropped=dropped,
         warnings=(
             *facts.cautions,
+            *evidence.read_apart(),
             *warnings,
             *([uniform] if uniform else []),
             *strains(conclusion, front_end),

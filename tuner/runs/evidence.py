@@ -80,6 +80,18 @@ class Evidence:
         """Return what kind the first engine was."""
         return str(next(iter(self.journal.of("start")))["facts"]["engine"])
 
+    def read_apart(self) -> list[str]:
+        """Say, if that is so, that replays before and after one that was read too late saw engines
+        of two kinds. The one that confirms may be behind a server in any case."""
+        starts = (one for one in self.journal.of("start") if one["purpose"] != "confirm")
+        if not {one["facts"]["engine"] for one in starts} >= {"vllm", "serve"}:
+            return []
+        said = (
+            "outputs were read too late in tuner's own process: what was measured before is "
+            "without a server's front end, and what was measured after with one"
+        )
+        return [said]
+
     def kv_blocks(self) -> dict[str, int]:
         """Return the KV blocks of the newest engine of each purpose: the pool of a small engine
         may be another than the ladder's."""

@@ -5,7 +5,7 @@ import io
 import pytest
 from rich.console import Console
 
-from tuner.commands.shared.console import MOST_WARNINGS, print_block, print_warnings
+from tuner.commands.shared.console import MOST_WARNINGS, print_block, print_line, print_warnings
 from tuner.profile.verdict_block import WIDTH, VerdictBlock
 
 LONG = "the budget shortened the steps from 60s to 26s: less was seen than a larger --budget shows"
@@ -27,6 +27,20 @@ def test_a_warning_keeps_to_the_width_of_the_block_and_its_lines_below_each_othe
     assert first.startswith("Warning: the budget")
     assert second.startswith(" " * len("Warning: "))
     assert " ".join(file.getvalue().split()) == f"Warning: {LONG}"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_what_goes_on_is_parted_between_words_on_a_terminal_and_whole_in_a_log(width: int) -> None:
+    said = f"00:42 [b]{LONG}"
+    for is_terminal in (True, False):
+        file = io.StringIO()
+        console = Console(file=file, width=width, color_system=None, force_terminal=is_terminal)
+        print_line(console, said)
+        lines = file.getvalue().splitlines()
+        assert " ".join(file.getvalue().split()) == said
+        assert len(lines) == 1 or is_terminal
+        assert max(map(len, lines)) <= width or not is_terminal
+        assert all(line.startswith(" " * 6) for line in lines[1:])
 
 
 def test_at_most_five_warnings_are_told_and_how_many_more_there_are() -> None:

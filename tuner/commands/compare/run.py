@@ -9,14 +9,14 @@ from typing import Any
 
 from tuner.commands.compare.options import CompareOptions
 from tuner.commands.compare.place import ComparePlace, place_of
-from tuner.commands.compare.view import ComparePrint, json_object, markdown, render
+from tuner.commands.compare.view import ComparePrint, json_object, markdown, render, tuned_in
 from tuner.commands.report.compare import page_of, steps_of
 from tuner.commands.report.drawing.page import POINTS, written
 from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.dry_run import DryRun
 from tuner.commands.shared.machine import check_machine
-from tuner.commands.shared.next_step import after, asked_for
+from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.shared.options import in_plan
 from tuner.commands.shared.run_folder import Where, kept, open_run
 from tuner.commands.shared.said import not_said
@@ -215,11 +215,12 @@ def _report(
     warnings = (*of_trace, *doubts)
     result = json_object(tables, blocks, tuned, facts, warnings)
     spent_s = sum(comparing.evidence.starts_s()) + comparing.evidence.replay_s()
+    row = tuned_in(tables[0])
     how = ComparePrint(
         tuned=tuned,
         facts=facts,
         spent_s=spent_s,
-        next=_next(options),
+        next=_next(options, is_measured=row is None or row.numbers is not None),
         run_dir=comparing.journal.run_dir,
         warnings=warnings if options.details else doubts,
         said_before=0 if options.details else len(of_trace),
@@ -240,8 +241,11 @@ def _report(
         )
 
 
-def _next(options: CompareOptions) -> str:
-    """Return what to do with what was compared: roll the profile out, or make one."""
+def _next(options: CompareOptions, *, is_measured: bool) -> str:
+    """Return what to do with what was compared: roll the profile out where it was measured, else
+    look at what it was made on; or make one."""
+    if options.profile is not None and not is_measured:
+        return command("show", options.profile)
     if options.profile is not None:
         return after(load_profile(options.profile), options.profile, base=options.base)
     same = {"model", "base", "overrides", "engine", "world", "slo", "seed"}

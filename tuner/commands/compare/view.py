@@ -71,14 +71,23 @@ def block_of(table: ComparisonTable, how: ComparePrint) -> VerdictBlock:
     """Return what tuning was good for: the tuned engine, held against the first way of serving and
     against nobody's choice. ``table`` is the heaviest load with lengths as captured."""
     rows = {row.approach: row for row in table.rows}
-    tuned, first = rows.get("profile") or rows.get("tuned"), table.rows[0]
+    tuned, first = tuned_in(table), table.rows[0]
     title = f"max_num_seqs {how.tuned.max_num_seqs}"
     aside = "compared"
-    if tuned is not None and tuned is not first and "requests_per_s" in tuned.ratios:
-        aside = f"serves {shown_ratio(tuned.ratios['requests_per_s'])} {first.title}"
+    if tuned is not None and tuned.numbers is None:
+        title = f"{title} was not measured"
+        aside = "failed"
+    elif tuned is not None and tuned is not first and "requests_per_s" in tuned.ratios:
+        aside = f"{shown_ratio(tuned.ratios['requests_per_s'])} the requests of {first.title}"
     told = [(name, _in_words(rows[name])) for name in SHOWN if name in rows]
     told.append(("from", f"{how.tuned.source}; {minutes(how.spent_s)} of engine"))
     return VerdictBlock(title, aside, told, how.next)
+
+
+def tuned_in(table: ComparisonTable) -> ComparisonRow | None:
+    """Return the tuned engine's row; None where it was not asked for."""
+    rows = {row.approach: row for row in table.rows}
+    return rows.get("profile") or rows.get("tuned")
 
 
 SHOWN = ("profile", "tuned", "untuned", "worker")

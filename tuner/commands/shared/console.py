@@ -39,6 +39,18 @@ def shown(text: object) -> str:
     return escape(printable(str(text)))
 
 
+def print_line(console: Console, text: str) -> None:
+    """Print one line of what goes on: parted between words on a terminal, whole in a log."""
+    lines = [printable(text)]
+    if console.is_terminal:
+        under = " " * len("00:00 ")
+        lines = textwrap.wrap(
+            lines[0], console.width, subsequent_indent=under, break_on_hyphens=False
+        )
+    for line in lines:
+        console.print(escape(line), soft_wrap=True)
+
+
 def plain_table(*headings: str) -> Table:
     """Return a table whose columns are as narrow as they can be; lines of a heading may differ."""
     table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 0))

@@ -23,7 +23,7 @@ from tuner.engines.sampling import parse_sampling
 from tuner.engines.seam import ArgumentValue, Starter
 from tuner.engines.server.start import PlainStarter, ServerStarter
 from tuner.engines.vllm.start import VllmStarter
-from tuner.errors import ProfileError, ReadLateError, RunError, UsageError
+from tuner.errors import ProfileError, RunError, UsageError
 from tuner.profile.numbers import Baseline
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
@@ -288,33 +288,22 @@ def measured(  # noqa: PLR0913 - what is swept, on what, and who is told
     shown: Callable[[Read | None], Read | None] = lambda read: read,
 ) -> SweepOutcome:
     """Sweep one trace on one engine: all that its journal does not hold yet. ``shown`` makes what
-    reads the device tell somebody besides. Where tuner's own process reads too late, the rest is
-    measured behind a server, whose client is a process of its own."""
+    reads the device tell somebody besides."""
     execute = execute_on(starter, book)
     read_device = shown(device_of(starter, book.run_dir))
     if isinstance(starter, VllmStarter) and isinstance(confirming, VllmStarter):
         confirming.log = starter.log
-
-    def swept(by: Starter) -> SweepOutcome:
-        return execute(
-            sweep(
-                traffic.requests,
-                by,
-                traffic.settings,
-                book,
-                watcher,
-                read_device=read_device,
-                confirming=confirming,
-            )
+    return execute(
+        sweep(
+            traffic.requests,
+            starter,
+            traffic.settings,
+            book,
+            watcher,
+            read_device=read_device,
+            confirming=confirming,
         )
-
-    try:
-        return swept(starter)
-    except ReadLateError:
-        if not isinstance(starter, VllmStarter) or isinstance(starter, ServerStarter):
-            raise
-        watcher.warn("from here on a process of its own sends and reads, through vllm serve")
-        return swept(ServerStarter.like(starter))
+    )
 
 
 def taken_from_base(options: SweepOptions) -> list[str]:

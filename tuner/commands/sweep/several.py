@@ -461,6 +461,8 @@ def _next(report: SeveralSweeps, options: SweepOptions) -> str:
     if kind == "inconclusive" and is_real and options.traces:
         budget_s = parse_duration_s(options.budget, option="--budget")
         return again(options, budget=f"{2 * budget_s:g}s")
+    if lost := overloaded(report.found):
+        return after(report.sealed[lost[0]], report.profiles[lost[0]])
     if report.shared is None:
         return command("show", next(iter(report.profiles.values())))
     profile, path = report.shared

@@ -17,6 +17,7 @@ from tuner.commands.shared.console import (
     console_for,
     plain_table,
     print_block,
+    print_line,
     print_warnings,
     shown,
     shown_ms,
@@ -143,7 +144,7 @@ class RunProgress:
         self._line(f"Warning: {text}")
 
     def _line(self, text: str) -> None:
-        self.console.print(f"{self._clock()} {shown(text)}", soft_wrap=True)
+        print_line(self.console, f"{self._clock()} {text}")
 
     def _clock(self) -> str:
         minutes, seconds = divmod(int(time.monotonic() - self.began_s), 60)

@@ -13,7 +13,7 @@ from rich.console import Console
 
 from tuner.commands.report.result import keep_result
 from tuner.commands.shared import dry_run
-from tuner.commands.shared.console import shown
+from tuner.commands.shared.console import print_line
 from tuner.commands.shared.dry_run import DryRun, asked_of
 from tuner.commands.shared.engine import OR_SERVED, world_alone
 from tuner.commands.shared.live_view import LiveView, rows_of
@@ -171,7 +171,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
     console = Console(stderr=True, highlight=False)
 
     def tell(text: str) -> None:
-        console.print(shown(text), soft_wrap=True)
+        print_line(console, text)
 
     question = Verification(
         twin=twin,

@@ -13,6 +13,7 @@ from rich.table import Table
 from tuner.commands.shared.console import (
     console_for,
     print_block,
+    print_line,
     print_warnings,
     shown,
     shown_ms,
@@ -26,7 +27,7 @@ from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.verdict import MonitorReading, Watch
 from tuner.live.watch.watched import WindowSummary
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import percent
+from tuner.profile.summary import minutes, percent
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.traffic.window import parse_duration_s
 
@@ -138,11 +139,11 @@ class WatchProgress:
             self._line(f"{windows}: {verdict}")
         self.verdict = verdict
         left_s = self.for_s - (time.monotonic() - self.began_s)
-        left = "until Ctrl-C" if left_s > 1e9 else f"{max(0.0, left_s):.0f}s left"
+        left = "until Ctrl-C" if left_s > 1e9 else minutes(max(0.0, left_s))
         self.view.show(f"window {windows}: {verdict}", {**now, "left": left}, at_once=True)
 
     def _line(self, text: str) -> None:
-        self.console.print(shown(text), soft_wrap=True)
+        print_line(self.console, text)
 
 
 def _now(seen: WindowSummary) -> dict[str, str]:

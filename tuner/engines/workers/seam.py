@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.engines.seam import Engine
+from tuner.engines.server.start import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,9 @@ class Testbed(Protocol):
 
     Every engine that it starts has the whole device to itself. All may raise EngineError.
     """
+
+    reading: Reading
+    """How the engines that batch continuously are asked."""
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         """Start an engine that batches continuously, with the base's other arguments or the

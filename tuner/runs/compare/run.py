@@ -12,7 +12,7 @@ import numpy as np
 
 from tuner.engines.seam import Engine, EngineFacts
 from tuner.engines.workers.seam import Approach, Setup, Testbed
-from tuner.errors import EngineError, GeneratorLateError
+from tuner.errors import EngineError, GeneratorLateError, ReadLateError
 from tuner.replay.attempts import replay_in_time
 from tuner.replay.plan import plan_requests
 from tuner.replay.readings import Read
@@ -101,28 +101,31 @@ class Comparison:
                 )
                 return
             for approach in self.order(block):
-                cells = self.comparing.left(approach.name, block, self.cells(approach, block))
-                if cells and not self.comparing.never_started(approach.name):
-                    await self.session(approach, setup, block, cells)
+                await self.testbed.reading.in_time(
+                    partial(self.session, approach, setup, block), warn=self.warn
+                )
             taken_s = max(taken_s, self.comparing.block_s(block))
 
-    async def session(
-        self, approach: Approach, setup: Setup, block: int, cells: Sequence[Cell]
-    ) -> None:
-        """Start an approach, replay what is left of a block on it, and stop it."""
+    async def session(self, approach: Approach, setup: Setup, block: int) -> None:
+        """Start an approach, replay what is left of a block on it, and stop it. Raises
+        ReadLateError while tuner's own process reads."""
+        left = self.comparing.left(approach.name, block, self.cells(approach, block))
+        if not left or self.comparing.never_started(approach.name):
+            return
         self.watcher.stage(f"block {block + 1}: starting {approach.title}")
         try:
             engine = await approach.start(self.testbed, setup)
         except EngineError as error:
             self.failed(error, approach, block, None)
             return
-        left = list(cells)
         try:
             self.comparing.add_start(engine.facts, session_of(approach.name, block))
             self.warnings += [one for one in engine.facts.cautions if one not in self.warnings]
             while left:
                 await self.cell(engine, approach, block, left[0])
                 left.pop(0)
+        except ReadLateError:
+            raise
         except EngineError as error:
             for cell in left:
                 self.failed(error, approach, block, cell)
@@ -159,10 +162,17 @@ class Comparison:
                 name=f"{approach.name}-{block}-{len(self.comparing.journal.events)}",
                 progress=self.watcher.live,
             )
+        except ReadLateError:
+            raise
         except GeneratorLateError as error:
             self.failed(error, approach, block, cell)
         else:
             self.comparing.add_replay(result, approach.name, block, cell)
+
+    def warn(self, text: str) -> None:
+        """Say it now, and in what the comparison comes to."""
+        self.warnings.append(text)
+        self.watcher.warn(text)
 
     def failed(self, error: EngineError, approach: Approach, block: int, cell: Cell | None) -> None:
         self.comparing.add_failure(error, approach.name, block, cell)

@@ -115,7 +115,11 @@ class _Run:
             pruned=study.pruned,
             of_others=len(study.others()),
             failed=tuple(done.failed for done in self.runner.done() if done.failed),
-            warnings=(*self.warnings, *([] if study.lost is None else [study.lost])),
+            warnings=(
+                *self.warnings,
+                *self.runner.evidence.read_apart(),
+                *([] if study.lost is None else [study.lost]),
+            ),
         )
 
     async def _searched(self, search: Search) -> Chosen:

@@ -12,6 +12,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.engines.seam import ITERATION, Engine, EngineFacts, Starter
+from tuner.engines.server.start import Reading
 from tuner.replay.measure import measure
 from tuner.replay.readings import Read
 from tuner.replay.records import Replay
@@ -73,16 +74,20 @@ async def sweep(  # noqa: PLR0913 - what is tuned, on what, how, and who is told
     Raises EngineError, GeneratorLateError, RunError; TraceError when nothing can be replayed;
     UsageError when the budget is too small.
     """
-    runner = EngineRunner(
-        starter, settings, Evidence(journal), watcher, read_device, confirming=confirming
-    )
-    run = SweepRun(runner)
-    try:
-        await run.conclude(requests)
-        await run.confirm()
-    finally:
-        await runner.stop()
-    return run.outcome()
+    evidence, reading = Evidence(journal), Reading()
+
+    async def swept() -> SweepOutcome:
+        by = reading.starts(starter)
+        runner = EngineRunner(by, settings, evidence, watcher, read_device, confirming=confirming)
+        run = SweepRun(runner)
+        try:
+            await run.conclude(requests)
+            await run.confirm()
+        finally:
+            await runner.stop()
+        return run.outcome()
+
+    return await reading.in_time(swept, warn=watcher.warn)
 
 
 def starts_of(settings: SweepSettings) -> int:

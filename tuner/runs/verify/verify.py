@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 
 from tuner.engines.seam import Engine, Starter
+from tuner.engines.server.start import Reading
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.attempts import replay_in_time
 from tuner.replay.device_use import crowded, device_use
@@ -114,7 +115,20 @@ async def verify(  # noqa: PLR0913 - what is held against what, and who is told
         if question.place
         else f"starting the engine with max_num_seqs={question.max_num_seqs}"
     )
-    now_s = asyncio.get_running_loop().time
+    reading, listeners = Reading(), _Listeners(tell, read, progress)
+    return await reading.in_time(
+        lambda: _verified(requests, reading.starts(starter), question, listeners),
+        warn=lambda text: tell(f"Warning: {text}"),
+    )
+
+
+async def _verified(
+    requests: Sequence[TraceRequest],
+    starter: Starter,
+    question: Verification,
+    listeners: "_Listeners",
+) -> Verified:
+    tell, now_s = listeners.tell, asyncio.get_running_loop().time
     began_s = now_s()
     engine = await starter.start(max_num_seqs=question.max_num_seqs)
     try:
@@ -127,7 +141,6 @@ async def verify(  # noqa: PLR0913 - what is held against what, and who is told
         if dropped:
             tell(f"Warning: {dropped} requests are longer than the engine takes: left out")
         windows = windows_of(kept, question)
-        listeners = _Listeners(tell, read, progress)
         replays = await _step(engine, windows, question, listeners)
         found = _judged(replays, windows, question, repeats=1)
         if question.repeats and not all(gate.kept for gate in found):
