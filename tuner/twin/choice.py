@@ -8,6 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 from typing import NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -227,13 +228,15 @@ def agreed(
     *,
     requests: int | None = None,
 ) -> int:
-    """Return the cap that most draws agree on, of those that cost nothing today by the law itself
-    against what they agree on for today alone.
+    """Return the cap that most draws agree on, of those that cost nothing today against what they
+    agree on for today alone: neither by the law itself nor in the mean of the draws.
 
-    >>> by_law = {8: (0.995, 0.0), 16: (0.990, 0.0)}
-    >>> drawn = [({8: (0.995, 0.0), 16: (0.995, 0.0)}, {8: 0.80, 16: 0.95})] * 10
-    >>> agreed(by_law, {8: 0.80, 16: 0.95}, drawn), agreed(drawn[0][0], drawn[0][1], drawn)
-    (8, 16)
+    >>> less, equal = {8: (0.995, 0.0), 16: (0.990, 0.0)}, {8: (0.995, 0.0), 16: (0.995, 0.0)}
+    >>> raised = {8: 0.80, 16: 0.95}
+    >>> agreed(equal, raised, [(equal, raised)]), agreed(less, raised, [(equal, raised)])
+    (16, 8)
+    >>> agreed(equal, raised, [(equal, raised), (less, raised)])
+    8
     """
 
     def favourite(caps: Collection[int], right: Sequence[Collection[int]], choice: int) -> int:
@@ -244,7 +247,10 @@ def agreed(
     today = [right_caps(values, requests=requests) for values, _ in drawn]
     usual = favourite(own, today, choose(own, requests=requests))
     right = [right_caps(*one, requests=requests) for one in drawn]
-    untraded = [cap for cap in own if not trades(own, usual, cap)]
+    mean = {
+        cap: (fmean(values[cap][0] for values, _ in drawn), tail) for cap, (_, tail) in own.items()
+    }
+    untraded = [cap for cap in own if not (trades(own, usual, cap) or trades(mean, usual, cap))]
     return favourite(untraded, right, choose(own, raised, requests=requests))
 
 
