@@ -3,16 +3,20 @@
 import asyncio
 import math
 import os
+import shutil
+import subprocess
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 from typing import TYPE_CHECKING
+from uuid import UUID
 
 import pynvml
 import pytest
 
 from tests.support.builders import facts
 from tests.support.fake_nvml import GIB, Card, install
+from tuner.commands.shared.machine import ThisMachine
 from tuner.engines import devices, gpus, provenance
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.errors import RunError
@@ -44,6 +48,34 @@ def test_the_gpu_that_is_read_is_the_one_our_engine_runs_on(
     assert read()["memory_bytes"] == 60 * GIB
     used = devices.used_facts(1)
     assert (used["name"], used["uuids"], used["count"]) == ("fast", ["GPU-bbbbbbbb"], 2)
+
+
+A_CUDA = """
+#include <string.h>
+int cuInit(unsigned flags) { return 0; }
+int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
+int cuDeviceGetUuid_v2(char *uuid, int device) { memset(uuid, device ? 0xaa : 0xbb, 16); return 0; }
+"""
+
+
+def test_of_two_kinds_of_gpus_the_first_is_cudas_before_an_engine_runs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """NVML counts the slow one first. A promise is held against the machine before one is there."""
+    if (compiler := shutil.which("cc")) is None:
+        pytest.skip("no C compiler, to make a library of CUDA's")
+    (tmp_path / "cuda.c").write_text(A_CUDA)
+    made = [compiler, "-shared", "-fPIC", "-o", "libcuda.so.1", "cuda.c"]
+    subprocess.run(made, check=True, cwd=tmp_path)
+    slow, fast = (Card(f"GPU-{UUID(4 * mark)}", name=mark) for mark in ("aaaaaaaa", "bbbbbbbb"))
+    install(monkeypatch, slow, fast)
+    assert ThisMachine().device["name"] == "aaaaaaaa"  # no CUDA answers: as NVML counts
+    gpus._cuda_order.cache_clear()
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    machine = ThisMachine()
+    gpus._cuda_order.cache_clear()
+    assert machine.device["name"] == "bbbbbbbb"
 
 
 def test_under_mps_our_engine_is_a_client_and_the_server_is_nobody(

@@ -1,14 +1,18 @@
 """What NVML says of NVIDIA's GPUs, and which of them are ours.
 
-NVML counts GPUs in the order of the PCI bus, CUDA by speed: the first of one need not be the first
-of the other. A GPU is told by its UUID, and ours is one on which a process of ours runs.
+NVML counts GPUs in the order of the PCI bus, CUDA by speed: where they differ, the first of one
+need not be the first of the other, and CUDA is asked. A GPU is told by its UUID, and ours is one on
+which a process of ours runs.
 """
 
 import asyncio
 import os
+import subprocess
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import pynvml
@@ -30,6 +34,20 @@ GIVEN_BACK_S = 30.0
 """How long the driver may take to free the memory of an engine that has ended."""
 
 _LOOK_S = 0.2
+
+_ASKS_CUDA = """
+import ctypes, uuid
+cuda, count, device = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_int()
+told = ctypes.create_string_buffer(16)
+failed = cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+for ordinal in range(count.value):
+    failed = failed or cuda.cuDeviceGet(ctypes.byref(device), ordinal)
+    failed = failed or cuda.cuDeviceGetUuid_v2(told, device)
+    print(uuid.UUID(bytes=told.raw))
+raise SystemExit(bool(failed))
+"""
+
+_CUDA_ANSWERS_S = 30.0
 
 _MPS_SERVER = "nvidia-cuda-mps-server"
 """Stands on every GPU for the processes that share it, and does nothing by itself."""
@@ -156,10 +174,15 @@ def _handles() -> list[Any]:
         pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
     ]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    instances = [one for gpu in whole for one in _instances(gpu)]
+    named = {str(pynvml.nvmlDeviceGetUUID(one)): one for one in (*whole, *instances)}
+    if len({_ask(pynvml.nvmlDeviceGetName, gpu) for gpu in whole}) > 1:
+        order = _cuda_order(tuple(named), listed, os.environ.get("CUDA_DEVICE_ORDER"))
+        if order is not None:
+            bare = {uuid.partition("-")[2]: one for uuid, one in named.items()}
+            return [bare[uuid] for uuid in order if uuid in bare]
     if listed is None:
         return [(_instances(gpu) or [gpu])[0] for gpu in whole]
-    instances = [one for gpu in whole for one in _instances(gpu)]
-    named = {pynvml.nvmlDeviceGetUUID(one): one for one in (*whole, *instances)}
     handles = []
     for name in filter(None, (part.strip() for part in listed.split(","))):
         # CUDA too takes the beginning of a UUID, and stops at the first name that is none.
@@ -171,6 +194,20 @@ def _handles() -> list[Any]:
             break
         handles += found
     return handles
+
+
+@cache
+def _cuda_order(*_what_decides_it: object) -> Sequence[str] | None:
+    """Return the UUIDs, without their kind, of the GPUs that CUDA sees, in its order; None where it
+    does not answer. Asked by another process: one that has started CUDA cannot be forked."""
+    asking = [sys.executable, "-I", "-S", "-c", _ASKS_CUDA]
+    try:
+        told = subprocess.run(  # noqa: S603 - Python itself
+            asking, capture_output=True, check=True, text=True, timeout=_CUDA_ANSWERS_S
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return told.stdout.split()
 
 
 def _instances(gpu: Any) -> list[Any]:  # noqa: ANN401 - an NVML handle

@@ -54,10 +54,20 @@ class Columns:
     def __len__(self) -> int:
         return len(self.arrival_s)
 
+    def of_served(self, column: NDArray[Any]) -> NDArray[Any]:
+        """Return that part of one of the columns that is of requests which were served."""
+        return column if self.served.all() else column[self.served]
+
     def tokens(self) -> Ints:
         """Return what each request asks of an engine: prompt tokens and all sequences' outputs."""
         asked: Ints = np.add(self.input_length, self.outputs(), dtype=np.int64)
         return asked if self.served.all() else np.where(self.served, asked, 0)
+
+    def tokens_before(self) -> Ints:
+        """Return what all earlier requests together ask for, and at the end what all do."""
+        before = np.zeros(len(self) + 1, np.int64)
+        np.cumsum(self.tokens(), out=before[1:])
+        return before
 
     def outputs(self) -> NDArray[Any]:
         """Return the output tokens of all sequences of each request."""
@@ -90,9 +100,11 @@ def columns_of_batches(
     columns = _collect(map(_of_rows, batches), block_size)
     arrival_s = columns.arrival_s  # in ms so far
     origin_ms = float(arrival_s[0]) if absolute else 0.0
-    arrival_s -= origin_ms
-    np.round(arrival_s, DECIMALS_MS, out=arrival_s)
-    arrival_s /= 1000
+    for begin in range(0, len(arrival_s), BATCH_ROWS):  # so many stay in a core's cache
+        some = arrival_s[begin : begin + BATCH_ROWS]
+        some -= origin_ms
+        np.round(some, DECIMALS_MS, out=some)
+        some /= 1000
     return columns, origin_ms
 
 
@@ -182,8 +194,9 @@ def _collect(batches: Iterable[_Some], block_size: int) -> Columns:
             blocks.add(_full_blocks(batch.hash_ids, batch.arrays["input_length"], block_size))
     assert parts, "a trace has at least one request"
     arrays = {name: column.array() for name, column in parts.items()}
-    if np.any(np.diff(arrays["arrival_s"]) < 0):
-        order = np.argsort(arrays["arrival_s"], kind="stable")
+    arrival_s = arrays["arrival_s"]
+    if (arrival_s[1:] < arrival_s[:-1]).any():
+        order = np.argsort(arrival_s, kind="stable")
         for name in arrays:
             arrays[name] = arrays[name][order]
     repeats = blocks.repeats()

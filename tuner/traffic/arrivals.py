@@ -1,17 +1,19 @@
 """Describe arrivals: rate, burstiness, the clock's grid, the busiest time. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tuner.trace.columns import Floats, columns_of
+from tuner.trace.columns import Floats, Ints, columns_of
 from tuner.trace.trace import TraceRequest
 
 MIN_TICKS = 10
 """Fewer distinct times say nothing of a grid: any two are on one."""
 
 MIN_BINS = 10
+FULL = 16
+"""Arrivals a bin from which on it takes less time to look for the edges of bins."""
 
 ON_GRID = 0.95
 """Share of the distinct times that must be on the grid; clocks jitter and jump."""
@@ -50,7 +52,11 @@ def arrival_rate_rps(arrival_s: Floats) -> float | None:
 def interarrival_cv(arrival_s: Floats) -> float | None:
     """Return standard deviation ÷ mean of the gaps: 1 for Poisson arrivals, more for bursts."""
     gaps_s = np.diff(arrival_s)
-    return float(gaps_s.std() / gaps_s.mean()) if gaps_s.any() else None
+    if not (mean_s := duration_s(arrival_s) / max(1, len(gaps_s))):
+        return None
+    gaps_s -= mean_s
+    gaps_s *= gaps_s
+    return float(np.sqrt(gaps_s.mean())) / mean_s
 
 
 def tick_ms(arrival_s: Floats) -> float | None:
@@ -83,45 +89,49 @@ def dispersion(arrival_s: Floats, bin_s: float) -> float | None:
     Unlike the CV of the gaps it says at which time scale traffic is bursty. None for a trace of
     fewer than MIN_BINS whole bins.
     """
-    bins = ((arrival_s - arrival_s[0]) / bin_s).astype(np.int64)
-    whole = int(bins[-1])
+    whole = int(duration_s(arrival_s) / bin_s)
     if whole < MIN_BINS:
         return None
-    before = int(np.searchsorted(bins, whole))
-    firsts = np.flatnonzero(bins[1:before] != bins[: before - 1]) + 1  # the empty need no memory
-    counts = np.diff(firsts, prepend=0, append=before).astype(np.float64)
-    mean = before / whole
+    if whole * FULL < len(arrival_s):
+        bins = np.arange(whole + 1)
+    else:  # the empty need no memory
+        bins = ((arrival_s - arrival_s[0]) / bin_s).astype(np.int64)
+        bins = bins[np.flatnonzero(np.diff(bins, prepend=-1))]
+    before = np.searchsorted(arrival_s, arrival_s[0] + bins * bin_s)
+    counts = np.diff(before).astype(np.float64)
+    mean = float(before[-1]) / whole
     return float((counts**2).sum() / whole - mean**2) / mean
 
 
 def same_time_share(arrival_s: Floats) -> float:
     """Return the share of the requests that arrive at the very time of the one before."""
-    return float((np.diff(arrival_s) == 0).sum() / len(arrival_s))
+    return int(np.count_nonzero(arrival_s[1:] == arrival_s[:-1])) / len(arrival_s)
 
 
 def peak_arrivals(arrival_s: Floats, window_s: float) -> int:
     """Return the most arrivals in any ``window_s`` seconds."""
-    first, last = _fullest(arrival_s, np.arange(len(arrival_s) + 1), window_s)
+    first, last = _fullest(arrival_s, lambda places: places, window_s)
     return last - first
 
 
-def _fullest(arrival_s: Floats, before: NDArray[np.int64], window_s: float) -> tuple[int, int]:
+def _fullest(arrival_s: Floats, before: Callable[[Ints], Ints], window_s: float) -> tuple[int, int]:
     """Return [first, last) of the arrivals within ``window_s`` seconds that weigh most, of equals
-    the first; ``before`` is what all earlier ones weigh.
+    the first; ``before`` says what all earlier ones weigh.
 
     Every STRIDE-th start is looked at, then those between two of which there may be more.
     """
     starts = np.arange(0, len(arrival_s), STRIDE)
     ends = np.searchsorted(arrival_s, arrival_s[starts] + window_s, side="left")
-    most = (before[ends] - before[starts]).max()
-    could = before[np.append(ends[1:], len(arrival_s))] - before[starts] >= most
+    earlier = before(starts)
+    most = (before(ends) - earlier).max()
+    could = before(np.append(ends[1:], len(arrival_s))) - earlier >= most
     first = last = 0
     heaviest = -1
     for group in np.array_split(starts[could], 1 + int(could.sum()) * STRIDE // SAMPLE):
         begins = (group[:, None] + np.arange(STRIDE)).ravel()
         begins = begins[begins < len(arrival_s)]
         upto = np.searchsorted(arrival_s, arrival_s[begins] + window_s, side="left")
-        weights = before[upto] - before[begins]
+        weights = before(upto) - before(begins)
         at = int(weights.argmax())
         if weights[at] > heaviest:
             heaviest, first, last = weights[at], int(begins[at]), int(upto[at])
@@ -134,13 +144,12 @@ def busiest_window(requests: Sequence[TraceRequest], length_s: float) -> tuple[f
     Tokens are those of prompts and outputs of requests that were served. Of equals the first.
     """
     columns = columns_of(requests, block_size=1)
-    return busiest(columns.arrival_s, columns.tokens(), length_s)
+    return busiest(columns.arrival_s, columns.tokens_before(), length_s)
 
 
-def busiest(arrival_s: Floats, tokens: NDArray[np.int64], length_s: float) -> tuple[float, float]:
-    """``busiest_window`` on columns."""
-    before = np.concatenate([[0], np.cumsum(tokens)])
-    start_s = float(arrival_s[_fullest(arrival_s, before, length_s)[0]])
+def busiest(arrival_s: Floats, before: Ints, length_s: float) -> tuple[float, float]:
+    """``busiest_window`` on columns; ``before`` as in ``Columns.tokens_before``."""
+    start_s = float(arrival_s[_fullest(arrival_s, before.__getitem__, length_s)[0]])
     # A window that reaches past the end of the trace moves back: it would be idle there.
     latest_s = float(arrival_s[-1]) - length_s + 1e-6
     start_s = max(float(arrival_s[0]), min(start_s, latest_s))

@@ -103,11 +103,9 @@ def modelled_band(columns: Columns) -> dict[float, Held]:
 
 
 def _looked(columns: Columns) -> list[Held | None]:
-    begins_s, lengths = columns.arrival_s, columns.output_length
-    weight = columns.n if (columns.n != 1).any() else None
-    if not columns.served.all():
-        begins_s, lengths = begins_s[columns.served], lengths[columns.served]
-        weight = None if weight is None else weight[columns.served]
+    begins_s = columns.of_served(columns.arrival_s)
+    lengths = columns.of_served(columns.output_length)
+    weight = columns.of_served(columns.n) if (columns.n != 1).any() else None
     p99 = float(np.quantile(lengths[:: max(1, len(lengths) // TELLING)], 0.99))
     first_s, last_s = float(columns.arrival_s[0]), float(columns.arrival_s[-1])
     starts_s = {speed: _filled_s(first_s, last_s, p99 * speed) for speed in BAND_S_PER_TOKEN}
@@ -130,8 +128,8 @@ def _mostly_known(columns: Columns, *recorded: NDArray[Any]) -> bool:
     known = columns.served.copy()
     for times_s in recorded:
         known &= ~np.isnan(times_s)
-    served = int(columns.served.sum())
-    return served > 0 and int(known.sum()) >= KNOWN_ENDS * served
+    served = np.count_nonzero(columns.served)
+    return bool(served > 0 and np.count_nonzero(known) >= KNOWN_ENDS * served)
 
 
 def _filled(columns: Columns, durations_s: Floats) -> tuple[float, float]:

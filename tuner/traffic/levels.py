@@ -159,13 +159,16 @@ def look_held(
         return [None] * len(starts_s)
     seen = np.zeros((1 + len(starts_s), LOOKS + 1))
     for first in range(0, len(begins_s), CHUNK):
-        begin_s, lasts = begins_s[first : first + CHUNK], each[first : first + CHUNK]
+        begins = (begins_s[first : first + CHUNK] - first_s) / apart_s
+        lasts = each[first : first + CHUNK] / apart_s
         some = None if weight is None else weight[first : first + CHUNK]
+        least = min(math.ceil(begins[0]), LOOKS)  # they lie near each other, as requests come
+        begins -= least
         for row, factor in enumerate((0.0, *starts_s)):
-            looks = np.ceil((begin_s + lasts * factor - first_s) / apart_s)
-            places = np.clip(looks, 0, LOOKS, out=looks).astype(np.int64)
-            least = int(places.min())  # they lie near each other, as requests come
-            more = np.bincount(places - least, some)
+            looks = lasts * factor
+            looks += begins
+            np.minimum(np.ceil(looks, out=looks), LOOKS - least, out=looks)
+            more = np.bincount(looks.astype(np.int64), some)
             seen[row, least : least + len(more)] += more
     begun, *ended = np.cumsum(seen[:, :LOOKS], axis=1)
     return [
@@ -175,10 +178,10 @@ def look_held(
 
 
 def _seen(levels: Floats, first: int, apart_s: float) -> Held | None:
-    found = _Sum()
-    found.add(levels[first:].astype(np.int64), np.full(len(levels[first:]), apart_s))
-    held = found.held()
-    return held if len(held.level) else None
+    if first >= len(levels):
+        return None
+    level, times = np.unique(levels[first:].astype(np.int64), return_counts=True)
+    return Held(level, times * np.float64(apart_s))
 
 
 class _Sum:

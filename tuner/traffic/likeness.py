@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tuner.trace.columns import Columns, Floats, Ints
+from tuner.traffic.arrivals import SAMPLE
 from tuner.traffic.levels import DENSE
 
 MIN_PARTS = 2.0
@@ -57,30 +58,29 @@ class Likeness:
 def likeness(columns: Columns, *, start_s: float, length_s: float) -> Likeness | None:
     """Return how [start_s, start_s + length_s) compares; None without a served request in it."""
     arrival_s, served = columns.arrival_s, columns.served
-    inside = (arrival_s >= start_s) & (arrival_s < start_s + length_s)
-    mine = inside & served
+    first, last = np.searchsorted(arrival_s, [start_s, start_s + length_s])
+    mine = slice(first, last)
     whole_s = float(arrival_s[-1] - arrival_s[0])
-    tokens = columns.tokens()
-    if not mine.any() or not whole_s:
+    size, of = (int(np.count_nonzero(each)) for each in (served[mine], served))
+    if not size or not whole_s:
         return None
-    size, of = int(mine.sum()), int(served.sum())
+    before = columns.tokens_before()
+    asked = int(before[last] - before[first])
     return Likeness(
         start_s=start_s,
         length_s=length_s,
-        requests=int(inside.sum()),
-        load=float(tokens[inside].sum()) / length_s / (float(tokens.sum()) / whole_s),
-        rank=_rank(columns, tokens, int(tokens[inside].sum()), length_s),
-        input_distance=_distance(columns.input_length[mine], columns.input_length[served]),
-        output_distance=_distance(columns.output_length[mine], columns.output_length[served]),
+        requests=int(last - first),
+        load=asked / length_s / (float(before[-1]) / whole_s),
+        rank=_rank(arrival_s, before, asked, length_s),
+        input_distance=_distance(columns, columns.input_length, mine),
+        output_distance=_distance(columns, columns.output_length, mine),
         # Of a sample from a finite whole; 1.36 is the 95 % point of Kolmogorov's distribution.
         distance_by_chance=1.36 * float(np.sqrt((of - size) / (of * size))),
     )
 
 
-def _rank(columns: Columns, tokens: Ints, asked: int, length_s: float) -> float:
+def _rank(arrival_s: Floats, before: Ints, asked: int, length_s: float) -> float:
     """Hold a part against those that begin at every twentieth of its length."""
-    arrival_s = columns.arrival_s
-    before = np.concatenate([[0], np.cumsum(tokens)])
     count = min(100_000, max(1, int((arrival_s[-1] - arrival_s[0] - length_s) / length_s * 20)))
     starts_s = np.linspace(arrival_s[0], max(arrival_s[0], arrival_s[-1] - length_s), count)
     ends = np.searchsorted(arrival_s, starts_s + length_s, side="left")
@@ -88,8 +88,9 @@ def _rank(columns: Columns, tokens: Ints, asked: int, length_s: float) -> float:
     return float(np.mean(before[ends] - before[begins] < asked))
 
 
-def _distance(part: NDArray[np.int32], whole: NDArray[np.int32]) -> float:
-    mine, all_ = counted(part), counted(whole)
+def _distance(columns: Columns, lengths: NDArray[np.int32], part: slice) -> float:
+    mine = counted(lengths[part][columns.served[part]])
+    all_ = counted(columns.of_served(lengths))
     return max(
         float(
             np.abs(
@@ -129,6 +130,8 @@ def counted(numbers: NDArray[Any]) -> Counted:
     """Count whole numbers from 0, of which there is one at least."""
     if int(numbers.max()) >= DENSE:
         return Counted(*np.unique_counts(numbers.astype(np.int64)))
-    times = np.bincount(numbers)
+    times = np.zeros(int(numbers.max()) + 1, np.int64)
+    for begin in range(0, len(numbers), SAMPLE):  # which are copied as integers of 64 bits
+        times += np.bincount(numbers[begin : begin + SAMPLE], minlength=len(times))
     there = np.flatnonzero(times)
     return Counted(there, times[there])

@@ -100,10 +100,10 @@ class TrafficSummary:
 
 def describe(columns: Columns) -> TrafficSummary:
     """Return what the trace says; ``columns`` has at least one request."""
-    arrival_s, served = columns.arrival_s, columns.served
+    arrival_s = columns.arrival_s
     lasted_s = duration_s(arrival_s)
     spread = {bin_s: dispersion(arrival_s, bin_s) for bin_s in DISPERSION_BINS_S}
-    tokens = int(columns.outputs()[served].sum(dtype=np.int64))
+    tokens = int(columns.of_served(columns.outputs()).sum(dtype=np.int64))
     prompt_tokens = int(columns.input_length.sum(dtype=np.int64))
     grain_s = _grain_s(columns.e2e_s)
     levels = recorded_levels(columns, grain_s=grain_s or 0.0)
@@ -112,7 +112,7 @@ def describe(columns: Columns) -> TrafficSummary:
     band = {speed: of for speed, held in seen.items() if (of := concurrency(held))}
     return TrafficSummary(
         requests=len(columns),
-        served=int(served.sum()),
+        served=int(np.count_nonzero(columns.served)),
         duration_s=lasted_s,
         arrival_rate_rps=arrival_rate_rps(arrival_s),
         interarrival_cv=interarrival_cv(arrival_s),
@@ -120,12 +120,12 @@ def describe(columns: Columns) -> TrafficSummary:
         tick_ms=tick_ms(arrival_s),
         same_time_share=same_time_share(arrival_s),
         peak_arrivals={window_s: peak_arrivals(arrival_s, window_s) for window_s in PEAK_WINDOWS_S},
-        input_tokens=_lengths(columns.input_length[served]),
-        output_tokens=_lengths(columns.output_length[served]),
+        input_tokens=_lengths(columns.of_served(columns.input_length)),
+        output_tokens=_lengths(columns.of_served(columns.output_length)),
         output_tokens_per_s=tokens / lasted_s if lasted_s else None,
         recorded=recorded,
         levels=levels,
-        running=concurrency(recorded_running(columns)),
+        running=concurrency(recorded_running(columns)) if recorded else None,
         littles_mean=_waited_s(columns) / lasted_s if recorded and lasted_s else None,
         band=band,
         prefix_share=None

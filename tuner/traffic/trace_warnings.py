@@ -4,6 +4,7 @@ import numpy as np
 
 from tuner.trace.columns import Columns
 from tuner.trace.formats.reading.header import TraceHeader
+from tuner.traffic.arrivals import SAMPLE
 from tuner.traffic.prompts import reuse_warning
 from tuner.traffic.summary import TrafficSummary
 
@@ -79,13 +80,17 @@ def _unit(columns: Columns, traffic: TrafficSummary, header: TraceHeader) -> str
 
 
 def _gap(columns: Columns, traffic: TrafficSummary) -> str | None:
-    gaps_s = np.diff(columns.arrival_s)
-    if len(gaps_s) < 2 or gaps_s.max() <= GAP_SHARE * traffic.duration_s:
-        return None
-    before = int(gaps_s.argmax()) + 1
+    arrival_s = columns.arrival_s
+    middle_s = (arrival_s[0] + arrival_s[-1]) / 2  # is within such a gap
+    before = int(np.searchsorted(arrival_s, middle_s, side="right"))
     after = len(columns) - before
+    if len(columns) < 3 or not after:
+        return None
+    gap_s = arrival_s[before] - arrival_s[before - 1]
+    if gap_s <= GAP_SHARE * traffic.duration_s:
+        return None
     return (
-        f"{gaps_s[before - 1] / traffic.duration_s:.2%} of the time is one gap, with {before:,} "
+        f"{gap_s / traffic.duration_s:.2%} of the time is one gap, with {before:,} "
         f"requests before it and {after:,} after: a wrong stamp, or two traces in one; take the "
         f"part that is traffic with tuner trace cut --window START+LEN"
     )
@@ -124,7 +129,8 @@ def _size(traffic: TrafficSummary) -> str | None:
 
 
 def _uniform(columns: Columns, traffic: TrafficSummary) -> str | None:
-    lengths = columns.output_length[columns.served]
+    lengths = columns.of_served(columns.output_length)
+    lengths = lengths[:: max(1, len(lengths) // SAMPLE)]
     if len(lengths) < FEW_REQUESTS or lengths.std() > UNIFORM_SPREAD * lengths.mean():
         return None
     assert traffic.output_tokens is not None

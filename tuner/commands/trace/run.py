@@ -229,7 +229,7 @@ def _likeness(columns: Columns, start_and_length: tuple[float, float], place: st
 
 def _busiest(columns: Columns, part: CutOptions) -> tuple[float, float]:
     length_s = parse_duration_s(part.length or BUSIEST, option="--length")
-    start_s, _ = busiest(columns.arrival_s, columns.tokens(), length_s)
+    start_s, _ = busiest(columns.arrival_s, columns.tokens_before(), length_s)
     return start_s, length_s
 
 

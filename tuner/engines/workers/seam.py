@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tuner.engines.seam import Engine
-from tuner.engines.server.start import Reading
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +35,12 @@ class Testbed(Protocol):
     Every engine that it starts has the whole device to itself. All may raise EngineError.
     """
 
-    reading: Reading
-    """How the engines that batch continuously are asked."""
+    async def in_time(
+        self, work: Callable[[], Awaitable[None]], *, warn: Callable[[str], None]
+    ) -> None:
+        """Measure; once more, and from then on with engines that batch continuously asked through
+        a process of its own, where outputs are read too late."""
+        ...
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         """Start an engine that batches continuously, with the base's other arguments or the

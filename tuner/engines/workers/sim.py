@@ -38,11 +38,12 @@ class SimTestbed:
         """``profile`` holds its engine arguments; empty without one."""
         self._starter, self._world = starter, world
         self._profile = {name: profile[name] for name in VARIABLE if name in profile}
-        self._queue_size, self.reading = queue_size, Reading()
+        self._queue_size, self._reading = queue_size, Reading()
+        self.in_time = self._reading.in_time
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         starter = self._starter.varied(self._profile) if of_profile else self._starter
-        return await self.reading.starts(starter).start(max_num_seqs=max_num_seqs)
+        return await self._reading.starts(starter).start(max_num_seqs=max_num_seqs)
 
     async def served(self, *, max_num_seqs: int) -> Engine:
         raise EngineError(

@@ -55,11 +55,12 @@ class VllmTestbed:
         self._profile = None
         if profile is not None:
             self._profile = VllmStarter(profile, log=log, sampling=sampling)
-        self._queue_size, self._log, self.reading = queue_size, log, Reading()
+        self._queue_size, self._log, self._reading = queue_size, log, Reading()
+        self.in_time = self._reading.in_time
 
     async def continuous(self, *, max_num_seqs: int, of_profile: bool = False) -> Engine:
         starter = self._profile if of_profile and self._profile is not None else self._base
-        return await self.reading.starts(starter).start(max_num_seqs=max_num_seqs)
+        return await self._reading.starts(starter).start(max_num_seqs=max_num_seqs)
 
     async def served(self, *, max_num_seqs: int) -> Engine:
         return await ServerStarter.like(self._base).start(max_num_seqs=max_num_seqs)

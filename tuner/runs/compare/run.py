@@ -101,7 +101,7 @@ class Comparison:
                 )
                 return
             for approach in self.order(block):
-                await self.testbed.reading.in_time(
+                await self.testbed.in_time(
                     partial(self.session, approach, setup, block), warn=self.warn
                 )
             taken_s = max(taken_s, self.comparing.block_s(block))

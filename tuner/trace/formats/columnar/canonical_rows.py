@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any, get_args
 
 import numpy as np
@@ -74,7 +75,8 @@ class CanonicalReader:
     def again(self, only: Collection[int]) -> Iterator[Batch]:
         """Yield the rows of some blocks once more, and count nothing."""
         self.lines = self.lines.again()
-        for block_number, (first, block) in enumerate(self.lines.blocks()):
+        needed = islice(self.lines.blocks(), max(only, default=-1) + 1)
+        for block_number, (first, block) in enumerate(needed):
             if block_number in only:
                 yield from self._numbered(block_number, first, block)
 

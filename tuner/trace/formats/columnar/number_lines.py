@@ -37,16 +37,17 @@ def numbers_in(
     if not {*needed} <= {*names} <= fractions.keys() or len({*names}) < len(names):
         return None
     marks = [b'%s"%s":' % (b"," if place else b"{", key) for place, key in enumerate(keys)]
-    text = np.frombuffer(block, np.uint8)
-    found = np.empty((len(keys), int(np.count_nonzero(text == _LINE_END)) + 1))
-    whole = _read(
-        text,
+    mark_ends = np.cumsum([len(mark) for mark in marks])
+    shortest = mark_ends[-1] + len(keys)  # of all lines that can be here
+    found = np.empty((len(keys), len(block) // shortest + 1))
+    lines = _read(
+        np.frombuffer(block, np.uint8),
         np.frombuffer(b"".join(marks), np.uint8),
-        np.cumsum([len(mark) for mark in marks]),
+        mark_ends,
         np.array([fractions[name] for name in names]),
         found,
     )
-    return dict(zip(names, found, strict=True)) if whole else None
+    return dict(zip(names, found[:, :lines], strict=True)) if lines else None
 
 
 @compiled
@@ -56,20 +57,21 @@ def _read(  # noqa: C901, PLR0911, PLR0912 - one step after another, in one loop
     mark_ends: NDArray[np.int64],
     fractions: NDArray[np.bool_],
     found: NDArray[np.float64],
-) -> bool:
-    """Fill in the numbers of each line, one row of ``found`` a key; whether there is nothing else.
+) -> int:
+    """Fill in the numbers of each line, one row of ``found`` a key; return how many lines there
+    are, 0 where there is anything else.
 
     ``marks`` are what stands before each number, one behind the other.
     """
-    size, at = len(text), 0
-    for line in range(found.shape[1]):
+    size, at, line = len(text), 0, 0
+    while True:
         mark = 0
         for key in range(found.shape[0]):
             if at + mark_ends[key] - mark >= size:
-                return False
+                return 0
             while mark < mark_ends[key]:
                 if text[at] != marks[mark]:
-                    return False
+                    return 0
                 mark += 1
                 at += 1
             begin, number, behind = at, np.int64(0), 0
@@ -78,7 +80,7 @@ def _read(  # noqa: C901, PLR0911, PLR0912 - one step after another, in one loop
                 at += 1
             digits = at - begin
             if digits == 0 or (digits > 1 and text[begin] == _ZERO):
-                return False
+                return 0
             if fractions[key] and at < size and text[at] == _DOT:
                 at += 1
                 while at < size and _ZERO <= text[at] <= _NINE:
@@ -86,15 +88,16 @@ def _read(  # noqa: C901, PLR0911, PLR0912 - one step after another, in one loop
                     at += 1
                     behind += 1
                 if behind == 0:
-                    return False
+                    return 0
             if digits + behind > MOST_DIGITS or number > EXACT:
-                return False
+                return 0
             found[key, line] = number / _POWERS[behind]
         if at >= size or text[at] != _CLOSE:
-            return False
+            return 0
         at += 1
-        if line + 1 < found.shape[1]:
-            if at >= size or text[at] != _LINE_END:
-                return False
-            at += 1
-    return at == size
+        line += 1
+        if at == size:
+            return line
+        if text[at] != _LINE_END:
+            return 0
+        at += 1
