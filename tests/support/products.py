@@ -101,6 +101,32 @@ TEXTS: dict[str, str | bytes] = {
             "completion_tokens": str(one.output), "duration": str(one.took_s),
         }}
     ),
+    "Splunk, with its own fields": table(
+        ("_raw", "_time", "date_hour", "date_mday", "date_minute", "date_second", "date_wday",
+         "host", "linecount", "source", "timestamp", "timeendpos", "timestartpos",
+         "usage.prompt_tokens", "usage.completion_tokens", "response_time"),
+        lambda one: (json.dumps(usage(one)), iso(one.start)[:-1] + "+0000", 10, 21, 0,
+                     one.start.second, "saturday", "gw-1", 1, "/var/log", "none", 60, 10,
+                     one.prompt, one.output, one.took_s),
+        quoted=True,
+    ),
+    "Loki, API": json.dumps(
+        {"status": "success", "data": {"resultType": "streams", "stats": {}, "result": [
+            {"stream": {"app": app, "level": "info"}, "values": [
+                [str(ms(one.start) * 10**6),
+                 json.dumps({**usage(one), "duration_ms": took_ms(one)})]
+                for one in some
+            ]}
+            for app, some in (("a", REQUESTS[:5]), ("b", REQUESTS[5:]))
+        ]}}
+    ),
+    "Portkey": lines(
+        lambda one: {
+            "id": "x", "created_at": iso(one.start), "ai_model": "m", "req_units": one.prompt,
+            "res_units": one.output, "total_units": one.prompt + one.output, "cost": 0.1,
+            "response_time": took_ms(one), "response_status_code": 200, "cache_status": "DISABLED",
+        }
+    ),
     "Docker": lines(
         lambda one: {
             "log": json.dumps({"start_time": iso(one.start), **usage(one),
@@ -377,6 +403,7 @@ WITH_ENDS = frozenset(
         *("a console in Chinese", "Groq", "Higress", "APISIX", "Braintrust", "Weave", "Phoenix"),
         *("OpenAI, responses API", "Go's times", "Python's logging, Java's durations"),
         *("with their units", "Claude Code", "Vercel", "TGI", "nginx, CSV"),
-        *("OpenTelemetry in ClickHouse", "a queue of jobs"),
+        *("OpenTelemetry in ClickHouse", "a queue of jobs", "Splunk, with its own fields"),
+        *("Loki, API", "Portkey"),
     }
 )

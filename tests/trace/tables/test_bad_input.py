@@ -127,8 +127,8 @@ def test_a_column_half_in_seconds_and_half_in_milliseconds_is_refused(tmp_path: 
 
 
 def test_a_column_of_ids_is_never_guessed_to_hold_tokens(tmp_path: Path) -> None:
-    found = refusal(tmp_path / "t", "id,created_at,req_units,res_units\n7,2026-11-21,60,5\n")
-    assert "input_length=req_units,output_length=res_units" in found.hint
+    found = refusal(tmp_path / "t", "id,created_at,req_u,res_u\n7,2026-11-21,60,5\n")
+    assert "input_length=req_u,output_length=res_u" in found.hint
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,21 @@ def test_an_hour_that_is_there_twice_is_refused(tmp_path: Path) -> None:
 def test_times_of_day_that_pass_midnight_are_refused(tmp_path: Path) -> None:
     assert len(opened(tmp_path / "t", HEAD + "10:00:01,1,5\n10:00:00,1,5\n")[0]) == 2
     found = refusal(tmp_path / "t", HEAD + "23:59:59,1,5\n00:00:01,1,5\n")
-    assert "from line 1 on, 'ts' passes midnight, and no column says which day" in str(found)
+    assert "from line 1 on, 'ts' goes back as if it passed midnight, and no column" in str(found)
+
+
+@pytest.mark.parametrize("newest_first", [False, True])
+def test_a_quiet_day_passes_no_midnight_and_a_quiet_night_does(
+    tmp_path: Path, newest_first: bool
+) -> None:
+    def table(*times: str) -> str:
+        ordered = times[::-1] if newest_first else times
+        return HEAD + "".join(f"{time},1,5\n" for time in ordered)
+
+    day = ("06:00:00", "06:00:01", "06:00:02", "19:30:00", "19:30:01")
+    assert len(opened(tmp_path / "t", table(*day))[0]) == 5
+    nights = ("19:00:00", "19:00:01", "19:00:02", "09:00:00", "09:00:01")
+    assert "passed midnight" in str(refusal(tmp_path / "t", table(*nights)))
 
 
 def test_a_failed_request_needs_no_lengths_and_is_not_served(tmp_path: Path) -> None:
@@ -536,6 +550,35 @@ def test_what_a_cache_answered_is_dropped_by_name(tmp_path: Path, packed: bool) 
     rows, tally = opened(path, path.read_bytes())
     assert [row.timestamp % 10_000 for row in rows] == [0, 3000]
     assert (tally.dropped, tally.first_column) == ({"cache_hit": 2}, {"cache_hit": "cache_status"})
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["csv", "parquet"])
+def test_a_link_that_sums_up_calls_is_dropped_by_name(tmp_path: Path, packed: bool) -> None:
+    path, times = tmp_path / "t", [f"2026-11-21 10:00:0{second}" for second in range(4)]
+    kinds = ["chain", "llm", "llm", "tool"]
+    table = pa.table({"ts": times, "tokens_in": [6, 3, 3, 6], "tokens_out": [5] * 4})
+    table = table.append_column("run_type", [kinds])
+    (parquet.write_table if packed else csv.write_csv)(table, path)
+    rows, tally = opened(path, path.read_bytes())
+    assert [row.input_length for row in rows] == [3, 3]
+    assert tally.dropped == {"not_generation": 2}
+    assert tally.first_column == {"not_generation": "run_type"}
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_better_heading_with_two_readings_is_refused_wherever_it_stands(
+    tmp_path: Path, order: int
+) -> None:
+    columns = {"created_at": "05/10/2026", "start_time": "06/10/2026", "ts": "2026-11-21"}
+    names = [*columns][::order]
+    text = ",".join([*names, "tokens_in,tokens_out"]) + "\n"
+    text += "".join(",".join([*(columns[name] for name in names), f"{n},5"]) + "\n" for n in (1, 2))
+    assert "start_time: 06/10/2026 may have the day first" in str(refusal(tmp_path / "t", text))
+
+
+def test_counts_in_thousands_are_no_counts(tmp_path: Path) -> None:
+    text = "ts,Input tokens (k),Output tokens\n2026-11-21 10:00:00,3,5\n"
+    assert "no column for input_length" in str(refusal(tmp_path / "t", text))
 
 
 def test_counts_that_are_cached_say_nothing_of_a_hit(tmp_path: Path) -> None:

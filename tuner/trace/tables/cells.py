@@ -298,3 +298,21 @@ def from_cache(value: object) -> bool | None:
         return True
     no = ("false", "no", "0", "miss", "disabled", "bypass", "refresh", "dynamic", "expired")
     return False if text in no or text.endswith((" miss", "_miss")) or is_empty(value) else None
+
+
+LINKS = frozenset(
+    {
+        *("chain", "agent", "tool", "retriever", "retrieval", "workflow", "task", "parser"),
+        *("prompt", "guardrail", "reranker", "embedding", "evaluator"),
+    }
+)
+"""What stands above or beside the calls of a model where each call is a row."""
+
+
+def is_link(kind: object) -> bool:
+    """Whether a row of a trace of calls is none of a model, though it may sum up their tokens.
+
+    >>> is_link("chain"), is_link("SpanKind.AGENT"), is_link("llm"), is_link(None)
+    (True, True, False, False)
+    """
+    return str(kind).rpartition(".")[2].strip().lower() in LINKS

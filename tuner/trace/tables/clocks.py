@@ -234,7 +234,7 @@ def clock_of_numbers(
     if asked in NANOSECONDS:
         return ColumnClock(asked, dated=bool(fits[asked]), why=f"in {NAMES[asked]}, as you say")
     if len(fits[unit]) >= MOSTLY * len(values):
-        first = f"{fits[unit][0]:.17g}"
+        first = str(fits[unit][0]).removesuffix(".0")
         if heading is not None and heading != unit:
             return TwoReadings(
                 f"{first} is a time since 1970 in {NAMES[unit]}, and the heading says "

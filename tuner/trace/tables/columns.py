@@ -4,7 +4,7 @@ A reading by columns must give what a reading by rows would: it is tried on the 
 where it differs, or a table is written so that Arrow cannot read it, all goes row by row.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from tuner.trace.formats.columnar.arrow import BREAKS, csv_table, floats, ints, 
 from tuner.trace.formats.columnar.batch import ABSENT, Batch, Floats, Ints, Names
 from tuner.trace.formats.reading.record import MAX_MS, MAX_TOKENS, SERVED, Row
 from tuner.trace.formats.reading.scalars import flag
-from tuner.trace.tables.cells import Counts, Spans, error_in, from_cache, status_in
+from tuner.trace.tables.cells import Counts, Spans, error_in, from_cache, is_link, status_in
 from tuner.trace.tables.clocks import FROM_S, NANOSECONDS, TO_S, ColumnClock
 from tuner.trace.tables.headings import Role, Unit
 from tuner.trace.tables.plan import Column, Shape, TablePlan
@@ -82,6 +82,8 @@ class Columnar:
             return pa.float64()
         if isinstance(reader, ColumnClock) and reader.unit is not None:
             return pa.int64() if reader.unit == "ns" else pa.float64()
+        if isinstance(reader, ColumnClock) and not reader.zoned and reader.order == "ymd":
+            return pa.timestamp("ns")  # a zone may be written as Arrow does not read it
         return pa.string()
 
     def _has_mixed_keys(self) -> bool:
@@ -165,13 +167,18 @@ class _Block:
         return Batch(times, counts, named), self.dirty
 
     def _find_no_requests(self) -> None:
-        """Mark rows that sum up several requests, and those that a cache answered."""
+        """Mark rows that sum up several requests, and those that no model answered."""
         if (requests := self._counts("requests")) is not None:
             self.dirty |= (requests != 1) & (requests != ABSENT)
-        if (column := self.plan.columns.get("cache_hit")) is not None:
-            coded, values = names(pc.cast(self._raw(column), pa.string()))
-            hits = [from_cache(value) is True for value in values]
-            self.dirty |= np.array([*hits, False], np.bool_)[coded]
+        tells: dict[Role, Callable[[object], bool | None]] = {
+            "cache_hit": from_cache,
+            "kind": is_link,
+        }
+        for role, is_none in tells.items():
+            if (column := self.plan.columns.get(role)) is not None:
+                coded, values = names(pc.cast(self._raw(column), pa.string()))
+                dirty = [is_none(value) is True for value in values]
+                self.dirty |= np.array([*dirty, False], np.bool_)[coded]
 
     def _at(self, place: int) -> Any:  # noqa: ANN401 - Arrow's
         return self.table[place] if isinstance(self.table, dict) else self.table.column(str(place))

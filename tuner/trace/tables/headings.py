@@ -36,10 +36,12 @@ Role = Literal[
     "requests",
     "num_images",
     "cache_hit",
+    "kind",
 ]
 """What a column can be. ``end`` and ``first_token`` are times, ``duration``, ``ttft`` and ``queue``
 spans of time; ``requests`` says how many requests a row sums up; ``day`` is the date beside a time
-of day; ``cache_hit`` says whether a gateway answered, and no server."""
+of day; ``cache_hit`` says whether a gateway answered, and no server; ``kind`` whether a row is a
+call of a model, or a link that sums up several."""
 
 ROLES: tuple[Role, ...] = get_args(Role)
 
@@ -90,7 +92,7 @@ NOT_A_COUNT = frozenset(
         *("reasoning", "thinking", "audio", "image", "images", "video", "text", "tool", "accepted"),
         *("rejected", "prediction", "max", "maximum", "min", "limit", "budget", "remaining"),
         *("id", "ids", "hash", "char", "chars", "character", "characters", "bytes", "words"),
-        *("file", "url", "uncached"),
+        *("file", "url", "uncached", "k", "thousand", "thousands", "million", "millions"),
         *("time", "latency", "duration", "avg", "average", "mean", "median", "throughput"),
         *("window", "cumulative", "embedding", "details", "billed", "truncated", "left"),
     }
@@ -202,7 +204,10 @@ WHOLE: dict[Role, frozenset[str]] = {
         {"cache hit", "cached", "is cached", "cache status", "from cache", "served from cache",
          "cached response", "cache result"}
     ),
+    "kind": frozenset({"kind", "run type", "span kind", "openinference span kind"}),
     "num_images": frozenset({"num images", "images", "image count", "n images"}),
+    "input_length": frozenset({"req units"}),  # Portkey's tokens
+    "output_length": frozenset({"res units"}),
     "requests": frozenset(
         {"requests", "request count", "num requests", "n requests", "requests count",
          "number of requests", "num model requests", "total requests", "calls", "call count"}

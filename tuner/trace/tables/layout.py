@@ -156,8 +156,10 @@ class _Planner:
                     relative = isinstance(reader, ColumnClock) and not reader.dated
                     odd = RELATIVE * relative + SAYS_NOTHING * self._says_nothing(role, place)
                     fitting.append((meaning.rank + odd, column))
-        if problems and not any(rank <= problems[0][0] for rank, _ in fitting):
-            raise min(problems, key=lambda one: one[0])[1]
+        if problems:
+            least, first = min(problems, key=lambda one: one[0])
+            if not any(rank <= least for rank, _ in fitting):
+                raise first
         if role == "end":
             fitting = [(rank, column) for rank, column in fitting if rank < SAYS_NOTHING]
         if fitting:
@@ -220,8 +222,10 @@ class _Planner:
         numbers = [n for one in known if (n := as_number(one, decimal[0])) is not None]
         found: ColumnClock | TwoReadings | None
         if len(numbers) > USABLE * len(known) and not all(map(COMPACT.fullmatch, texts)):
+            if role == "day":
+                return None  # a number of a day or an hour
             self._refuse_odd_numbers(place, known, decimal)
-            found = clock_of_numbers(numbers, heading=unit, asked=asked if role != "day" else None)
+            found = clock_of_numbers(numbers, heading=unit, asked=asked)
             if isinstance(found, ColumnClock):
                 found = replace(found, decimal=decimal)
         else:

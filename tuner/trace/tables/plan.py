@@ -1,7 +1,7 @@
 """The shape of a table, the plan to read it by, and the refusal where there is none. Pure."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -70,12 +70,13 @@ class Shape:
         )
         return replace(self, headings=(*self.headings, *inside), sample=sample, inside=inside)
 
-    def with_inside(self, cells: Sequence[Any]) -> Sequence[Any]:
-        """Return the cells of a row, and what stands within them."""
+    def with_inside(self, cells: Sequence[Any], wanted: Collection[int]) -> Sequence[Any]:
+        """Return the cells of a row, and what stands within them at the places that are wanted."""
         if not self.inside:
             return cells
         held = dict(zip(self.headings, cells, strict=False))
-        return [*cells, *(at(held, path) for path in self.inside)]
+        inside = enumerate(self.inside, self.width)
+        return [*cells, *(at(held, path) if place in wanted else None for place, path in inside)]
 
 
 @dataclass(frozen=True, slots=True)

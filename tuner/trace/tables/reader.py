@@ -30,7 +30,8 @@ from tuner.trace.tables.shape import FOOTER, TYPES, is_drawn, planned, records, 
 SET_BACK_MS = (20 * 60_000.0, 75 * 60_000.0)
 """How far times go back where clocks are set back by an hour, with the gap between two rows."""
 
-HALF_A_DAY_MS = 12 * 3_600_000.0
+AN_HOUR_MS = 3_600_000.0
+"""Rows that are written when a request ends are less out of order."""
 
 SUNDAY, NIGHT_HOURS, MONTHS_SET_BACK = 6, (0, 4), (3, 4, 9, 10, 11)
 """When clocks are set back, all over the world."""
@@ -58,7 +59,8 @@ class TableReader:
     def again(self, only: Collection[int]) -> Iterator[Batch]:
         """Yield the rows of some blocks once more, and count nothing."""
         self.lines = self.lines.again()
-        for block_number, (first, block) in enumerate(self._blocks()):
+        needed = islice(self._blocks(), max(only, default=-1) + 1)
+        for block_number, (first, block) in enumerate(needed):
             if block_number in only:
                 for batch in self._read(first, block):
                     yield replace(batch, block=block_number)
@@ -149,7 +151,7 @@ class TableReader:
                 at_end = place == self.lines.unterminated
                 self.lines.tally.drop("truncated" if at_end else "malformed", place)
                 continue
-            yield from self.converted(self.shape.with_inside(cells), place)
+            yield from self.converted(self.shape.with_inside(cells, self.columnar.wanted), place)
 
     def _counts(self, number: int, line: bytes) -> bool:
         """Whether a line is part of a row: not blank, not drawn, not too long."""
@@ -204,24 +206,27 @@ class TableReader:
         clock = None if column is None else column.reader
         if column is None or not isinstance(clock, ColumnClock):
             return batch
+        is_time = clock.order == "time"
         is_local = clock.unit is None and clock.dated and not clock.zoned
-        if not is_local and clock.order != "time":
+        if not is_local and not is_time:
             return batch
         times_ms = np.concatenate(
             [[self.last_ms or batch.times["timestamp"][0]], batch.times["timestamp"]]
         )
         self.last_ms = float(times_ms[-1])
         steps_ms = np.diff(times_ms)
-        if clock.order == "time":
-            if (np.abs(steps_ms) >= HALF_A_DAY_MS).any():
+        telling_ms = steps_ms[np.abs(steps_ms) < AN_HOUR_MS] if is_time else steps_ms
+        forward = int(np.sign(telling_ms).sum())
+        newest_first = forward < 0
+        back_ms = steps_ms if newest_first else -steps_ms
+        if is_time:
+            if (back_ms if forward else np.abs(back_ms)).max() >= AN_HOUR_MS:
                 raise TraceError(
-                    f"{self.lines.place}: from line {first} on, {column.heading!r} passes midnight,"
-                    " and no column says which day it is",
-                    hint="Export the date too; or cut the file there.",
+                    f"{self.lines.place}: from line {first} on, {column.heading!r} goes back as if "
+                    "it passed midnight, and no column says which day it is",
+                    hint="Export the date too; or sort the rows, if all are of one day.",
                 )
             return batch
-        newest_first = bool((steps_ms < 0).sum() > (steps_ms > 0).sum())
-        back_ms = steps_ms if newest_first else -steps_ms
         for place in np.flatnonzero(
             (back_ms >= SET_BACK_MS[0]) & (back_ms <= SET_BACK_MS[1])
         ).tolist():
@@ -263,7 +268,7 @@ class _ArrowReader:
     def __init__(self, lines: TraceFile, file: ArrowFile, shape: Shape, plan: TablePlan) -> None:
         self.lines, self.file, self.shape, self.plan = lines, file, shape, plan
         self.reader = TableReader(lines, shape, plan)
-        used = {*(column.place for column in plan.columns.values()), *plan.text}
+        used = self.reader.columnar.wanted
         paths = [shape.headings[place] for place in used if place >= shape.width]
         self.wanted = {
             place
@@ -290,12 +295,12 @@ class _ArrowReader:
         found = self.reader.columnar.of_table(table) if self.reader.columnar.can else None
         batch, dirty = found if found is not None else (None, np.ones(size, np.bool_))
         places = np.flatnonzero(dirty)
-        cells = self.file.cells(table, places)
+        cells, used = self.file.cells(table, places), self.reader.columnar.wanted
         slow = [
             one
             for number, place in enumerate(places.tolist())
             for row in [[cells[c][number] if c in cells else None for c in range(self.shape.width)]]
-            for one in self.reader.converted(self.shape.with_inside(row), first + place)
+            for one in self.reader.converted(self.shape.with_inside(row, used), first + place)
         ]
         yield from self.reader.joined(first, batch, dirty, slow)
 

@@ -5,7 +5,15 @@ from typing import Any, NamedTuple
 
 from tuner.trace.formats.reading.record import SERVED, Reason, Row, Status
 from tuner.trace.formats.reading.scalars import Pseudonyms, flag, is_absent
-from tuner.trace.tables.cells import Counts, Spans, error_in, from_cache, is_empty, status_in
+from tuner.trace.tables.cells import (
+    Counts,
+    Spans,
+    error_in,
+    from_cache,
+    is_empty,
+    is_link,
+    status_in,
+)
 from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.headings import Role
 from tuner.trace.tables.plan import TablePlan
@@ -51,6 +59,8 @@ class Converter:
             raise _DroppedError("several_requests", self._heading("requests"))
         if "cache_hit" in self.plan.columns and from_cache(self._cell("cache_hit", cells)):
             raise _DroppedError("cache_hit", self._heading("cache_hit"))
+        if is_link(self._cell("kind", cells)):
+            raise _DroppedError("not_generation", self._heading("kind"))
         status = self._status(cells)
         end_ms = self._time("end", cells)
         duration_ms = self._span("duration", cells)

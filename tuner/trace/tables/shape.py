@@ -247,6 +247,8 @@ def rows_of_document(found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - 
     headings = [names for held in listed if (names := _names_in(held))]
     if headings and tables and (rows := _named_rows(headings, max(tables, key=len))):
         yield from rows
+    elif objects and (logged := [*_logged(found)]):
+        yield from logged
     elif objects:
         most = max(objects, key=lambda rows: (_roles(dict(flattened(rows[0]))), len(rows)))
         only = most[0] if len(most) == 1 else {}
@@ -259,6 +261,19 @@ def rows_of_document(found: Any) -> Iterator[dict[str, Any]]:  # noqa: ANN401 - 
         yield from (dict(zip(found, row, strict=True)) for row in zip(*listed, strict=True))
     else:
         yield found
+
+
+def _logged(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the lines of Loki's answer: its streams hold pairs of nanoseconds and a line."""
+    data = found.get("data")
+    streams = data.get("result") if isinstance(data, dict) else None
+    for one in streams if isinstance(streams, list) else ():
+        if not isinstance(one, dict) or not isinstance(one.get("values"), list):
+            return
+        for pair in one["values"]:
+            if not isinstance(pair, list) or len(pair) < 2:
+                return
+            yield {"timestamp": pair[0], "line": pair[1], "labels": one.get("stream")}
 
 
 def _names_in(listed: Sequence[Any]) -> list[str]:
