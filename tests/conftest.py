@@ -5,8 +5,10 @@ import os
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as tuner.cli does, before numpy is imported
 
 import importlib.util
+import re
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -34,6 +36,15 @@ VLLM_TIMEOUT_S = 300
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--gpu", action="store_true", help="run what is marked gpu, on a CUDA device")
     parser.addoption("--update-golden", action="store_true", help="rewrite tests/golden")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Where a mark is asked for, only files that name it are imported: all of them take each of the
+    processes of a share some seconds."""
+    asked = re.match(r"(vllm|alone|serve|faults) and ", config.getoption("markexpr"))
+    if asked is None or not collection_path.match("test_*.py"):
+        return None
+    return None if f"mark.{asked[1]}" in collection_path.read_text(encoding="utf-8") else True
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -2,6 +2,6 @@
 
 In come a trace, settings and a starter of engines; out go a journal in which everything measured
 is on disk the moment it exists, and an outcome. It may touch engines, the run folder and a
-cluster, and prints nothing. The aims of a refinement are in ``refine/objective.py``. A warning
-is added where its cause is found, and the run's result gathers all of them.
+cluster, and prints nothing. The aims of a refinement are in ``refine/objective.py``, the warnings
+of a sweep in ``sweep/sweep_warnings.py``; the run's result gathers all that was warned of.
 """

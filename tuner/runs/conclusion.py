@@ -3,13 +3,10 @@
 Needs no engine: a stored run is concluded anew under another SLO in seconds.
 """
 
-import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
-
-import numpy as np
 
 from tuner.replay.measure import Measurement, measure
 from tuner.replay.records import Replay
@@ -27,22 +24,20 @@ from tuner.runs.outcome import (
 )
 from tuner.runs.prediction import confirming_windows, record_of, with_record
 from tuner.runs.settings import SweepSettings
+from tuner.runs.sweep.sweep_warnings import (
+    of_the_whole_run,
+    where_the_twin_decides,
+    where_windows_decide,
+)
 from tuner.traffic.slo import Unloaded, out_of_reach
 from tuner.traffic.workload import Workload
 from tuner.twin.aa_check import AaCheck, aa_check
 from tuner.twin.check import in_words
-from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast, StepChange, forecast
-from tuner.twin.front_end import (
-    MOST_UTILISATION,
-    FrontEnd,
-    contention_of,
-    fit_front_end,
-    strain,
-)
+from tuner.twin.front_end import MOST_UTILISATION, FrontEnd, contention_of, fit_front_end
 from tuner.twin.knee import decide, judge
-from tuner.twin.objective import GOOD_ATTAINMENT, HALF, choose
-from tuner.twin.simulation import hit_share, shape_of, simulate
+from tuner.twin.objective import GOOD_ATTAINMENT, HALF
+from tuner.twin.simulation import hit_share, shape_of
 from tuner.twin.uncertainty import Block, intervals, never_binds, relative_changes
 from tuner.twin.verdict_text import ADD_REPLICAS, Verdict, headline
 
@@ -98,42 +93,9 @@ def conclude(
         )
         for cap, one in numbers.items()
     )
-    if len(workload.judged) < FEW:
-        few = (
-            f"a tuning of {len(workload.judged)} requests says little: what is sure of them is not "
-            "sure of the next ones; capture more"
-        )
-        verdict = replace(verdict, warnings=(*verdict.warnings, few))
-    if not view.checks and (found := view.traffic.cached_length.sum()):
-        presumed = (
-            f"no window was replayed before the choice: that the prefix cache holds all "
-            f"{found / view.traffic.input_length.sum():.0%} of the prompt tokens that came before "
-            "is presumed; a sweep without --fast measures it"
-        )
-        verdict = replace(verdict, warnings=(*verdict.warnings, presumed))
-    if (tight := _tight_cache(view, verdict.max_num_seqs)) is not None:
-        verdict = replace(verdict, warnings=(*verdict.warnings, tight))
+    warnings = where_the_twin_decides(view, workload, verdict.max_num_seqs)
+    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
     return Conclusion(_reachable(verdict, workload, curve), curve, view, by_twin=True)
-
-
-ROOM = 0.5
-"""Of the KV cache, that is enough to hold what comes again at any cap that may be chosen."""
-
-
-def _tight_cache(view: Forecast, cap: int) -> str | None:
-    """Say that what requests find in the prefix cache may depend on the cap and the load; None
-    where nothing is found there, or there is room."""
-    traffic = view.loads.raised[0] if view.loads.raised else view.traffic
-    if not traffic.cached_length.any():
-        return None
-    replay = simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap)
-    if replay.kv_usage_peak <= ROOM:
-        return None
-    return (
-        f"what runs takes up to {replay.kv_usage_peak:.0%} of the KV cache: how much of the "
-        "prompts that come again the rest holds depends on cap and load, and the twin takes what "
-        "the windows showed"
-    )
 
 
 def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not decide
@@ -155,17 +117,9 @@ def _by_windows(  # noqa: PLR0913 - what was measured, and why the twin does not
         requirements=settings.requirements,
     )
     verdict = _reachable(verdict, workload, curve)
-    warnings = verdict.warnings
-    if doubt is not None:
-        why = (
-            f"{doubt}, so the windows that were replayed decide alone: they say less of the rest "
-            "of the trace; a larger --budget or a quieter machine lets the twin decide"
-        )
-        warnings += (why,)
-    if settings.headroom > 1:
-        warnings += (TODAY_ALONE,)
-    warnings += tuple(_queues(evidence.blocks(workload.slo), blocks, verdict.max_num_seqs))
-    verdict = replace(verdict, warnings=warnings)
+    seen, cap = evidence.blocks(workload.slo), verdict.max_num_seqs
+    warnings = where_windows_decide(seen, blocks, cap, settings, doubt)
+    verdict = replace(verdict, warnings=(*verdict.warnings, *warnings))
     return Conclusion(verdict, curve, view, by_twin=False, blocks=tuple(blocks))
 
 
@@ -203,23 +157,6 @@ def slots_held(replays: Sequence[Replay], unloaded: Unloaded) -> float | None:
     return sum(held_s for held_s, _ in done) / alone_s if alone_s > 0 else None
 
 
-def _queues(seen: Sequence[Block], left: Sequence[Block], choice: int) -> Iterator[str]:
-    """Say where a queue grows that no window shows: at the choice, or else nearest below it."""
-    grown = {
-        after.trial.max_num_seqs: (before.measurement.attainment, after.measurement.attainment)
-        for before, after in zip(seen, left, strict=True)
-        if after.measurement.attainment < before.measurement.attainment
-    }
-    cap = max((one for one in grown if one <= choice), default=None)
-    if cap is not None:
-        windows, all_ = grown[cap]
-        yield (
-            f"a queue grows at {cap} that no window shows, because each begins without it: "
-            f"{windows:.0%} were served in time in the windows, about {all_:.0%} of all of the "
-            "traffic would be"
-        )
-
-
 def predictions(conclusion: Conclusion, front_end: FrontEnd | None) -> tuple[Prediction, ...]:
     """Return what the twin promises of the choice, as captured and with headroom; nothing of a load
     for which the front end is too busy."""
@@ -243,49 +180,6 @@ def in_use(conclusion: Conclusion, cap: int, source: Literal["base", "default"])
     if numbers is not None:
         numbers = replace(numbers, max_num_seqs=cap)
     return InUse(cap, source, never_filled=unfilled, numbers=numbers)
-
-
-TODAY_ALONE = (
-    "the windows decide, so the choice is for today's load alone: watch it with tuner watch"
-)
-UNIFORM_SPREAD = 0.02
-VARIED_SHAPE = 2.0
-"""Of the gamma distribution of outputs that vary, with a standard deviation of 0.7 of their mean:
-between the article's lengths (0.5) and those of public conversation traces (0.8)."""
-
-FEW = 100
-
-
-def misled(conclusion: Conclusion, settings: SweepSettings) -> str | None:
-    """Say what outputs of one length hide: the same traffic with outputs that vary around it, at
-    every cap, by the twin. None where lengths vary, or are too few to tell."""
-    view = conclusion.view
-    if view is None or not conclusion.by_twin:
-        return None
-    lengths = view.traffic.output_length
-    if len(lengths) < FEW or lengths.std() > UNIFORM_SPREAD * lengths.mean():
-        return None
-    rng = np.random.default_rng(settings.seed)
-    drawn = rng.gamma(VARIED_SHAPE, lengths.mean() / VARIED_SHAPE, len(lengths))
-    room = view.shape.max_model_len - view.traffic.input_length
-    varied = np.clip(np.rint(drawn), 1, np.maximum(1, room)).astype(np.int64)
-    traffic = replace(view.traffic, output_length=varied)
-    values = {
-        cap: value_of(
-            traffic,
-            simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap),
-            view.slo,
-        )
-        for cap in doubling(settings.ceiling)
-    }
-    cap, other = conclusion.verdict.max_num_seqs, choose(values)
-    here, there = view.weighed.values[cap], values[cap]
-    return (
-        f"every output is about {lengths.mean():,.0f} tokens long, and that misleads: {cap} serves "
-        f"{here[0]:.1%} within the SLO with a p99 E2EL of {math.exp(here[1]):,.2f}s; if outputs of "
-        f"the same mean varied as production's do, {there[0]:.1%} and {math.exp(there[1]):,.2f}s, "
-        f"and {other} would be chosen: capture real lengths"
-    )
 
 
 def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of it
@@ -369,19 +263,6 @@ def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
     return fit_front_end(parts, contention=contention, processes=facts.api_servers)
 
 
-def strains(conclusion: Conclusion, front_end: FrontEnd | None) -> list[str]:
-    """Say where the front end is too busy, today and with headroom."""
-    view = conclusion.view
-    if view is None or front_end is None:
-        return []
-    busy = front_end.busy(view.traffic, view.length_s)
-    found = (
-        strain(load * busy, load=load, processes=front_end.processes)
-        for load in dict.fromkeys((1.0, view.headroom))
-    )
-    return [one for one in found if one is not None]
-
-
 def _measured_curve(
     measured: Mapping[int, Measurement], blocks: Sequence[Block]
 ) -> tuple[CurvePoint, ...]:
@@ -441,7 +322,6 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
 ) -> SweepOutcome:
     """Return all that was found, the confirming replays included."""
     facts = evidence.facts()
-    uniform = misled(conclusion, settings)
     front_end = front_end_of(conclusion, evidence)
     block = settings.trace_block_size
     checked = record_of(conclusion, front_end, evidence, workload, hash_block_size=block)
@@ -477,7 +357,6 @@ def outcome_of(  # noqa: PLR0913 - what was asked, measured and concluded
             *facts.cautions,
             *evidence.read_apart(),
             *warnings,
-            *([uniform] if uniform else []),
-            *strains(conclusion, front_end),
+            *of_the_whole_run(conclusion, front_end, settings),
         ),
     )

@@ -39,6 +39,7 @@ from tuner.runs.refine.trial_runner import (
     TrialRunner,
     is_knee,
 )
+from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.slo import Unloaded
 from tuner.traffic.workload import Workload, keep_what_fits, workload_of
@@ -201,11 +202,9 @@ class _Run:
         plan, settings = self.plan, self.settings
         assert settings.slo is not None
         kept, self.dropped = keep_what_fits(requests, max_model_len=plan.max_model_len)
-        if self.dropped:
-            self.warnings.append(
-                f"{self.dropped} of {len(requests)} requests are longer than max_model_len="
-                f"{plan.max_model_len} and were left out: raise it to tune for them"
-            )
+        of, most = len(requests), plan.max_model_len
+        if (said := left_out(self.dropped, of=of, max_model_len=most)) is not None:
+            self.warnings.append(said)
         unloaded = unloaded_of(plan.profile)
         chosen = self.runner.evidence.selection()
         if chosen is None:

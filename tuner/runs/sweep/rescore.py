@@ -9,6 +9,7 @@ from tuner.runs.journal import Journal
 from tuner.runs.outcome import SweepOutcome
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.headroom import after_headroom
+from tuner.runs.sweep.sweep_warnings import left_out
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.workload import keep_what_fits, slo_for, workload_of
 
@@ -28,7 +29,8 @@ def rescore(
             f"{journal.run_dir}: nothing was measured that could be judged",
             hint="Go on with it first: tuner sweep --resume --run-dir ...",
         )
-    kept, dropped = keep_what_fits(requests, max_model_len=evidence.facts().max_model_len)
+    most = evidence.facts().max_model_len
+    kept, dropped = keep_what_fits(requests, max_model_len=most)
     slo = settings.slo or slo_for(kept, evidence.user_unloaded() or unloaded)
     workload = workload_of(kept, slo, unloaded, choice.part, choice.windows, choice.step_s)
     conclusion = conclude(evidence, workload, settings, complete=evidence.is_complete())
@@ -39,9 +41,6 @@ def rescore(
             hint="Go on with it first: tuner sweep --resume --run-dir ...",
         )
     counts = {"over_max_model_len": dropped} if dropped else {}
-    warnings = (
-        [f"{dropped} requests are longer than max_model_len: left out; raise it to tune for them"]
-        if dropped
-        else []
-    )
+    said = left_out(dropped, of=len(requests), max_model_len=most)
+    warnings = [] if said is None else [said]
     return outcome_of(evidence, workload, settings, conclusion, dropped=counts, warnings=warnings)

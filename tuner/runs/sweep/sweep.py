@@ -36,6 +36,7 @@ from tuner.runs.prediction import foretold_in, foretold_replay
 from tuner.runs.recorder import now_s
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.headroom import after_headroom
+from tuner.runs.sweep.sweep_warnings import left_out, no_room_for, shortened
 from tuner.trace.trace import TraceRequest
 from tuner.traffic.scaling import scale_load
 from tuner.traffic.window import Window
@@ -53,7 +54,6 @@ from tuner.twin.uncertainty import Trial
 SERVER_START_S = 30.0
 """How much longer a server takes to start than its engine alone, on a small machine."""
 
-SHORTENED = 0.9
 OVERDRAWN = 1.1
 """Steps that the confirming replays may be short of what was planned for them."""
 
@@ -185,7 +185,7 @@ class SweepRun:
         slo = self.settings.slo or slo_for(requests, unloaded)
         chosen = self.evidence.selection()
         if chosen is not None:
-            self.warn_of(chosen.step_s)
+            self.warn(shortened(self.settings.step_s, chosen.step_s))
             return workload_of(requests, slo, unloaded, chosen.part, chosen.windows, chosen.step_s)
         starts_s = (starts_of(self.settings) - 1) * self.evidence.facts().start_s
         starts_s += self.confirm_start_s()
@@ -199,7 +199,7 @@ class SweepRun:
             requests, slo, unloaded, asked=self.settings.window, step_s=step_s
         )
         self.recorder.add_selection(Selection(workload.part, workload.windows, workload.step_s))
-        self.warn_of(workload.step_s)
+        self.warn(shortened(self.settings.step_s, workload.step_s))
         windows = ", ".join(map(str, workload.windows))
         most_s = steps_of(self.settings) * workload.step_s
         self.watcher.stage(
@@ -208,22 +208,16 @@ class SweepRun:
         )
         return workload
 
-    def warn_of(self, step_s: float) -> None:
-        if step_s < SHORTENED * self.settings.step_s:
-            self.warnings.append(
-                f"the budget shortened the steps from {self.settings.step_s:.0f}s to "
-                f"{step_s:.0f}s: less was seen than a larger --budget would show"
-            )
+    def warn(self, said: str | None) -> None:
+        if said is not None:
+            self.warnings.append(said)
 
     def fitting(self, requests: Sequence[TraceRequest], facts: EngineFacts) -> list[TraceRequest]:
         """Return the requests that this engine can take; count and tell the others."""
         kept, dropped = keep_what_fits(requests, max_model_len=facts.max_model_len)
         if dropped:
             self.dropped = {"over_max_model_len": dropped}
-            self.warnings.append(
-                f"{dropped} of {len(requests)} requests are longer than "
-                f"max_model_len={facts.max_model_len} and were left out: raise it to tune for them"
-            )
+        self.warn(left_out(dropped, of=len(requests), max_model_len=facts.max_model_len))
         return kept
 
     def confirm_start_s(self) -> float:
@@ -286,10 +280,8 @@ class SweepRun:
             needed_s = self.evidence.spent_s() + workload.step_s + confirming_s
             if blocks and needed_s > self.settings.budget_s:
                 if trial.purpose != "tie_break":
-                    self.warnings.append(
-                        f"the budget left no room for {in_words(trial.purpose)} "
-                        f"{trial.max_num_seqs}: give a larger --budget"
-                    )
+                    step = f"{in_words(trial.purpose)} {trial.max_num_seqs}"
+                    self.warn(no_room_for(step))
                 return trial.purpose != "ladder"
             self.recorder.begin(trial)
             await self.make(trial, workload)
