@@ -24,8 +24,8 @@ TEST := set-up=30 static=90 plain=300 engines=240 serve=120 faults=60
 CHECK := static=90 few=150
 SHARES = @$(PYTHON) scripts/shares.py --make "$(MAKE)"
 
-# On every core, a file on one: its tests share what they set up.
-TOGETHER := -n logical --dist loadfile
+# On every core, a file on one: its tests share what they set up. In the order of tests/conftest.py.
+TOGETHER := -n logical --dist loadfile --no-loadscope-reorder
 
 # The tests with these marks. Of a part that was asked for, a share may have none.
 PYTEST = $(BIN)/python -m pytest $(2) -m "$(1)" $(PYTEST_ARGS)$(if $(PYTEST_ARGS), || [ $$? -eq 5 ])

@@ -67,8 +67,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.timeout(VLLM_TIMEOUT_S))
             # What vLLM and its kin warn about is not ours to mend.
             item.add_marker(pytest.mark.filterwarnings("default"))
-    # Real engines last: what is wrong without them shows early.
-    items.sort(key=lambda item: item.get_closest_marker("vllm") is not None)
+    items.sort(key=_turn)
+
+
+WHOLE_COMMANDS = ("commands", "runs", "rollout")
+"""Folders in which one file may take a core a minute: none of them may be the last."""
+
+
+def _turn(item: pytest.Item) -> tuple[bool, bool]:
+    """Real engines last: what is wrong without them shows early. What takes long first, so that
+    both cores have something to do to the end."""
+    room = item.path.relative_to(item.config.rootpath / "tests").parts[0]
+    return item.get_closest_marker("vllm") is not None, room not in WHOLE_COMMANDS
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from typer.main import get_command
 
-from tests.live.watch.test_watch import CAP, CAPS, RATE, STORED, WORLD
+from tests.live.watch.test_watch import CAP, CAPS, RATE, WORLD
 from tests.support import golden
 from tests.support.builders import facts, flat, measurement, replay_of, settings
 from tests.support.in_process import tuner
@@ -104,7 +104,7 @@ class Said:
 @cache
 def with_twin(engine: Kind) -> ServingProfile:
     """Return a profile with a twin that can be asked, made by this engine on this machine."""
-    one = profile_of(WORLD, STORED, 600.0, cap=CAP, caps=CAPS)
+    one = profile_of(WORLD, poisson(RATE, 100.0, seed=1), 100.0, cap=CAP, caps=CAPS)
     here = ThisMachine()
     origin = {"engine": engine, "device": here.device, "versions": here.versions}
     return resealed(

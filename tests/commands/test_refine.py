@@ -246,25 +246,38 @@ def test_a_refined_profile_is_as_good_a_one_as_any(swept: Path, whole: dict[str,
     assert all(gate["kept"] for gate in json.loads(done.stdout)["gates"]), done.stdout
 
 
+ONE_CAP = (
+    *("--trace", "half.jsonl", "--search", "max_num_seqs=7"),
+    *("--search", "max_num_batched_tokens=2048"),
+)
+
+
+@pytest.fixture(scope="module")
+def half(swept: Path) -> "subprocess.CompletedProcess[str]":
+    """A run that tries one cap besides the knee, on half of the traffic."""
+    done = refine(swept, *ONE_CAP, "--run-dir", "half", "-o", "half.yaml", "--json")
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def test_kill_9_loses_nothing_that_was_measured_and_nothing_is_measured_twice(
-    swept: Path, whole: dict[str, Any]
+    swept: Path, half: "subprocess.CompletedProcess[str]"
 ) -> None:
-    running = subprocess.Popen(
-        command("--run-dir", "killed"), cwd=swept, stderr=subprocess.PIPE, text=True
-    )
+    asked = (*ONE_CAP, "--run-dir", "killed")
+    running = subprocess.Popen(command(*asked), cwd=swept, stderr=subprocess.PIPE, text=True)
     assert running.stderr is not None
     assert any("with the knee, in turns" in line for line in running.stderr)
     running.kill()
     running.communicate()
     kept = replays(swept / "killed")
     assert len(kept) >= 3
-    done = refine(swept, "--run-dir", "killed", "--resume", "--json", "-o", "killed.yaml")
+    done = refine(swept, *asked, "--resume", "--json", "-o", "killed.yaml")
     assert done.returncode == 0, done.stderr
     after = replays(swept / "killed")
     assert after[: len(kept)] == kept
-    assert after == replays(swept / "whole")
-    assert windows(swept / "killed") == windows(swept / "whole")
-    assert json.loads(done.stdout)["chosen"] == whole["chosen"]
+    assert after == replays(swept / "half")
+    assert windows(swept / "killed") == windows(swept / "half")
+    assert json.loads(done.stdout)["chosen"] == json.loads(half.stdout)["chosen"]
 
 
 def edited(swept: Path, name: str, *, until: str, **changes: object) -> Path:
@@ -327,12 +340,6 @@ def test_a_strangers_run_that_is_resumed_starts_nothing_that_is_not_searched(
     assert "starting an engine" not in done.stderr
 
 
-def test_a_finished_run_resumed_measures_nothing(swept: Path, whole: dict[str, Any]) -> None:
-    again = refine(swept, "--run-dir", "whole", "--resume", *SHARED, "--json", "-o", "whole.yaml")
-    assert json.loads(again.stdout) == whole
-    assert "starting an engine" not in again.stderr
-
-
 def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, Any]) -> None:
     best = whole["chosen"]["max_num_seqs"]
     shutil.copy(swept / "whole.yaml", swept / "best.yaml")
@@ -347,15 +354,12 @@ def test_where_nothing_is_better_the_knee_stays(swept: Path, whole: dict[str, An
 
 
 def test_of_one_argument_it_shows_gains_with_the_twin_weighs_nothing_and_warns_in_json_too(
-    swept: Path,
+    swept: Path, half: "subprocess.CompletedProcess[str]"
 ) -> None:
-    asked = ["--trace", "half.jsonl", "--run-dir", "half", "-o", "half.yaml"]
-    asked += ["--search", "max_num_seqs=7", "--search", "max_num_batched_tokens=2048"]
-    done = refine(swept, *asked, "--json")
-    assert done.returncode == 0, done.stderr
-    (said,) = [one for one in json.loads(done.stdout)["warnings"] if "not the trace" in one]
-    assert said in done.stderr
-    shown = refine(swept, *asked, "--resume", "--details").stdout
+    (said,) = [one for one in json.loads(half.stdout)["warnings"] if "not the trace" in one]
+    assert said in half.stderr
+    again = (*ONE_CAP, "--run-dir", "half", "-o", "half.yaml", "--resume", "--details")
+    shown = refine(swept, *again).stdout
     assert f"Warning: {said}" in " ".join(shown.split())
     assert re.search(r"gain,.*\n.*with twin", shown)
     assert "max_num_seqs alone was searched" in shown
@@ -415,12 +419,12 @@ def test_two_runs_that_begin_at_once_share_a_study_in_postgresql(swept: Path) ->
     }
 
 
-def test_a_storage_that_knows_nothing_of_a_finished_run_is_told_on_resume(
+def test_a_finished_run_resumed_measures_nothing_and_tells_a_storage_that_knows_nothing_of_it(
     swept: Path, whole: dict[str, Any]
 ) -> None:
-    late = ("--storage", "sqlite:///late.db", "-o", "late.yaml")
+    late = ("--storage", "sqlite:///late.db", "--json", "-o", "whole.yaml")
     done = refine(swept, "--run-dir", "whole", "--resume", *late)
-    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == whole
     assert "starting an engine" not in done.stderr
     with closing(sqlite3.connect(swept / "late.db")) as base:
         told = base.execute("SELECT value_json FROM trial_user_attributes WHERE key = 'source'")

@@ -38,6 +38,7 @@ from tuner.profile.schema import (
 )
 from tuner.profile.verdict_block import WIDTH
 from tuner.system import yaml_strict
+from tuner.system.yaml_bounded import BoundedLoader, quickly
 
 SECTIONS: list[type[BaseModel]] = [
     *(ServingProfile, Decision, SloSection, CurveStep, SpreadSection, KvCacheUsageSection),
@@ -70,13 +71,25 @@ def refused(text: str) -> ProfileError:
     return caught.value
 
 
-@settings(deadline=None, max_examples=30)  # reading a profile takes some 30 ms
+@settings(deadline=None, max_examples=30)
 @given(any_profile())
 def test_what_is_written_reads_back_and_is_written_the_same_again(any_: ServingProfile) -> None:
     text = dump(any_)
     read = parse(text, source="memory")
     assert read == any_
     assert dump(read) == text
+
+
+@settings(max_examples=20)
+@given(any_profile())
+def test_libyaml_reads_what_the_reader_with_the_words_for_faults_reads(
+    any_: ServingProfile,
+) -> None:
+    text = dump(any_)
+    quick, thorough = quickly(text), BoundedLoader(text, plain=True).get_single_node()
+    assert quick is not None
+    assert yaml.serialize(quick) == yaml.serialize(thorough)
+    assert quickly(text.replace("decision:", "decision: &here")) is None
 
 
 def test_a_profile_on_disk_reads_back(tmp_path: Path) -> None:
@@ -109,7 +122,7 @@ def test_comments_may_be_added() -> None:
     assert parse("# ours\n" + TEXT.replace("curve:", "curve:  # see page 3"), source="m") == PROFILE
 
 
-@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@settings(deadline=None, max_examples=50)
 @given(st.sampled_from(NUMBERS), st.data())
 def test_any_edit_of_one_character_of_a_number_is_refused(
     place: tuple[int, int], data: st.DataObject
@@ -125,7 +138,7 @@ def test_any_edit_of_one_character_of_a_number_is_refused(
         parse(edited, source="p.yaml")
 
 
-@settings(deadline=None, max_examples=30)  # reading a profile takes some 30 ms
+@settings(deadline=None, max_examples=30)
 @given(st.integers(0, len(TEXT) - 1))
 def test_a_file_cut_anywhere_is_refused(length: int) -> None:
     assume(TEXT[:length].strip() != TEXT.strip())
@@ -133,7 +146,7 @@ def test_a_file_cut_anywhere_is_refused(length: int) -> None:
         parse(TEXT[:length], source="p.yaml")
 
 
-@settings(deadline=None, max_examples=50)  # reading a profile takes some 30 ms
+@settings(deadline=None, max_examples=50)
 @given(st.binary(max_size=200))
 def test_no_bytes_bring_anything_but_a_profile_error(content: bytes) -> None:
     with pytest.raises(ProfileError):

@@ -13,10 +13,10 @@ import yaml
 from yaml.constructor import ConstructorError, SafeConstructor
 
 from tuner.errors import InputError
-from tuner.system.yaml_bounded import BoundedLoader, RefusedError
+from tuner.system.yaml_bounded import BoundedLoader, RefusedError, quickly
 
 MAX_BYTES = 1 << 20
-"""A profile has some 20 KB; the pure-Python scanner, which alone knows the places, is slow."""
+"""A profile has some 20 KB; the pure-Python scanner, which alone takes tabs, is slow."""
 
 _STR = "tag:yaml.org,2002:str"
 _NUMBERS = ("tag:yaml.org,2002:int", "tag:yaml.org,2002:float")
@@ -73,7 +73,8 @@ def compose(
     numbers in an odd spelling. Raises ``error`` with the place.
     """
     with _explained(text, source=source, error=error):
-        node = BoundedLoader(text, plain=plain).get_single_node()
+        node = quickly(text) if plain else None
+        node = node or BoundedLoader(text, plain=plain).get_single_node()
     if node is None or (node.tag == "tag:yaml.org,2002:null" and not node.value):
         return None
     if not isinstance(node, yaml.MappingNode):
