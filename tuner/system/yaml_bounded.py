@@ -1,6 +1,7 @@
 """YAML nodes of a size that can be handled, and only those that the reader asked for. Pure."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import yaml
 from yaml.composer import Composer
@@ -159,11 +160,13 @@ class BoundedLoader(_Bounded, yaml.SafeLoader):
         return super().scan_plain_spaces(indent, start_mark) or []
 
 
-class _QuickLoader(_Bounded, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """On libyaml, where PyYAML was built with it."""
+_FASTEST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+"""libyaml's, where PyYAML was built with it."""
 
+
+class _QuickLoader(_Bounded, _FASTEST):  # type: ignore[misc]
     def __init__(self, text: str) -> None:
-        super(_Bounded, self).__init__(text)
+        _FASTEST.__init__(self, text)
         _Bounded.__init__(self, plain=True)
 
 
