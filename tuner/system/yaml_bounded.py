@@ -1,7 +1,7 @@
 """YAML nodes of a size that can be handled, and only those that the reader asked for. Pure."""
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 from yaml.composer import Composer
@@ -56,13 +56,17 @@ class _Bounded(Composer):
         self._extents: dict[int, _Extent] = {}
         """Of nodes by their ids; of those that are read to their ends."""
 
+    if TYPE_CHECKING:  # of the parser that stands behind it
+
+        def peek_event(self) -> yaml.Event: ...
+
     def compose_document(self) -> yaml.Node | None:
         self._extents.clear()  # an alias reaches no further than its document
         found: yaml.Node | None = super().compose_document()
         return found
 
     def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
-        event = self.peek_event()  # type: ignore[no-untyped-call]
+        event = self.peek_event()
         if self._plain:
             _refuse_indirection(event)
         if isinstance(event, yaml.AliasEvent):
