@@ -287,6 +287,12 @@ def of_plan(engine: Kind) -> Iterator[Said]:
         yield Said(case, plan_view._block(found, one, options), one)
 
 
+def of_given_slo(one: ServingProfile) -> ServingProfile:
+    """Return the profile as if the user had given the SLO, which was derived."""
+    slo = one.decision.slo.model_copy(update={"derived": False})
+    return resealed(one, decision=one.decision.model_copy(update={"slo": slo}))
+
+
 def of_verify(engine: Kind) -> Iterator[Said]:
     one = with_twin(engine)
     cases: dict[str, tuple[float, str | None, float]] = {
@@ -305,7 +311,8 @@ def of_verify(engine: Kind) -> Iterator[Said]:
         found = Verified(gates, 115.0, {"ttft_p95": 997.0, "e2el_p95": 6050.0}, replays)
         kind = "vllm" if url else engine
         options = VerifyOptions(profile=PROFILE, trace=TRACE, engine=kind, url=url)
-        yield Said(case, verify_view._block(found, one, options), one)
+        judged = of_given_slo(one) if case == "broken" else one
+        yield Said(case, verify_view._block(found, judged, options), judged)
     for right in (0.97, 0.31):
         offline = (
             Gate("choice", right, 0.97, 0.5, right > 0.5, "half of the stored laws"),

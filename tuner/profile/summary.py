@@ -307,6 +307,8 @@ def _holds(profile: ServingProfile) -> str:
 
 
 def _load_held(profile: ServingProfile) -> str:
+    if promised(profile).attainment < LOW:
+        return "not at this load"
     validated = profile.validity.validated_load
     raised = max(profile.promise.predicted, key=lambda one: one.load, default=None)
     share = "" if raised is None else f"{percent(raised.attainment)} in SLO"
@@ -341,7 +343,7 @@ def _checked(profile: ServingProfile) -> str:
         where = {"server": " (server)", "plain": " (plain server)"}.get(origin.confirm or "", "")
         parts.append(f"measured {percent(promise.attainment)}{where}")
     spent_s = origin.engine_seconds.starts + origin.engine_seconds.replay
-    parts.append(engine_time(profile, spent_s))
+    parts.append(engine_time(spent_s, simulated=_is_simulated(profile)))
     record = promise.checked if promise.predicted else None
     if record is not None and record.numbers:
         failed = "" if "foretold" not in record.failed else ", too few: the measured is promised"
@@ -349,9 +351,13 @@ def _checked(profile: ServingProfile) -> str:
     return ", ".join(parts)
 
 
-def engine_time(profile: ServingProfile, spent_s: float) -> str:
-    """Return the time of an engine that a choice cost, and whether the engine was a real one."""
-    return f"{minutes(spent_s)} {'simulated' if _is_simulated(profile) else 'of engine'}"
+def engine_time(spent_s: float, *, simulated: bool) -> str:
+    """Return the time of an engine that an answer cost, and whether the engine was a real one.
+
+    >>> engine_time(252.0, simulated=False), engine_time(252.0, simulated=True)
+    ('4 min 12 s of engine', '4 min 12 s simulated')
+    """
+    return f"{minutes(spent_s)} {'simulated' if simulated else 'of engine'}"
 
 
 def _is_simulated(profile: ServingProfile) -> bool:

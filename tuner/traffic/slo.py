@@ -46,6 +46,17 @@ class Slo:
             and (self.e2el_s is None or e2el_s <= self.e2el_s)
         )
 
+    def typed(self) -> str:
+        """Return an SLO that was given as ``--slo`` takes it.
+
+        >>> Slo(ttft_s=0.5, e2el_s=10.0).typed()
+        'ttft=500ms,e2el=10000ms'
+        """
+        limits = {"ttft": self.ttft_s, "tpot": self.tpot_s, "e2el": self.e2el_s}
+        return ",".join(
+            f"{name}={1e3 * limit:.9g}ms" for name, limit in limits.items() if limit is not None
+        )
+
     def __str__(self) -> str:
         limits = [
             f"{name}<={limit * 1e3:,.0f}ms"

@@ -88,7 +88,9 @@ def block_of_refinement(found: Refinement, how: RefinePrint) -> VerdictBlock:
     rows = dict(block.rows)
     tried = len(found.tried) - 1 + found.pruned
     spent_s = sum(found.starts_s) + found.replay_s
-    rows["checked"] = f"{tried} trials, {engine_time(profile, spent_s)}"
+    rows["checked"] = (
+        f"{tried} trials, {engine_time(spent_s, simulated=profile.provenance.engine == 'sim')}"
+    )
     if found.outcome is None:
         _, _, rows["why"] = found.reason.rpartition(REFINED)
         return replace(block, aside="the knee stays", rows=list(rows.items()))

@@ -48,7 +48,7 @@ from tuner.engines.seam import ArgumentValue, Starter
 from tuner.errors import EngineError, RunError, TunerError, UndecidedError, UsageError
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import LOW, first_said, minutes, percent, promised
+from tuner.profile.summary import LOW, engine_time, first_said, percent, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.replay.measure import Measurement, Spread
 from tuner.runs.cluster.kinds import Description
@@ -458,7 +458,8 @@ def _block(found: Sequence[KindOutcome], options: SweepOptions) -> VerdictBlock:
         rows.append(("beside", "; ".join(f"{one.kind}: {_in_words(one)}" for one in others)))
     if not priced:
         rows.append(("costs", "not known: --prices KIND=PRICE says what each costs"))
-    rows.append(("took", f"{minutes(spent_s)} of engine on {len(found)} kinds"))
+    took = engine_time(spent_s, simulated=options.engine == "sim")
+    rows.append(("took", f"{took} on {len(found)} kinds"))
     title = f"{best.kind} with max_num_seqs {verdict.max_num_seqs}"
     return VerdictBlock(
         first_said(promised(best.sealed).attainment, title),

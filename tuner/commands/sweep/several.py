@@ -51,7 +51,7 @@ from tuner.errors import RunError, TargetError, UndecidedError, UsageError
 from tuner.live.exporter import Exporter
 from tuner.profile import profile
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import first_said, minutes, promised
+from tuner.profile.summary import engine_time, first_said, promised
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
@@ -443,6 +443,7 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
     _, _, reason = reason_of(found).partition(": ")
     spent_s = sum(report.starts_s) + _replay_s(report)
     low, high = sharing.interval
+    took = engine_time(spent_s, simulated=options.engine == "sim")
     return VerdictBlock(
         title,
         f"{sharing.kind}, confidence {sharing.confidence:.2f}",
@@ -450,7 +451,7 @@ def _block(report: SeveralSweeps, options: SweepOptions) -> VerdictBlock:
             ("alone", ", ".join(f"{one.own} for {one.trace}" for one in found.prices)),
             ("why", reason),
             ("range", f"{low} to {high} in 95 % of draws"),
-            ("took", f"{minutes(spent_s)} of engine, {len(report.starts_s)} starts for all"),
+            ("took", f"{took}, {len(report.starts_s)} starts for all"),
         ],
         _next(report, options),
     )

@@ -9,7 +9,7 @@ from tuner.commands.shared.next_step import after, asked_for, command
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.verify.options import VerifyOptions
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import first_said, milliseconds, minutes, percent
+from tuner.profile.summary import engine_time, first_said, milliseconds, minutes, percent
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
@@ -93,7 +93,7 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         ("gives", given),
         ("times", ", ".join(filter(None, times))),
         ("held to", "; ".join(held_to)),
-        ("took", f"{minutes(found.engine_s)} of {'server' if options.url else 'engine'}"),
+        ("took", _took(found, options)),
     ]
     cap, count = profile.decision.max_num_seqs, len(found.gates)
     title = f"max_num_seqs {cap} {'breaks' if broken else 'keeps'} its promise"
@@ -111,6 +111,12 @@ def _block(found: Verified, profile: ServingProfile, options: VerifyOptions) -> 
         if broken and options.engine != "sim"
         else after(profile, options.profile),
     )
+
+
+def _took(found: Verified, options: VerifyOptions) -> str:
+    if options.url:
+        return f"{minutes(found.engine_s)} of server"
+    return engine_time(found.engine_s, simulated=options.engine == "sim")
 
 
 def _offline_block(
@@ -151,11 +157,14 @@ def _seen(p95_ms: Mapping[str, float], name: str, words: str) -> str:
 
 
 def _again(profile: ServingProfile, options: VerifyOptions) -> str:
-    """Return the command that tunes anew on this machine with this trace."""
+    """Return the command that tunes anew on this machine with this trace, for the SLO that the user
+    gave; one that was derived is derived anew."""
     assert options.trace is not None
+    slo = profile.decision.slo.slo
     as_here = SweepOptions(
         traces=(options.trace,),
         model=profile.model,
+        slo=None if slo.derived else slo.typed(),
         output=options.profile,
         base=options.base,
         overrides=options.overrides,
