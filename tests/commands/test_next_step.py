@@ -49,6 +49,7 @@ from tuner.commands.watch.options import WatchOptions
 from tuner.commands.watch.run import run as watch
 from tuner.errors import EngineError, UndecidedError
 from tuner.live.watch.canary import CanaryGate
+from tuner.live.watch.choice import CapCheck
 from tuner.live.watch.drift import reference
 from tuner.live.watch.promised import Promised
 from tuner.live.watch.verdict import Watch
@@ -384,6 +385,18 @@ def of_watch(engine: Kind) -> Iterator[Said]:
             rollback=SERVED if then else None,
         )
         yield Said(case, watch_view._block(result, one, options), one)
+
+
+def test_a_watch_says_first_that_too_few_are_served_today() -> None:
+    watched = Watch(promised())
+    watched.choice = CapCheck(16, 1.0, attainment=0.71, best_attainment=0.71, requests=500)
+    result = watch_view.WatchResult(
+        profile=str(PROFILE), url=URL, canary=None, verdict="still valid", reason="as it was",
+        watches=(watched,), gate=None, missed=(0,), gaps=(0,), restarts=(0,), rolled_back=None,
+        skipped=(), untold=(), warnings=(),
+    )  # fmt: skip
+    block = watch_view._block(result, with_twin("vllm"), WatchOptions(profile=PROFILE, url=URL))
+    assert block.title == "only 71.0 % in SLO: max_num_seqs 16: still valid"
 
 
 def finished(kind: VerdictKind, cap: int, engine: Kind, attainment: float) -> FinishedSweep:

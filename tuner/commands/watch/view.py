@@ -27,7 +27,7 @@ from tuner.live.watch.reasons import server_is_why
 from tuner.live.watch.verdict import MonitorReading, Watch
 from tuner.live.watch.watched import WindowSummary
 from tuner.profile.schema import ServingProfile
-from tuner.profile.summary import minutes, percent
+from tuner.profile.summary import first_said, minutes, percent
 from tuner.profile.verdict_block import VerdictBlock
 from tuner.traffic.window import parse_duration_s
 
@@ -254,10 +254,10 @@ def _block(result: WatchResult, profile: ServingProfile, options: WatchOptions) 
     if watch.required and gate is None:
         broken_first = sorted(watch.required, key=lambda one: one.state != "above")
         rows.append(("required", "; ".join(map(str, broken_first))))
-    cap = profile.decision.max_num_seqs
-    return VerdictBlock(
-        f"max_num_seqs {cap}: {result.verdict}", counted, rows, next_of(result, profile, options)
-    )
+    title = f"max_num_seqs {profile.decision.max_num_seqs}: {result.verdict}"
+    if choice is not None:
+        title = first_said(choice.attainment, title)
+    return VerdictBlock(title, counted, rows, next_of(result, profile, options))
 
 
 LONGER = 4
