@@ -576,6 +576,33 @@ def test_a_better_heading_with_two_readings_is_refused_wherever_it_stands(
     assert "start_time: 06/10/2026 may have the day first" in str(refusal(tmp_path / "t", text))
 
 
+@pytest.mark.parametrize("heading", ["inter_arrival_s", "arrival_delta_ms", "Gap since last (s)"])
+def test_what_passed_since_the_row_above_is_no_time(tmp_path: Path, heading: str) -> None:
+    text = f"{heading},tokens_in,tokens_out\n1.75,3,5\n0.5,4,6\n"
+    found = refusal(tmp_path / "t", text)
+    assert "no column for timestamp" in str(found)
+    assert "--columns" not in found.hint
+
+
+def test_another_table_with_its_columns_in_another_order_is_refused(tmp_path: Path) -> None:
+    cells = "2026-11-21 10:00:00,3,5\n"
+    assert len(opened(tmp_path / "t", HEAD + cells + HEAD + cells)[0]) == 2
+    found = refusal(tmp_path / "t", HEAD + cells + "ts,completion_tokens,prompt_tokens\n" + cells)
+    assert f"{tmp_path / 't'}:3: headings in another order than above" in str(found)
+
+
+def test_a_total_that_is_more_than_both_lengths_is_said(tmp_path: Path) -> None:
+    text = HEAD.replace("\n", ",total_tokens\n")
+    text += "2026-11-21 10:00:00,3,5,20\n2026-11-21 10:00:01,4,6,30\n"
+    rows, tally = opened(tmp_path / "t", text)
+    assert [row.output_length for row in rows] == [5, 6]
+    assert any("'total_tokens' is more than both lengths" in one for one in tally.said)
+    rows, _ = opened(tmp_path / "t", text, TableOptions(columns={"output_length": ""}))
+    assert [row.output_length for row in rows] == [17, 26]
+    even = text.replace(",20", ",8").replace(",30", ",10")
+    assert not any("more than both" in one for one in opened(tmp_path / "t", even)[1].said)
+
+
 def test_counts_in_thousands_are_no_counts(tmp_path: Path) -> None:
     text = "ts,Input tokens (k),Output tokens\n2026-11-21 10:00:00,3,5\n"
     assert "no column for input_length" in str(refusal(tmp_path / "t", text))

@@ -148,6 +148,9 @@ NOT_A_TIME = frozenset(
         *("processed", "ingestion", "exported", "zone", "timezone", "birth", "ttl", "paid"),
     }
 )
+GAPS = frozenset({"inter", "delta", "deltas", "gap", "gaps", "diff", "difference"})
+"""What has passed since the row above: no time, though it may be called an arrival."""
+
 NOT_A_SPAN = frozenset(
     {
         *("tpot", "itl", "inter", "per", "avg", "mean", "first", "ttft", "queue", "queued", "wait"),
@@ -283,7 +286,7 @@ LONGEST_HEADING = 200
 
 VOCABULARY = frozenset().union(
     *(PROMPT_IF_TOKENS, OUTPUT_IF_TOKENS, COUNTS, NOT_A_COUNT, CACHED, CREATED_IN_CACHE, TIME),
-    *(BEGIN, WRITTEN, END, SPAN, NOT_A_TIME, NOT_A_SPAN, NOISE, UNITS),
+    *(BEGIN, WRITTEN, END, SPAN, NOT_A_TIME, GAPS, NOT_A_SPAN, NOISE, UNITS),
     *(name.split() for names in WHOLE.values() for name in names),
 )
 _PARTS = frozenset(
@@ -454,7 +457,7 @@ def _times(  # noqa: C901, PLR0912 - one meaning after another
         rank = 1 if "generation" in has or has == {"total", "time"} else 4
         yield Meaning("duration", rank + len(rest - AMBIGUOUS - TIME), unit)
     rank = len(rest - TIME - BEGIN - END - WRITTEN)
-    if rank > 1 or has & NOT_A_TIME:
+    if rank > 1 or has & (NOT_A_TIME | GAPS):
         return
     if has & END:
         if is_time or rest <= {"end", "ended", "finish", "finished", "stop", "stopped"}:

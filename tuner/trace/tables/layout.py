@@ -35,6 +35,7 @@ from tuner.trace.tables.clocks import (
     clock_of_numbers,
 )
 from tuner.trace.tables.headings import (
+    GAPS,
     MAIN,
     ROLES,
     SPANS,
@@ -267,10 +268,7 @@ class _Planner:
     def _lengths(self) -> list[int]:
         """Return the output tokens of each row, 0 where unknown."""
         column = self.found.get("output_length")
-        if column is None or not isinstance(column.reader, Counts):
-            return [0] * len(self.values[0])
-        read = [column.reader.read(one) for one in self.values[column.place]]
-        return [one if isinstance(one, int) else 0 for one in read]
+        return [0] * len(self.values[0]) if column is None else self.sample.counts(column)
 
     def _user_columns(self) -> None:
         """Take what the user names. Counts come first: they tell the units of spans."""
@@ -314,7 +312,26 @@ class _Planner:
         if "timestamp" in self.found and "end" in self.found:
             self.found.pop("duration", None)
         if self.found.keys() >= {"input_length", "output_length"}:
-            self.found.pop("total_length", None)
+            self._drop_total()
+
+    def _drop_total(self) -> None:
+        """Leave out the total of both lengths, and say where it is more than they are."""
+        total = self.found.pop("total_length", None)
+        if total is None or self._prompt_is_sum():
+            return
+        lengths: tuple[Role, Role] = ("input_length", "output_length")
+        columns = [total, *(self.found[role] for role in lengths)]
+        rows = [
+            (whole, prompt + output)
+            for whole, prompt, output in zip(*map(self.sample.counts, columns), strict=True)
+            if whole and prompt and output
+        ]
+        more = sum(whole > both for whole, both in rows)
+        if more > USABLE * len(rows):
+            self.said.append(
+                f"{_named(total)} is more than both lengths, so something such as reasoning is "
+                "left out: --columns 'output_length=' takes all of it but the prompt"
+            )
 
     def _drop_other_clocks(self) -> None:
         """Leave out times that count from another start than the arrivals, and a span that does
@@ -428,7 +445,7 @@ class _Planner:
         free = [place for place in range(len(self.headings)) if place not in taken]
         for place in free:
             known = [one for one in self.values[place] if not is_empty(one)]
-            if {"id", "ids"} & {*words_of(self.headings[place])}:
+            if ({"id", "ids"} | GAPS) & {*words_of(self.headings[place])}:
                 continue
             try:
                 unit = unit_of(self.headings[place])

@@ -146,6 +146,11 @@ class TableReader:
                 del cells[-1]
             if cells == own or (cells and all(TYPES.fullmatch(cell) for cell in cells)):
                 continue  # of another table behind the first
+            if cells is not None and sorted(cells) == sorted(own) and self.shape.headed:
+                raise TraceError(
+                    f"{self.lines.place}:{place}: headings in another order than above",
+                    hint="Cut the file there, and import each part by itself.",
+                )
             if cells is None or len(cells) != width:
                 self.lines.tally.rows_read += 1
                 at_end = place == self.lines.unterminated

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tuner.trace.tables.cells import Spans, is_empty
+from tuner.trace.tables.cells import Counts, Spans, is_empty
 from tuner.trace.tables.clocks import ColumnClock
 from tuner.trace.tables.plan import Column
 
@@ -29,6 +29,12 @@ class FirstRows:
 
     def texts(self, place: int) -> list[str]:
         return [str(one).strip() for one in self.values[place] if not is_empty(one)]
+
+    def counts(self, column: Column) -> list[int]:
+        """Return a column's counts, 0 where there is none."""
+        assert isinstance(column.reader, Counts)
+        read = [column.reader.read(one) for one in self.values[column.place]]
+        return [one if isinstance(one, int) else 0 for one in read]
 
     def is_constant(self, place: int) -> bool:
         """Whether some rows all have the same there."""
