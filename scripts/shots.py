@@ -120,6 +120,7 @@ async def looked_at(tab: Browser, page: str) -> tuple[list[str], dict[str, bytes
 FIRST_CHART = """(() => {
   const chart = document.querySelector(".chart");
   if (!chart) return null;
+  for (const folded of document.querySelectorAll("details")) folded.open = true;
   chart.scrollIntoView({ block: "center", behavior: "instant" });
   const box = chart.querySelector("svg").getBoundingClientRect();
   return [box.left, box.top, box.width, box.height];

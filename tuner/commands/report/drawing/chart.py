@@ -168,11 +168,21 @@ class _Frame:
                 continue
             at = round(100 * self.x(float(one))), round(100 * self.y(float(other)))
             if last is None:
-                words.append(f"M{at[0] / 100:g} {at[1] / 100:g}")
+                words.append(f"M{_short(at[0])} {_short(at[1])}")
             else:
-                words.append(f"l{(at[0] - last[0]) / 100:g} {(at[1] - last[1]) / 100:g}")
+                words.append(f"l{_short(at[0] - last[0])} {_short(at[1] - last[1])}")
             last = at
         return "".join(words)
+
+
+def _short(hundredths: int) -> str:
+    """Return hundredths as a path takes them, of which a page has tens of thousands.
+
+    >>> _short(-15), _short(1200), _short(0), _short(31005)
+    ('-.15', '12', '0', '310.05')
+    """
+    text = f"{hundredths / 100:g}"
+    return text.replace("0.", ".", 1) if text.startswith(("0.", "-0.")) else text
 
 
 def _depth(item: Item) -> int:

@@ -21,7 +21,7 @@ GENERATOR = "tuner report"
 """In the head of every page: by this a later report knows what it may overwrite."""
 
 POINTS = 25_000
-"""Of all lines over time of a page together: with these it stays well below 1.5 MB."""
+"""Of all lines over time of a page together: with these nearly all stay below 1.5 MB."""
 
 Cell = Child | tuple[Child, str]
 """What stands in a table, or that and its class."""
