@@ -76,7 +76,8 @@ def kind_of(chosen: Point, curve: Sequence[Point], ceiling: int) -> tuple[Verdic
         return "knee", f"{_hopeless(lost[0])}{_gain(below, chosen)}"
     if above or never_binds(chosen.last):
         peak = max(point.last.running_peak for point in (chosen, *above))
-        why = f"the traffic never needs more than {peak} slots, so more change nothing"
+        slots = f"{peak} slot{'s' * (peak != 1)}"
+        why = f"the traffic never needs more than {slots}, so more change nothing"
         if below and below[-1].cap >= peak:
             why = f"today's traffic fills {peak} at most, the rest is for the headroom"
         elif peak > chosen.cap:

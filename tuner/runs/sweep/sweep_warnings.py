@@ -88,11 +88,12 @@ def _said(*found: str | None) -> tuple[str, ...]:
 
 
 def _few(workload: Workload) -> str | None:
-    if len(workload.judged) >= FEW:
+    count = len(workload.judged)
+    if count >= FEW:
         return None
     return (
-        f"a tuning of {len(workload.judged)} requests says little: what is sure of them is not "
-        "sure of the next ones; capture more"
+        f"a tuning of {count} request{'s' * (count != 1)} says little: what is sure of them is "
+        "not sure of the next ones; capture more"
     )
 
 
