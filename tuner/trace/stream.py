@@ -150,6 +150,34 @@ class Draft:
             self._file.write(lines_of(batch))
 
 
+class HeldPart:
+    """The rows of a known part, held while all are first read: one reading less.
+
+    They are those of the part unless a row that comes later turns out to be the first arrival.
+    """
+
+    def __init__(self, start_s: float, length_s: float) -> None:
+        self._begin_ms, self._end_ms = start_s * 1000 - 1, (start_s + length_s) * 1000 + 1
+        self._origin_ms: float | None = None
+        self._inside: list[Batch] = []
+
+    def through(self, batches: Iterable[Batch], *, absolute: bool) -> Iterator[Batch]:
+        """Yield the rows, and hold those of the part."""
+        for batch in batches:
+            stamps_ms = batch.times["timestamp"]
+            if self._origin_ms is None:
+                self._origin_ms = float(stamps_ms.min()) if absolute else 0.0
+            since_ms = stamps_ms - self._origin_ms
+            inside = (since_ms >= self._begin_ms) & (since_ms <= self._end_ms)
+            if inside.any():
+                self._inside.append(batch.take(inside))
+            yield batch
+
+    def rows(self, origin_ms: float) -> Sequence[Batch] | None:
+        """Return them, if they count from this origin."""
+        return self._inside if self._origin_ms == origin_ms else None
+
+
 class _Index:
     """Which times each block of the file holds, so that a part is read without the rest, and the
     rest in order without being held."""
@@ -185,7 +213,7 @@ class _Index:
         return found
 
 
-def scan(file: Input, tell: Tell, *, draft: Draft | None = None) -> Scan:
+def scan(file: Input, tell: Tell, *, draft: Draft | HeldPart | None = None) -> Scan:
     """Read all rows once. Raises TraceError for a file that cannot be read as a trace."""
     source, tally = file.open()
     before = _status(file.path)
@@ -254,15 +282,26 @@ class Excerpt:
         return Trace(self.header, requests, digest(requests, self.header.block_size))
 
 
-def excerpt(file: Input, scanned: Scan, tell: Tell, *, start_s: float, length_s: float) -> Excerpt:
+def excerpt(  # noqa: PLR0913 - what was read, and which part of it
+    file: Input,
+    scanned: Scan,
+    tell: Tell,
+    *,
+    start_s: float,
+    length_s: float,
+    held: HeldPart | None = None,
+) -> Excerpt:
     """Return the requests that arrive in [start_s, start_s + length_s), with their row numbers.
 
     Their times stay. Of a file that is read by blocks only those are read again that hold such a
-    time. Raises TraceError when there are none.
+    time, and none where its rows were held. Raises TraceError when there are none.
     """
     first_us, end_us = microseconds(start_s), microseconds(start_s + length_s)
     inside: list[Batch] = []
-    for batch in _again(file, scanned, tell, start_s * 1000, (start_s + length_s) * 1000):
+    rows: Iterable[Batch] | None = None if held is None else held.rows(scanned.origin_ms)
+    if rows is None:
+        rows = _again(file, scanned, tell, start_s * 1000, (start_s + length_s) * 1000)
+    for batch in rows:
         arrivals_us = np.rint((batch.times["timestamp"] - scanned.origin_ms) * 1000)
         chosen = (arrivals_us >= first_us) & (arrivals_us < end_us)
         if chosen.any():

@@ -288,6 +288,23 @@ def test_a_part_of_a_file_of_several_chunks_is_cut_as_its_requests_are(
     ]
 
 
+@pytest.mark.parametrize("first_comes", ["first", "last"])
+def test_a_part_counts_from_the_first_arrival_wherever_that_stands(
+    tuner: Run, tmp_path: Path, first_comes: str
+) -> None:
+    first, *others = [
+        f"{1_795_255_200 + second}.000000,{second % 500 + 1},5,{'x' * 60}\n"
+        for second in range(60_000)
+    ]
+    ordered = [first, *others] if first_comes == "first" else [*others, first]
+    path = tmp_path / "t"
+    path.write_text("ts,prompt_tokens,completion_tokens,note\n" + "".join(ordered))
+    assert path.stat().st_size > CHUNK_BYTES
+    tuner("trace", "cut", path, "-o", tmp_path / "out", "--window", "100+50")
+    part = load(tmp_path / "out").requests
+    assert [one.input_length for one in part] == [*range(101, 151)]
+
+
 def test_the_busiest_part_has_the_length_asked_for(tuner: Run, tmp_path: Path) -> None:
     quiet = [row(i * 10_000) for i in range(50)]
     burst = [row(200_000 + i, output_length=100) for i in range(50)]

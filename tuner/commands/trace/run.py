@@ -30,6 +30,7 @@ from tuner.trace.formats.registry import replay_tool
 from tuner.trace.parts import drop_longer, only_replica
 from tuner.trace.stream import (
     Draft,
+    HeldPart,
     Input,
     Tell,
     TickSpread,
@@ -152,12 +153,13 @@ def export(trace: Path, format_name: str, output: Path, *, force: bool) -> None:
 
 def cut(file: Input, output: Path, part: CutOptions, *, force: bool) -> None:
     asked = _start_and_length(part)
+    held = None if asked is None else HeldPart(*asked)
     with whole_file(output, force=force) as out:
         with _telling(f"reading {file.name or file.path.name}") as tell:
-            scanned = scan(file, tell)
+            scanned = scan(file, tell, draft=held)
         start_s, length_s = asked or _wanted(scanned.columns, part)
         with _telling(f"cutting {file.name or file.path.name}") as tell:
-            found = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s)
+            found = excerpt(file, scanned, tell, start_s=start_s, length_s=length_s, held=held)
         if part.window is not None:
             found = since(found, start_s=start_s, length_s=length_s)
         if part.replica is None and part.max_model_len is None:
