@@ -62,6 +62,20 @@ def test_a_check_that_fails_ends_it_with_6_and_the_cure(
     assert "checks failed" in done.stderr.splitlines()[0]
 
 
+def test_a_gpu_that_no_engine_of_ours_takes_may_be_busy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = fake_nvml.Card("GPU-bbbbbbbb-2", processes={900001}, memory_used=70 * fake_nvml.GIB)
+    fake_nvml.install(monkeypatch, fake_nvml.Card("GPU-aaaaaaaa-1"), busy)
+    monkeypatch.setattr("tuner.commands.doctor.run._of_engine", lambda *_: [])
+    for gpus_needed, status in ((1, "PASS"), (2, "FAIL")):
+        of_two = ("--set", f"tensor_parallel_size={gpus_needed}")
+        done = tuner(tmp_path, "doctor", "--quick", "--json", *of_two)
+        found = json.loads(done.stdout)["checks"]
+        told = [one["status"] for one in found if one["name"] == "foreign processes"]
+        assert told == ["PASS", status][:gpus_needed]
+
+
 def test_as_json_it_is_one_object(tmp_path: Path) -> None:
     done = tuner(tmp_path, "doctor", "--quick", "--json", *SIMULATED)
     (first, *_) = json.loads(done.stdout)["checks"]

@@ -15,6 +15,7 @@ from tuner.engines.checks import engine as engine_checks
 from tuner.engines.checks import machine
 from tuner.engines.checks.check import MachineCheck
 from tuner.engines.checks.machine_here import machine_here
+from tuner.engines.devices import gpus_of
 from tuner.engines.engine_arguments import engine_arguments
 from tuner.engines.seam import Starter
 from tuner.engines.vllm.start import VllmStarter, hollow
@@ -36,8 +37,8 @@ def run(options: DoctorOptions) -> None:
             _print(more)
 
     try:
-        if options.engine == "vllm":
-            tell(machine.checks(machine_here()))
+        if isinstance(starter, VllmStarter):
+            tell(machine.checks(machine_here(gpus_needed=gpus_of(starter.asked))))
         tell(_of_engine(options, starter, execute))
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("some checks are missing", hint="Run the command again.") from None
@@ -90,5 +91,5 @@ def _print(found: list[MachineCheck]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for one in found:
         style = {"FAIL": "bold red", "SKIP": "dim", "PASS": None}[one.status]
-        cure = f". {one.cure}" if one.cure else ""
-        console.print(printable(f"{one.status}  {one.name}: {one.said}{cure}"), style=style)
+        said, cure = (one.said.rstrip("."), f". {one.cure}") if one.cure else (one.said, "")
+        console.print(printable(f"{one.status}  {one.name}: {said}{cure}"), style=style)

@@ -12,12 +12,13 @@ _SHARED = Path("/dev/shm")  # noqa: S108 - looked at, not written to
 _RECORD_BYTES = 8192
 
 
-def machine_here() -> Machine:
+def machine_here(*, gpus_needed: int) -> Machine:
+    """Read it, and of its GPUs those that an engine will take: the first that CUDA shows."""
     return Machine(
         accelerator=provenance.accelerator(),
         versions=provenance.versions(),
         driver=gpus.driver(),
-        gpus=gpus.visible(),
+        gpus=gpus.visible()[:gpus_needed],
         processes=devices.family(),
         shared_bytes=_free_bytes(_SHARED),
         xids=_xids(),
