@@ -16,6 +16,7 @@ from tuner.live.watch.sequential import ARL
 from tuner.live.watch.verdict import Watch
 from tuner.live.watch.windows import WindowMaker
 from tuner.profile.stored_twin import restored
+from tuner.twin.choice import DRAWS
 from tuner.twin.simulation import Traffic
 
 WORLD = World(
@@ -34,7 +35,7 @@ def promised() -> Promised:
     assert one.twin is not None
     twin = restored(one.twin, source="here")
     return Promised(
-        twin=twin,
+        twin=replace(twin, laws=twin.laws[:DRAWS]),  # as many as older profiles keep
         slo=one.decision.slo.slo,
         max_num_seqs=CAP,
         caps=CAPS,
