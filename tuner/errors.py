@@ -8,7 +8,8 @@ TunerError
 │   ├── TargetError       the file to write into
 │   │   ├── NotVllmError  shows no server of vLLM's
 │   │   └── ByHandError   starts vLLM in a way that is not edited
-│   └── RunError          the run directory
+│   ├── RunError          the run directory
+│   └── AnswerTooLongError    what a server answers is larger than is read
 ├── EngineError       4   the engine refused, failed or died
 │   ├── GeneratorLateError    the replay, not the engine, was the bottleneck
 │   │   └── ReadLateError     what came was read too late
@@ -78,6 +79,10 @@ class ByHandError(TargetError):
 
 class RunError(InputError):
     """The run directory cannot be used."""
+
+
+class AnswerTooLongError(InputError):
+    """A server's answer is larger than is read: less may be asked for."""
 
 
 class EngineError(TunerError):

@@ -6,7 +6,8 @@ import socket
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
@@ -328,6 +329,68 @@ def test_a_password_goes_to_no_other_server(tmp_path: Path, status: int, scheme:
         for one in (other, moved):
             one.shutdown()
     assert heard == ["Basic ZXZlOnNlY3JldA=="]
+
+
+@contextmanager
+def answering(answer: Callable[[int], bytes]) -> Iterator[prometheus_api.PrometheusQuery]:
+    """A Prometheus that answers by the seconds that it is asked for; ask it for two hours."""
+
+    class Lying(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            form = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            content = answer(int(form.rpartition("%5B")[2].partition("s")[0]))
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            with suppress(OSError):  # it has heard enough
+                self.wfile.write(content)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Lying) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        yield prometheus_api.PrometheusQuery(url, EPOCH_S, EPOCH_S + 7200)
+        server.shutdown()
+
+
+def of_seconds(asked_s: int) -> bytes:
+    """A sample for each second, of which every query gets those of the last hour."""
+    values = ",".join(f'[{EPOCH_S + second},"1"]' for second in range(asked_s))
+    name = '{"__name__":"vllm:num_requests_running"}'
+    result = f'[{{"metric":{name},"values":[{values}]}}]'
+    return f'{{"status":"success","data":{{"result":{result}}}}}'.encode()
+
+
+def test_an_hour_that_is_too_much_at_once_is_asked_for_in_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(prometheus_api, "MAX_ANSWER_BYTES", len(of_seconds(1000)))
+    asked_s = list[int]()
+
+    def answer(seconds: int) -> bytes:
+        asked_s.append(seconds)
+        return of_seconds(seconds)
+
+    with answering(answer) as place:
+        (found,) = prometheus_api.samples(place, ["num_requests_running"]).values()
+    assert asked_s == [3600, 1800, *[900] * 8]
+    assert [len(values) for values in found.values()] == [900]
+
+
+@pytest.mark.attack
+def test_a_prometheus_that_never_stops_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_api, "MAX_ANSWER_BYTES", 100)
+    with answering(of_seconds) as place, pytest.raises(InputError, match="answers too much"):
+        prometheus_api.samples(place, ["num_requests_running"])
+
+
+@pytest.mark.attack
+def test_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_api, "MOST_SAMPLES", 5000)
+    with answering(of_seconds) as place, pytest.raises(InputError, match="more than 5,000 samples"):
+        prometheus_api.samples(place, ["num_requests_running"])
 
 
 @pytest.mark.attack

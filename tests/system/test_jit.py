@@ -118,6 +118,20 @@ def test_nothing_is_unpickled_that_others_could_have_put_there(
         jit._cache_dir.__wrapped__()
 
 
+@pytest.mark.attack
+def test_what_a_strangers_folder_tells_numba_is_not_obeyed(tmp_path: Path) -> None:
+    """It would write a page over any file of ours."""
+    (tmp_path / ".numba_config.yaml").write_text("dump_html: ours.txt\n")
+    program = (
+        "import sys; from tuner import cli; sys.argv = ['tuner', 'plan', 'p.yaml']; cli.main()"
+    )
+    words = [sys.executable, "-c", program]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 3
+    assert done.stderr.startswith("Error: .numba_config.yaml: would be obeyed by numba")
+    assert done.stderr.count("\n") == 2
+
+
 def test_a_function_is_compiled_where_nothing_can_be_kept() -> None:
     """Code without a file stands for code in a directory that cannot be written to."""
     namespace: dict[str, Any] = {}

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from tuner.errors import InputError, UsageError
+from tuner.errors import AnswerTooLongError, InputError, UsageError
 from tuner.system import http
 from tuner.system.http import problem_of, shown
 
@@ -17,7 +17,14 @@ CHUNK_S = 3600.0
 TIMEOUT_S = 60.0
 """For the whole answer to one question, of an hour of history."""
 
-MAX_ANSWER_BYTES = 512 * 2**20
+LEAST_CHUNK_S = 60.0
+
+MAX_ANSWER_BYTES = 64 * 2**20
+"""Of one answer, which takes up to twenty times as much while it is read: an hour of 170 engines
+that are scraped every 15 s. Where an hour is more than that, less is asked for at a time."""
+
+MOST_SAMPLES = 30_000_000
+"""Of all answers together, some 3 GB: a week of twelve such engines."""
 
 PREFIX = "vllm[:_]"
 """Some pipelines turn the colon of vLLM's names into an underscore."""
@@ -88,16 +95,30 @@ def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
     """Return all finite samples of these metrics, asked for by the hour.
 
     A range selector is used: the grid of a range query would skip and repeat scrapes, and hide
-    restarts. Raises InputError where there is no Prometheus, UsageError for a bad selector.
+    restarts. Raises InputError where there is no Prometheus, or more than the memory should hold,
+    and UsageError for a bad selector.
     """
     matchers = f'__name__=~"{PREFIX}(?:{"|".join(names)})"'
     if place.selector:
         matchers += f",{place.selector}"
     found: defaultdict[str, dict[Labels, dict[float, float]]] = defaultdict(dict)
-    end_s = place.to_s
+    end_s, chunk_s, count = place.to_s, CHUNK_S, 0
     while end_s > place.from_s:
-        length_s = min(CHUNK_S, end_s - place.from_s)
-        for series in _ask(place, f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]", end_s):
+        length_s = min(chunk_s, end_s - place.from_s)
+        try:
+            answer = _ask(place, f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]", end_s)
+        except AnswerTooLongError:
+            if chunk_s / 2 < LEAST_CHUNK_S:
+                raise
+            chunk_s /= 2
+            continue
+        count += len(answer) + sum(len(series.values) for series in answer)
+        if count > MOST_SAMPLES:
+            raise InputError(
+                f"{place.url}: more than {MOST_SAMPLES:,} samples in that time",
+                hint="Ask for less: --from and --to, or one engine with --selector.",
+            )
+        for series in answer:
             name = series.metric.pop("__name__", "")[_PREFIX_LENGTH:]
             values = found[name].setdefault(tuple(sorted(series.metric.items())), {})
             for time_s, text in series.values:

@@ -10,6 +10,7 @@ import math
 import os
 import secrets
 import stat
+import sys
 import tokenize
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -53,7 +54,10 @@ _CONTENT = {
 """Event → what it must hold."""
 
 _NUMBERS = {"at_s", "elapsed_s"}
-_PLAIN = {"digest", "file", "max_num_seqs", "purpose", "trial", "window", "worker"}
+_PLAIN = {
+    *("approach", "block", "digest", "file", "lengths", "load", "max_num_seqs", "purpose", "trial"),
+    *("window", "worker"),
+}
 _NEVER = {"an event that is not known"}
 
 _STORED_PURPOSES = {
@@ -307,7 +311,7 @@ def _is_event(event: object) -> bool:
     words = [event[name] for name in _PLAIN & event.keys()]
     return (
         not missing
-        and all(isinstance(one, int | float) and math.isfinite(one) for one in numbers)
+        and all(isinstance(one, int | float) and abs(one) <= sys.float_info.max for one in numbers)
         and not any(isinstance(one, list | dict) for one in words)
     )
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import httpx
 
-from tuner.errors import InputError, UsageError
+from tuner.errors import AnswerTooLongError, InputError, UsageError
 
 MOST_REDIRECTS = 5
 
@@ -141,7 +141,7 @@ async def _read(question: HttpRequest, answer: httpx.Response) -> bytes:
         async for piece in answer.aiter_raw():
             content += piece
             if len(content) > question.most_bytes:
-                raise InputError(f"{url}: answers too much", hint=_CHECK)
+                raise AnswerTooLongError(f"{url}: answers too much", hint=_CHECK)
     except (httpx.RemoteProtocolError, httpx.ReadError):
         raise InputError(f"{url}: answers a part only", hint="Ask again.") from None
     return bytes(content)

@@ -14,8 +14,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-import numba
-from numba.core.caching import IndexDataCacheFile
+from tuner.errors import InputError
+
+NUMBAS_OWN = Path(".numba_config.yaml")
+"""Numba obeys it wherever it is run: in a stranger's folder it could have any file written over."""
+
+if NUMBAS_OWN.exists():
+    raise InputError(
+        f"{NUMBAS_OWN}: would be obeyed by numba, which compiles for tuner",
+        hint="Remove it if it is not yours, or set its values as NUMBA_… in the environment.",
+    )
+
+import numba  # noqa: E402 - which reads it
+from numba.core.caching import IndexDataCacheFile  # noqa: E402
 
 Function = TypeVar("Function", bound=Callable[..., object])
 
@@ -118,8 +129,9 @@ def _cache_dir() -> Path:
     Raises OSError for another user's.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuner"
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
     ours = root / f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
-    ours.mkdir(mode=0o700, parents=True, exist_ok=True)
+    ours.mkdir(mode=0o700, exist_ok=True)
     if ours.lstat().st_mode & 0o022:
         shutil.rmtree(ours)
         ours.mkdir(mode=0o700)

@@ -39,6 +39,10 @@ from tuner.trace.trace import (
 
 COPY_BYTES = 2**20
 
+MOST_ROWS = 10**8
+"""A day of more than a thousand requests a second. Packed, a billion equal rows take half a
+megabyte, and each that is read takes up to 50 bytes of the memory."""
+
 Tell = Callable[[Tally], None]
 """Is told now and then how far the reading is."""
 
@@ -389,8 +393,13 @@ def _again(
 
 
 def telling(batches: Iterable[Batch], tally: Tally, tell: Tell) -> Iterator[Batch]:
-    """Yield the batches, and tell how much of the file was read by then."""
+    """Yield the batches, and tell how much of the file was read by then. Raises TraceError for more
+    rows than are held."""
     for batch in batches:
+        if tally.rows_read > MOST_ROWS:
+            raise TraceError(
+                f"{tally.place}: more than {MOST_ROWS:,} rows", hint="Cut it: a day says enough."
+            )
         yield batch
         tell(tally)
 

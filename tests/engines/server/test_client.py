@@ -226,6 +226,20 @@ def test_a_link_in_place_of_a_log_is_not_written_through(
     assert not (tmp_path / "victim").exists()
 
 
+@pytest.mark.attack
+def test_nothing_is_imported_from_the_folder_that_tuner_is_run_in(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("contextlib", "ctypes", "struct", "aiohttp", "tuner"):
+        (tmp_path / f"{name}.py").write_text("open('owned', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    with completions(lambda asked: asked.whole(3)) as url:
+        assert with_client(url, tmp_path, complete).output_tokens == 3
+    process = ServeProcess.launch([sys.executable, "-P", "-V"], environment={}, log=Path("log"))
+    process.kill()
+    assert not (tmp_path / "owned").exists()
+
+
 def test_where_nobody_listens_every_request_fails(tmp_path: Path) -> None:
     with completions(_half) as url:
         pass

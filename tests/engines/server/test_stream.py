@@ -42,6 +42,7 @@ def test_an_end_without_text_is_no_output_until_the_count_says_so() -> None:
         (b'data: {"usage": {"completion_tokens": -1}}\n\n', "no completion"),
         (b'data: {"usage": {"completion_tokens": 1%b}}\n\n' % (b"0" * 30), "no completion"),
         (b'data: {"usage": {"completion_tokens": 1%b}}\n\n' % (b"0" * 5000), "no completion"),
+        (b'data: {"odd": %b}\n\n' % (b"[" * 200_000), "no completion"),
     ],
 )
 def test_what_is_no_stream_of_completions_is_refused(data: bytes, why: str) -> None:

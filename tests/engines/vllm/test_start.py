@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -33,3 +34,19 @@ def test_workers_are_spawned_as_the_server_spawns_them(
         check=True,
     )
     assert done.stdout == f"{method}\n"
+
+
+@pytest.mark.attack
+def test_nothing_is_imported_from_the_folder_that_tuner_is_run_in(tmp_path: Path) -> None:
+    """Python puts that folder first for ``-c`` and ``-m``, by which vLLM and multiprocessing start
+    their own; a stranger's may hold what is called as a module of theirs."""
+    for name in ("multiprocessing", "contextlib", "vllm"):
+        (tmp_path / f"{name}.py").write_text("open('owned', 'w')\n")
+    program = f"{PREPARED}from multiprocessing import resource_tracker\n"
+    program += "resource_tracker.ensure_running()\nresource_tracker._resource_tracker._stop()\n"
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    environment.pop("PYTHONSAFEPATH", None)
+    words = [sys.executable, "-P", "-c", program]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, check=False)
+    assert done.stdout == b"spawn\n", done.stderr
+    assert not (tmp_path / "owned").exists()

@@ -140,10 +140,10 @@ def honest(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-def _use(file: Path) -> None:
+def use(storage: str) -> None:
     """Search as a run does; what the database says must be of the space, and finite."""
     SAID.clear()
-    one = study(f"sqlite:///{file}", run="ours")
+    one = study(storage, run="ours")
     try:
         one.abandon()
         asked = one.ask()
@@ -163,7 +163,7 @@ def _use(file: Path) -> None:
 
 def _holds(file: Path) -> None:
     try:
-        _use(file)
+        use(f"sqlite:///{file}")
     except RunError as refused:
         SAID.append(str(refused))
     for said in SAID:
@@ -173,7 +173,7 @@ def _holds(file: Path) -> None:
 
 def test_an_honest_database_is_used_without_a_word(honest: Path, tmp_path: Path) -> None:
     file = Path(shutil.copy(honest, tmp_path / "x.db"))
-    _use(file)
+    use(f"sqlite:///{file}")
     assert SAID == []
 
 

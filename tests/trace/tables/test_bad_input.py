@@ -1,6 +1,8 @@
 """Tables with something wrong in them: read rightly, or refused with row and column."""
 
 import json
+import lzma
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,11 +11,12 @@ from pyarrow import csv, ipc, parquet
 
 from tests.support.format_examples import read
 from tuner.errors import TraceError, UsageError
+from tuner.trace import stream
 from tuner.trace.formats.reading.record import Row, Tally
 from tuner.trace.formats.reading.trace_file import TableOptions
 from tuner.trace.formats.registry import open_trace
 from tuner.trace.formats.table import columns_asked, delimiter_asked
-from tuner.trace.tables import nested
+from tuner.trace.tables import arrow_files, nested
 
 HEAD = "ts,prompt_tokens,completion_tokens\n"
 NOTHING_ASKED = TableOptions()
@@ -770,3 +773,62 @@ def test_what_arrow_makes_no_value_of_is_refused(tmp_path: Path, what: str, kind
             file.write_table(table)
     with pytest.raises(TraceError, match="a broken Parquet or Arrow file"):
         list(open_trace(path)[0].rows)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("kind", ["parquet", "parquet, as names", "arrow", "arrow, packed"])
+def test_a_small_file_that_unpacks_to_gigabytes_is_refused(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 rows with a note of a hundred thousand letters, which stands in the file once."""
+    monkeypatch.setattr(arrow_files, "STEP_BYTES", 2**26)
+    notes = pa.DictionaryArray.from_arrays(pa.array([0] * 2000, pa.int32()), ["a" * 10**5])
+    plain = [pa.array([AT_S + i for i in range(2000)]), *[pa.array([5] * 2000)] * 2]
+    table = pa.table([*plain, notes], ["ts", "prompt_tokens", "completion_tokens", "note"])
+    path = tmp_path / "t"
+    if kind.startswith("parquet"):
+        named = kind.endswith("names")
+        limit = {"dictionary_pagesize_limit": 2**28, "compression": "zstd"}
+        parquet.write_table(table, path, store_schema=named, **limit)
+    else:
+        written = table if kind == "arrow" else table.cast(_WITHOUT_NAMES)
+        options = ipc.IpcWriteOptions(compression=None if kind == "arrow" else "zstd")
+        with ipc.new_file(str(path), written.schema, options=options) as file:
+            file.write_table(written)
+    assert path.stat().st_size < 2**19
+    with pytest.raises(TraceError, match=r"some of its rows unpack to more than 6\d MiB"):
+        open_trace(path)
+
+
+_WITHOUT_NAMES = pa.schema(
+    {
+        "ts": pa.int64(),
+        "prompt_tokens": pa.int64(),
+        "completion_tokens": pa.int64(),
+        "note": pa.large_string(),
+    }
+)
+
+
+@pytest.mark.attack
+def test_a_packed_file_that_asks_for_gigabytes_to_unpack_it_is_refused(tmp_path: Path) -> None:
+    packed = bytearray(lzma.compress(stamped("1,5", "2,5").encode()))
+    header = slice(12, 12 + 4 * packed[12])
+    assert packed[14:16] == b"\x21\x01"  # LZMA2, and the size of its dictionary in the next byte
+    packed[16] = 40
+    packed[header.stop : header.stop + 4] = zlib.crc32(packed[header]).to_bytes(4, "little")
+    assert "unpacking it takes more than 512 MiB" in str(refusal(tmp_path / "t", bytes(packed)))
+
+
+@pytest.mark.attack
+def test_more_rows_than_are_held_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MOST_ROWS", 10**5)
+    times = pa.array([AT_S * 1000] * 10**6, pa.timestamp("ms"))
+    five = pa.array([5] * 10**6)
+    parquet.write_table(pa.table({"ts": times, "prompt_tokens": five, "completion_tokens": five}),
+                        tmp_path / "t", compression="zstd")  # fmt: skip
+    assert (tmp_path / "t").stat().st_size < 10**5
+    with pytest.raises(TraceError, match="more than 100,000 rows"):
+        stream.scan(stream.Input(tmp_path / "t"), lambda _: None)

@@ -25,6 +25,7 @@ from tuner.errors import (
 from tuner.runs import journal
 from tuner.system import folders, interruption
 from tuner.system.passwords import without_passwords
+from tuner.system.printable import printable
 
 _STAMP = "-" + "[0-9]" * 8 + "-" + "[0-9]" * 6 + "-" + "[0-9]" * 6
 
@@ -134,8 +135,9 @@ def kept(
     book: journal.Journal, where: Where, parts: Sequence[journal.Journal] = ()
 ) -> Iterator[None]:
     """Close the journal, and those of the run's parts, in the end. Raises Interrupted with the
-    command that goes on, where the user or a signal ended the run. One that was refused before
-    anything was measured leaves no folder that a later --resume would take for the newest run."""
+    command that goes on, where the user or a signal ended the run, and RunError for what comes of a
+    resumed run's events that tuner did not write. One that was refused before anything was measured
+    leaves no folder that a later --resume would take for the newest run."""
     books = (book, *parts)
 
     def words() -> interruption.Words:
@@ -154,6 +156,13 @@ def kept(
             raise
         said, hint = words()
         raise Interrupted(said, hint=hint) from None
+    except journal.NO_SENSE as problem:
+        if not where.resume:
+            raise
+        raise RunError(
+            f"{book.run_dir}: what it holds makes no sense ({printable(repr(problem))[:200]})",
+            hint="Start again in another --run-dir; if tuner alone has written there, report it.",
+        ) from problem
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
         if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
             _remove(books)

@@ -80,7 +80,7 @@ class StreamingClient:
             ours, theirs = socket.socketpair()
             with theirs:
                 process = subprocess.Popen(  # noqa: ASYNC220 - milliseconds
-                    [sys.executable, "-m", "tuner.engines.server.client_process"],
+                    [sys.executable, "-P", "-m", "tuner.engines.server.client_process"],
                     stdin=theirs.fileno(),
                     stdout=said,
                     stderr=said,

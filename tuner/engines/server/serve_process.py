@@ -88,7 +88,7 @@ class ServeProcess:
         kept = {name: value for name, value in os.environ.items() if name not in _NOT_FOR_IT}
         with open(log, "ab", opener=files.opened_own) as said:
             guardian = subprocess.Popen(  # noqa: S603 - vLLM, as the user has asked for it
-                [sys.executable, "-m", "tuner.engines.server.guardian", *command],
+                [sys.executable, "-P", "-m", "tuner.engines.server.guardian", *command],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=said,

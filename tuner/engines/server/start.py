@@ -38,7 +38,7 @@ Result = TypeVar("Result")
 _PORTS = 3
 """How many are tried, should somebody else be faster each time."""
 
-_VLLM = (sys.executable, "-m", "vllm.entrypoints.cli.main")
+_VLLM = (sys.executable, "-P", "-m", "vllm.entrypoints.cli.main")
 """The ``vllm`` command, of this Python and no other."""
 
 _STARTS = count()

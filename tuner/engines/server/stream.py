@@ -73,7 +73,7 @@ class CompletionStream:
             return 0
         try:
             chunk = _CHUNK.decode(said)
-        except msgspec.DecodeError as problem:
+        except (msgspec.DecodeError, RecursionError) as problem:
             raise StreamError(f"no completion: {problem}") from None
         if bytes(chunk.error) != b"null":
             raise StreamError(bytes(chunk.error).decode(errors="replace"))

@@ -228,6 +228,8 @@ def _prepare(model: str, log: Path) -> None:
         )
     models.model_path(model)
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Its Pythons, and those of multiprocessing, would import what lies in the folder we are run in.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     # As ``vllm serve`` does (cli_env_setup); else vLLM forks a process that has threads.
     os.environ.setdefault("VLLM_WORKER_MULTIPROC_METHOD", "spawn")
     own = scratch.own_folder(

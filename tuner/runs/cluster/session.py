@@ -245,7 +245,15 @@ def _check_answers(address: str) -> None:
             socket.create_connection(place, timeout=CONNECT_S).close()
         except OSError as error:
             raise RunError(f"--ray {address}: {_last_line(error)}", hint=hint) from error
-    words = [sys.executable, "-m", "ray.scripts.scripts", "health-check", "--address", address]
+    words = [
+        sys.executable,
+        "-P",
+        "-m",
+        "ray.scripts.scripts",
+        "health-check",
+        "--address",
+        address,
+    ]
     try:
         done = subprocess.run(  # noqa: S603 - Ray's own
             words, capture_output=True, text=True, check=False, timeout=ANSWER_S

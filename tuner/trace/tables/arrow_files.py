@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from pyarrow import ipc, parquet
 
 from tuner.errors import TraceError
+from tuner.system.memory import at_most
 from tuner.trace.formats.columnar.batch import ROWS
 from tuner.trace.tables.plan import Shape
 from tuner.trace.tables.shape import SAMPLE_ROWS
@@ -28,40 +29,57 @@ BREAKS = (
 what it read: text that is none, times beyond all calendars, structs without end."""
 
 
+STEP_BYTES = 2 << 30
+"""What some rows may take while they are read, beside four times their file's size: a file of half
+a megabyte can hold columns of a hundred gigabytes."""
+
+
 class ArrowFile:
-    """A Parquet or an Arrow file, read some rows at a time. Raises TraceError for a broken one."""
+    """A Parquet or an Arrow file, read some rows at a time. Raises TraceError for a broken one, and
+    for one that unpacks to more than the memory should hold."""
 
     def __init__(self, path: Path, read: Callable[[int], object] = lambda _: None) -> None:
         self.path, self.read = path, read
-        with _reading(path):
-            first = next(self._tables(None), None)
-            if first is None:
-                raise TraceError(f"{path}: no rows", hint="Is the file complete?")
-            flat = _flat(first.slice(0, SAMPLE_ROWS))
-            columns = [column.to_pylist() for column in flat.values()]
-        self.shape = Shape(tuple(flat), tuple(zip(*columns, strict=True)))
+        self._most_bytes = STEP_BYTES + 4 * path.stat().st_size
+        first = next(self._blocks(None, SAMPLE_ROWS), None)
+        if first is None:
+            raise TraceError(f"{path}: no rows", hint="Is the file complete?")
+        with self._step():
+            columns = [column.to_pylist() for column in first.values()]
+        self.shape = Shape(tuple(first), tuple(zip(*columns, strict=True)))
 
     def blocks(self, wanted: set[int]) -> Iterator[dict[int, Any]]:
         """Yield the columns of these places, some rows at a time."""
         headings = self.shape.headings
         top = sorted({headings[place].partition(".")[0] for place in wanted})
-        with _reading(self.path):
-            for table in self._tables(top):
-                flat = _flat(table)
-                yield {place: flat[headings[place]] for place in wanted}
+        for flat in self._blocks(top, ROWS):
+            with self._step():
+                block = {place: flat[headings[place]] for place in wanted}
+            yield block
 
     def cells(self, block: dict[int, Any], rows: Any) -> dict[int, list[Any]]:  # noqa: ANN401 - Arrow's
         """Return the values of some rows of a block."""
-        with _reading(self.path):
+        with self._step():
             return {place: column.take(rows).to_pylist() for place, column in block.items()}
 
-    def _tables(self, columns: list[str] | None) -> Iterator[Any]:
+    def _blocks(self, columns: list[str] | None, rows: int) -> Iterator[dict[str, Any]]:
+        """Yield so many rows at a time, each block unpacked in a step of its own."""
+        batches = self._batches(columns, rows)
+        while True:
+            with self._step():
+                batch = next(batches, None)
+                flat = None if batch is None else _flat(batch)
+            if flat is None:
+                return
+            yield flat
+
+    def _batches(self, columns: list[str] | None, rows: int) -> Iterator[Any]:
         size = self.path.stat().st_size
         with self.path.open("rb") as file:
             if file.read(4) == MARKS[0]:
                 whole = parquet.ParquetFile(self.path)
                 total = max(1, whole.metadata.num_rows)
-                for batch in whole.iter_batches(ROWS, columns=columns, use_threads=False):
+                for batch in whole.iter_batches(rows, columns=columns, use_threads=False):
                     self.read(size * len(batch) // total)
                     yield batch
                 return
@@ -69,19 +87,26 @@ class ArrowFile:
             for number in range(whole.num_record_batches):
                 batch = whole.get_batch(number)
                 self.read(size // whole.num_record_batches)
-                for begin in range(0, len(batch), ROWS):
-                    yield batch.slice(begin, ROWS).select(columns or batch.schema.names)
+                for begin in range(0, len(batch), rows):
+                    yield batch.slice(begin, rows).select(columns or batch.schema.names)
 
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except BREAKS as problem:
-        reason = str(problem).partition("\n")[0][:200]
-        raise TraceError(
-            f"{path}: a broken Parquet or Arrow file: {reason}", hint="Copy the file again."
-        ) from None
+    @contextmanager
+    def _step(self) -> Iterator[None]:
+        """Bound what is done here, and explain what Arrow raises."""
+        try:
+            with at_most(self._most_bytes):
+                yield
+        except MemoryError:
+            raise TraceError(
+                f"{self.path}: some of its rows unpack to more than {self._most_bytes >> 20:,} MiB",
+                hint="Write it again, with the columns that are needed.",
+            ) from None
+        except BREAKS as problem:
+            reason = str(problem).partition("\n")[0][:200]
+            raise TraceError(
+                f"{self.path}: a broken Parquet or Arrow file: {reason}",
+                hint="Copy the file again.",
+            ) from None
 
 
 def _flat(batch: Any) -> dict[str, Any]:  # noqa: ANN401 - Arrow's

@@ -1,12 +1,14 @@
 """The storage of a study: a file of Optuna's journal, or any storage that a URL names."""
 
 import json
+import os
 import random
+import socket
 import time
 import urllib.parse
 import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -46,7 +48,27 @@ _DRIVERS = {
 }
 
 
-def opened(storage: str) -> BaseStorage:
+class Connections:
+    """Those that were made to a database, to be cut while another thread waits for what comes."""
+
+    def __init__(self) -> None:
+        self._made: list[Any] = []
+
+    def add(self, connection: object, _: object) -> None:
+        """Be told of one by SQLAlchemy."""
+        self._made.append(connection)
+
+    def cut(self) -> None:
+        """Let nothing more come through them."""
+        for one in self._made:
+            with (
+                suppress(Exception),  # it is closed, or none of sockets
+                socket.socket(fileno=os.dup(one.fileno())) as wire,
+            ):
+                wire.shutdown(socket.SHUT_RDWR)
+
+
+def opened(storage: str, connections: Connections | None = None) -> BaseStorage:
     """Return the storage of a URL; anything else is a file of Optuna's journal.
 
     Raises RunError where there is none, and for Redis: what its server sends, Optuna unpickles.
@@ -59,7 +81,7 @@ def opened(storage: str) -> BaseStorage:
                 hint="Share a study in PostgreSQL: --storage postgresql://….",
             )
         if "://" in storage:
-            return _database(storage)
+            return _database(storage, connections or Connections())
         return _file(Path(storage))
 
 
@@ -136,20 +158,21 @@ def _locked(path: Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _database(storage: str) -> RDBStorage:
+def _database(storage: str, connections: Connections) -> RDBStorage:
     """Open a database. Of runs that make its tables at the same moment all but one fail, and find
     them there when they look again."""
     if storage.startswith("sqlite"):
         _check_schema(storage)
+    how = {**_engine(storage), "pool_events": [(connections.add, "connect")]}
     for _ in range(MOST_AT_ONCE):
         try:
-            return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
+            return RDBStorage(_with_driver(storage), engine_kwargs=how)
         except (IntegrityError, ProgrammingError, OperationalError) as error:
             is_down = isinstance(error, OperationalError)  # unless that is SQLite's or MySQL's word
             if is_down and "already exists" not in str(error):
                 raise
             time.sleep(random.uniform(0.0, PAUSE_S))  # noqa: S311 - so that they meet no more
-    return RDBStorage(_with_driver(storage), engine_kwargs=_engine(storage))
+    return RDBStorage(_with_driver(storage), engine_kwargs=how)
 
 
 def _check_schema(storage: str) -> None:

@@ -17,9 +17,11 @@ T = TypeVar("T")
 
 
 class TimedStorage:
-    """Somebody who asks, and waits for ANSWER_S at most."""
+    """Somebody who asks, and waits for ANSWER_S at most; then ``cut`` is called, so that nothing of
+    an answer without end is heard any more."""
 
-    def __init__(self) -> None:
+    def __init__(self, cut: Callable[[], None] = lambda: None) -> None:
+        self._cut = cut
         self.is_over = False
         """Whether there was once no answer, or nobody asks any more: there will be none."""
 
@@ -49,6 +51,7 @@ class TimedStorage:
             if answer.done():  # in time after all, or an error of its own
                 return answer.result()
             self.is_over = True
+            self._cut()
             raise TimeoutError(f"no answer within {ANSWER_S:.0f}s") from None
 
     def leave(self, action: Callable[[], None]) -> None:

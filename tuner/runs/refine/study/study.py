@@ -97,9 +97,10 @@ class Study:
         """What engines were seen to have cut, of everybody."""
 
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        self._timed = TimedStorage()
+        connections = storages.Connections()
+        self._timed = TimedStorage(connections.cut)
         with storages.asking(storage):
-            self._storage = self._timed.ask(lambda: storages.opened(storage))
+            self._storage = self._timed.ask(lambda: storages.opened(storage, connections))
         try:
             with storages.asking(storage):
                 joining = partial(joined, self._open, self._storage, machine)

@@ -12,8 +12,12 @@ from pathlib import Path
 from typing import BinaryIO, Protocol, cast
 
 from tuner.errors import TraceError
+from tuner.system.memory import at_most
 
 CHUNK_BYTES = 2**22
+UNPACKING_BYTES = 2**29
+"""What unpacking a chunk may take: xz takes what the file says, up to 4 GiB."""
+
 SNIFFED_BYTES = 2**16
 LONG_BYTES = 2**20
 (LINE_END,) = b"\n"
@@ -111,7 +115,13 @@ def _pieces(stream: _Readable, path: Path) -> Iterator[bytes]:
     taken = 0
     while True:
         try:
-            piece = stream.read(CHUNK_BYTES)
+            with at_most(UNPACKING_BYTES):
+                piece = stream.read(CHUNK_BYTES)
+        except MemoryError:
+            raise TraceError(
+                f"{path}: unpacking it takes more than {UNPACKING_BYTES >> 20} MiB",
+                hint="Pack it again with the packer's usual settings.",
+            ) from None
         except gzip.BadGzipFile as problem:
             raise _damaged(path, taken, problem) from None
         except DAMAGED as problem:

@@ -1,0 +1,29 @@
+"""A server of PostgreSQL's that lies spoils its study, and does nothing else."""
+
+import pytest
+
+from tests.runs.refine.test_hostile_storage import use
+from tests.runs.refine.test_refine import SAID
+from tests.support.lying_postgres import LIES, lying
+from tests.support.processes import wait_until
+from tuner.errors import RunError
+from tuner.runs.refine.study import storage, storage_timeout
+
+pytest.importorskip("psycopg")
+pytestmark = [pytest.mark.attack, pytest.mark.timeout(60)]
+
+
+@pytest.mark.parametrize("what", LIES)
+def test_whatever_it_says_ends_in_one_line_and_is_heard_no_longer(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(storage_timeout, "ANSWER_S", 3.0)
+    monkeypatch.setattr(storage, "PATIENCE_S", 2)
+    with lying(LIES[what]) as (url, clients):
+        with pytest.raises(RunError) as refused:
+            use(url)
+        wait_until(lambda: not any(one.speaks for one in clients))
+    for said in (str(refused.value), *SAID):
+        assert "\n" not in said
+        assert len(said) < 500
+        assert "s3cret" not in said
