@@ -13,6 +13,9 @@ ODD = b"\x1b]0;owned\x07\x1b[31mred\xe2\x80\xaegnp"
 Lie = Callable[[bytes], Iterator[bytes]]
 """What is asked, empty for the log-in → what is said, a piece at a time."""
 
+UNHEARD_S = 1.0
+"""A client that has not read for so long has hung up, whatever its socket says."""
+
 READY = b"Z\0\0\0\5I"
 
 
@@ -123,11 +126,13 @@ class _Client(threading.Thread):
 
     def _say(self, asked: bytes) -> None:
         self.speaks = True
+        self.client.settimeout(UNHEARD_S)
         try:
             for piece in self.lie(asked):
                 self.client.sendall(piece)
         finally:
             self.speaks = False
+        self.client.settimeout(None)
 
     def _read(self, size: int) -> bytes:
         content = b""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import stat
 from contextlib import closing
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.commands.report.test_report import outline
+from tests.support import strange_runs
 from tests.support.builders import record, replay_of
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
@@ -353,3 +355,36 @@ def test_a_pipe_in_place_of_a_runs_file_is_not_waited_for(
     os.mkfifo(tmp_path / name)
     done = tuner(tmp_path, "report", ".")
     assert (done.returncode, done.stderr.count("\n")) == (3, 2)
+
+
+RESUMED: dict[str, tuple[object, ...]] = {
+    "refined": ("refine", "profile.yaml", *SIM, "--run-dir=refined", "--json", "--step=20s"),
+    "compared": (
+        *("compare", *SIM, "--run-dir=compared", "--approaches=worker,untuned,tuned", "--json"),
+        *("--loads=heavy", "--repeats=2", "--max-num-seqs=8", "--step=10s", "-o", "page"),
+    ),
+    "swept": ("sweep", *SIM, "--fast", "--run-dir=swept", "--step=20s", "--ceiling=16"),
+    "verified": (),
+}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("run_dir", RESUMED)
+@pytest.mark.usefixtures("refined", "compared", "verified")
+def test_whatever_a_strangers_run_says_each_command_ends_in_order_and_inside_of_it(
+    folder: Path, tmp_path: Path, run_dir: str, seed: int
+) -> None:
+    shutil.copytree(folder / run_dir, tmp_path / run_dir)
+    for name in ("prod.jsonl", "profile.yaml"):
+        shutil.copy(folder / name, tmp_path / name)
+    what = strange_runs.change(tmp_path / run_dir, random.Random(f"{run_dir} {seed}"))
+    asked: list[tuple[object, ...]] = [("report", run_dir), ("export", run_dir, "-o", "tables")]
+    asked += [(*RESUMED[run_dir], "--resume")] if RESUMED[run_dir] else []
+    for words in asked:
+        done = tuner(tmp_path, *words)
+        assert done.returncode in {0, 3, 4, 5, 6}, (what, done.stderr)
+        assert not set("\x1b\u202e") & set(done.stdout + done.stderr), what
+    made = {one.name for one in tmp_path.iterdir()}
+    known = {"prod.jsonl", "profile.yaml", "report.html", "tables", "page", "refined.yaml"}
+    assert made <= known | {run_dir}, what

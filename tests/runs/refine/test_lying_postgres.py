@@ -27,3 +27,12 @@ def test_whatever_it_says_ends_in_one_line_and_is_heard_no_longer(
         assert "\n" not in said
         assert len(said) < 500
         assert "s3cret" not in said
+
+
+def test_rows_without_end_are_cut_off_before_they_fill_the_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(storage_timeout, "MOST_BYTES", 2**27)
+    lie = LIES["rows without end"]
+    with lying(lie) as (url, _), pytest.raises(RunError, match="it answers without end"):
+        use(url)

@@ -75,23 +75,24 @@ def run(options: CompareOptions) -> None:
     read = progress.reading(DeviceMeter().read if options.engine == "vllm" else None)
     for warning in not_said(options.trace, trace.warnings):
         progress.warn(warning)
-    with kept(book, where), progress:
-        testbed = place.testbed(comparing, settings)
-        place.execute(calibrate(requests, testbed, settings, comparing, progress), book)
-        blocks = Blocks(requests, settings, comparing)
-        place.execute(_chosen(blocks, progress), book)
-        _keep_traffic(blocks, trace, book.run_dir)
-        tuned, elsewhere_s = _tuned(options, place, blocks, progress, read)
-        setup = Setup(
-            tuned=tuned.max_num_seqs,
-            static=_static(options),
-            untuned=options.untuned,
-            of_profile=_of_profile(options),
-        )
-        run = Comparison(blocks, testbed, comparing, progress, read)
-        place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
-    doubts = (*warnings_about(options), *blocks.warnings, *run.warnings)
-    _report(options, blocks, tuned, doubts, trace.warnings)
+    with kept(book, where):
+        with progress:
+            testbed = place.testbed(comparing, settings)
+            place.execute(calibrate(requests, testbed, settings, comparing, progress), book)
+            blocks = Blocks(requests, settings, comparing)
+            place.execute(_chosen(blocks, progress), book)
+            _keep_traffic(blocks, trace, book.run_dir)
+            tuned, elsewhere_s = _tuned(options, place, blocks, progress, read)
+            setup = Setup(
+                tuned=tuned.max_num_seqs,
+                static=_static(options),
+                untuned=options.untuned,
+                of_profile=_of_profile(options),
+            )
+            run = Comparison(blocks, testbed, comparing, progress, read)
+            place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
+        doubts = (*warnings_about(options), *blocks.warnings, *run.warnings)
+        _report(options, blocks, tuned, doubts, trace.warnings)
 
 
 def _dry_run(

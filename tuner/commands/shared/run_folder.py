@@ -131,6 +131,20 @@ def _newest(name: str) -> Path:
 
 
 @contextmanager
+def making_sense(run_dir: Path, *, is_stored: bool) -> Iterator[None]:
+    """Raise RunError for what comes of a stored run that tuner did not write."""
+    try:
+        yield
+    except journal.NO_SENSE as problem:
+        if not is_stored:
+            raise
+        raise RunError(
+            f"{run_dir}: what it holds makes no sense ({printable(repr(problem))[:200]})",
+            hint="Start again in another --run-dir; if tuner alone has written there, report it.",
+        ) from problem
+
+
+@contextmanager
 def kept(
     book: journal.Journal, where: Where, parts: Sequence[journal.Journal] = ()
 ) -> Iterator[None]:
@@ -150,19 +164,13 @@ def kept(
 
     interruption.say_at_the_end(words)
     try:
-        yield
+        with making_sense(book.run_dir, is_stored=where.resume):
+            yield
     except (KeyboardInterrupt, asyncio.CancelledError, EngineError) as cause:
         if isinstance(cause, EngineError) and not interruption.happened():
             raise
         said, hint = words()
         raise Interrupted(said, hint=hint) from None
-    except journal.NO_SENSE as problem:
-        if not where.resume:
-            raise
-        raise RunError(
-            f"{book.run_dir}: what it holds makes no sense ({printable(repr(problem))[:200]})",
-            hint="Start again in another --run-dir; if tuner alone has written there, report it.",
-        ) from problem
     except (UsageError, TraceError, ProfileError, GateError) as problem:  # not of a full disk
         if all(event["event"] in _BEFORE_ANY_NUMBER for one in books for event in one.events):
             _remove(books)

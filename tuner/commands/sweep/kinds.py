@@ -19,7 +19,7 @@ from tuner.commands.shared.console import (
 )
 from tuner.commands.shared.engine import world_of
 from tuner.commands.shared.next_step import after
-from tuner.commands.shared.run_folder import Where, kept, open_each, open_run
+from tuner.commands.shared.run_folder import Where, kept, making_sense, open_each, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep.one_trace import (
     FinishedSweep,
@@ -248,7 +248,8 @@ def _plan_of_all(
 
 def _conclude(options: SweepOptions, found: Sequence[KindOutcome], run_dir: Path) -> None:
     """Write the profiles and print all. Raises what ended the sweeps where none was ended well."""
-    found = [_written(one, force=options.force) for one in found]
+    with making_sense(run_dir, is_stored=options.resume):
+        found = [_written(one, force=options.force) for one in found]
     failed = [one.done for one in found if isinstance(one.done, TunerError)]
     if len(failed) == len(found):
         raise failed[0]

@@ -11,7 +11,7 @@ from pathlib import Path
 from tuner.commands.shared import dry_run
 from tuner.commands.shared.next_step import check_required, check_served
 from tuner.commands.shared.options import check_given
-from tuner.commands.shared.run_folder import Where, check_command, kept, open_run
+from tuner.commands.shared.run_folder import Where, check_command, kept, making_sense, open_run
 from tuner.commands.shared.said import not_said
 from tuner.commands.sweep import kinds, several
 from tuner.commands.sweep.ceiling import with_ceiling
@@ -178,16 +178,18 @@ def _rescore(options: SweepOptions, run_dir: Path) -> None:
         )
     book = journal.read(run_dir)
     check_command(book, "sweep")
-    if "traces" in book.events[0]["plan"]:
-        several.rescore(options, book)
-        return
-    profile.check_output(options.output, force=options.force)
-    _conclude(options, rescored(options, book), keep=False)
+    with making_sense(run_dir, is_stored=True):
+        if "traces" in book.events[0]["plan"]:
+            several.rescore(options, book)
+            return
+        profile.check_output(options.output, force=options.force)
+        _conclude(options, rescored(options, book), keep=False)
 
 
 def written(options: SweepOptions, done: FinishedSweep, *, keep: bool) -> ServingProfile:
     """Write the profile, into the run directory first if it is to be kept there; return it."""
-    found = sealed(done, warnings_of(done))
+    with making_sense(done.run_dir, is_stored=options.resume):
+        found = sealed(done, warnings_of(done))
     if keep:
         profile.keep(found, done.run_dir)
     profile.check_output(options.output, force=options.force)

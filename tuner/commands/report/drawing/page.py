@@ -192,7 +192,8 @@ def _all(page: Page) -> list[PageSection]:
 
 
 def _data(file: File) -> str:
-    return f"data:{file.kind};charset=utf-8,{quote(file.content, safe=' ,.:;/()[]{}=+*!@')}"
+    content = quote(file.content, safe=" ,.:;/()[]{}=+*!@", errors="backslashreplace")
+    return f"data:{file.kind};charset=utf-8,{content}"
 
 
 def _sections(page: Page) -> list[Html]:
@@ -235,7 +236,8 @@ def _figure(figure: Figure) -> Html:
         chart = figure.chart
     else:
         chart = tag("div", drawn(figure.chart), tag("output", hidden=""), class_="chart")
-    place = f"chart-{hashlib.sha256(f'{figure.title}{chart}'.encode()).hexdigest()[:12]}"
+    drawing = f"{figure.title}{chart}".encode(errors="backslashreplace")
+    place = f"chart-{hashlib.sha256(drawing).hexdigest()[:12]}"
     name = f"{figure.title}, larger"
     larger = tag("a", "larger", href=f"#{place}", class_="larger", aria_label=name)
     smaller = tag("a", "smaller", href=f"#{place}-here", class_="smaller")

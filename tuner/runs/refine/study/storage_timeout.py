@@ -1,24 +1,33 @@
-"""Asking what may never answer: a database whose server hangs holds up nobody for longer than this.
+"""Asking what may never answer, or without end: a database whose server hangs holds up nobody for
+longer than this, and one whose server goes on fills no memory.
 
 The question is asked on a thread of its own, always the same one, because drivers keep a connection
 for each thread; the run's own waits for the answer, and hears signals meanwhile.
 """
 
+import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
+import psutil
+
 ANSWER_S = 30.0
 """How long anybody waits: a study asks for milliseconds of work."""
+
+MOST_BYTES = 1 << 30
+"""By how much the process may grow meanwhile: a study is some megabytes."""
+
+LOOK_S = 0.1
 
 T = TypeVar("T")
 
 
 class TimedStorage:
-    """Somebody who asks, and waits for ANSWER_S at most; then ``cut`` is called, so that nothing of
-    an answer without end is heard any more."""
+    """Somebody who asks, and waits for ANSWER_S and MOST_BYTES at most; then ``cut`` is called, so
+    that nothing more is heard."""
 
     def __init__(self, cut: Callable[[], None] = lambda: None) -> None:
         self._cut = cut
@@ -33,7 +42,7 @@ class TimedStorage:
 
     def ask(self, action: Callable[[], T]) -> T:
         """Return what an action returns, or raise what it raises; TimeoutError when that takes too
-        long."""
+        long, or too much."""
         if self.is_over:
             raise TimeoutError("it did not answer before")
         answer: Future[T] = Future()
@@ -45,14 +54,18 @@ class TimedStorage:
                 answer.set_exception(error)
 
         self._questions.put(work)
-        try:
-            return answer.result(timeout=ANSWER_S)
-        except TimeoutError:
-            if answer.done():  # in time after all, or an error of its own
-                return answer.result()
-            self.is_over = True
-            self._cut()
-            raise TimeoutError(f"no answer within {ANSWER_S:.0f}s") from None
+        process, until_s = psutil.Process(), time.monotonic() + ANSWER_S
+        most_bytes = process.memory_info().rss + MOST_BYTES
+        while not wait([answer], LOOK_S).done:
+            is_endless = process.memory_info().rss > most_bytes
+            if is_endless or time.monotonic() > until_s:
+                self.is_over = True
+                self._cut()
+                why = (
+                    "it answers without end" if is_endless else f"no answer within {ANSWER_S:.0f}s"
+                )
+                raise TimeoutError(why)
+        return answer.result()
 
     def leave(self, action: Callable[[], None]) -> None:
         """Do this last, and wait for it no longer than for an answer."""
