@@ -89,10 +89,8 @@ gpu: setup-dev  ## The tests that hold on a CUDA device too, on one
 quiet: setup-dev  ## What takes a machine on which nothing else runs
 	$(BIN)/python -m pytest -m quiet $(PYTEST_ARGS)
 
-lock: setup-dev  ## Lock what the checks need, with hashes, in requirements/dev.txt
-	@{ sed -n 1p requirements/dev.txt; $(BIN)/uv pip compile pyproject.toml --extra dev --universal \
-	  --generate-hashes --no-header --no-annotate --python-version 3.11 --quiet; } > .lock.partial
-	@mv .lock.partial requirements/dev.txt
+lock: setup-dev  ## Choose every package anew, with its hashes, in requirements/
+	$(SETUP) --extra dev --lock
 
 coverage: setup-dev  ## Show which lines the tests without vLLM do not reach
 	$(BIN)/coverage run -m pytest -m "not vllm" $(PYTEST_ARGS)

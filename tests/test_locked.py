@@ -1,28 +1,57 @@
-"""What the checks are made with is locked, with hashes, and says nothing of where it came from."""
+"""What is installed for tests and checks is what is locked, and every file of it has a hash."""
 
+import json
 import re
+import sys
 import tomllib
+from importlib.metadata import distributions
+from pathlib import Path
 
 import pytest
 
 from tests.support.places import ROOT
 
-LOCK = (ROOT / "requirements" / "dev.txt").read_text()
-PINNED = {found[1]: found[2] for found in re.finditer(r"^([\w.-]+)==(\S+)", LOCK, re.MULTILINE)}
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-ASKED = [*PROJECT["dependencies"], *PROJECT["optional-dependencies"]["dev"]]
+LOCKS = [ROOT / "requirements" / name for name in ("dev.txt", "setup.txt")]
+OF_TORCH = {"torch", "triton"}
+NAME = re.compile(r"[\w.-]+")
 
 
-@pytest.mark.parametrize("line", ASKED)
-def test_what_is_asked_for_is_locked(line: str) -> None:
-    name = re.split(r"[\[<>=~!; ]", line)[0].lower()
-    assert name in PINNED
-    if "==" in line:
-        assert line.endswith(f"=={PINNED[name]}")
+def plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
-def test_each_has_hashes_and_no_place() -> None:
-    entries = re.split(r"^(?=[\w.-]+==)", LOCK, flags=re.MULTILINE)[1:]
-    assert len(entries) >= len(ASKED)
-    assert [one.split()[0] for one in entries if "--hash=sha256:" not in one] == []
-    assert re.findall(r"https?:|file:|^-|/", LOCK, re.MULTILINE) == []
+def locked(path: Path) -> dict[str, set[str]]:
+    """Return the versions of every package: another Python may have another."""
+    found: dict[str, set[str]] = {}
+    for line in path.read_text().splitlines():
+        if found_name := re.match(r"([\w.-]+)==([^\s;]+)", line):
+            found.setdefault(plain(found_name[1]), set()).add(found_name[2])
+    return found
+
+
+@pytest.mark.parametrize("path", LOCKS, ids=lambda path: path.name)
+def test_every_file_that_may_be_installed_has_a_hash_and_no_place(path: Path) -> None:
+    lines = [line for line in path.read_text().splitlines() if not line.startswith("#")]
+    entries = "\n".join(lines).replace("\\\n", "").splitlines()
+    package = r"[\w.-]+==[^\s;]+( ; [^\\]+?)?(\s+--hash=sha256:[0-9a-f]{64})+"
+    assert [one for one in entries if not re.fullmatch(package, one)] == []
+    assert len(entries) > 5
+
+
+def test_everything_that_is_asked_for_is_locked() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    asked = [*project["dependencies"], *extras["dev"], *extras["cpu"]]
+    names = {plain(found[0]) for one in asked if (found := NAME.match(one))}
+    assert names - OF_TORCH <= locked(LOCKS[0]).keys()
+
+
+def test_what_is_installed_is_what_is_locked() -> None:
+    stamp = ROOT / ".venv" / "tuner-setup.json"
+    if Path(sys.prefix) != ROOT / ".venv" or json.loads(stamp.read_text())["engine"] != "cpu":
+        pytest.skip("not set up by make setup-dev with vLLM's CPU build")
+    versions = locked(LOCKS[0])
+    here = {plain(one.name): one.version for one in distributions()}
+    both = {name: version for name, version in here.items() if name in versions}
+    assert len(both) > 150
+    assert {n: v for n, v in both.items() if v not in versions[n]} == {}

@@ -25,7 +25,8 @@ def change(run_dir: Path, rng: random.Random) -> str:
     others = ["result.json"] if (run_dir / "result.json").exists() else []
     others += ["replays"] if (run_dir / "replays").exists() else []
     others += ["study.log"] if (run_dir / "study.log").exists() else []
-    name = rng.choice(["journal.jsonl"] * 6 + others)
+    journal = "journal.jsonl" if (run_dir / "journal.jsonl").exists() else "windows.jsonl"
+    name = rng.choice([journal] * 6 + others)
     if name == "replays":
         return _replay(rng.choice(sorted((run_dir / name).iterdir())), rng)
     path = run_dir / name
@@ -41,6 +42,7 @@ def change(run_dir: Path, rng: random.Random) -> str:
 
 def _journal(path: Path, rng: random.Random) -> str:
     lines, said = path.read_text().splitlines(), list[str]()
+    lines = [line for line in lines if line.endswith("}")]  # a watch's last one may be cut off
     for _ in range(rng.choice([1, 1, 1, 2])):
         place, chance = rng.randrange(len(lines)), rng.random()
         if chance < 0.06:
