@@ -68,7 +68,7 @@ def test_compiled_code_that_is_damaged_is_named_with_its_cure(module: str, tmp_p
         text=True,
         check=False,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONDONTWRITEBYTECODE": "1"},
     )
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr.splitlines() == [

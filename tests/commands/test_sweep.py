@@ -157,7 +157,7 @@ def test_json_is_the_contracts_object_and_nothing_else_is_on_stdout(whole: Whole
 
 def test_people_get_the_curve_the_verdict_and_the_next_step(swept: Path) -> None:
     done = tune(swept, "--resume")
-    assert re.search(r"^max_num_seqs 16  +knee, confidence ", done.stdout, re.MULTILINE)
+    assert re.search(r"^max_num_seqs 16  +simulated knee, confidence ", done.stdout, re.MULTILINE)
     assert "> 16" in done.stdout
     assert "\n  next     tuner show profile.yaml\n" in done.stdout
     assert "\x1b" not in done.stdout + done.stderr

@@ -1,5 +1,5 @@
-"""A bound on what one step may take of the memory: a file that asks for more ends the step, and
-neither the machine nor its other processes."""
+"""What the process takes of the memory, and a bound on what one step may: a file that asks for more
+ends the step, and neither the machine nor its other processes."""
 
 import resource
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ def at_most(more_bytes: int) -> Iterator[None]:
     if not _HELD.exists():
         yield
         return
-    held = int(_HELD.read_text(encoding="ascii").split()[0]) * resource.getpagesize()
+    held, _ = _held_bytes()
     before = resource.getrlimit(resource.RLIMIT_AS)
     bounds = [held + more_bytes, *(one for one in before if one != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_AS, (min(bounds), before[1]))
@@ -27,3 +27,14 @@ def at_most(more_bytes: int) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def resident_bytes() -> int:
+    """Return what the process takes of the machine's memory; 0 where nobody says (not on Linux)."""
+    return _held_bytes()[1] if _HELD.exists() else 0
+
+
+def _held_bytes() -> tuple[int, int]:
+    """Return what the process has of addresses and of the machine's memory (proc(5), statm)."""
+    addresses, resident = map(int, _HELD.read_text(encoding="ascii").split()[:2])
+    return addresses * resource.getpagesize(), resident * resource.getpagesize()

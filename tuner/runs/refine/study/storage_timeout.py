@@ -12,7 +12,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TypeVar
 
-import psutil
+from tuner.system.memory import resident_bytes
 
 ANSWER_S = 30.0
 """How long anybody waits: a study asks for milliseconds of work."""
@@ -54,10 +54,9 @@ class TimedStorage:
                 answer.set_exception(error)
 
         self._questions.put(work)
-        process, until_s = psutil.Process(), time.monotonic() + ANSWER_S
-        most_bytes = process.memory_info().rss + MOST_BYTES
+        until_s, most_bytes = time.monotonic() + ANSWER_S, resident_bytes() + MOST_BYTES
         while not wait([answer], LOOK_S).done:
-            is_endless = process.memory_info().rss > most_bytes
+            is_endless = resident_bytes() > most_bytes
             if is_endless or time.monotonic() > until_s:
                 self.is_over = True
                 self._cut()
