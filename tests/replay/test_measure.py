@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.builders import facts, iterations, record, replay_of
-from tuner.errors import GeneratorLateError
+from tuner.errors import GeneratorLateError, ReadLateError
 from tuner.replay.device_use import DeviceUse
 from tuner.replay.generator_lag import check_generator, check_reading
 from tuner.replay.iterations import batch_times, weighted_quantile
@@ -161,12 +161,24 @@ def test_outputs_that_were_read_late_are_refused_where_nothing_joins_them_by_nat
     ) as caught:
         check_reading(many, facts(**gpu))
     assert "--engine serve" in caught.value.hint
-    check_reading(many, facts(**{**gpu, "engine": "serve"}))
     check_reading(many, facts(**{**gpu, "device": {"kind": "cpu"}}))
     for name, value in (("speculative_config", {"method": "ngram"}), ("stream_interval", 4)):
         check_reading(many, facts(**gpu, arguments={name: value}))
     with pytest.raises(GeneratorLateError):
         check_reading(many, facts(**gpu, arguments={"stream_interval": 1}))
+
+
+def test_what_a_servers_client_reads_late_is_refused_and_what_the_server_joins_is_not() -> None:
+    server: dict[str, Any] = {"engine": "serve", "device": {"kind": "gpu"}}
+    joined = replay_of([record(output_tokens=100, merged_outputs=50, late_outputs=10)])
+    check_reading(joined, facts(**server))
+    late = replay_of([record(output_tokens=100, merged_outputs=50, late_outputs=11)])
+    with pytest.raises(GeneratorLateError, match=r"read late \(11% of them") as caught:
+        check_reading(late, facts(**server))
+    assert not isinstance(caught.value, ReadLateError)  # there is no other process that may help
+    assert caught.value.hint == "Give tuner a core of its own."
+    check_reading(late, facts(**{**server, "device": {"kind": "cpu"}}))
+    check_reading(late, facts(**{**server, "device": {}}))  # of a running server, behind a proxy
 
 
 def test_nothing_replayed_has_no_latencies_and_no_rates() -> None:

@@ -141,6 +141,9 @@ class Reply:
     merged_outputs: int = 0
     """Tokens that came together with others because we, or a server, read too late."""
 
+    late_outputs: int = 0
+    """Outputs of a server that came apart, and that its client has read together."""
+
     queued_s: float | None = None
     """When its scheduler got the request, by the engine; None where it does not tell."""
 

@@ -13,7 +13,7 @@ MIN_LAG_LIMIT_S = 0.005
 LAG_SHARE_OF_ITL = 0.10
 
 MERGED_LIMIT = 0.10
-"""Share of the output tokens that we may read so late that vLLM has joined them with others."""
+"""Share of the output tokens that we may read so late that they come together with others."""
 
 
 def check_generator(blocks: Sequence[Replay]) -> None:
@@ -33,24 +33,28 @@ def check_generator(blocks: Sequence[Replay]) -> None:
 
 
 def check_reading(one: Replay, facts: EngineFacts) -> None:
-    """Refuse a replay whose outputs we read late. Raises ReadLateError above MERGED_LIMIT.
+    """Refuse a replay whose outputs we read late.
 
-    Drafts and ``stream_interval`` join tokens by their nature, a server's client sees what the
-    server's users see, and on a CPU the engine takes the cores that we read on: there nothing is
+    Raises ReadLateError above MERGED_LIMIT; GeneratorLateError where a process of its own read them
+    already. What a server joins itself counts as little as what drafts and ``stream_interval``
+    join: its users see it so. On a CPU the engine takes the cores that we read on: there nothing is
     refused, and the times between tokens are the engine's own.
     """
+    tokens = sum(record.output_tokens for record in one.records)
+    if facts.device.get("kind", "cpu") == "cpu" or not tokens:
+        return
     arguments = facts.arguments
     joins = arguments.get("speculative_config") or arguments.get("stream_interval") not in {None, 1}
-    tokens = sum(record.output_tokens for record in one.records)
-    on_cpu = facts.device.get("kind", "cpu") == "cpu"
-    if facts.engine != "vllm" or on_cpu or joins or not tokens:
-        return
-    share = sum(record.merged_outputs for record in one.records) / tokens
-    if share > MERGED_LIMIT:
-        raise ReadLateError(
-            f"max_num_seqs={one.max_num_seqs}: outputs were read late ({share:.0%} of them came "
-            f"joined with others, limit {MERGED_LIMIT:.0%})",
-            hint="Give tuner a core of its own, or read in a process of its own: --engine serve.",
+    late = sum(record.late_outputs or 0 for record in one.records)
+    if facts.engine == "vllm" and not joins:
+        late = sum(record.merged_outputs for record in one.records)
+    if late / tokens > MERGED_LIMIT:
+        kind = GeneratorLateError if facts.is_served else ReadLateError
+        elsewhere = "" if facts.is_served else ", or read in a process of its own: --engine serve"
+        raise kind(
+            f"max_num_seqs={one.max_num_seqs}: outputs were read late ({late / tokens:.0%} of them "
+            f"together with others, limit {MERGED_LIMIT:.0%})",
+            hint=f"Give tuner a core of its own{elsewhere}.",
         )
 
 

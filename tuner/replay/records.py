@@ -71,6 +71,9 @@ class RequestRecord:
 
     preemptions: int | None = None
     merged_outputs: int = 0
+    late_outputs: int | None = None
+    """None of an older tuner."""
+
     transfer_s: float | None = None
     """What a queue to and from the engine took; None without one."""
 

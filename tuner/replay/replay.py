@@ -303,6 +303,7 @@ def _record(flight: _Flight, start_s: float) -> RequestRecord:
         cached_tokens=_sum(reply.cached_tokens for reply in replies),
         preemptions=_sum(reply.preemptions for reply in replies),
         merged_outputs=sum(reply.merged_outputs for reply in replies),
+        late_outputs=sum(reply.late_outputs for reply in replies),
         transfer_s=slowest.transfer_s,
         held_s=slowest.held_s,
         error=flight.error,

@@ -54,6 +54,7 @@ def test_a_reply_is_timed_where_it_is_read(tmp_path: Path) -> None:
     with completions(answer) as url:
         reply = with_client(url, tmp_path, complete)
     assert (reply.output_tokens, reply.merged_outputs, len(reply.seen_s)) == (3, 0, 3)
+    assert reply.late_outputs == 0
     assert reply.sent_s is not None
     first_s, second_s, third_s = reply.seen_s
     assert reply.sent_s + 0.05 <= first_s == reply.first_token_s
@@ -70,7 +71,7 @@ def test_tokens_that_come_together_are_counted_as_merged(tmp_path: Path) -> None
 
     with completions(answer) as url:
         reply = with_client(url, tmp_path, complete)
-    assert (reply.output_tokens, reply.merged_outputs) == (4, 3)
+    assert (reply.output_tokens, reply.merged_outputs, reply.late_outputs) == (4, 3, 3)
     assert reply.first_token_s == reply.last_token_s
 
 

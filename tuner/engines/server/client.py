@@ -169,6 +169,7 @@ class StreamingClient:
             reply.output_tokens = report.outputs
             return
         _see(reply, report.last_seen_s)
+        reply.late_outputs = max(0, report.outputs - len(reply.seen_s))
         reply.output_tokens = report.outputs if report.tokens is None else report.tokens
         reply.merged_outputs = max(0, reply.output_tokens - len(reply.seen_s))
         if not flight.ended.done():
