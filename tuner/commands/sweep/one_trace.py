@@ -45,7 +45,7 @@ from tuner.traffic.arrivals import busiest_window
 from tuner.traffic.sessions import turns_of
 from tuner.traffic.slo import Slo, parse_slo
 from tuner.traffic.window import choose_part, parse_window
-from tuner.traffic.workload import affordable_step_s
+from tuner.traffic.workload import MIN_STEP_S, affordable_step_s
 
 TRACE_COPY = "trace.jsonl"
 """In the run directory: the requests that were tuned for, so that the run can be judged again."""
@@ -178,9 +178,15 @@ def dry_run_of(
     UsageError for a budget that is too small for any."""
     settings = traffic.settings
     starts, steps = starts_of(settings), steps_of(settings)
+    start_s = _simulated_start_s(options)
     step_s = affordable_step_s(
-        settings.step_s, steps=steps, budget_s=settings.budget_s, starts_s=0.0
+        settings.step_s,
+        steps=steps,
+        budget_s=settings.budget_s,
+        starts_s=starts * (start_s or 0.0),
     )
+    longest_s = (settings.budget_s - MIN_STEP_S * steps) / starts
+    start = f"at most {minutes(longest_s)}" if start_s is None else minutes(start_s)
     windows = windows_of(traffic.requests, settings.window, step_s=step_s)
     caps = ", ".join(map(str, doubling(settings.ceiling)))
     fresh = "on a fresh one" if settings.confirm == "inproc" else "behind a fresh server"
@@ -198,8 +204,8 @@ def dry_run_of(
             (
                 "time",
                 (
-                    f"at most {minutes(settings.budget_s)} of engine: {starts} starts, and "
-                    f"replays of {steps:.2g} times {minutes(step_s)} at most"
+                    f"at most {minutes(settings.budget_s)} of engine: {starts} starts of "
+                    f"{start} each, and replays of {steps:.2g} times {minutes(step_s)} at most"
                 ),
             ),
         ],
@@ -209,6 +215,15 @@ def dry_run_of(
         is_simulated=options.engine == "sim",
         warnings=[*taken_from_base(options), *traffic.warnings],
     )
+
+
+def _simulated_start_s(options: SweepOptions) -> float | None:
+    """Return what a start takes; None of a real engine, which nobody knows before."""
+    if (world := world_of(options, real=OR_SERVED)) is None:
+        return None
+    from tuner.engines.sim.world import read_world  # noqa: PLC0415 - as above
+
+    return read_world(world).engine_start
 
 
 def plan_of(
