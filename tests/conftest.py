@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import hypothesis
 import pytest
 
+from tests.support.in_process import environment_as_it_was
 from tuner.engines import gpus
 
 if TYPE_CHECKING:
@@ -68,6 +69,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             # What vLLM and its kin warn about is not ours to mend.
             item.add_marker(pytest.mark.filterwarnings("default"))
     items.sort(key=_turn)
+
+
+@pytest.fixture(autouse=True)
+def _environment(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.node.get_closest_marker("vllm"):  # whose engine goes on into the next test
+        yield
+        return
+    with environment_as_it_was():
+        yield
 
 
 WHOLE_COMMANDS = ("commands", "runs", "rollout")

@@ -2,6 +2,7 @@
 
 import contextlib
 import io
+import os
 import signal
 import subprocess
 import sys
@@ -27,6 +28,7 @@ def tuner(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         _signals_as_they_were(),
+        environment_as_it_was(),
         _called(["tuner", *said]),
         pytest.raises(SystemExit) as ended,
     ):
@@ -51,6 +53,17 @@ def _signals_as_they_were() -> Iterator[None]:
     finally:
         for number, was in zip(SIGNALS, were, strict=True):
             signal.signal(number, was)
+
+
+@contextlib.contextmanager
+def environment_as_it_was() -> Iterator[None]:
+    """What is set for vLLM is for vLLM alone, and not for the Pythons that other tests start."""
+    was = dict(os.environ)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(was)
 
 
 @contextlib.contextmanager

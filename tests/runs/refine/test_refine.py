@@ -4,7 +4,9 @@ import fcntl
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ from tuner.runs.refine.knobs import CAP, TOKENS, Knob, Space
 from tuner.runs.refine.objective import KnownTrial
 from tuner.runs.refine.study import storage, storage_timeout
 from tuner.runs.refine.study.importance import FEWEST
+from tuner.runs.refine.study.parameters import BEGUN, HELD
 from tuner.runs.refine.study.study import Study, claimed
 
 SPACE = Space(
@@ -182,6 +185,33 @@ def test_of_two_that_begin_at_the_same_moment_one_goes_on(file: str) -> None:
         for one, asked in ((theirs, second), (ours, first))
     ]
     assert found == [True, False]
+
+
+def test_the_earliest_waits_for_one_that_had_not_seen_it(file: str) -> None:
+    """Its beginning was written late: the other had looked, and was about to hold the trial."""
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    for one in (ours, theirs):
+        one.first(KNEE)
+    first, second = ours.ask(), theirs.ask()
+    second.trial.set_user_attr(BEGUN, time.time() + 1.0)  # noqa: TID251 - as the program's own
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(ours.claim, first, within_s=60.0)
+        assert not wait([waiting], timeout=0.2).done
+        second.trial.set_user_attr(HELD, True)
+        assert not waiting.result()
+
+
+def test_the_earliest_goes_on_where_the_later_one_gives_up(file: str) -> None:
+    ours, theirs = study(file, run="ours"), study(file, run="theirs")
+    for one in (ours, theirs):
+        one.first(KNEE)
+    first, second = ours.ask(), theirs.ask()
+    second.trial.set_user_attr(BEGUN, time.time() + 1.0)  # noqa: TID251 - as the program's own
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(ours.claim, first, within_s=60.0)
+        assert not wait([waiting], timeout=0.2).done
+        theirs.fail(second, "another run is at it")
+        assert waiting.result()
 
 
 @pytest.mark.parametrize("knobs", [2, 3])

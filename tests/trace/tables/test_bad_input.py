@@ -213,6 +213,25 @@ def test_a_day_that_may_be_a_month_is_refused(tmp_path: Path, asked: str, days: 
     assert rows[1].timestamp - rows[0].timestamp == days * 86_400_000
 
 
+@pytest.mark.parametrize(("asked", "days"), [("dmy", 365), ("ymd", 1), ("mdy", None)])
+def test_a_day_that_may_be_a_year_of_two_digits_is_refused(
+    tmp_path: Path, asked: str, days: int | None
+) -> None:
+    text = HEAD + "26-01-30 10:00:00,1,5\n26-01-31 10:00:00,2,5\n"
+    assert "26-01-30 may have the day first, or the year" in str(refusal(tmp_path / "t", text))
+    asking = TableOptions(time_unit=asked)  # type: ignore[arg-type]
+    if days is None:  # there is no month 26
+        refusal(tmp_path / "t", text, asking)
+        return
+    rows, _ = opened(tmp_path / "t", text, asking)
+    assert rows[1].timestamp - rows[0].timestamp == days * 86_400_000
+
+
+def test_a_year_above_thirty_one_is_no_day(tmp_path: Path) -> None:
+    rows, _ = opened(tmp_path / "t", HEAD + "32-01-30 10:00:00,1,5\n32-01-31 10:00:00,2,5\n")
+    assert rows[1].timestamp - rows[0].timestamp == 86_400_000
+
+
 def test_a_number_above_twelve_says_which_is_the_day(tmp_path: Path) -> None:
     rows, _ = opened(tmp_path / "t", HEAD + "05/10/2026 10:00:00,1,5\n06/13/2026 10:00:00,2,5\n")
     assert rows[1].timestamp - rows[0].timestamp == 34 * 86_400_000

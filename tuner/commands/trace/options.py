@@ -11,7 +11,7 @@ from tuner.errors import UsageError
 if TYPE_CHECKING:
     from tuner.trace.stream import Input
 
-TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy"]
+TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
 
 app = typer.Typer(no_args_is_help=True, help="Look at, import, export and cut traces.")
 

@@ -228,7 +228,8 @@ class Search:
             if (why := self._needless(asked)) is not None:
                 self.study.fail(asked, why)
             elif self._affords(lane, asked):
-                if self.study.claim(asked, within_s=self._dead_after_s):
+                is_ours = self.study.claim(asked, within_s=self._dead_after_s)
+                if is_ours and not self._is_known(asked.configuration):  # told meanwhile
                     return asked
                 self.study.fail(asked, ELSEWHERE)
             else:

@@ -46,6 +46,9 @@ _ZONE_HOURS = {
 }  # fmt: skip
 """Zones whose names mean one thing: CST, IST and BST mean two or three."""
 
+_FIRST: dict[Literal["ymd", "dmy", "mdy"], str] = {"dmy": "day", "mdy": "month", "ymd": "year"}
+"""Orders of numbers, of which a date such as 10-11-12 may have any."""
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SPREADSHEET = datetime(1899, 12, 30, tzinfo=UTC)
 _CLOCK = (
@@ -66,6 +69,7 @@ _FORMS: dict[Order, tuple[re.Pattern[str], ...]] = {
         re.compile(
             rf"(?P<year>\d{{4}})([-/.])\s?(?P<month>\d{{1,2}})\2\s?(?P<day>\d{{1,2}})\.?{_TIME}"
         ),
+        re.compile(rf"(?P<year>\d\d)([-/])(?P<month>\d\d)\2(?P<day>\d\d){_TIME}"),
         re.compile(rf"(?P<year>\d{{4}})年(?P<month>\d{{1,2}})月(?P<day>\d{{1,2}})日{_TIME}"),
         re.compile(
             r"(?P<year>\d{4})(?P<month>\d\d)(?P<day>\d\d)T?(?P<hour>\d\d)(?P<minute>\d\d)"
@@ -274,13 +278,15 @@ def clock_of_dates(
         return None
     orders = [order for order, done in read.items() if sum(done) == most]
     texts = [text for text, is_read in zip(texts, read[orders[0]], strict=True) if is_read]
-    if asked in ("dmy", "mdy"):
+    if asked in _FIRST:
         if asked not in orders:
             return None
         orders = [asked]
-    if {"dmy", "mdy"} <= set(orders):
+    if len(several := [one for one in _FIRST if one in orders]) > 1:
         days = {text[: _date_end(text)] for text in texts}
-        return TwoReadings(f"{min(days)} may have the day first, or the month", ("dmy", "mdy"))
+        first, *others = (_FIRST[one] for one in several)
+        what = f"{min(days)} may have the {first} first, or the {' or the '.join(others)}"
+        return TwoReadings(what, tuple(several))
     order = orders[0]
     found_zones = [found[1] for text in texts if (found := parse(text, order)) is not None]
     zoned = sum(found_zones) * 2 > len(found_zones)

@@ -10,7 +10,7 @@ from tuner.runs.refine.knobs import Configuration, Knob, Space
 from tuner.runs.refine.objective import KnownTrial
 
 CONFIGURATION, DEFICIT, SOURCE, RUN = "configuration", "deficit", "source", "run"
-ENDED_BY, BEGUN, HAS_ROOM = "ended_by", "begun", "has_room"
+ENDED_BY, BEGUN, HELD, HAS_ROOM = "ended_by", "begun", "held", "has_room"
 """What a trial says of itself beside Optuna's own numbers."""
 
 MOST = 1e6

@@ -27,6 +27,7 @@ from tuner.runs.refine.study.parameters import (
     BEGUN,
     CONFIGURATION,
     ENDED_BY,
+    HELD,
     MACHINE,
     RUN,
     attributes_of,
@@ -43,6 +44,9 @@ from tuner.system.passwords import without_passwords
 
 STARTUP = 4
 """Trials before the sampler trusts what it has seen."""
+
+UNDECIDED_S, LOOK_S = 5.0, 0.02
+"""How long a run may take from beginning a trial to holding it, before it counts as dead."""
 
 _ENDED = (TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 
@@ -346,14 +350,22 @@ def joined(
     return study, trials
 
 
+@dataclass(frozen=True, slots=True)
+class BegunTrial:
+    """Another run's trial under way: since when, by the wall clock, and whether it is held."""
+
+    begun: tuple[float, int]
+    is_held: bool
+
+
 def begun_by_others(
     study: optuna.Study, *, one: Configuration, run: str, within_s: float
-) -> list[tuple[float, int]]:
-    """Return when (by the wall clock) other runs began trials with this configuration that are
-    under way, at most so long ago, and their numbers: what is only asked for is nobody's yet."""
+) -> list[BegunTrial]:
+    """Return other runs' trials with this configuration that have begun, at most so long ago: what
+    is only asked for is nobody's yet."""
     since = _now()
     return [
-        (begun, other.number)
+        BegunTrial((begun, other.number), other.user_attrs.get(HELD) is True)
         for other in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,))
         for begun in [other.user_attrs.get(BEGUN, 0.0)]
         if begun > since - within_s
@@ -365,14 +377,25 @@ def begun_by_others(
 def claimed(
     study: optuna.Study, *, trial: Trial, one: Configuration, run: str, within_s: float
 ) -> bool:
-    """Note that a trial begins; return False where another run's with the same configuration did so
-    before."""
+    """Begin a trial; return False where another run has begun one with the same configuration.
+
+    A storage compares and sets nothing at once, so this takes two steps: who has begun looks for
+    others, and only then holds it. The earliest waits for those who came later to see that, or to
+    hold it if they had looked before.
+    """
     if trial.study is not study:  # the storage that knew it is lost
         return True
-    begun = _now()
-    trial.set_user_attr(BEGUN, begun)
-    others = begun_by_others(study, one=one, run=run, within_s=within_s)
-    return all(other > (begun, trial.number) for other in others)
+    ours = (_now(), trial.number)
+    trial.set_user_attr(BEGUN, ours[0])
+    until_s = time.monotonic() + UNDECIDED_S
+    while others := begun_by_others(study, one=one, run=run, within_s=within_s):
+        if any(other.is_held or other.begun < ours for other in others):
+            return False
+        if time.monotonic() > until_s:
+            break
+        time.sleep(LOOK_S)
+    trial.set_user_attr(HELD, True)
+    return True
 
 
 def _now() -> float:

@@ -10,8 +10,8 @@ from tuner.trace.formats.reading.record import Row
 
 VERSION = 1
 
-TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy"]
-"""What a user may say of times: the unit of numbers, or the order of a date's day and month."""
+TimeUnit = Literal["s", "ms", "us", "ns", "dmy", "mdy", "ymd"]
+"""What a user may say of times: the unit of numbers, or the order of a date's numbers."""
 
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**20)]
 Total = Annotated[int, msgspec.Meta(ge=0)]
