@@ -81,6 +81,9 @@ CHECKS: Mapping[str, str] = {
 """Check → what runs, but for tests that take long where it names no mark. PLACE is a folder of the
 version's own: a sweep's profile is there for those that are tried later."""
 
+READ_PROFILE = {"verify", "apply"}
+"""Checks that need the profile which "sweep --base" writes."""
+
 _PYTEST = ("-q", "-m", "vllm and not long", "-p", "no:cacheprovider")
 
 NOT_KEPT = 6
@@ -131,6 +134,12 @@ def left(only: Sequence[str], done: Tried | None) -> list[str]:
     return [name for name in only if done is None or done.results.get(name) != "passed"]
 
 
+def with_profile(only: Sequence[str]) -> list[str]:
+    """Return the checks, and the sweep whose profile they read, in the order of CHECKS."""
+    swept = {"sweep --base"} if READ_PROFILE & set(only) else set[str]()
+    return [name for name in CHECKS if name in {*only, *swept}]
+
+
 def joined(name: str, tried: Tried) -> list[Tried]:
     """Return what is kept already, with what came of it now: a check of a version by itself takes
     minutes, all of them an hour."""
@@ -164,7 +173,7 @@ def attempt(version: str, only: Sequence[str]) -> Iterator[Tried]:
     place.mkdir(exist_ok=True)
     (place / "base.yaml").write_text(BASE, encoding="utf-8")
     (place / "deployed.yaml").write_text(DEPLOYED, encoding="utf-8")
-    for name in only:
+    for name in only if (place / "profile.yaml").exists() else with_profile(only):
         words = CHECKS[name].replace("PLACE", str(place))
         tried.results[name] = run(str(folder / "bin" / "python"), words, place)
         print(f"{version}: {name}: {tried.results[name]}", file=sys.stderr, flush=True)

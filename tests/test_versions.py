@@ -19,6 +19,7 @@ said = {"names": "passed", "flags": "1 failed"}
 ours = versions.Tried("0.33.0", "of 0.32.0", said, date="2026-01-01")
 theirs = versions.Tried("0.26.0", "its own", {"names": "a|b"}, date="2026-01-02")
 print(versions.left(["names", "flags", "engine"], ours), versions.left(["names"], None))
+print(versions.with_profile(["apply", "names"]), versions.with_profile(["faults"]))
 print("\\n".join(versions.table([theirs, ours]).splitlines()[:6]))
 """
 
@@ -46,6 +47,7 @@ def test_a_check_that_failed_is_a_line_and_what_did_not_run_is_not_tried() -> No
         "nothing was said",
         "['torch==2.0'] False True",
         "['flags', 'engine'] ['names']",
+        "['names', 'sweep --base', 'apply'] ['faults']",
         "| vLLM | 0.26.0 | 0.33.0 |",
         "| --- | --- | --- |",
         "| tried on | 2026-01-02 | 2026-01-01 |",
