@@ -13,19 +13,21 @@ from xml.etree import ElementTree as ET
 import numpy as np
 import pytest
 
-from tests.support.builders import replay_of
+from tests.support.builders import facts, replay_of
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tests.support.profiles import profile, resealed
 from tuner.commands.verify.junit import junit
 from tuner.commands.verify.options import VerifyOptions
-from tuner.commands.verify.run import _report, as_confirmed
+from tuner.commands.verify.run import _asked, _report, _twin, as_confirmed
 from tuner.errors import GateError, UndecidedError, UsageError
+from tuner.profile.numbers import FrontEndSection
 from tuner.profile.profile import load, save, seal
 from tuner.profile.schema import ServingProfile
 from tuner.replay.records import DEVICE
 from tuner.runs.verify.gates import Gate
 from tuner.runs.verify.verify import Verified
+from tuner.twin.front_end import FrontEnd
 
 WORLD = """\
 step: {a: 0.020, b: 0.0006, n0: 16, h: 0.0025, c: 1.0e-5}
@@ -97,6 +99,39 @@ def test_what_a_server_confirmed_is_verified_behind_one_unless_an_engine_is_name
     origin = one.provenance.model_copy(update={"confirm": confirm})
     asked = VerifyOptions(profile=folder / "profile.yaml", engine=named)
     assert as_confirmed(asked, one.model_copy(update={"provenance": origin})).engine == engine
+
+
+def test_a_servers_front_end_is_in_what_it_is_held_to_and_in_no_engines(folder: Path) -> None:
+    added = FrontEndSection(
+        contention=1.5, request_ms=1, input_token_ms=0, delivery_ms=0, chunk_ms=0, processes=1,
+        utilisation=0.1,
+    )  # fmt: skip
+    one = resealed(load(folder / "profile.yaml"), front_end=added)
+    path = folder / "profile.yaml"
+
+    def held_to(**options: object) -> FrontEnd | None:
+        asked = as_confirmed(VerifyOptions(profile=path, **options), one)  # type: ignore[arg-type]
+        return _twin(asked, one).front_end
+
+    for is_served in ({"engine": "serve"}, {"url": "http://127.0.0.1:1"}, {"offline": True}):
+        found = held_to(**is_served)
+        assert found is not None
+        assert found.contention == 1.5
+    assert held_to(engine="vllm") is None
+    assert held_to(engine="sim") is None
+
+
+def test_a_verification_says_that_its_engine_has_another_environment(folder: Path) -> None:
+    path, trace, world = (folder / name for name in ("profile.yaml", "prod.jsonl", "world.yaml"))
+    one = load(path)
+    origin = one.provenance.model_copy(update={"environment": {"OMP_NUM_THREADS": "1"}})
+    options = VerifyOptions(profile=path, trace=trace, engine="sim", world=world)
+    question = _asked(options, resealed(one, provenance=origin)).question
+    assert question.cautions(facts(environment={"OMP_NUM_THREADS": "1"})) == []
+    assert question.cautions(facts(environment={}, cautions=["beware"])) == [
+        "beware",
+        "the profile was measured in another environment: OMP_NUM_THREADS was 1, now not set",
+    ]
 
 
 def test_a_server_is_sent_what_it_was_sent_when_it_confirmed_unless_that_is_said(

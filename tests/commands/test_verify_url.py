@@ -217,7 +217,10 @@ def test_a_server_of_another_vllm_is_sent_nothing_unless_forced(
     folder: Path, tmp_path: Path
 ) -> None:
     one = load(folder / "profile.yaml")
-    measured = one.provenance.model_copy(update={"versions": {"vllm": "0.31.0"}})
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    measured = one.provenance.model_copy(
+        update={"versions": {"vllm": "0.31.0"}, "environment": variables}
+    )
     save(resealed(one, provenance=measured), tmp_path / "profile.yaml")
     shutil.copy(folder / "prod.jsonl", tmp_path)
     asked: list[Asked] = []
@@ -225,7 +228,9 @@ def test_a_server_of_another_vllm_is_sent_nothing_unless_forced(
         done = verify(tmp_path, url)
         assert (done.returncode, asked) == (6, [])
         assert "measured with vLLM 0.31.0, the server is 0.32.0" in done.stderr
-        assert verify(tmp_path, url, "--force").returncode == 0
+        done = verify(tmp_path, url, "--force")
+    assert done.returncode == 0
+    assert "measured with OMP_NUM_THREADS=1 in the environment: whether" in done.stderr
 
 
 def test_beside_the_traffic_of_others_it_is_asked_when_that_is_allowed(folder: Path) -> None:

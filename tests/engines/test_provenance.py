@@ -44,6 +44,23 @@ def test_a_vllm_without_a_version_is_there_and_unlike_every_other(
         check_machine(measured, here)
 
 
+def test_variables_that_change_an_engine_are_kept_and_no_secret_or_place() -> None:
+    kept = {
+        "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "CUDA_VISIBLE_DEVICES": "0,1", "VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7",
+        "VLLM_USE_DEEP_GEMM": "0", "NCCL_P2P_DISABLE": "1",
+        "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512",
+    }  # fmt: skip
+    others = {
+        "VLLM_API_KEY": "sesame", "HF_TOKEN": "sesame", "S3_SECRET_ACCESS_KEY": "sesame",
+        "VLLM_HOST_IP": "10.0.0.1", "VLLM_PORT": "8000", "VLLM_CACHE_ROOT": "/home/ann",
+        "VLLM_RPC_BASE_PATH": "/home/ann", "VLLM_NO_USAGE_STATS": "1", "PATH": "/bin", "HOME": "/",
+        "OMP_TOOL_LIBRARIES": "/home/ann/tool.so", "VLLM_USE_THIS": "http://ann:sesame@host",
+        "VLLM_LOGGING_LEVEL": "DEBUG", "OMP_PLACES": "", "KMP_AFFINITY": "x" * 101,
+    }  # fmt: skip
+    assert provenance.environment({**kept, **others}) == kept
+
+
 def test_a_models_digest_follows_its_description_and_the_size_of_its_weights(
     tmp_path: Path,
 ) -> None:

@@ -184,7 +184,9 @@ def server() -> Iterator[str]:
 
 def test_a_running_server_is_compared_as_far_as_it_tells(diff: Diff, server: str) -> None:
     engine = {**FEW, "gpu_memory_utilization": 0.3, "kv_cache_dtype": "auto", "block_size": 16}
-    save(profile(engine=engine, versions={"vllm": "0.32.0"}), Path("a.yaml"))
+    variables = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    measured = profile(engine=engine, versions={"vllm": "0.32.0"}, environment=variables)
+    save(measured, Path("a.yaml"))
     code, out, _ = diff("a.yaml", "--url", server, "--json", "--check")
     assert code == 6
     document = json.loads(out)
@@ -194,7 +196,8 @@ def test_a_running_server_is_compared_as_far_as_it_tells(diff: Diff, server: str
         ("vllm", None, None),
     ]
     assert document["differences"][2]["evidence"] == (f"vLLM 0.32.0, {server} has 0.9.1")
-    assert document["untold"] == ["model", "max_num_seqs", "max_num_batched_tokens"]
+    untold = ["model", "max_num_seqs", "max_num_batched_tokens", "OMP_NUM_THREADS"]
+    assert document["untold"] == untold
 
 
 def test_what_a_server_does_not_tell_is_no_agreement(diff: Diff) -> None:

@@ -3,9 +3,15 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from tests.support.builders import record, replay_of
+import pytest
+
+from tests.support.builders import facts, record, replay_of
+from tests.support.profiles import profile
+from tuner.commands.compare.run import elsewhere
+from tuner.errors import RunError
 from tuner.replay.records import Replay
 from tuner.runs import journal
+from tuner.runs.compare.evidence import Comparing
 from tuner.runs.evidence import Evidence
 from tuner.traffic.slo import Slo
 
@@ -40,3 +46,22 @@ def test_a_window_that_was_cut_counts_beside_one_that_was_not(tmp_path: Path) ->
 
 def test_a_window_that_was_replayed_whole_later_speaks_for_itself(tmp_path: Path) -> None:
     assert attained(tmp_path, {0: WHOLE, 1: LOST}, {1: WHOLE}) == (1.0, 2, None)
+
+
+def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) -> None:
+    """Which of several cards it is makes no difference, and of some nothing is known."""
+    one_thread = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
+    book = Comparing(journal.create(tmp_path / "run", PLAN))
+    book.add_start(facts(environment=None), "a batch")
+    assert elsewhere(profile(environment=one_thread), book) == []
+    book.add_start(facts(environment=one_thread), "server")
+    for like in (one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
+        book.add_start(facts(environment=like), "server")
+    with pytest.raises(RunError, match="measured with environment OMP_NUM_THREADS=1, here it is 2"):
+        book.add_start(facts(environment={**one_thread, "OMP_NUM_THREADS": "2"}), "server")
+    for known in (None, profile(), profile(environment=one_thread)):
+        assert elsewhere(known, book) == []
+    assert elsewhere(profile(environment={"CUDA_VISIBLE_DEVICES": "0"}), book) == [
+        "the profile was measured in another environment: OMP_NUM_THREADS was not set, now 1"
+    ]
+    book.journal.close()

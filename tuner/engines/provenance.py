@@ -1,9 +1,12 @@
-"""Record what a number rests on: package versions, content of the model."""
+"""Record what a number rests on: package versions, environment variables, content of the model."""
 
 import hashlib
 import importlib.metadata
 import importlib.util
+import os
 import platform
+import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -14,6 +17,26 @@ _DESCRIBING = ("*.json", "*.model", "*.jinja", "*.txt")
 
 _BIG_BYTES = 64 << 20
 
+
+_VARIABLES = re.compile(
+    r"""(OMP|GOMP|KMP|MKL)_[A-Z0-9_]+
+    |(CUDA|HIP|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|CUDA_(DEVICE_ORDER|LAUNCH_BLOCKING)
+    |PYTORCH(_CUDA|_HIP)?_ALLOC_CONF|TORCH(DYNAMO|_COMPILE)_DISABLE
+    |NCCL_(ALGO|PROTO|(CUMEM|NVLS)_ENABLE|(P2P|SHM|IB)_DISABLE|(MIN|MAX)_NCHANNELS)
+    |VLLM_(USE|ENABLE|DISABLE|DISABLED|CPU|ROCM|XPU|XLA|MOE|MLA|MARLIN|HUMMING|FLASHINFER|ALLREDUCE
+        |DEEPEP|DEEP_GEMM|DBO|DCP|V1|KV_CACHE|SSM|FLOAT32|PP|TRITON|SKIP_P2P)_[A-Z0-9_]+
+    |VLLM_BATCH_INVARIANT""",
+    re.VERBOSE,
+)
+"""Names of variables that change how an engine computes. None is of a key, a token or a place."""
+
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;|+-]{1,100}")
+"""Values that are numbers, words or lists of them: neither paths nor addresses."""
+
+WHICH_DEVICE = frozenset(
+    {"CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"}
+)
+"""Those by which engines on two devices of one kind differ."""
 
 UNKNOWN = "unknown"
 """The version of a vLLM that can be imported and has none: of a checkout, or damaged."""
@@ -65,6 +88,37 @@ def version_of(package: str) -> str | None:
         return None
     except KeyError:  # where the backport of the library answers, once something has imported it
         return ""
+
+
+def environment(variables: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """Return the variables that change how an engine computes, by name.
+
+    >>> environment({"OMP_NUM_THREADS": "1", "VLLM_API_KEY": "sesame", "VLLM_CACHE_ROOT": "/root"})
+    {'OMP_NUM_THREADS': '1'}
+    """
+    return {
+        name: value
+        for name, value in sorted(variables.items())
+        if _VARIABLES.fullmatch(name) and _PLAIN.fullmatch(value)
+    }
+
+
+def environment_differs(was: Mapping[str, str] | None, now: Mapping[str, str] | None) -> str | None:
+    """Say in what an engine's environment is another than the profile was measured in; None where
+    it is not. What is None is not known: of a simulation, an older tuner, a server.
+
+    >>> environment_differs({"OMP_NUM_THREADS": "1"}, {"OMP_NUM_THREADS": "2", "MKL_DYNAMIC": "0"})
+    'measured in another environment: MKL_DYNAMIC was not set, now 0; OMP_NUM_THREADS was 1, now 2'
+    """
+    if was is None or now is None:
+        return None
+    said = (
+        f"{name} was {was.get(name, 'not set')}, now {now.get(name, 'not set')}"
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name)
+    )
+    found = "; ".join(said)
+    return f"measured in another environment: {found}" if found else None
 
 
 def model_digest(folder: str) -> str | None:

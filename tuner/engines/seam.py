@@ -75,6 +75,9 @@ class EngineFacts:
     phases_s: Mapping[str, float] = field(default_factory=dict)
     """How long of that download, load, compile and capture took, where the engine says so."""
 
+    environment: Mapping[str, str] | None = None
+    """The variables that change how it computes; None where it does not tell."""
+
     sends: Literal["ids", "text"] = "ids"
     """How a server is sent its prompts."""
 

@@ -121,6 +121,10 @@ class Provenance(Section):
 
     device: dict[str, JsonValue]
     versions: dict[str, str]
+    environment: dict[str, str] | None = None
+    """The variables that change how an engine computes; None for a simulation, and for an older
+    tuner."""
+
     model: str
     model_digest: str | None
     tuner: str

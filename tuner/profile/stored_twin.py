@@ -103,6 +103,7 @@ class StoredTwin:
             slo,
             sorted(caps),
             requirements=requirements,
+            front_end=self.front_end,
             length_s=self.length_s,
             draws=min(PRINTED, len(laws)),
         )

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from tuner.engines.provenance import WHICH_DEVICE
 from tuner.engines.seam import ArgumentValue
 from tuner.engines.vllm import values as vllm_values
 from tuner.profile.numbers import CapNumbers, CurveStep
@@ -73,10 +74,14 @@ def untold(
     *,
     served: Sequence[ServedModel] = (),
 ) -> list[str]:
-    """Return the profile's arguments that a running server does not tell, so nothing is known of
-    them."""
+    """Return the profile's arguments and variables that a running server does not tell, so nothing
+    is known of them."""
     told = {*arguments, *(["model"] if served else [])}
-    return [name for name in rollout.settings(profile, live_knob=False) if name not in told]
+    variables = (profile.provenance.environment or {}).keys() - WHICH_DEVICE
+    return [
+        *(name for name in rollout.settings(profile, live_knob=False) if name not in told),
+        *sorted(variables),
+    ]
 
 
 def _of_arguments(
@@ -164,11 +169,13 @@ def _of_admission(one: ServingProfile, other: ServingProfile) -> Iterator[Differ
 
 def _of_grounds(one: ServingProfile, other: ServingProfile) -> Iterator[Difference]:
     ours, theirs = one.provenance, other.provenance
-    for name in {**ours.versions, **theirs.versions}:
-        if ours.versions.get(name) != theirs.versions.get(name):
-            yield Difference(
-                "measured on", name, ours.versions.get(name), theirs.versions.get(name)
-            )
+    for mine_of, yours_of in (
+        (ours.versions, theirs.versions),
+        (ours.environment or {}, theirs.environment or {}),
+    ):
+        for name in {**mine_of, **yours_of}:
+            if mine_of.get(name) != yours_of.get(name):
+                yield Difference("measured on", name, mine_of.get(name), yours_of.get(name))
     for name in {**ours.device, **theirs.device}:
         if ours.device.get(name) != theirs.device.get(name):
             mine, yours = ours.device.get(name), theirs.device.get(name)

@@ -63,6 +63,7 @@ def view_of(
         headroom=settings.headroom,
         seed=settings.seed,
         hit_share=_hit_share(evidence, workload, settings.trace_block_size),
+        probes=evidence.probed() if everywhere else (),  # what is measured does not hang on them
         everywhere=everywhere,
     )
 
@@ -191,23 +192,26 @@ def verified(  # noqa: PLR0913, PLR0917 - what was concluded, and what came of i
     settings: SweepSettings,
 ) -> Conclusion:
     """Return the conclusion after the confirming replay: where the scheduler model failed at the
-    engine's own speed, the windows decide, and without any nothing does."""
-    view = conclusion.view
+    engine's own speed, the windows decide, and without any nothing does. What is required is held
+    to the front end that the replay showed."""
+    view, verdict = conclusion.view, conclusion.verdict
     if view is None or record is None or not conclusion.by_twin:
         return conclusion
+    cap = verdict.max_num_seqs
     if not record.paced.failed:
-        windows = confirming_windows(evidence, conclusion.verdict.max_num_seqs)
-        return replace(conclusion, view=with_record(view, record, front_end, windows))
+        view = with_record(view, record, front_end, confirming_windows(evidence, cap))
+        if front_end is not None and verdict.requirements:
+            verdict = replace(verdict, requirements=view.bounds(cap).checks(cap))
+        return replace(conclusion, verdict=verdict, view=view)
     doubt = f"the twin was wrong at the engine's own speed ({in_words(record.paced.worst)})"
     if evidence.rungs():
         complete = evidence.is_complete()
         return _by_windows(evidence, workload, settings, view, doubt, complete=complete)
-    cap = conclusion.verdict.max_num_seqs
     reason = (
         f"inconclusive, {cap} is the twin's choice: {doubt} in the replay that verifies it; sweep "
         "without --fast"
     )
-    verdict = replace(conclusion.verdict, kind="inconclusive", reason=reason)
+    verdict = replace(verdict, kind="inconclusive", reason=reason)
     return replace(conclusion, verdict=verdict)
 
 
@@ -252,12 +256,12 @@ def agreed(conclusion: Conclusion, evidence: Evidence) -> AaCheck | None:
 
 
 def front_end_of(conclusion: Conclusion, evidence: Evidence) -> FrontEnd | None:
-    """Return what stands before the engine that confirmed the choice; None where that was no
-    server, or told too little."""
+    """Return what stands before the engine that confirmed the choice, by its probes alone where it
+    replayed nothing; None where that was no server, or told too little."""
     cap, view, facts = conclusion.verdict.max_num_seqs, conclusion.view, evidence.facts()
     logs = [one.iterations for one in evidence.confirming("confirm", cap)]
     if facts.engine != "serve" or not logs:
-        return None
+        return None if view is None else view.machine.front_end
     contention = 1.0 if view is None else contention_of(view.fitted.law, logs)
     parts = evidence.passages(cap)
     return fit_front_end(parts, contention=contention, processes=facts.api_servers)

@@ -1,10 +1,11 @@
 """The evidence of a run so far, read from its journal. ``Recorder`` writes it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.engines.devices import BY_LOG, PER_CARD
+from tuner.engines.provenance import WHICH_DEVICE
 from tuner.engines.seam import EngineFacts
 from tuner.errors import RunError
 from tuner.replay.device_use import crowded, device_use, disturbance
@@ -58,13 +59,20 @@ class Evidence:
             ) from error
 
     def check_machine(self, facts: EngineFacts) -> None:
-        """Raise RunError when an engine is not of the machine and versions of this run's others."""
+        """Raise RunError when an engine is not of the machine, versions and environment of this
+        run's others."""
         for event in self.journal.of("start"):
             before = event["facts"]
-            for what, now in (("device", facts.device), ("versions", facts.versions)):
-                untold = BY_LOG & (before[what].keys() ^ now.keys())
-                for key in sorted((before[what].keys() | now.keys()) - PER_CARD - untold):
-                    was, is_ = before[what].get(key), now.get(key)
+            for what, now in (
+                ("device", facts.device),
+                ("versions", facts.versions),
+                ("environment", facts.environment),
+            ):
+                if (then := before.get(what)) is None or now is None:
+                    continue  # an older tuner, or a simulated engine
+                untold = BY_LOG & (then.keys() ^ now.keys())
+                for key in sorted((then.keys() | now.keys()) - PER_CARD - WHICH_DEVICE - untold):
+                    was, is_ = then.get(key), now.get(key)
                     if json.loads(json.dumps(is_)) != was:
                         raise RunError(
                             f"{self.journal.run_dir}: was measured with {what} {key}={was}, "
@@ -75,6 +83,11 @@ class Evidence:
     def facts(self) -> EngineFacts:
         """Return what the newest engine said of itself."""
         return EngineFacts(**list(self.journal.of("start"))[-1]["facts"])
+
+    def environment(self) -> Mapping[str, str] | None:
+        """Return the variables of the first engine that told any."""
+        told = (one["facts"].get("environment") for one in self.journal.of("start"))
+        return next((one for one in told if one is not None), None)
 
     def ladder_engine(self) -> str:
         """Return what kind the first engine was."""

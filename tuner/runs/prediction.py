@@ -25,7 +25,7 @@ from tuner.twin.check import (
 )
 from tuner.twin.draws import PRINTED, flicker_of
 from tuner.twin.forecast import Forecast, delays_s
-from tuner.twin.front_end import FrontEnd, fit_front_end, probed_contention
+from tuner.twin.front_end import FrontEnd
 from tuner.twin.simulation import traffic_of
 
 
@@ -69,21 +69,8 @@ def foretold_replay(
     if evidence.rungs():
         others = unseen_windows(workload.requests, workload.part, windows)
         windows, unseen = others or windows, others is not None
-    view = behind_probed(view, evidence)
     numbers, means = _foretold(view, workload, windows, cap, hash_block_size, workload.slo)
     return ForetoldReplay(cap, windows, unseen, workload.slo, numbers, means)
-
-
-def behind_probed(view: Forecast, evidence: Evidence) -> Forecast:
-    """Return the twin behind the front end that the probes alone have shown: what is foretold of a
-    server goes through what stands before its engine."""
-    probes = evidence.probed()
-    front_end = fit_front_end(
-        probes,
-        contention=probed_contention(view.fitted.law, probes),
-        processes=evidence.facts().api_servers,
-    )
-    return replace(view, machine=replace(view.machine, front_end=front_end))
 
 
 def foretold_in(evidence: Evidence, cap: int) -> ForetoldReplay | None:
@@ -120,7 +107,6 @@ def record_of(
         return CheckRecord(unseen=False, unpaced=Check(()), paced=by_speed)
     numbers = said.numbers
     if said.slo != workload.slo:  # of another SLO than that of the run only attainment is another
-        view = behind_probed(view, evidence)
         numbers, _ = _foretold(view, workload, said.windows, cap, hash_block_size, workload.slo)
     errors = errors_of(windows, said.means) if said.unseen else ((), ())
     return CheckRecord(said.unseen, unpaced(numbers, windows, workload.slo), by_speed, *errors)

@@ -170,20 +170,22 @@ def weigh(  # noqa: PLR0913 - the question, and how hard to look
     caps: Sequence[int],
     *,
     requirements: Sequence[Requirement] = (),
+    front_end: FrontEnd | None = None,
     length_s: float = math.inf,
     everywhere: bool = False,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> Weighed:
     """Choose a cap for these loads, under the law and under laws as likely: of those that meet what
-    is required, where any does. ``length_s`` is how long today's traffic arrives.
+    is required, where any does. ``length_s`` is how long today's traffic arrives; ``front_end`` is
+    what it comes through, None where the engine alone is asked.
 
     With ``everywhere``, and where something is required, there are samples for every cap at both
     loads, otherwise only today's of those that may be chosen.
     """
     rate_rps = len(loads.today) / length_s
-    question = Question(loads, shape, slo, tuple(requirements), rate_rps)
-    replays = dict(_replays(loads.today, fitted.law, shape, caps))
+    question = Question(loads, shape, slo, tuple(requirements), rate_rps, front_end)
+    replays = dict(_replays(loads.today, fitted.law, shape, caps, front_end=front_end))
     values = {cap: value_of(loads.today, replay, slo) for cap, replay in replays.items()}
     everywhere = everywhere or bool(requirements)
     raised = question.raised(fitted.law, values, everywhere=everywhere)

@@ -43,7 +43,13 @@ from tuner.twin.draws import (
     promised,
     slowdown_of,
 )
-from tuner.twin.front_end import FrontEnd
+from tuner.twin.front_end import (
+    FrontEnd,
+    Passages,
+    fit_front_end,
+    probed_contention,
+    simulate_behind,
+)
 from tuner.twin.law import FittedLaw, Segment, fit_law
 from tuner.twin.load import Loads, another_day, loads_of, scaled
 from tuner.twin.objective import holds
@@ -55,7 +61,6 @@ from tuner.twin.simulation import (
     attainment,
     met,
     shape_of,
-    simulate,
     traffic_of,
 )
 
@@ -151,8 +156,13 @@ class Forecast:
         """Return what a replay of all of the traffic would have measured at a cap, as captured or
         with headroom."""
         traffic = self.loads.raised[0] if raised else self.traffic
-        replay = simulate(traffic, self.fitted.law, self.shape, max_num_seqs=cap, log=True)
+        replay = self.replayed(traffic, cap, log=True)
         return measurement_of(traffic, replay, self.slo, shape=self.shape, length_s=self.length_s)
+
+    def replayed(self, traffic: Traffic, cap: int, *, log: bool = False) -> TwinReplay:
+        """Return what clients see of traffic at a cap, by the law itself."""
+        law, front_end = self.fitted.law, self.machine.front_end
+        return simulate_behind(front_end, traffic, law, self.shape, max_num_seqs=cap, log=log)
 
     def promised(self, cap: int, *, raised: bool = False) -> PredictedRanges:
         """Return what a fresh engine at a cap gives again, as captured or with headroom."""
@@ -181,8 +191,7 @@ class Forecast:
 
         def attained(load: float) -> float:
             traffic = scaled(self.traffic, load, np.random.default_rng(0))
-            replay = simulate(traffic, self.fitted.law, self.shape, max_num_seqs=cap)
-            return attainment(traffic, replay, self.slo)
+            return attainment(traffic, self.replayed(traffic, cap), self.slo)
 
         today = self.weighed.values[cap][0]
         low, high = 1.0, self.headroom
@@ -199,24 +208,34 @@ class Forecast:
 
         def keeps(load: float) -> bool:
             today = scaled(self.traffic, load, np.random.default_rng(0))
-            asked = Question(
-                loads_of(today, self.headroom, seed=0),
-                self.shape,
-                self.slo,
-                self.weighed.bounds.requirements,
-                load * len(self.traffic) / self.length_s,
-            )
-            drawn = [
-                asked.drawn(number, law, (cap,), raise_all=True).required
-                for number, law in enumerate(self.fitted.draws(FEW_DRAWS, seed=0))
-            ]
-            return not Bounds.of(asked.requirements, drawn).broken(cap)
+            loads = loads_of(today, self.headroom, seed=0)
+            rate_rps = load * len(self.traffic) / self.length_s
+            return not self._bounds(cap, loads, rate_rps, FEW_DRAWS).broken(cap)
 
         low, high = 0.0, 1.0
         for _ in range(BISECTIONS):
             middle = (low + high) / 2
             low, high = (middle, high) if keeps(middle) else (low, middle)
         return low
+
+    def bounds(self, cap: int) -> Bounds:
+        """Return how far a cap is sure to keep what is required of it."""
+        return self._bounds(cap, self.loads, len(self.traffic) / self.length_s, DRAWS)
+
+    def _bounds(self, cap: int, loads: Loads, rate_rps: float, draws: int) -> Bounds:
+        asked = Question(
+            loads,
+            self.shape,
+            self.slo,
+            self.weighed.bounds.requirements,
+            rate_rps,
+            self.machine.front_end,
+        )
+        drawn = [
+            asked.drawn(number, law, (cap,), raise_all=True).required
+            for number, law in enumerate(self.fitted.draws(draws, seed=0))
+        ]
+        return Bounds.of(asked.requirements, drawn)
 
     def intervals(self, cap: int) -> dict[str, Range]:
         """Return the 95 % interval of each statistic at a cap, over the draws."""
@@ -276,13 +295,15 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
     headroom: float = 1.0,
     seed: int = 0,
     hit_share: float = 0.0,
+    probes: Sequence[Passages] = (),
     everywhere: bool = False,
 ) -> Forecast:
     """Fit the law, check it, and weigh the caps for these requests, and with headroom.
 
     ``segments`` hold an iteration at least. ``windows`` are the replays to check against; without
     any the delay before the scheduler comes from the probes. ``hit_share`` is what the prefix cache
-    gave of what it could have given. With ``everywhere`` it is what is printed: samples of every
+    gave of what it could have given. ``probes`` are the ways of lone requests through the front end
+    that the traffic will come through. With ``everywhere`` it is what is printed: samples of every
     cap, and more draws.
     """
     fitted = fit_law(segments, max_num_seqs=max(caps))
@@ -297,6 +318,9 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
         requests, hash_block_size=hash_block_size, hit_share=hit_share, kv_tokens=kv_tokens
     )
     loads = loads_of(today, headroom, seed=seed)
+    front_end = fit_front_end(
+        probes, contention=probed_contention(fitted.law, probes), processes=facts.api_servers
+    )
     return Forecast(
         fitted=fitted,
         shape=shape,
@@ -312,12 +336,13 @@ def forecast(  # noqa: PLR0913 - what was measured, and what is asked
             slo,
             caps,
             requirements=requirements,
+            front_end=front_end,
             length_s=length_s,
             everywhere=everywhere,
             draws=PRINTED if everywhere else DRAWS,
         ),
         checks=_checks(windows, fitted.law, shape, slo),
-        machine=_history(segments, whole, fitted.law, shape),
+        machine=replace(_history(segments, whole, fitted.law, shape), front_end=front_end),
         unmodelled=tuple(facts.unmodelled),
     )
 

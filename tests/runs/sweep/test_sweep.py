@@ -24,8 +24,7 @@ from tuner.runs import journal
 from tuner.runs.conclusion import predictions
 from tuner.runs.engine_runner import EngineRunner
 from tuner.runs.evidence import Evidence
-from tuner.runs.outcome import SweepOutcome
-from tuner.runs.prediction import behind_probed
+from tuner.runs.outcome import Conclusion, SweepOutcome
 from tuner.runs.result import profile_of, second_thoughts
 from tuner.runs.settings import SweepSettings
 from tuner.runs.sweep.headroom import least_expected
@@ -601,25 +600,50 @@ def test_a_server_that_was_started_in_vain_is_stopped_and_counts(tmp_path: Path)
     assert (vain["what"], vain["elapsed_s"]) == ("start to confirm 4", 0.25)
 
 
-def test_what_a_server_adds_to_its_engine_is_fitted_and_kept(tmp_path: Path) -> None:
-    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2))
+def test_what_a_server_adds_to_its_engine_is_fitted_kept_and_weighed(tmp_path: Path) -> None:
+    quick = parse_requirement("p95 tpot <= 28ms")
+    settings = replace(UP_TO_8, confirm="server", slo=Slo(tpot_s=0.2), requirements=(quick,))
+    ladder, server = SimStarter(SLOTS_COST_LATE), Served(BEHIND)
+
+    async def main(book: journal.Journal) -> tuple[Conclusion, Conclusion, SweepOutcome]:
+        runner = EngineRunner(ladder, settings, Evidence(book), Notes(), None, confirming=server)
+        whole = SweepRun(runner)
+        try:
+            await whole.conclude(HALF)
+            alone = whole.conclusion
+            await whole.conclude_for_users()
+            probed = whole.conclusion
+            await whole.confirm()
+        finally:
+            await runner.stop()
+        return alone, probed, whole.outcome()
+
     with closing(journal.create(tmp_path / "run", {})) as book:
-        sweeping = sweep(
-            HALF, SimStarter(SLOTS_COST_LATE), settings, book, Notes(), confirming=Served(BEHIND)
-        )
-        outcome = run(sweeping)
-    found = outcome.front_end
+        alone, probed, outcome = run(main(book))
+    found, evidence = outcome.front_end, Evidence(journal.read(tmp_path / "run"))
     assert found is not None
     # An iteration of n sequences takes 30 + 0.6 n milliseconds instead of 20 + 0.6 n.
     assert found.contention == pytest.approx(33 / 23, rel=0.03)
-    view = outcome.conclusion.view
-    assert view is not None
-    probed = behind_probed(view, Evidence(journal.read(tmp_path / "run"))).machine.front_end
-    assert probed is not None
-    assert probed.contention == pytest.approx(30.6 / 20.6, rel=0.03)
     assert found.work_s(1000, 1000) == pytest.approx(0, abs=1e-3)
-    assert found.processes == probed.processes == 2
-    assert Evidence(journal.read(tmp_path / "run")).passages(outcome.verdict.max_num_seqs)
+    assert probed.view is not None
+    seen = probed.view.machine.front_end
+    assert seen is not None
+    assert seen.contention == pytest.approx(30.6 / 20.6, rel=0.03)
+    assert found.processes == seen.processes == 2
+    assert evidence.passages(outcome.verdict.max_num_seqs)
+    # The engine alone keeps what is required; behind its server no cap does, as is seen at once.
+    (one,), (other,), (last,) = (
+        each.verdict.requirements for each in (alone, probed, outcome.conclusion)
+    )
+    assert one.is_kept
+    for each in (other, last):
+        assert each.bound is not None
+        assert each.bound > 0.030
+        assert not each.is_kept
+    assert last.measured is not None
+    assert last.bound == pytest.approx(last.measured, rel=0.05)
+    few = [each.curve[0].numbers.tpot_s for each in (alone, probed)]
+    assert [one.p50 for one in few if one is not None] == pytest.approx([0.0206, 0.0306], rel=0.03)
 
 
 class ClientsAlone:

@@ -24,9 +24,11 @@ from tuner.commands.shared.traffic import served_in
 from tuner.commands.sweep.options import SweepOptions
 from tuner.commands.sweep.view import RunProgress
 from tuner.engines.devices import DeviceMeter
+from tuner.engines.provenance import environment_differs
 from tuner.engines.workers.seam import Batching, Setup
 from tuner.errors import EngineError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
+from tuner.profile.schema import ServingProfile
 from tuner.profile.summary import minutes
 from tuner.replay.readings import Read
 from tuner.runs import journal
@@ -91,7 +93,12 @@ def run(options: CompareOptions) -> None:
             )
             run = Comparison(blocks, testbed, comparing, progress, read)
             place.execute(run.run(setup, elsewhere_s=elsewhere_s), book)
-        doubts = (*warnings_about(options), *blocks.warnings, *run.warnings)
+        doubts = (
+            *warnings_about(options),
+            *elsewhere(place.profile, comparing),
+            *blocks.warnings,
+            *run.warnings,
+        )
         _report(options, blocks, tuned, doubts, trace.warnings)
 
 
@@ -352,6 +359,13 @@ def warnings_about(options: CompareOptions) -> list[str]:
             "max_num_batched_tokens, num_gpu_blocks_override and block_size"
         )
     return found
+
+
+def elsewhere(profile: ServingProfile | None, comparing: Comparing) -> list[str]:
+    """Say that engines ran in another environment than the profile's."""
+    was = None if profile is None else profile.provenance.environment
+    differs = environment_differs(was, comparing.evidence.environment())
+    return [] if differs is None else [f"the profile was {differs}"]
 
 
 def plan_of(options: CompareOptions, trace: Trace, machine: Mapping[str, Any]) -> dict[str, Any]:

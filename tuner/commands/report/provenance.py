@@ -1,6 +1,7 @@
 """Where the numbers of a profile are from, and for what they hold. Pure."""
 
 import json
+from collections.abc import Mapping
 
 from tuner.commands.report.drawing.page import Cell, PageSection, Table
 from tuner.engines.sampling import in_words
@@ -41,6 +42,7 @@ def provenance_section(profile: ServingProfile) -> PageSection:
         ["KV cache", ", ".join(f"{of} {n:,} blocks" for of, n in origin.kv_blocks.items()) or "-"],
         ["sampling", in_words(profile.sampling)],
         ["versions", ", ".join(f"{key} {value}" for key, value in origin.versions.items())],
+        ["environment", _variables(origin.environment)],
         ["SLO", str(profile.decision.slo.slo)],
         ["objective", profile.decision.objective],
         ["traffic", traffic],
@@ -56,6 +58,10 @@ def provenance_section(profile: ServingProfile) -> PageSection:
     measured = Table("What was measured, on what, for what it holds", (), facts, is_facts=True)
     arguments = Table("The engine's arguments, all of them pinned", (), engine, is_facts=True)
     return PageSection("Provenance", "", [measured, arguments])
+
+
+def _variables(found: Mapping[str, str] | None) -> str:
+    return ", ".join(f"{name}={value}" for name, value in (found or {}).items()) or "-"
 
 
 def _shown(value: object) -> str:

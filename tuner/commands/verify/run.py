@@ -157,7 +157,13 @@ def _twin(options: VerifyOptions, profile: ServingProfile) -> StoredTwin:
             "that could be kept",
             hint="Sweep again with what its reason asks for, or verify it all the same: --force.",
         )
-    return restored(profile.twin, source=str(options.profile))
+    in_between = profile.front_end if options.offline or _is_served(options) else None
+    return restored(profile.twin, source=str(options.profile), front_end=in_between)
+
+
+def _is_served(options: VerifyOptions) -> bool:
+    """Whether what is replayed comes through a server's front end."""
+    return options.url is not None or options.engine == "serve"
 
 
 def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
@@ -185,6 +191,7 @@ def _asked(options: VerifyOptions, profile: ServingProfile) -> _Asked:
         seed=options.seed,
         requirements=_requirements(options, profile),
         max_rps=options.max_rps,
+        environment=profile.provenance.environment,
     )
     if options.url is None:
         place = _place(options, profile)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 from tuner.commands.verify.options import VerifyOptions
+from tuner.engines.provenance import WHICH_DEVICE
 from tuner.engines.sampling import EVERYWHERE, Sampling
 from tuner.engines.seam import EngineFacts
 from tuner.engines.server.running import WARM_UPS, RunningServer
@@ -82,7 +83,7 @@ def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServ
         versions={} if version is None else {"vllm": version},
         device={},
     )
-    warnings = tuple(_differences(profile, arguments))
+    warnings = (*_differences(profile, arguments), *_untold(profile))
     return FoundServer(base, _asked_for(served, options, profile), is_vllm, key, facts, warnings)
 
 
@@ -218,6 +219,17 @@ def _differences(profile: ServingProfile, arguments: Mapping[str, object]) -> It
         was, is_ = profile.engine[name], arguments[name]
         if was is not None and was != "auto" and is_ is not None and was != is_:
             yield f"the profile has {name} {was}, the server {is_}"
+
+
+def _untold(profile: ServingProfile) -> Iterator[str]:
+    """Say what else decides how fast the server is."""
+    variables = profile.provenance.environment or {}
+    found = [f"{name}={value}" for name, value in variables.items() if name not in WHICH_DEVICE]
+    if found:
+        yield (
+            f"the profile was measured with {', '.join(found)} in the environment: whether the "
+            "server has that it does not tell"
+        )
 
 
 def _counter(base: str) -> Callable[[], float]:

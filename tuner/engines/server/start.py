@@ -274,6 +274,7 @@ def facts_of(
         start_s=asyncio.get_running_loop().time() - launched.begun_s,
         versions=provenance.versions(),
         device=devices.device_of(resolved.arguments, resolved.how, said),
+        environment=provenance.environment(),
         sampling=resolved.sampling,
         phases_s=start_phases_s(said),
         sends="ids" if launched.words is None else "text",

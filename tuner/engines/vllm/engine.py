@@ -231,6 +231,7 @@ def _facts(llm: Llm, configuration: Configuration, *, about: About, log_text: st
         start_s=0.0,
         versions=provenance.versions(),
         device=devices.device_of(arguments, how(config), log_text),
+        environment=provenance.environment(),
         sampling=configuration.sampling,
         cautions=(*cautions(), *about.cautions),
         unmodelled=about.unmodelled,

@@ -341,9 +341,9 @@ class SweepRun:
         return self.settings.confirm != "inproc" or not self.settings.fresh
 
     async def conclude_for_users(self) -> None:
-        """Probe the server that confirms while it is idle: what is foretold of it goes through the
-        front end that this shows. A derived SLO is of what users see there: then conclude again; a
-        choice that moves by this is confirmed on a server of its own."""
+        """Probe the server that confirms while it is idle, then conclude again: behind the front
+        end that this shows, and where the SLO is derived, by what users see there. A choice that
+        moves by this is confirmed on a server of its own."""
         settings, evidence = self.settings, self.evidence
         if settings.confirm == "inproc":
             return
@@ -352,11 +352,12 @@ class SweepRun:
             engine = await self.runner.engine_for(cap, "confirm")
             self.watcher.stage("measuring requests one at a time, as users see an idle server")
             await self.runner.probe(engine, self.workload.requests, "confirm")
-        if settings.slo is not None:
-            return
-        seen = evidence.unloaded("confirm")
-        assert seen is not None
-        self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
+        if settings.slo is None:
+            seen = evidence.unloaded("confirm")
+            assert seen is not None
+            self.workload = replace(self.workload, slo=slo_for(self.workload.requests, seen))
+        elif not evidence.probed():
+            return  # no front end was told
         self.conclusion = conclude(
             evidence, self.workload, settings, complete=evidence.is_complete()
         )

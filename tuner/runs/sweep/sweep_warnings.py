@@ -18,7 +18,6 @@ from tuner.twin.choice import value_of
 from tuner.twin.forecast import Forecast
 from tuner.twin.front_end import FrontEnd, strain
 from tuner.twin.objective import choose
-from tuner.twin.simulation import simulate
 from tuner.twin.uncertainty import Block
 
 FEW = 100
@@ -114,7 +113,7 @@ def _tight_cache(view: Forecast, cap: int) -> str | None:
     traffic = view.loads.raised[0] if view.loads.raised else view.traffic
     if not traffic.cached_length.any():
         return None
-    replay = simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap)
+    replay = view.replayed(traffic, cap)
     if replay.kv_usage_peak <= ROOM:
         return None
     return (
@@ -166,11 +165,7 @@ def _uniform(conclusion: Conclusion, settings: SweepSettings) -> str | None:
     varied = np.clip(np.rint(drawn), 1, np.maximum(1, room)).astype(np.int64)
     traffic = replace(view.traffic, output_length=varied)
     values = {
-        cap: value_of(
-            traffic,
-            simulate(traffic, view.fitted.law, view.shape, max_num_seqs=cap),
-            view.slo,
-        )
+        cap: value_of(traffic, view.replayed(traffic, cap), view.slo)
         for cap in doubling(settings.ceiling)
     }
     cap, other = conclusion.verdict.max_num_seqs, choose(values)

@@ -7,7 +7,8 @@ from functools import partial
 
 import numpy as np
 
-from tuner.engines.seam import Engine, Starter
+from tuner.engines.provenance import environment_differs
+from tuner.engines.seam import Engine, EngineFacts, Starter
 from tuner.engines.server.start import Reading
 from tuner.profile.stored_twin import StoredTwin
 from tuner.replay.attempts import replay_in_time
@@ -58,6 +59,9 @@ class Verification:
     requirements: tuple[Requirement, ...] = ()
     """What is held to these is not held to the promise as well."""
 
+    environment: Mapping[str, str] | None = None
+    """That the profile was measured in; None where that is not known."""
+
     max_rps: float | None = None
     """Requests per second that are sent at most, in the mean of a window: others are left out."""
 
@@ -65,6 +69,11 @@ class Verification:
     def told(self) -> tuple[Requirement, ...]:
         """The requirements that can be held against this replay."""
         return tuple(one for one in self.requirements if self.why_not(one) is None)
+
+    def cautions(self, facts: EngineFacts) -> list[str]:
+        """Return what to beware of in whatever this engine shows."""
+        differs = environment_differs(self.environment, facts.environment)
+        return [*facts.cautions, *([] if differs is None else [f"the profile was {differs}"])]
 
     def why_not(self, one: Requirement) -> str | None:
         """Say why a requirement is not held against this replay; None where it is."""
@@ -135,7 +144,7 @@ async def _verified(
         for one in question.requirements:
             if (why := question.why_not(one)) is not None:
                 tell(f"not asked: {one}: {why}")
-        for caution in engine.facts.cautions:
+        for caution in question.cautions(engine.facts):
             tell(f"Warning: {caution}")
         kept, dropped = keep_what_fits(requests, max_model_len=engine.facts.max_model_len)
         if dropped:
