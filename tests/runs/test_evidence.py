@@ -1,6 +1,8 @@
 """What the replays of a run say of each cap."""
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -51,17 +53,20 @@ def test_a_window_that_was_replayed_whole_later_speaks_for_itself(tmp_path: Path
 def test_engines_of_another_environment_are_not_of_the_same_run(tmp_path: Path) -> None:
     """Which of several cards it is makes no difference, and of some nothing is known."""
     one_thread = {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "0"}
-    book = Comparing(journal.create(tmp_path / "run", PLAN))
-    book.add_start(facts(environment=None), "a batch")
-    assert elsewhere(profile(environment=one_thread), book) == []
-    book.add_start(facts(environment=one_thread), "server")
-    for like in (one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
-        book.add_start(facts(environment=like), "server")
-    with pytest.raises(RunError, match="measured with environment OMP_NUM_THREADS=1, here it is 2"):
-        book.add_start(facts(environment={**one_thread, "OMP_NUM_THREADS": "2"}), "server")
-    for known in (None, profile(), profile(environment=one_thread)):
-        assert elsewhere(known, book) == []
-    assert elsewhere(profile(environment={"CUDA_VISIBLE_DEVICES": "0"}), book) == [
-        "the profile was measured in another environment: OMP_NUM_THREADS was not set, now 1"
-    ]
-    book.journal.close()
+
+    async def start(environment: Mapping[str, str] | None) -> None:
+        book.add_start(facts(environment=environment), "server")
+
+    with closing(journal.create(tmp_path / "run", PLAN)) as kept:
+        book = Comparing(kept)
+        asyncio.run(start(None))
+        assert elsewhere(profile(environment=one_thread), book) == []
+        for like in (one_thread, one_thread, {**one_thread, "CUDA_VISIBLE_DEVICES": "3"}, None):
+            asyncio.run(start(like))
+        with pytest.raises(RunError, match="with environment OMP_NUM_THREADS=1, here it is 2"):
+            asyncio.run(start({**one_thread, "OMP_NUM_THREADS": "2"}))
+        for known in (None, profile(), profile(environment=one_thread)):
+            assert elsewhere(known, book) == []
+        assert elsewhere(profile(environment={"CUDA_VISIBLE_DEVICES": "0"}), book) == [
+            "the profile was measured in another environment: OMP_NUM_THREADS was not set, now 1"
+        ]
