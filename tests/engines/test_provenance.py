@@ -53,9 +53,9 @@ def test_variables_that_change_an_engine_are_kept_and_no_secret_or_place() -> No
     }  # fmt: skip
     others = {
         "VLLM_API_KEY": "sesame", "HF_TOKEN": "sesame", "S3_SECRET_ACCESS_KEY": "sesame",
-        "VLLM_HOST_IP": "10.0.0.1", "VLLM_PORT": "8000", "VLLM_CACHE_ROOT": "/home/ann",
-        "VLLM_RPC_BASE_PATH": "/home/ann", "VLLM_NO_USAGE_STATS": "1", "PATH": "/bin", "HOME": "/",
-        "OMP_TOOL_LIBRARIES": "/home/ann/tool.so", "VLLM_USE_THIS": "http://ann:sesame@host",
+        "VLLM_HOST_IP": "10.0.0.1", "VLLM_PORT": "8000", "VLLM_CACHE_ROOT": "/srv",
+        "VLLM_RPC_BASE_PATH": "/srv", "VLLM_NO_USAGE_STATS": "1", "PATH": "/bin", "HOME": "/",
+        "OMP_TOOL_LIBRARIES": "/srv/tool.so", "VLLM_USE_THIS": "http://ann:sesame@host",
         "VLLM_LOGGING_LEVEL": "DEBUG", "OMP_PLACES": "", "KMP_AFFINITY": "x" * 101,
     }  # fmt: skip
     assert provenance.environment({**kept, **others}) == kept
