@@ -99,3 +99,10 @@ def test_three_pairs_say_which_difference_is_seen() -> None:
     even = np.full(4, 0.010)
     apart = [(even * np.exp(by), even) for by in (0.0, 0.01, -0.01)]
     assert difference(apart).said.startswith("seen from 2.5% of TPOT")
+
+
+def test_the_attainment_of_pairs_is_of_a_limit_that_nine_of_ten_meet() -> None:
+    """Of 20 one is late in each; in one of the six replays a second one is."""
+    usual, worse = (np.array([0.010] * (20 - late) + [0.020] * late) for late in (1, 2))
+    found = difference([(usual, usual), (usual, worse), (usual, usual)])
+    assert found.said.endswith("and 7.2% of attainment on")  # sd of (0, 0.05, 0), by the same

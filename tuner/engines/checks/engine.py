@@ -288,9 +288,10 @@ def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> MachineCheck
     """Say which difference two caps must have to be told apart by three pairs of such replays.
 
     Half the width of the 95 % interval of a mean of pairs that are equal. The limit that attainment
-    is of is the median of all.
+    is of is met by nine of ten, as an SLO that can be promised is; at the median of requests that
+    are all alike the least drift moves every one across it.
     """
-    limit_s = float(np.median(np.concatenate([one for pair in pairs for one in pair])))
+    limit_s = float(np.quantile(np.concatenate([one for pair in pairs for one in pair]), 0.9))
     speeds = [float(np.log(pair[0].mean() / pair[1].mean())) for pair in pairs]
     met = [float((pair[0] <= limit_s).mean() - (pair[1] <= limit_s).mean()) for pair in pairs]
     tpot, attainment = (
