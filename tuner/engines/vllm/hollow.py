@@ -40,6 +40,9 @@ class _Later(AsyncModelRunnerOutput):
         time.sleep(max(0.0, self._at_s - time.monotonic()))
         return self._output
 
+    def get_kv_connector_output(self) -> None:
+        """There is no connector. vLLM asks from 0.33 on, where ``get_output`` has failed."""
+
 
 class HollowWorker(_Worker):
     """Gives every sequence whose tokens are all computed the same token."""
