@@ -112,6 +112,25 @@ def test_the_schema_and_the_reader_agree_on_what_is_broken(path: Path_) -> None:
             assert accepts == reads(content), content
 
 
+@pytest.mark.parametrize(
+    ("section", "changes"),
+    [
+        ("engine", {"tokenizer": "-x"}),
+        ("engine", {"tokenizer": "x"}),
+        ("engine", {"model": "-x"}),
+        ("provenance", {"sampling": {"n": 2}}),
+        ("provenance", {"sampling": {"temperature": 3}}),
+        ("provenance", {"sampling": {"top_k": 1.5}}),
+        ("provenance", {"sampling": {"top_k": 20, "presence_penalty": -1}}),
+    ],
+)
+def test_they_agree_on_names_and_on_how_tokens_are_drawn(
+    section: str, changes: dict[str, Any]
+) -> None:
+    content = {**WHOLE, section: {**WHOLE[section], **changes}}
+    assert OF_PROFILE.is_valid(content) == reads(content)
+
+
 def row(**changes: object) -> dict[str, object]:
     return {"timestamp": 0, "input_length": 5, "output_length": 3, **changes}
 

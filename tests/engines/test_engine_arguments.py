@@ -42,6 +42,17 @@ def test_without_any_model_the_cure_is_said() -> None:
     assert "tuner:tiny" in caught.value.hint
 
 
+@pytest.mark.attack
+def test_a_model_that_would_be_a_flag_is_refused_whoever_names_it(base: Path) -> None:
+    evil = "--tool-parser-plugin=evil.py"
+    base.write_text(f"model: {evil}\n")
+    for model, file, header in ((evil, None, None), (None, base, None), (None, None, evil)):
+        with pytest.raises(InputError, match=r"the model .* begins with a hyphen"):
+            engine_arguments(model=model, base=file, header_model=header, overrides=())
+    with pytest.raises(InputError, match=r"the tokenizer .* begins with a hyphen"):
+        arguments(None, f"tokenizer={evil}")
+
+
 @pytest.mark.vllm
 def test_the_opposite_of_a_switch_is_that_switch(base: Path) -> None:
     off = {"model": "tuner:tiny", "enable_prefix_caching": False}

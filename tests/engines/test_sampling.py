@@ -2,7 +2,7 @@
 
 import pytest
 
-from tuner.engines.sampling import GREEDY, in_words, parse_sampling, sampled
+from tuner.engines.sampling import GREEDY, faults, in_words, parse_sampling, sampled
 from tuner.errors import UsageError
 
 
@@ -40,3 +40,20 @@ def test_what_cannot_be_is_refused_with_what_can(text: str, said: str) -> None:
 def test_it_is_shown_in_words() -> None:
     assert in_words({"temperature": 0.7, "top_k": 20}) == "temperature 0.7, top_k 20"
     assert in_words(GREEDY) == "greedy"
+
+
+def test_what_a_model_says_out_of_range_is_taken_to_its_end() -> None:
+    model = {"temperature": 3.0, "top_k": -1, "top_p": 0, "repetition_penalty": 1}
+    found = sampled(model, {})
+    assert found == {"temperature": 2.0, "top_p": 0.001, "top_k": 0, "repetition_penalty": 1.0}
+    assert isinstance(found["top_k"], int)
+    assert list(faults(found)) == []
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "said",
+    [{"n": 16384.0}, {"max_tokens": 1e6}, {"top_k": 0.5}, {"temperature": -1}, {"top_p": 9e9}],
+)
+def test_nothing_else_of_a_request_is_sampling(said: dict[str, float]) -> None:
+    assert len(list(faults({"temperature": 0.5, **said}))) == 1

@@ -6,8 +6,10 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,7 +29,7 @@ from tuner.profile.numbers import (
     Promise,
     SpreadSection,
 )
-from tuner.profile.profile import dump, load, parse, save
+from tuner.profile.profile import _digest, dump, load, parse, save
 from tuner.profile.schema import (
     Decision,
     EngineSeconds,
@@ -319,3 +321,43 @@ def test_the_shipped_profile_is_whole_and_says_what_it_rests_on() -> None:
     assert shipped.provenance.engine == "vllm"
     assert shipped.provenance.engine_starts == 2
     assert shipped.promise.source == "confirming run"
+
+
+def resealed(change: Callable[[dict[str, Any]], object]) -> str:
+    """Return the profile with another content, and the digest of that: anybody can compute it."""
+    content = yaml.safe_load(TEXT)
+    change(content)
+    content["digest"] = _digest(content)
+    return json.dumps(content)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", ["model", "tokenizer"])
+def test_no_name_of_a_profile_is_a_flag(name: str) -> None:
+    evil = {name: "--tool-parser-plugin=evil.py"}
+    problem = refused(resealed(lambda content: content["engine"].update(evil)))
+    assert str(problem).endswith(f"engine.{name}: begins with a hyphen, as flags do")
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ({"n": 16384, "max_tokens": 1e6}, "n is no parameter of sampling"),
+        ({"model": 1.0}, "model is no parameter of sampling"),
+        ({"temperature": 99.0}, "temperature is not from 0.0 to 2.0"),
+        ({"top_k": 0.5}, "top_k is not a whole number from 0 to"),
+    ],
+)
+def test_how_tokens_are_drawn_says_nothing_else_of_a_request(
+    said: dict[str, float], why: str
+) -> None:
+    problem = refused(resealed(lambda content: content["provenance"].update(sampling=said)))
+    assert f"provenance.sampling: value error, {why}" in str(problem)
+
+
+def test_whole_numbers_are_sent_as_such() -> None:
+    drawn = {"temperature": 0.5, "top_k": 20, "presence_penalty": -1.5}
+    read = parse(resealed(lambda one: one["provenance"].update(sampling=drawn)), source="m")
+    assert read.sampling == drawn
+    assert isinstance(read.sampling["top_k"], int)

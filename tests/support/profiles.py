@@ -165,6 +165,7 @@ _VALUES = st.recursive(
     max_leaves=5,
 )
 _NAMES = st.from_regex(r"\A[a-z][a-z0-9_]{0,12}\Z").map(lambda name: "x_" + name)
+_MODELS = st.text(min_size=1, max_size=30).filter(lambda name: not name.startswith("-"))
 
 
 @st.composite
@@ -177,7 +178,7 @@ def any_profile(draw: st.DrawFn) -> ServingProfile:
     )
     return profile(
         engine=draw(st.dictionaries(_NAMES, _VALUES, max_size=4))
-        | {"model": draw(st.text(min_size=1, max_size=30)), "max_num_seqs": seqs}
+        | {"model": draw(_MODELS), "max_num_seqs": seqs}
         | {"max_num_batched_tokens": seqs + draw(st.integers(0, 2**20))},
         curve=(step(seqs, goodput_rps=draw(number)).model_copy(update={"tpot_ms": spread}),),
         reason=draw(_TEXT),

@@ -44,6 +44,13 @@ def engine_arguments(
             if not name.startswith(f"{setting.name}.")  # a whole mapping replaces its parts
         }
         settings[setting.name] = setting
+    tokenizer = settings.get("tokenizer")
+    for what, value in (("model", chosen), ("tokenizer", tokenizer and tokenizer.value)):
+        if str(value or "").startswith("-"):
+            raise InputError(
+                f"the {what} {value!r} begins with a hyphen: vllm serve would take it for a flag",
+                hint="Give the name of a model, or a path that begins with ./ or /.",
+            )
     if not settings:
         return {"model": chosen}
     return {"model": chosen, **vllm.parse(list(settings.values()), model=chosen)}

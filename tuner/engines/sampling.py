@@ -4,7 +4,8 @@ To draw takes time in every iteration, so that it is done as production does: by
 generation configuration, and what the option says on top.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import UsageError
@@ -64,13 +65,52 @@ def sampled(
     defaults: Mapping[str, ArgumentValue], asked: Mapping[str, ArgumentValue]
 ) -> dict[str, float]:
     """Return how an engine draws: ``defaults`` are of its generation configuration, ``asked`` are
-    what counts more. vLLM's own temperature is 1.
+    what counts more. vLLM's own temperature is 1; what is out of range is taken to its end.
 
-    >>> sampled({"top_p": 0.8, "max_tokens": 2048}, {"temperature": 0.7})
-    {'temperature': 0.7, 'top_p': 0.8}
+    >>> sampled({"top_p": 0.8, "top_k": -1, "max_tokens": 2048}, {"temperature": 0.7})
+    {'temperature': 0.7, 'top_p': 0.8, 'top_k': 0}
     """
     merged = {"temperature": 1.0, **defaults, **asked}
-    return {name: value for name in _RANGES if isinstance(value := merged.get(name), int | float)}
+    return {
+        name: type(least)(min(max(value, least), most))
+        for name, (least, most) in _RANGES.items()
+        if isinstance(value := merged.get(name), int | float)
+    }
+
+
+def faults(sampling: Sampling) -> Iterator[str]:
+    """Yield what is no parameter of sampling, or out of its range.
+
+    >>> list(faults({"temperature": 0.7, "n": 2.0, "top_k": 0.5}))
+    ['n is no parameter of sampling', 'top_k is not a whole number from 0 to 2147483648']
+    """
+    for name, value in sampling.items():
+        if name not in _RANGES:
+            yield f"{name} is no parameter of sampling"
+            continue
+        least, most = _RANGES[name]
+        is_whole = isinstance(least, int)
+        if not least <= value <= most or (is_whole and value != int(value)):
+            yield f"{name} is not {'a whole number ' * is_whole}from {least} to {most}"
+
+
+def as_sent(sampling: Sampling) -> dict[str, float]:
+    """Return a profile's parameters as requests carry them: whole numbers without a point."""
+    return {name: type(_RANGES[name][0])(value) for name, value in sampling.items()}
+
+
+SCHEMA: dict[str, Any] = {
+    "additionalProperties": False,
+    "properties": {
+        name: {
+            "type": "integer" if isinstance(least, int) else "number",
+            "minimum": least,
+            "maximum": most,
+        }
+        for name, (least, most) in _RANGES.items()
+    },
+}
+"""The same as ``faults`` says, for the published schema."""
 
 
 def in_words(sampling: Sampling) -> str:

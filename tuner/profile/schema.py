@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Annotated, Literal
 
-from pydantic import Field, JsonValue, model_validator
+from pydantic import AfterValidator, Field, JsonValue, model_validator
 
+from tuner.engines import sampling as drawing
 from tuner.engines.sampling import GREEDY, Sampling
 from tuner.profile.numbers import (
     Admission,
@@ -24,6 +25,7 @@ from tuner.profile.numbers import (
     Section,
     Seqs,
     SeqsRange,
+    Signed,
     Twin,
 )
 from tuner.traffic.slo import Slo
@@ -113,6 +115,18 @@ class EngineSeconds(Section):
     replay: Number
 
 
+def _is_drawn(given: dict[str, float]) -> dict[str, float]:
+    for fault in drawing.faults(given):
+        raise ValueError(fault)
+    return given
+
+
+Drawn = Annotated[
+    dict[str, Signed], AfterValidator(_is_drawn), Field(json_schema_extra=drawing.SCHEMA)
+]
+"""How tokens are drawn: whoever made a profile has nothing else to say of a request."""
+
+
 class Provenance(Section):
     """The provenance of the numbers."""
 
@@ -153,7 +167,7 @@ class Provenance(Section):
     """Of the ladder's engine and of the confirming one, which has fewer slots; empty in a profile
     of an older tuner."""
 
-    sampling: dict[str, Number] | None = None
+    sampling: Drawn | None = None
     """How tokens were drawn, by vLLM's names; None for a simulation, and for an older tuner, which
     measured greedily."""
 
@@ -177,7 +191,8 @@ _ENGINE: dict[str, JsonValue] = {
     "required": ["model", "max_num_seqs", "max_num_batched_tokens"],
     "propertyNames": {"pattern": "^[a-z][a-z0-9_]*$"},
     "properties": {
-        "model": {"type": "string", "minLength": 1},
+        "model": {"type": "string", "pattern": "^[^-]"},
+        "tokenizer": {"pattern": "^[^-]|^$"},
         "max_num_seqs": {"type": "integer", "minimum": 1},
         "max_num_batched_tokens": {"type": "integer", "minimum": 1},
     },
@@ -218,7 +233,7 @@ class ServingProfile(Section):
     def sampling(self) -> Sampling:
         """How tokens were drawn, and are to be drawn by what is held against it."""
         said = self.provenance.sampling
-        return GREEDY if said is None else said
+        return GREEDY if said is None else drawing.as_sent(said)
 
 
 Contradiction = tuple[tuple[str | int, ...], str]
@@ -249,9 +264,7 @@ def _engine_contradictions(
     for name in engine:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             yield ("engine", name), "is not spelt like a vLLM engine argument"
-    model = engine.get("model")
-    if not isinstance(model, str) or not model:
-        yield ("engine", "model"), "must name a model"
+    yield from _name_contradictions(engine)
     numbers = {}
     for name in ("max_num_seqs", "max_num_batched_tokens"):
         value = engine.get(name)
@@ -266,6 +279,16 @@ def _engine_contradictions(
         yield ("engine", "max_num_batched_tokens"), f"is {tokens}, less than max_num_seqs {seqs}"
     if engine.get("max_num_active_seqs") not in (None, seqs):
         yield ("engine", "max_num_active_seqs"), f"must be max_num_seqs ({seqs}) or absent"
+
+
+def _name_contradictions(engine: Mapping[str, JsonValue]) -> Iterator[Contradiction]:
+    model = engine.get("model")
+    if not isinstance(model, str) or not model:
+        yield ("engine", "model"), "must name a model"
+    for name in ("model", "tokenizer"):
+        value = engine.get(name)
+        if isinstance(value, str) and value.startswith("-"):
+            yield ("engine", name), "begins with a hyphen, as flags do"
 
 
 def _is_utc(text: str) -> bool:

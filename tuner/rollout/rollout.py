@@ -52,6 +52,16 @@ NUMERICS: dict[str, ArgumentValue] = {
 _SPREADS = frozenset({"pipeline_parallel_size", "tensor_parallel_size"})
 """Of these, the ones that a deployment without them decides too: it has one GPU for a server."""
 
+_SERVED: dict[str, ArgumentValue] = {
+    "load_format": "auto",
+    "revision": None,
+    "runner": "auto",
+    "tokenizer": None,
+    "tokenizer_revision": None,
+}
+"""What else says what is served → what vLLM takes where nothing is said. It is for the deployment to
+say: whoever made a profile would otherwise choose weights and tokenizer."""
+
 OF_SIMULATION = frozenset({"max_num_seqs"})
 """What a simulated engine can tell of a real one. Its ``max_num_batched_tokens`` is the simulated
 machine's own: what is deployed keeps the one that its prompts need."""
@@ -291,13 +301,14 @@ def _vllm(profile: ServingProfile) -> str | None:
 
 def _gpu(profile: ServingProfile) -> str | None:
     device = profile.provenance.device
-    return str(device["name"]) if device.get("kind") == "gpu" else None
+    return str(device.get("name", "an unnamed GPU")) if device.get("kind") == "gpu" else None
 
 
 def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
     stated, source = here.stated, here.source
-    if (words := model_mismatch(profile, here)) is not None and here.model_is is None:
-        yield Mismatch("model", words)
+    another = model_mismatch(profile, here)
+    if another is not None and here.model_is is None:
+        yield Mismatch("model", another)
     for name, default in NUMERICS.items():
         wanted, found = profile.engine.get(name, default), stated.get(name)
         if found is not None and (found.unknown or str(found.value) != str(wanted)):
@@ -306,6 +317,29 @@ def _of_file(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
             yield Mismatch(name, words)
         elif found is None and name in _SPREADS and wanted != default and not here.is_new:
             yield Mismatch(name, f"{name} {wanted}, {source} has {default}")
+    if another is None or here.model_is is not None:
+        yield from _of_served(profile, here)
+
+
+def _of_served(profile: ServingProfile, here: Deployment) -> Iterator[Mismatch]:
+    """What a profile says of what is served, and its deployment does not."""
+    written = profile.engine.keys() - left_out(profile).keys()
+    for name, default in _SERVED.items():
+        found = here.stated.get(name)
+        is_told = found is not None and name in NUMERICS  # has been compared
+        is_needed = name == "load_format" and models.is_shipped(profile.model)
+        if name not in written or is_told or is_needed or (found is None and here.is_new):
+            continue
+        wanted, has = profile.engine[name], default if found is None else found.value
+        unknown = "" if found is None else found.unknown
+        if unknown or str(has) != str(default if wanted is None else wanted):
+            place = here.source if found is None else _at(here.source, found)
+            why = f", which {unknown}" if unknown else ""
+            yield Mismatch(name, f"{name} {wanted}, {place} has {_or_none(has)}{why}")
+
+
+def _or_none(value: ArgumentValue) -> ArgumentValue:
+    return "none" if value is None else value
 
 
 def _at(source: str, stated: Stated) -> str:
@@ -386,7 +420,8 @@ def verdict(profile: ServingProfile) -> str:
 def of_the_file(found: Sequence[Mismatch]) -> frozenset[str]:
     """Return the arguments that an overridden refusal leaves as the file has them."""
     subjects = {one.subject for one in found}
-    return (OF_THE_MODEL if "model" in subjects else frozenset()) | (subjects & NUMERICS.keys())
+    own = subjects & (NUMERICS.keys() | _SERVED.keys())
+    return (OF_THE_MODEL if "model" in subjects else frozenset()) | own
 
 
 def _release(version: str) -> str:

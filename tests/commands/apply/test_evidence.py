@@ -135,6 +135,7 @@ FORBIDDEN = {
 }
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize(
     ("file", "text"),
     [
@@ -157,6 +158,59 @@ def test_what_a_profile_may_not_set_is_named_and_never_written(
     edited = Path(file).read_text().replace("-", "_")
     assert "max_num_batched_tokens" in edited
     assert [name for name in FORBIDDEN if name in edited] == []
+
+
+PROTECTS = {"api_key": "sesame", "host": "127.0.0.1", "ssl_certfile": "c.pem"}
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("serve.yaml", f"model: {MODEL}\nmax-num-seqs: 64\n%s"),
+        ("pod.yaml", (POD % (VLLM, MODEL)).replace("seqs=64]", "seqs=64%s]")),
+        ("v.service", f"[Service]\nExecStart=/bin/vllm serve {MODEL} --max-num-seqs=64%s\n"),
+        ("v.env", f"VLLM_ARGS='--model={MODEL} --max-num-seqs=64%s'\n"),
+    ],
+)
+def test_what_a_profile_may_not_set_it_cannot_take_away(run: Tuner, file: str, text: str) -> None:
+    before = ", --" if file == "pod.yaml" else " --"
+    is_map, flags = (
+        file == "serve.yaml",
+        {name.replace("_", "-"): v for name, v in PROTECTS.items()},
+    )
+    own = "".join(
+        f"{name}: {v}\n" if is_map else f"{before}{name}={v}" for name, v in flags.items()
+    )
+    save(profile(engine={**ENGINE, **dict.fromkeys(PROTECTS)}), Path("open.yaml"))
+    Path(file).write_text(text % own)
+    done = run("apply", "open.yaml", file)
+    assert done.exit_code == 0, done.err
+    assert "left as the deployment has it: api_key, host, ssl_certfile\n" in done.err
+    edited = Path(file).read_text()
+    assert "max-num-seqs=16" in edited or "max-num-seqs: 16" in edited
+    assert [v for v in PROTECTS.values() if v not in edited] == []
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("name", "value", "has"),
+    [
+        ("load_format", "dummy", "auto"),
+        ("revision", "refs/pr/7", "none"),
+        ("runner", "pooling", "auto"),
+        ("tokenizer", "evil/tokenizer", "none"),
+        ("tokenizer_revision", "refs/pr/7", "none"),
+    ],
+)
+def test_what_is_served_is_the_deployments_own(run: Tuner, name: str, value: str, has: str) -> None:
+    save(profile(engine={**ENGINE, name: value}), Path("evil.yaml"))
+    Path("pod.yaml").write_text(POD % (VLLM, MODEL))
+    said = refused(run("apply", "evil.yaml", "pod.yaml"), 6)
+    assert said.endswith(f"elsewhere: {name} {value}, pod.yaml has {has}")
+    assert run("apply", "evil.yaml", "pod.yaml", "--force").exit_code == 0
+    assert value not in Path("pod.yaml").read_text()
+    assert override("pod.yaml") == [f"{name} {value}, pod.yaml has {has}"]
 
 
 def test_a_profile_that_does_not_say_where_it_was_measured_is_refused(run: Tuner) -> None:

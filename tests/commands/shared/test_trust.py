@@ -11,6 +11,8 @@ from tuner.commands.shared.trust import check_arguments, check_asked
 from tuner.engines.seam import ArgumentValue
 from tuner.errors import ProfileError, UsageError
 
+pytestmark = pytest.mark.attack
+
 SOURCE = Path("p.yaml")
 EVIL = profile(
     engine={**ENGINE, "model": "tuner:tiny", "trust_remote_code": True, "worker_cls": "evil.W"}
@@ -23,6 +25,13 @@ class Options:
     base: Path | None = None
     engine: str = "vllm"
     world: Path | None = None
+
+
+def test_a_value_that_would_be_words_of_its_own_is_not_taken() -> None:
+    words = ["1", "--tool-parser-plugin=./evil.py"]
+    rude = profile(engine={**ENGINE, "api_server_count": words})
+    with pytest.raises(ProfileError, match="engine: api_server_count="):
+        check_asked(rude, Options(), source=SOURCE)
 
 
 def test_what_changes_speed_and_memory_is_taken() -> None:
@@ -55,7 +64,6 @@ def test_a_value_moves_no_cursor() -> None:
     assert len(str(caught.value)) < 250
 
 
-@pytest.mark.attack
 def test_what_a_hint_says_to_paste_is_one_word_for_a_shell() -> None:
     rude = profile(engine={**ENGINE, "worker_cls": "a.B; touch $(id) `id` 'x'"})
     with pytest.raises(ProfileError) as caught:

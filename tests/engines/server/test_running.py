@@ -181,3 +181,17 @@ def test_what_it_says_of_its_prefix_cache_is_kept() -> None:
         return await generate(engine, ASKED)
 
     assert engine_of(telling, work).cached_tokens == 2
+
+
+@pytest.mark.attack
+def test_how_tokens_are_drawn_sets_nothing_else_of_a_request() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    async def kept(one: Asked) -> None:
+        bodies.append(one.body)
+        await served(one)
+
+    said = {"max_tokens": 1e6, "stream": 0.0, "temperature": 0.5}
+    engine_of(kept, lambda engine: generate(engine, ASKED), sampling=said)
+    assert [(one["max_tokens"], one["stream"]) for one in bodies] == [(4, True)]
+    assert bodies[0]["temperature"] == 0.5

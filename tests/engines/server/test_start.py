@@ -12,7 +12,7 @@ import pytest
 from tests.engines.conftest import generate, request
 from tests.support.places import ROOT
 from tests.support.processes import family, lives, wait_until
-from tuner.engines.seam import Reply
+from tuner.engines.seam import ArgumentValue, Reply
 from tuner.engines.server import start
 from tuner.engines.server.engine import PlainEngine
 from tuner.engines.server.running import WARM_UPS
@@ -139,3 +139,16 @@ def test_a_request_under_way_is_told_that_its_server_was_killed(tmp_path: Path, 
             await engine.stop()
 
     asyncio.run(main())
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"model": "--tool-parser-plugin=./evil.py"},
+        {"model": "m", "api_server_count": ["1", "--tool-parser-plugin=./evil.py"]},
+    ],
+)
+def test_no_value_becomes_a_flag_of_the_server(arguments: dict[str, ArgumentValue]) -> None:
+    with pytest.raises(EngineError, match="vllm serve would take it for a flag"):
+        start.words(arguments, port=1)

@@ -11,9 +11,26 @@ from tuner.engines.vllm.flags import GRAMMAR, LISTS, SWITCHES
 
 @pytest.mark.attack
 def test_every_name_on_the_list_is_vllms() -> None:
-    known = {*SWITCHES, *LISTS, *GRAMMAR.words}
-    assert {name for name in known if allowed.is_allowed(name, None)} == known
-    assert (allowed._PLAIN | allowed._SOME.keys()) - known == set()
+    assert allowed._SOME.keys() - {*SWITCHES, *LISTS, *GRAMMAR.words} == set()
+    assert allowed._SWITCHES <= SWITCHES
+    told_by_a_word = allowed._WHOLE | allowed._NUMBERS | allowed._WORDS
+    assert told_by_a_word <= set(GRAMMAR.words)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("name", sorted(allowed._SOME))
+def test_a_value_of_another_kind_is_not_on_it(name: str) -> None:
+    flag = "--tool-parser-plugin=./evil.py"
+    for value in (flag, ["1", flag], [flag], {flag: 1}, {"a": [flag]}, [[1]], "", float("nan")):
+        is_number = isinstance(value, float) and name in allowed._NUMBERS
+        assert allowed.is_allowed(name, value) is is_number, value
+    assert not (allowed.is_allowed(name, True) and allowed.is_allowed(name, 1))
+
+
+@pytest.mark.attack
+def test_what_is_not_on_it_cannot_be_taken_away_either() -> None:
+    gone = {"api_key": None, "host": None, "ssl_certfile": None, "max_model_len": None}
+    assert allowed.not_allowed(gone) == ["api_key", "host", "ssl_certfile"]
 
 
 @pytest.mark.attack
@@ -70,7 +87,9 @@ def test_what_loads_code_opens_places_or_sends_data_is_not_on_it(
         ("load_format", "dummy"),
         ("tokenizer_mode", "auto"),
         ("trust_remote_code", False),
-        ("worker_cls", None),
+        ("limit_mm_per_prompt", {"image": 2, "video": {"count": 1}}),
+        ("max_model_len", None),
+        ("optimization_level", 3),
     ],
 )
 def test_values_that_are_only_data_are(name: str, value: ArgumentValue) -> None:

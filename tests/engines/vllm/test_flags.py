@@ -51,3 +51,13 @@ def test_the_parser_that_is_installed_says_nothing_else() -> None:
         assert set(getattr(here, kind)) <= set(getattr(GRAMMAR, kind))
     assert here.switches.keys() <= GRAMMAR.switches.keys()
     assert all(bool(off) == bool(GRAMMAR.switches[name]) for name, off in here.switches.items())
+
+
+@pytest.mark.attack
+def test_no_value_is_told_as_a_flag_of_its_own() -> None:
+    evil = "--tool-parser-plugin=./evil.py"
+    assert flags.command_line("dtype", evil) == [f"--dtype={evil}"]
+    with pytest.raises(ValueError, match="an item of api_server_count begins with a hyphen"):
+        flags.command_line("api_server_count", ["1", evil])
+    with pytest.raises(ValueError, match="the name of the model"):
+        flags.positional(evil)

@@ -128,11 +128,11 @@ class ServerEngine(ControlledEngine):
 
     def _body(self, request: EngineRequest) -> dict[str, Any]:
         body: dict[str, Any] = {
+            **self._sampling,  # first: it sets nothing else
             "model": self._model,
             **prompt_of(request.prompt_token_ids, self._words),
             "max_tokens": request.output_length,
             "ignore_eos": True,
-            **self._sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -238,10 +238,10 @@ class RunningEngine:
             for token in request.prompt_token_ids
         ]
         body: dict[str, Any] = {
+            **self._server.sampling,  # first: it sets nothing else
             "model": self._server.model,
             **prompt_of(shifted, self._words),
             "max_tokens": request.output_length,
-            **self._server.sampling,
             "stream": True,
             "stream_options": {"include_usage": True},
         }

@@ -25,7 +25,7 @@ from tuner.engines.server.serve_process import (
     PortTakenError,
     ServeProcess,
 )
-from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line
+from tuner.engines.vllm.flags import WITHOUT_NEGATIVE, command_line, positional
 from tuner.engines.vllm.installed import cautions
 from tuner.engines.vllm.log import start_phases_s
 from tuner.engines.vllm.start import Resolved, VllmStarter
@@ -237,14 +237,20 @@ class Reading:
 
 
 def words(arguments: Mapping[str, ArgumentValue], *, port: int) -> list[str]:
-    """Return the words after ``vllm serve``."""
-    model = str(arguments["model"])
-    rest = [
-        word
-        for name, value in arguments.items()
-        if name != "model" and not (value is False and name in WITHOUT_NEGATIVE)
-        for word in command_line(name, value)
-    ]
+    """Return the words after ``vllm serve``. Raises EngineError for one that is a flag."""
+    try:
+        rest = [
+            word
+            for name, value in arguments.items()
+            if name != "model" and not (value is False and name in WITHOUT_NEGATIVE)
+            for word in command_line(name, value)
+        ]
+        model = positional(str(arguments["model"]))
+    except ValueError as error:
+        raise EngineError(
+            f"{error}: vllm serve would take it for a flag",
+            hint="Give a value that does not begin with a hyphen.",
+        ) from None
     return [model, *rest, "--host", HOST, "--port", str(port)]
 
 

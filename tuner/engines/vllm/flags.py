@@ -106,6 +106,8 @@ def canonical(name: str) -> tuple[str, bool]:
 def command_line(name: str, value: ArgumentValue) -> list[str]:
     """Return the words with which ``vllm serve`` is told one argument.
 
+    Raises ValueError for an item of a list that would be a flag of its own.
+
     >>> command_line("max_num_seqs", 8), command_line("enforce_eager", False)
     (['--max-num-seqs=8'], ['--no-enforce-eager'])
     """
@@ -113,6 +115,15 @@ def command_line(name: str, value: ArgumentValue) -> list[str]:
     if isinstance(value, bool):
         return [f"--{flag}" if value else f"--no-{flag}"]
     if isinstance(value, list):
+        if any(isinstance(item, str) and item.startswith("-") for item in value):
+            raise ValueError(f"an item of {name} begins with a hyphen")
         return [f"--{flag}", *map(str, value)]
     # With "=", or else a flag that takes no value would leave it to the positional model.
     return [f"--{flag}={json.dumps(value) if isinstance(value, dict) else value}"]
+
+
+def positional(model: str) -> str:
+    """Return the word that names a model. Raises ValueError for one that would be a flag."""
+    if model.startswith("-"):
+        raise ValueError("the name of the model begins with a hyphen")
+    return model
