@@ -234,6 +234,26 @@ def test_a_disk_that_takes_half_a_row_keeps_whole_rows(
     assert loaded.header.dropped == {"not_written": 1}
 
 
+@pytest.mark.attack
+def test_a_next_file_that_cannot_be_made_leaves_the_last_one_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once closed, its descriptor may be somebody else's."""
+    real = os.open
+
+    def open_(path: Path, *how: int) -> int:
+        if str(path).endswith("-0001.jsonl"):
+            raise OSError(24, "Too many open files", str(path))
+        return real(path, *how)
+
+    monkeypatch.setattr(os, "open", open_)
+    long = Row(timestamp=0, input_length=1, output_length=1, finish_reason="x" * 100_000)
+    fill(spool(settings(tmp_path, TUNER_TRACE_MAX_MB="1"), lambda _: long), 12)
+    (path,) = files(tmp_path)
+    header = trace.load(path).header
+    assert (header.rows_kept, header.dropped) == (9, {"not_written": 3})
+
+
 def test_a_model_with_an_endless_name_leaves_room_for_the_counts(tmp_path: Path) -> None:
     fill(spool(settings(tmp_path), model="m" * 2000), 1)
     (path,) = files(tmp_path)

@@ -149,3 +149,14 @@ def test_what_no_table_can_hold_is_refused_and_nothing_is_written(folder: Path) 
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (3, "", 2)
     assert "odd/journal.jsonl: an event makes no sense" in done.stderr
     assert list((folder / "odd" / "export").iterdir()) == []
+
+
+@pytest.mark.attack
+def test_nothing_is_exported_through_a_link_that_somebody_planted(folder: Path) -> None:
+    shutil.copytree(folder / "run", folder / "linked", ignore=lambda *_: ["export"])
+    (folder / "theirs").mkdir()
+    (folder / "linked" / "export").symlink_to(folder / "theirs")
+    done = export(folder, "linked")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "export: is a link, and no folder of the run" in done.stderr
+    assert list((folder / "theirs").iterdir()) == []

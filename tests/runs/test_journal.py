@@ -267,3 +267,28 @@ def test_what_a_killed_run_left_is_gone_when_it_goes_on(tmp_path: Path) -> None:
     (tmp_path / "run" / "replays" / ".000.npz.0123.partial").write_bytes(b"half")
     journal.resume(tmp_path / "run", {"load": 1}).close()
     assert list((tmp_path / "run" / "replays").iterdir()) == []
+
+
+@pytest.mark.attack
+def test_nothing_is_removed_through_a_link_when_a_run_goes_on(tmp_path: Path) -> None:
+    journal.create(tmp_path / "run", PLAN).close()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / ".a.partial").write_text("mine")
+    (tmp_path / "run" / "replays").symlink_to(tmp_path / "theirs")
+    with pytest.raises(RunError, match="cannot be written"):
+        journal.resume(tmp_path / "run", PLAN)
+    assert (tmp_path / "theirs" / ".a.partial").read_text() == "mine"
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("is_read", [False, True])
+def test_a_pipe_in_place_of_a_journal_is_not_waited_for(tmp_path: Path, *, is_read: bool) -> None:
+    (tmp_path / "run").mkdir()
+    os.mkfifo(tmp_path / "run" / "journal.jsonl")
+    reader = os.open(tmp_path / "run" / "journal.jsonl", os.O_RDONLY | os.O_NONBLOCK)
+    if not is_read:
+        os.close(reader)
+    with pytest.raises(RunError, match="cannot be written"):
+        journal.create(tmp_path / "run", PLAN)
+    if is_read:
+        os.close(reader)

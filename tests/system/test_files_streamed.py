@@ -1,3 +1,4 @@
+import os
 import stat
 from pathlib import Path
 
@@ -82,3 +83,24 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
         full.write(b"x")
     assert "space" in caught.value.hint
     assert names(tmp_path) == []
+
+
+@pytest.mark.attack
+def test_a_link_in_place_of_what_was_begun_is_not_written_through(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "victim").write_text("mine")
+    real = os.open
+
+    def open_(path: Path, *how: int) -> int:
+        """Put a link there, as soon as the file is: others may write to the folder."""
+        made = real(path, *how)
+        if str(path).endswith(".tmp"):
+            Path(path).unlink()
+            Path(path).symlink_to("victim")
+        return made
+
+    monkeypatch.setattr(os, "open", open_)
+    with whole_file(tmp_path / "f") as file:
+        file.write(b"new")
+    assert (tmp_path / "victim").read_text() == "mine"

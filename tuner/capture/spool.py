@@ -196,19 +196,24 @@ class Spool(Generic[Item]):
         self._count(self._lost_in_writing, "not_written", 0, problem)
 
     def _part(self, coming: int) -> "_Part":
-        """Return the file to write to: the next one where the last is full."""
+        """Return the file to write to: the next one where the last is full. That stays open until the
+        next is there."""
         last = self._parts[-1] if self._parts else None
         if last is not None and last.size + coming <= self.recording.max_bytes:
             return last
-        if last is not None:
-            self._finish(last)
-        if len(self._parts) == self.recording.max_files:
-            self._parts.pop(0).path.unlink(missing_ok=True)
+        self._keep(max(1, self.recording.max_files - 1))
         number = 0 if last is None else last.number + 1
         part = _Part(self.path(number), number, self._full_header())
         self._parts.append(part)
         log.info("tuner: recording to %s", part.path)
+        if last is not None:
+            contain_errors(self._fails, self._finish, last)
+        self._keep(self.recording.max_files)
         return part
+
+    def _keep(self, files: int) -> None:
+        while len(self._parts) > files:
+            self._parts.pop(0).path.unlink(missing_ok=True)
 
     def _finish(self, part: "_Part") -> None:
         """Enter the counts into the header and let go of the file."""

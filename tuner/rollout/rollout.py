@@ -59,8 +59,8 @@ _SERVED: dict[str, ArgumentValue] = {
     "tokenizer": None,
     "tokenizer_revision": None,
 }
-"""What else says what is served → what vLLM takes where nothing is said. It is for the deployment to
-say: whoever made a profile would otherwise choose weights and tokenizer."""
+"""What else says what is served → what vLLM takes where nothing is said. It is not a profile's
+to choose: whoever made it would choose weights and tokenizer."""
 
 OF_SIMULATION = frozenset({"max_num_seqs"})
 """What a simulated engine can tell of a real one. Its ``max_num_batched_tokens`` is the simulated

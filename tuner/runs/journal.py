@@ -16,6 +16,7 @@ import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO, Any
 from zipfile import BadZipFile, ZipFile
@@ -87,6 +88,7 @@ MOST_UNPACKED = 8 << 30
 """Bytes of one replay: a hundred thousand requests of a thousand tokens are a tenth of that."""
 
 _AS_IT_LIES = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _DAMAGED = (
     *(ArithmeticError, BadZipFile, EOFError, LookupError, MemoryError, RuntimeError),
     *(SyntaxError, TypeError, ValueError, tokenize.TokenError, zlib.error),
@@ -231,14 +233,35 @@ def _check_size(file: IO[bytes]) -> None:
 def _opened(path: Path, flags: int, *, inside: Path | None = None) -> int:
     """Open a file of a run for its owner alone; others may be able to write to its folder, so that
     no link is followed, of the file or of the folder ``inside`` which it lies. Raises OSError."""
-    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags |= os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     if inside is None:
-        return os.open(path, flags, 0o600)
-    folder = os.open(inside, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        descriptor = os.open(path, flags, 0o600)
+    else:
+        folder = os.open(inside, _FOLDER)
+        try:
+            descriptor = os.open(path.name, flags, 0o600, dir_fd=folder)
+        finally:
+            os.close(folder)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # a pipe keeps nothing
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is no file")
+    return descriptor
+
+
+def _remove_partial(folder: Path) -> None:
+    """Remove what a run that was killed has left of a replay: from the folder itself, and nowhere
+    that a link in its place leads to. Raises OSError."""
     try:
-        return os.open(path.name, flags, 0o600, dir_fd=folder)
+        there = os.open(folder, _FOLDER)
+    except FileNotFoundError:
+        return
+    try:
+        with os.scandir(there) as found:
+            left = [one.name for one in found if fnmatchcase(one.name, ".*.partial")]
+        for name in left:
+            os.unlink(name, dir_fd=there)
     finally:
-        os.close(folder)
+        os.close(there)
 
 
 def read(run_dir: Path) -> Journal:
@@ -269,8 +292,7 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
         _lock(run_dir, file)
         file.truncate(whole_bytes)
         file.seek(0, os.SEEK_END)
-        for left in (run_dir / "replays").glob(".*.partial"):  # by a run that was killed
-            left.unlink()
+        _remove_partial(run_dir / "replays")
     except OSError as error:
         raise _cannot_write(path, error) from error
     journal = Journal(run_dir, events, file)

@@ -227,8 +227,9 @@ def whole_file(path: Path, *, force: bool = False, mode: int = 0o666) -> Iterato
         raise _in_the_way(path)
     try:
         with _temporary_beside(real) as temporary:
-            os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode))
-            with temporary.open("wb") as file:
+            # never by its name again: others may be able to write to the folder
+            made = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+            with os.fdopen(made, "wb") as file:
                 yield file
                 file.flush()
                 os.fsync(file.fileno())

@@ -14,7 +14,7 @@ import yaml
 
 from tests.profile.test_admission import with_twin
 from tests.support.places import ROOT
-from tests.support.profiles import ENGINE, profile
+from tests.support.profiles import ENGINE, profile, resealed
 from tuner import cli
 from tuner.engines.models import shipped as models
 from tuner.profile.profile import save
@@ -613,6 +613,18 @@ def test_admission_limits_are_set_when_asked_for_with_their_reason(small: Tuner)
     assert "max-num-queued-reqs: 24\n" in Path("serve.yaml").read_text()
     assert "  because max_num_queued_tokens 2500: a TTFT limit of 500 ms x" in done.out
     assert "max-num-queued" not in small("apply", "twin.yaml", "--to", "env", "--dry-run").out
+
+
+@pytest.mark.attack
+def test_a_reason_moves_no_cursor(small: Tuner) -> None:
+    found = with_twin()
+    assert found.admission is not None
+    rude = found.admission.model_copy(update={"reasons": ["\x1b[2J\u202e", "a\nmax: 1"]})
+    save(resealed(found, admission=rude), Path("twin.yaml"))
+    done = small("apply", "twin.yaml", "--admission-limits")
+    assert done.exit_code == 0
+    assert done.out.replace("\n", "").isprintable()
+    assert "because a\\x0amax: 1\n" in done.out
 
 
 def test_a_dry_run_shows_the_change_also_where_it_refuses(tuner: Tuner) -> None:

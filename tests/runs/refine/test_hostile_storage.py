@@ -223,6 +223,8 @@ def test_of_trials_that_name_other_arguments_none_is_compared_and_their_number_i
             "SELECT i FROM n"
         ),
         "CREATE TRIGGER odd AFTER INSERT ON trials BEGIN SELECT load_extension('/tmp/x'); END",
+        "ALTER TABLE trials ADD COLUMN odd GENERATED ALWAYS AS (hex(zeroblob(900000000)))",
+        "ALTER TABLE trials ADD COLUMN odd TEXT AS (hex(zeroblob(900000000)))",
     ],
 )
 def test_a_database_that_computes_what_it_holds_is_refused(
@@ -231,7 +233,7 @@ def test_a_database_that_computes_what_it_holds_is_refused(
     file = Path(shutil.copy(honest, tmp_path / "x.db"))
     with closing(sqlite3.connect(file)) as base:
         base.execute(computes)
-    with pytest.raises(RunError, match="it has views or triggers, which no study has"):
+    with pytest.raises(RunError, match="it has views, triggers or computed columns"):
         study(f"sqlite:///{file}")
 
 
@@ -240,3 +242,8 @@ def test_a_link_in_place_of_a_runs_study_is_not_written_through(tmp_path: Path) 
     with pytest.raises(RunError, match="is a link"):
         study(str(tmp_path / "study.log"), run="ours")
     assert not (tmp_path / "victim").exists()
+
+
+def test_a_study_is_for_its_owner_alone(tmp_path: Path) -> None:
+    study(str(tmp_path / "study.log")).add(KnownTrial(KNEE, (0.0,), 0.0, "engine"))
+    assert (tmp_path / "study.log").stat().st_mode & 0o777 == 0o600

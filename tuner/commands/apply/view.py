@@ -90,7 +90,7 @@ def show(edit: Edit, copy: Path | None, *, as_json: bool, to_stderr: bool) -> No
         before, after = shown_value(change["before"]), shown_value(change["after"])
         say(f"  {change['argument']}: {before} -> {after}\n")
     for reason in edit.reasons:
-        say(f"  because {reason}\n")
+        say(f"  because {_escaped(reason)}\n")
     if copy is not None:
         say(f"backup: {visible(copy)}\n")
     if edit.override is not None:

@@ -14,6 +14,7 @@ from tuner.errors import RunError, TargetError, UsageError
 from tuner.profile.profile import load as load_profile
 from tuner.profile.schema import ServingProfile
 from tuner.system import files
+from tuner.system.folders import make_own
 from tuner.system.printable import in_a_cell, printable
 
 
@@ -36,6 +37,8 @@ def run(options: ExportOptions) -> None:
         )
     folder = options.output or options.run_dir / "export"
     paths = {name: folder / f"{name}.{options.to}" for name in tables}
+    if options.output is None:
+        make_own(folder)
     _check(folder, list(paths.values()), force=options.force)
     write = _csv if options.to == "csv" else _parquet
     with making_sense(options.run_dir / "journal.jsonl"):

@@ -117,7 +117,8 @@ def _verifying(profile: ServingProfile, how: RefinePrint) -> str:
 def _print_details(console: Console, found: Refinement, plan: RefinePlan) -> None:
     console.print()
     if found.paired is not None:
-        console.print(f"{told(found.chosen)} against the knee, {found.paired.pairs} pairs in turns")
+        chosen = shown(told(found.chosen))
+        console.print(f"{chosen} against the knee, {found.paired.pairs} pairs in turns")
         for ratio in found.paired.ratios.values():
             console.print(f"  {ratio}")
     console.print(shown(found.reason))

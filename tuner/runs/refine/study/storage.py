@@ -24,6 +24,7 @@ from sqlalchemy.exc import (
 )
 
 from tuner.errors import RunError
+from tuner.system.files import opened_own
 from tuner.system.lock import lock
 from tuner.system.passwords import passwords_in, without_passwords
 
@@ -89,10 +90,10 @@ def _file(path: Path) -> JournalStorage:
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_symlink():  # Optuna would write to whatever it leads to
         raise _unusable(str(path), "is a link")
-    if path.exists():
-        if not path.is_file():  # a device would be read for ever
-            raise _unusable(str(path), "is no regular file")
-        _check_journal(path)
+    if path.exists() and not path.is_file():  # a device would be read for ever
+        raise _unusable(str(path), "is no regular file")
+    os.close(opened_own(path, os.O_RDWR | os.O_CREAT))  # Optuna would let others read it
+    _check_journal(path)
     try:
         return JournalStorage(JournalFileBackend(str(path), _FileLock(path)))
     except (AssertionError, LookupError, TypeError, ValueError):
@@ -148,7 +149,7 @@ class _FileLock(JournalFileOpenLock):
 @contextmanager
 def _locked(path: Path) -> Iterator[IO[bytes]]:
     """Hold a file for this process alone. Raises RunError when others do not let go."""
-    with path.open("a+b") as file:
+    with open(path, "a+b", opener=opened_own) as file:
         if not lock(file.fileno(), wait_s=PATIENCE_S):
             raise RunError(
                 f"{path}: another process has locked it for more than {PATIENCE_S}s",
@@ -176,17 +177,20 @@ def _database(storage: str, connections: Connections) -> RDBStorage:
 
 
 def _check_schema(storage: str) -> None:
-    """Raise RunError for a file of SQLite's that computes what it holds: Optuna makes no view and
-    no trigger, and one without end would be read, and kept in memory, for ever."""
+    """Raise RunError for a file of SQLite's that computes what it holds: Optuna makes no view, no
+    trigger and no such column, and one without end would be read, and kept in memory, for ever."""
     engine = create_engine(storage, connect_args=_engine(storage)["connect_args"])
     try:
         with engine.connect() as connection:
-            odd = "SELECT 1 FROM sqlite_master WHERE type IN ('view', 'trigger')"
+            odd = (
+                "SELECT 1 FROM sqlite_master AS one WHERE type IN ('view', 'trigger') OR EXISTS "
+                "(SELECT 1 FROM pragma_table_xinfo(one.name) WHERE hidden != 0)"
+            )
             found = connection.execute(text(odd)).first()
     finally:
         engine.dispose()
     if found is not None:
-        raise _unusable(storage, "it has views or triggers, which no study has")
+        raise _unusable(storage, "it has views, triggers or computed columns, as no study has")
 
 
 def closed(storage: BaseStorage) -> None:
