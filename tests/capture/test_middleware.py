@@ -1,5 +1,6 @@
 """The recorder in a real server: every request leaves its row, and none of its text."""
 
+import asyncio
 import json
 import socket
 import urllib.error
@@ -294,6 +295,38 @@ def test_all_bodies_that_are_kept_at_one_time_are_bounded() -> None:
     for one in kept:
         one.leaves()
     assert room == Room()
+
+
+@pytest.mark.attack
+def test_all_requests_of_a_server_share_one_bound(folder: Path) -> None:
+    body = b"x" * (4 * 2**20)
+
+    async def main() -> tuple[int, Room]:
+        go = asyncio.Event()
+
+        async def app(_scope: object, receive: Callable[[], Any], _send: object) -> None:
+            await receive()
+            await go.wait()
+
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        async def send(_message: object) -> None:
+            """Nobody listens."""
+
+        recorder = TraceRecorder(app)
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions"}
+        under_way = [asyncio.ensure_future(recorder(scope, receive, send)) for _ in range(20)]
+        await asyncio.sleep(0.1)
+        left = recorder._room.left_bytes
+        go.set()
+        await asyncio.gather(*under_way)
+        assert recorder._spool is not None
+        recorder._spool.close()
+        return left, recorder._room
+
+    assert asyncio.run(main()) == (0, Room())
+    assert folder.exists()
 
 
 def test_an_engine_without_generate_is_left_alone() -> None:

@@ -1,7 +1,9 @@
 """A trace out of Prometheus alone: as many requests, as long, and as many at a time."""
 
 import asyncio
+import json
 import random
+import shlex
 import socket
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import numpy as np
 import pytest
@@ -394,6 +396,43 @@ def test_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.attack
+def test_the_labels_of_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    def of_labels(asked_s: int) -> bytes:
+        series = ",".join(
+            f'{{"metric":{{"__name__":"vllm:num_requests_running","a":"{number}"}},"values":[]}}'
+            for number in range(asked_s)
+        )
+        return f'{{"status":"success","data":{{"result":[{series}]}}}}'.encode()
+
+    monkeypatch.setattr(prometheus_api, "MOST_LABEL_BYTES", 100_000)
+    with answering(of_labels) as place, pytest.raises(InputError, match="100,000 bytes of labels"):
+        prometheus_api.samples(place, ["num_requests_running"])
+
+
+@pytest.mark.attack
+def test_the_bytes_of_all_answers_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prometheus_api, "MOST_BYTES", len(of_seconds(3600)) + 1)
+    with answering(of_seconds) as place, pytest.raises(InputError, match="bytes in all"):
+        prometheus_api.samples(place, ["num_requests_running"])
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize(
+    ("most_s", "why"), [(0.5, "no whole answer within 0"), (0.0, "not all answers within 0 s")]
+)
+def test_all_questions_have_one_deadline(
+    monkeypatch: pytest.MonkeyPatch, most_s: float, why: str
+) -> None:
+    def slow(asked_s: int) -> bytes:
+        Event().wait(0.3)
+        return of_seconds(asked_s)
+
+    monkeypatch.setattr(prometheus_api, "MOST_S", most_s)
+    with answering(slow) as place, pytest.raises(InputError, match=why):
+        prometheus_api.samples(place, ["num_requests_running"])
+
+
+@pytest.mark.attack
 @pytest.mark.parametrize(
     "url",
     [
@@ -476,6 +515,18 @@ def test_one_request_between_two_scrapes_has_its_own_lengths() -> None:
         (3, 5, "stop"),
         (3, 5, "stop"),  # the one in flight at the end: like the others
     ]
+
+
+@pytest.mark.attack
+def test_a_model_that_is_named_to_be_pasted_is_one_word_for_a_shell() -> None:
+    evil = "m'; touch 0id) \""
+    running: dict[history.Labels, dict[float, float]] = {
+        (("model_name", name),): {0.0: 1.0, 10.0: 1.0} for name in (evil, "n")
+    }
+    with pytest.raises(InputError) as refused:
+        history.engines({history.RUNNING: running}, place="here")
+    pasted = refused.value.hint.partition(": ")[2]
+    assert shlex.split(pasted) == ["--selector", f"model_name={json.dumps(evil)}"]
 
 
 def test_an_empty_scrape_in_between_loses_nothing() -> None:

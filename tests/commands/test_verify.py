@@ -65,11 +65,14 @@ def test_the_machine_that_was_measured_keeps_its_promise(folder: Path, window: s
     [
         ("verify", "evil.yaml", "--trace", "prod.jsonl"),
         ("refine", "evil.yaml", "--trace", "prod.jsonl", "--resume", "--force"),
-        ("compare", "--profile", "evil.yaml", "--trace", "prod.jsonl", "--set", "seed=1"),
+        pytest.param(
+            ("compare", "--profile", "evil.yaml", "--trace", "prod.jsonl", "--set", "seed=1"),
+            marks=pytest.mark.vllm,  # which reads what --set says
+        ),
     ],
     ids=lambda words: words[0],
 )
-@pytest.mark.vllm
+@pytest.mark.attack
 def test_a_profile_that_loads_code_starts_no_engine(folder: Path, command: tuple[str, ...]) -> None:
     one = load(folder / "profile.yaml")
     engine: Any = {**one.engine, "model": "tuner:tiny", "trust_remote_code": True}

@@ -44,6 +44,7 @@ def test_a_vllm_without_a_version_is_there_and_unlike_every_other(
         check_machine(measured, here)
 
 
+@pytest.mark.attack
 def test_variables_that_change_an_engine_are_kept_and_no_secret_or_place() -> None:
     kept = {
         "OMP_NUM_THREADS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",

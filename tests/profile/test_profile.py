@@ -361,3 +361,12 @@ def test_whole_numbers_are_sent_as_such() -> None:
     read = parse(resealed(lambda one: one["provenance"].update(sampling=drawn)), source="m")
     assert read.sampling == drawn
     assert isinstance(read.sampling["top_k"], int)
+
+
+@pytest.mark.attack
+@pytest.mark.parametrize("length", [None, "auto", -1, True, 1.5])
+def test_a_longest_request_that_is_no_number_is_refused_where_it_is_needed(length: object) -> None:
+    engine = {**PROFILE.engine, "max_model_len": length}
+    with pytest.raises(ProfileError, match=r"engine\.max_model_len: is .*, no number of tokens"):
+        _ = profile(engine=engine).max_model_len
+    assert profile(engine={**engine, "max_model_len": 64}).max_model_len == 64

@@ -214,3 +214,16 @@ def test_a_simulated_machine_is_nobodys() -> None:
     simulated = profile(engine_="sim", versions={"vllm": "0.1"}, device={"name": "simulated:x"})
     here = LocalMachine(vllm="0.32.0", gpu="NVIDIA H200")
     assert rollout.mismatches(simulated, deployment(here)) == []
+
+
+@pytest.mark.attack
+def test_a_gpu_without_a_name_is_another_one() -> None:
+    unnamed = profile(versions={"vllm": "0.32.0"}, device={"kind": "gpu"})
+    here = deployment(LocalMachine(vllm="0.32.0", gpu="NVIDIA H200"))
+    found = [one.words for one in rollout.mismatches(unnamed, here)]
+    assert found == ["an unnamed GPU, here is NVIDIA H200"]
+
+
+def test_what_a_shipped_model_needs_is_written_where_nothing_is_said() -> None:
+    shipped = profile(engine={**ENGINE, "model": "tuner:tiny", "load_format": "dummy"})
+    assert rollout.mismatches(shipped, deployment(None, model="tuner:tiny")) == []

@@ -113,9 +113,17 @@ def test_nothing_is_unpickled_that_others_could_have_put_there(
     ours.chmod(0o775)
     assert list(jit._cache_dir.__wrapped__().iterdir()) == []
     assert ours.stat().st_mode & 0o777 == 0o700
+    (ours / "planted.nbi").touch()
+    ours.parent.chmod(0o777)
+    assert list(jit._cache_dir.__wrapped__().iterdir()) == []
+    assert ours.parent.stat().st_mode & 0o777 == 0o700
     monkeypatch.setattr(os, "geteuid", lambda: 1234)
     with pytest.raises(PermissionError, match="another user"):
         jit._cache_dir.__wrapped__()
+    ours.rmdir()
+    with pytest.raises(PermissionError, match="another user"):
+        jit._cache_dir.__wrapped__()
+    assert not ours.exists()
 
 
 @pytest.mark.attack

@@ -1,6 +1,8 @@
 """The history of vLLM's engines in Prometheus, scrape by scrape. Pure."""
 
+import json
 import math
+import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -83,8 +85,8 @@ def engines(samples: Samples, *, place: str) -> tuple[EngineHistory, ...]:
     models = sorted({dict(labels).get("model_name", "") for labels in known})
     if len(models) > 1:
         raise InputError(
-            f"{place}: {len(models)} models: {', '.join(models)}",
-            hint=f"Choose one: --selector 'model_name=\"{models[0]}\"'",
+            f"{place}: {len(models)} models: {', '.join(models[:5])}",
+            hint=f"Choose one: --selector {shlex.quote(f'model_name={json.dumps(models[0])}')}",
         )
     return tuple(_engine(labels, series, place) for labels, series in known.items())
 

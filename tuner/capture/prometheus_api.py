@@ -2,6 +2,7 @@
 
 import base64
 import math
+import time
 import urllib.parse
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,6 +26,18 @@ that are scraped every 15 s. Where an hour is more than that, less is asked for 
 
 MOST_SAMPLES = 30_000_000
 """Of all answers together, some 3 GB: a week of twelve such engines."""
+
+MOST_BYTES = 2 * 2**30
+"""Of all answers together: twice as much as those samples take."""
+
+MOST_LABEL_BYTES = 256 * 2**20
+"""Of all label sets together, as they are kept: a thousand times those of such engines."""
+
+_LABEL_BYTES = 100
+"""What a label takes beside its text."""
+
+MOST_S = 1800.0
+"""For all questions together."""
 
 PREFIX = "vllm[:_]"
 """Some pipelines turn the colon of vLLM's names into an underscore."""
@@ -91,6 +104,47 @@ def without_login(url: str) -> tuple[str, str]:
     return bare, f"Basic {encoded}" if at else ""
 
 
+@dataclass(slots=True)
+class _Taken:
+    """What all answers have taken, which is bounded: each method raises InputError for more."""
+
+    place: PrometheusQuery
+    until_s: float
+    """On the monotonic clock."""
+
+    sample_count: int = 0
+    answer_bytes: int = 0
+    label_bytes: int = 0
+
+    def left_s(self) -> float:
+        """Return the time that is left."""
+        left_s = self.until_s - time.monotonic()
+        if left_s <= 0:
+            raise self._too_much(f"not all answers within {MOST_S:,.0f} s")
+        return left_s
+
+    def samples(self, more: int) -> None:
+        self.sample_count += more
+        if self.sample_count > MOST_SAMPLES:
+            raise self._too_much(f"more than {MOST_SAMPLES:,} samples in that time")
+
+    def answer(self, length: int) -> None:
+        self.answer_bytes += length
+        if self.answer_bytes > MOST_BYTES:
+            raise self._too_much(f"answers more than {MOST_BYTES:,} bytes in all")
+
+    def labels(self, more: Labels) -> None:
+        self.label_bytes += sum(len(name) + len(text) + _LABEL_BYTES for name, text in more)
+        if self.label_bytes > MOST_LABEL_BYTES:
+            raise self._too_much(f"more than {MOST_LABEL_BYTES:,} bytes of labels in that time")
+
+    def _too_much(self, what: str) -> InputError:
+        return InputError(
+            f"{self.place.url}: {what}",
+            hint="Ask for less: --from and --to, or one engine with --selector.",
+        )
+
+
 def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
     """Return all finite samples of these metrics, asked for by the hour.
 
@@ -102,25 +156,24 @@ def samples(place: PrometheusQuery, names: Sequence[str]) -> Samples:
     if place.selector:
         matchers += f",{place.selector}"
     found: defaultdict[str, dict[Labels, dict[float, float]]] = defaultdict(dict)
-    end_s, chunk_s, count = place.to_s, CHUNK_S, 0
+    taken = _Taken(place, until_s=time.monotonic() + MOST_S)
+    end_s, chunk_s = place.to_s, CHUNK_S
     while end_s > place.from_s:
         length_s = min(chunk_s, end_s - place.from_s)
         try:
-            answer = _ask(place, f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]", end_s)
+            answer = _ask(place, f"{{{matchers}}}[{max(1, math.ceil(length_s))}s]", end_s, taken)
         except AnswerTooLongError:
             if chunk_s / 2 < LEAST_CHUNK_S:
                 raise
             chunk_s /= 2
             continue
-        count += len(answer) + sum(len(series.values) for series in answer)
-        if count > MOST_SAMPLES:
-            raise InputError(
-                f"{place.url}: more than {MOST_SAMPLES:,} samples in that time",
-                hint="Ask for less: --from and --to, or one engine with --selector.",
-            )
+        taken.samples(len(answer) + sum(len(series.values) for series in answer))
         for series in answer:
             name = series.metric.pop("__name__", "")[_PREFIX_LENGTH:]
-            values = found[name].setdefault(tuple(sorted(series.metric.items())), {})
+            labels = tuple(sorted(series.metric.items()))
+            if labels not in found[name]:
+                taken.labels(labels)
+            values = found[name].setdefault(labels, {})
             for time_s, text in series.values:
                 value = _number(text, place)
                 if math.isfinite(value) and place.from_s <= time_s <= place.to_s:
@@ -139,7 +192,7 @@ def _number(text: str, place: PrometheusQuery) -> float:
         ) from None
 
 
-def _ask(place: PrometheusQuery, query: str, time_s: float) -> list[_Series]:
+def _ask(place: PrometheusQuery, query: str, time_s: float, taken: _Taken) -> list[_Series]:
     asked = http.HttpRequest(
         f"{place.url.rstrip('/')}/api/v1/query",
         most_bytes=MAX_ANSWER_BYTES,
@@ -147,7 +200,8 @@ def _ask(place: PrometheusQuery, query: str, time_s: float) -> list[_Series]:
         authorization=place.authorization,
         reads_refusals=True,
     )
-    answer = http.ask(asked, timeout_s=TIMEOUT_S)
+    answer = http.ask(asked, timeout_s=min(TIMEOUT_S, taken.left_s()))
+    taken.answer(len(answer.content))
     if answer.status in {401, 403}:
         raise InputError(
             f"{place.url}: refused ({answer.status})",

@@ -196,8 +196,8 @@ class Spool(Generic[Item]):
         self._count(self._lost_in_writing, "not_written", 0, problem)
 
     def _part(self, coming: int) -> "_Part":
-        """Return the file to write to: the next one where the last is full. That stays open until the
-        next is there."""
+        """Return the file to write to: the next one where the last is full. That stays open
+        until the next is there."""
         last = self._parts[-1] if self._parts else None
         if last is not None and last.size + coming <= self.recording.max_bytes:
             return last

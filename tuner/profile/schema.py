@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, JsonValue, model_validator
 
 from tuner.engines import sampling as drawing
 from tuner.engines.sampling import GREEDY, Sampling
+from tuner.errors import ProfileError
 from tuner.profile.numbers import (
     Admission,
     Baseline,
@@ -228,6 +229,17 @@ class ServingProfile(Section):
     @property
     def model(self) -> str:
         return str(self.engine["model"])
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens of the longest request. Raises ProfileError where the profile does not say."""
+        found = self.engine.get("max_model_len")
+        if type(found) is not int or found < 1:
+            raise ProfileError(
+                f"engine.max_model_len: is {str(found)[:40]!r}, no number of tokens",
+                hint="Sweep again: tuner writes what the engine came to.",
+            )
+        return found
 
     @property
     def sampling(self) -> Sampling:

@@ -14,7 +14,7 @@ import sys
 import tokenize
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -288,11 +288,13 @@ def resume(run_dir: Path, plan: Mapping[str, Any]) -> Journal:
             )
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-        file = os.fdopen(descriptor, "r+b", buffering=0)
-        _lock(run_dir, file)
-        file.truncate(whole_bytes)
-        file.seek(0, os.SEEK_END)
-        _remove_partial(run_dir / "replays")
+        with ExitStack() as failing:
+            file = failing.enter_context(os.fdopen(descriptor, "r+b", buffering=0))
+            _lock(run_dir, file)
+            file.truncate(whole_bytes)
+            file.seek(0, os.SEEK_END)
+            _remove_partial(run_dir / "replays")
+            failing.pop_all()
     except OSError as error:
         raise _cannot_write(path, error) from error
     journal = Journal(run_dir, events, file)

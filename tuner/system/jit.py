@@ -125,23 +125,31 @@ def _source(module: str) -> tuple[bytes, frozenset[str]]:
 def _cache_dir() -> Path:
     """Return this version's own directory, and remove all but the newest of other versions.
 
-    Numba unpickles what lies there: of a directory that others can write to nothing is used.
-    Raises OSError for another user's.
+    Numba unpickles what lies there: of a directory that others can write to, or that lies in such a
+    one, nothing is used. Raises OSError for another user's.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tuner"
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    was_open = root.stat().st_mode & 0o022
+    _check_own(root)
+    if was_open:
+        root.chmod(0o700)
     ours = root / f"{importlib.metadata.version('tuner')}-numba-{numba.__version__}"
     ours.mkdir(mode=0o700, exist_ok=True)
-    if ours.lstat().st_mode & 0o022:
+    if was_open or ours.lstat().st_mode & 0o022:
         shutil.rmtree(ours)
         ours.mkdir(mode=0o700)
-    if ours.lstat().st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "belongs to another user", str(ours))
+    _check_own(ours)
     os.utime(ours)
     others = [(path.stat().st_mtime, path) for path in root.iterdir() if path != ours]
     for _, path in sorted(others, reverse=True)[OLD_CACHES:]:
         shutil.rmtree(path, ignore_errors=True)
     return ours
+
+
+def _check_own(folder: Path) -> None:
+    if folder.stat().st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "belongs to another user", str(folder))
 
 
 def _make_up_no_names() -> None:

@@ -40,6 +40,7 @@ def test_of_another_vllm_it_says_what_is_known_to_differ() -> None:
     )
 
 
+@pytest.mark.attack
 def test_other_files_of_the_model_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     place, engine = Place(GPU, {"vllm": "1"}), {**ENGINE, "model": str(tmp_path)}

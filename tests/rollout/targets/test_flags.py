@@ -136,6 +136,7 @@ def test_a_negative_number_is_a_value() -> None:
     assert edited("--seed, '-1', --port=1", seed=-2) == "--seed=-2, --port=1"
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("data", ["$(HF_TOKEN)", "$$(HF_TOKEN)", "$$$(HF_TOKEN)", "a$$", "$a"])
 def test_what_kubernetes_puts_in_is_not_made_of_data(data: str) -> None:
     """Its rule: $$ is one $, and $(NAME) is the variable."""
@@ -144,6 +145,7 @@ def test_what_kubernetes_puts_in_is_not_made_of_data(data: str) -> None:
     assert put_in == data
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("data", ["a$$b", "$(HF_TOKEN)", "$$(HF_TOKEN)", "'$(HOME)' $HOME"])
 def test_a_script_gets_data_as_kubernetes_and_a_shell_leave_it(data: str) -> None:
     """Kubernetes makes $$ one $ and puts in $(NAME) first; then the shell reads quotes."""
@@ -159,6 +161,7 @@ def test_a_script_gets_data_as_kubernetes_and_a_shell_leave_it(data: str) -> Non
     assert done.stdout == f"serve|m|--tokenizer={data}|"
 
 
+@pytest.mark.attack
 def test_references_are_not_made_of_data() -> None:
     assert edited("--tokenizer=a", tokenizer="$(HOME) $HOME") == "--tokenizer=$$(HOME) $HOME"
 

@@ -11,12 +11,15 @@ from typing import Any, cast
 
 import pytest
 
-from tuner.errors import UsageError
+from tests.support.profiles import profile
+from tuner.commands.refine import ray as ray_command
+from tuner.engines.provenance import model_digest
+from tuner.errors import RunError, UsageError
 
 ray = pytest.importorskip("ray")
 
 from tuner.runs.cluster import session  # noqa: E402 - imports ray
-from tuner.runs.cluster.kinds import describe_here  # noqa: E402
+from tuner.runs.cluster.kinds import describe_here, describe_node, grouped  # noqa: E402
 from tuner.runs.cluster.site import described  # noqa: E402
 
 
@@ -72,6 +75,24 @@ def test_a_cluster_without_a_token_is_warned_of(monkeypatch: pytest.MonkeyPatch)
     assert joined.cautions() == ()
 
 
+@pytest.mark.attack
+def test_a_cluster_of_our_own_asks_for_a_token_whichever_ray_it_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    bare = {name: text for name, text in os.environ.items() if not name.startswith("RAY_AUTH")}
+    monkeypatch.setattr(os, "environ", bare)
+    modes: list[str | None] = []
+
+    def starting(**_how: object) -> None:
+        modes.append(os.environ.get("RAY_AUTH_MODE"))
+        raise RuntimeError("seen enough")
+
+    monkeypatch.setattr(ray, "init", starting)
+    with pytest.raises(RunError, match="seen enough"):
+        session.RaySession(session.LOCAL)
+    assert modes == ["token"]
+
+
 class OneNode:
     """A session with one node, and what that says of itself."""
 
@@ -100,6 +121,25 @@ def test_a_node_that_says_nonsense_of_itself_is_left_out(answer: object, why: st
     said, left_out = described(cast("session.RaySession", OneNode(answer)), [])
     assert said == {}
     assert why in left_out["n"]
+
+
+@pytest.mark.attack
+def test_a_node_with_other_files_of_the_model_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # which it forgets
+    (tmp_path / "config.json").write_text("{}")
+    here = describe_node(str(tmp_path))
+    other = replace(here, model_digest=f"sha256:{64 * '0'}")
+    assert here.model_digest == model_digest(str(tmp_path))
+    assert describe_node().model_digest is None
+    assert grouped({"a": here, "b": other}) == [["a"], ["b"]]
+    measured = profile(
+        device=dict(here.device), versions=dict(here.versions), model_digest=here.model_digest
+    )
+    assert ray_command._refusal(measured, here) is None
+    assert ray_command._refusal(measured, replace(here, model_digest=None)) is None
+    assert "other" in str(ray_command._refusal(measured, other))
 
 
 LOCAL_AND_STRANGERS = """

@@ -400,6 +400,7 @@ def test_a_line_that_a_full_disk_left_unfinished_is_dropped(file: str) -> None:
     assert [one.gains for one in study(file).told()] == [(0.0,), (0.1,)]
 
 
+@pytest.mark.attack
 @pytest.mark.parametrize("scheme", ["redis", "rediss", "REDIS"])
 def test_a_storage_whose_answers_are_run_is_refused_before_it_is_asked(scheme: str) -> None:
     with pytest.raises(RunError, match="runs what a Redis server sends") as caught:

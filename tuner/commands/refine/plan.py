@@ -103,7 +103,7 @@ def plan_of(
         ),
         start_s=measured.engine_seconds.starts / max(1, measured.engine_starts),
         curve=curve_of(profile, space.knee, objectives) if is_same else [],
-        max_model_len=int(str(profile.engine["max_model_len"])),
+        max_model_len=profile.max_model_len,
         is_same_trace=is_same,
         warnings=[
             *trace.warnings,

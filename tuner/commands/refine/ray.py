@@ -71,7 +71,10 @@ def check_ray(options: RefineOptions) -> None:
 
 
 def _refusal(profile: ServingProfile, kind: "Description") -> str | None:
-    if (found := differs(profile, kind)) is None:
-        return None
-    key, was, is_ = found
-    return f"{key} is {is_}, the profile was measured with {was}"
+    if (found := differs(profile, kind)) is not None:
+        key, was, is_ = found
+        return f"{key} is {is_}, the profile was measured with {was}"
+    was, is_ = profile.provenance.model_digest, kind.model_digest
+    if was is not None and is_ is not None and was != is_:
+        return "its files of the model are others than were measured"
+    return None

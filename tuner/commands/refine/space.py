@@ -35,7 +35,7 @@ def space_of(
             f"{options.trace}: requests served: {len(requests)}, too few to tell of any limit",
             hint=f"Capture more traffic: at least {FEWEST_REQUESTS} requests, better hundreds.",
         )
-    engine: dict[str, Any] = dict(profile.engine)
+    engine: dict[str, Any] = {**profile.engine, "max_model_len": profile.max_model_len}
 
     def refusal(name: str, value: ArgumentValue) -> str | None:
         cap, tokens = number(engine[CAP]), number(engine[TOKENS])

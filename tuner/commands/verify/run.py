@@ -212,7 +212,7 @@ def _dry_run(options: VerifyOptions, profile: ServingProfile) -> DryRun:
     """Return what a verification would do."""
     asked = _asked(options, profile)
     assert asked.place.starter is not None
-    longest = int(str(profile.engine["max_model_len"]))
+    longest = profile.max_model_len
     requests, _ = keep_what_fits(asked.requests, max_model_len=longest)
     windows = [window for window, _ in windows_of(requests, asked.question)]
     replay_s = sum(window.replay_s for window in windows)

@@ -20,7 +20,7 @@ from tuner.profile.served_models import ServedModel
 from tuner.system import http
 
 _MODELS_BYTES = 8 * 2**20
-_BLOCK_SIZE = 16
+_BLOCK_SIZE, _ANY_LENGTH = 16, 2**31
 """vLLM's, where a server does not tell."""
 
 _OF_URL = ("send_load", "max_rps", "beside_traffic", "api_key_env", "served_model")
@@ -75,7 +75,7 @@ def find(options: VerifyOptions, url: str, profile: ServingProfile) -> FoundServ
         arguments={
             key: value for key, value in told.items() if isinstance(value, str | int | float | bool)
         },
-        max_model_len=min(lengths, default=int(str(told.get("max_model_len") or 2**31))),
+        max_model_len=min(lengths, default=_whole(told.get("max_model_len"), _ANY_LENGTH)),
         vocab_size=2**15,
         block_size=_whole(told.get("block_size"), _BLOCK_SIZE),
         kv_blocks=_whole(arguments.get("num_gpu_blocks"), 0),

@@ -3,13 +3,14 @@
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 
 import tuner
 from tuner.engines import devices, provenance
+from tuner.engines.models import shipped as models
 from tuner.engines.seam import ArgumentValue
 
 PER_NODE = ("count",)
@@ -26,16 +27,23 @@ class Description:
     code: str
     """Digest of tuner's own modules there: versions of a checkout are all called alike."""
 
+    model_digest: str | None = None
+    """Of the files of the model that were asked for; None of one on a hub, and where none was."""
+
 
 def describe_here() -> Description:
     """Return what this process has of its node."""
     return Description(devices.device_facts(), provenance.versions(), version("ray"), code_digest())
 
 
-def describe_node() -> Description:
-    """Return what a node is. Called on it, in a process of its own."""
+def describe_node(model: str | None = None) -> Description:
+    """Return what a node is, and what files of a model are there. Called on it, in a process of its
+    own."""
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray hides all from who takes none
-    return describe_here()
+    found = describe_here()
+    if model is None:
+        return found
+    return replace(found, model_digest=provenance.model_digest(models.model_path(model)))
 
 
 @cache
@@ -63,6 +71,8 @@ def difference(one: Description, other: Description) -> str | None:
 
 def node_difference(one: Description, other: Description) -> str | None:
     """Return the first thing in which a node is of another kind."""
+    if one.model_digest != other.model_digest:
+        return "its files of the model are others"
     return difference(_of_node(one), _of_node(other))
 
 

@@ -101,7 +101,8 @@ def site_on(request: ClusterRequest, work: Work) -> Iterator[ClusterSite]:
     """
     with joined(request.address) as session:
         nodes = session.nodes()
-        said, left_out = described(session, nodes)
+        model = str(work.arguments["model"]) if work.simulated is None else None
+        said, left_out = described(session, nodes, model=model)
         if work.simulated is not None:
             device, versions = work.simulated
             said = {
@@ -117,9 +118,9 @@ def site_on(request: ClusterRequest, work: Work) -> Iterator[ClusterSite]:
                 f"{'; '.join(whys)}",
                 hint="Refine on nodes like the one that was measured, or anew there: --force.",
             )
-        model = said[usable[0].id]
+        kind = said[usable[0].id]
         share = share_of(
-            work.arguments, on_gpus=model.device.get("kind") == "gpu", cpus=request.cpus
+            work.arguments, on_gpus=kind.device.get("kind") == "gpu", cpus=request.cpus
         )
         most = room(usable, share)
         if not most:
@@ -136,7 +137,7 @@ def site_on(request: ClusterRequest, work: Work) -> Iterator[ClusterSite]:
             work,
             share,
             {node.id: node.name for node in usable},
-            model,
+            kind,
             min(most, request.engines or paid),
             tuple(lines_of(nodes, left_out)),
         )
@@ -148,13 +149,15 @@ here and there."""
 
 
 def described(
-    session: RaySession, nodes: Sequence[Node]
+    session: RaySession, nodes: Sequence[Node], *, model: str | None = None
 ) -> tuple[dict[str, Description], dict[str, str]]:
-    """Return what nodes are, and of the others why they are not used."""
+    """Return what nodes are, with the files of a model that is asked for, and why others are not
+    used."""
     here = describe_here()
     said: dict[str, Description] = {}
     left_out: dict[str, str] = {}
-    for node, answer in session.ask(describe_node, nodes).items():
+    asked = () if model is None else (model,)
+    for node, answer in session.ask(describe_node, nodes, *asked).items():
         if not isinstance(answer, Description):
             left_out[node] = f"tuner does not run there: {answer}"
         elif not all(isinstance(one, Mapping) for one in (answer.device, answer.versions)):
