@@ -45,9 +45,10 @@ def main(cases: str) -> None:
         asked = {"model": "tuner:tiny", "load_format": "dummy", **arguments}
         limits = vllm_config.server_limits(asked)
         one = vllm_config.configure(asked, max_num_seqs=size, limits=limits)
-        unneeded = sorted(vllm_config.unneeded(one, limits))
+        of_another = vllm_config.configure(asked, max_num_seqs=20, limits=limits).arguments
+        deployed = vllm_config.deployed(of_another, one, limits)
         how = vllm_config.how(one.config)
-        found.append({**one.arguments, "how": how, "unneeded": unneeded})
+        found.append({**one.arguments, "how": how, "deployed": deployed})
     print(json.dumps(found))  # noqa: T201 - what the test reads
 
 

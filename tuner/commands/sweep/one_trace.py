@@ -348,12 +348,12 @@ def beside_now(outcome: SweepOutcome, starter: Starter, options: SweepOptions) -
 
 
 def completed(outcome: SweepOutcome, starter: Starter) -> SweepOutcome:
-    """Return the outcome as its profile tells it: without arguments that a server of the chosen
-    size computes by itself, and with the power limit at the end."""
+    """Return the outcome as its profile tells it: with the sizes of CUDA graphs that a server of
+    the chosen size has to state, and with the power limit at the end."""
     if not isinstance(starter, VllmStarter):
         return outcome
-    unneeded = starter.unneeded(max_num_seqs=outcome.verdict.max_num_seqs)
-    arguments = {k: v for k, v in outcome.facts.arguments.items() if k not in unneeded}
+    chosen = outcome.verdict.max_num_seqs
+    arguments = starter.deployed(outcome.facts.arguments, max_num_seqs=chosen)
     device = at_the_end(outcome.facts.device)
     was, is_, said = device.get("power_limit_w"), device.get("power_limit_end_w"), outcome.warnings
     if None not in {was, is_} and was != is_:

@@ -53,6 +53,7 @@ _NEVER_SENT = 16
 _OURS = {
     "max_num_active_seqs": "tuner moves it live to find max_num_seqs",
     "scheduler_cls": "tuner brings its own scheduler class",
+    "device_ids": "tuner reads the GPUs that CUDA_VISIBLE_DEVICES shows, so choose with that",
 }
 
 
@@ -103,13 +104,17 @@ def configure(
     """
     kept = {**arguments, **limits.graphs}
     tokens = limits.max_num_batched_tokens
-    asked = {**kept, "max_num_seqs": max_num_seqs, "max_num_batched_tokens": tokens}
-    config = _create(asked)
+    its_own = {"max_num_seqs": max_num_seqs, "max_num_batched_tokens": tokens}
+    config = _create(kept | its_own)
+    if limits.graphs and (sizes := _with_full_batch(config)) != _graph_sizes(config):
+        kept = {**arguments, "cudagraph_capture_sizes": list[object](sizes)}
+        config = _create(kept | its_own)
     _check_ranks(config, ranks)
     check_drafts(config)
     config.scheduler_config.scheduler_cls = SCHEDULER
     drawn = sampled(config.model_config.get_diff_sampling_param(), sampling)
-    return Configuration(config, asked, pinned(config, kept, is_started=False), drawn)
+    pins = pinned(config, kept, is_started=False)
+    return Configuration(config, kept | its_own, pins, drawn)
 
 
 def check_drafts(config: Any) -> None:
@@ -195,13 +200,31 @@ def _kept_graphs(config: Any, arguments: Mapping[str, ArgumentValue]) -> dict[st
     return {"cudagraph_capture_sizes": list(sizes)}
 
 
-def unneeded(configuration: Configuration, limits: ServerLimits) -> frozenset[str]:
-    """Return what of the limits a deployment of this size need not state: vLLM computes the same
-    sizes of CUDA graphs for it by itself."""
-    alone = {k: v for k, v in configuration.asked.items() if k not in limits.graphs}
-    if limits.graphs and _graph_sizes(_create(alone)) == _graph_sizes(configuration.config):
-        return frozenset(limits.graphs)
-    return frozenset()
+def _with_full_batch(config: Any) -> list[int]:
+    """Return the sizes with that of a batch of max_num_seqs that all decode.
+
+    vLLM captures whole decode batches up to max_num_seqs and no larger one: between the last size
+    below it and itself they would run in pieces. It adds that size where it computes all of them.
+    """
+    sizes = _graph_sizes(config)
+    each = getattr(config, "uniform_decode_query_len", 1)  # tokens: more than one with drafts
+    full = config.scheduler_config.max_num_seqs * each
+    return sorted({*sizes, full}) if sizes and full <= sizes[-1] else sizes
+
+
+def deployed(
+    arguments: Mapping[str, ArgumentValue], configuration: Configuration, limits: ServerLimits
+) -> dict[str, ArgumentValue]:
+    """Return an engine's arguments as a deployment of this size states them: with its own sizes of
+    CUDA graphs, and without any where vLLM computes the same for it by itself."""
+    if not limits.graphs:
+        return dict(arguments)
+    asked = configuration.asked
+    alone = {name: value for name, value in asked.items() if name not in _GRAPHS}
+    rest = {name: value for name, value in arguments.items() if name not in _GRAPHS}
+    if _graph_sizes(_create(alone)) == _graph_sizes(configuration.config):
+        return rest
+    return rest | {name: asked[name] for name in _GRAPHS if asked.get(name) is not None}
 
 
 def _graph_sizes(config: Any) -> list[int]:

@@ -141,13 +141,15 @@ class VllmStarter:
 
         return vllm_config.how(configuration.config)
 
-    def unneeded(self, *, max_num_seqs: int) -> frozenset[str]:
-        """Return which of the arguments a server of this size computes the same by itself."""
+    def deployed(
+        self, arguments: "Mapping[str, ArgumentValue]", *, max_num_seqs: int
+    ) -> "dict[str, ArgumentValue]":
+        """Return the arguments of an engine of ours as a server of this size is to state them."""
         configuration = self._configure(max_num_seqs)
         from tuner.engines.vllm import config as vllm_config  # noqa: PLC0415 - imports vLLM
 
         assert self._server_limits is not None
-        return vllm_config.unneeded(configuration, self._server_limits)
+        return vllm_config.deployed(arguments, configuration, self._server_limits)
 
     def llm_arguments(self, *, max_num_seqs: int, share: float) -> "dict[str, Any]":
         """Return what ``vllm.LLM`` is called with to run this, with a share of the memory."""
