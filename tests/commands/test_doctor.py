@@ -14,10 +14,11 @@ from tests.support.in_process import tuner
 from tests.support.places import ROOT
 from tuner.commands.doctor.twin import twin_check
 from tuner.engines.checks.check import MachineCheck
-from tuner.engines.seam import Reply
+from tuner.engines.seam import Engine, Reply
 from tuner.engines.sim import virtual_time
 from tuner.engines.sim.start import SimStarter
 from tuner.engines.sim.world import World, WorldKv, WorldStep
+from tuner.errors import EngineError
 
 SIMULATED = ("--engine", "sim", "--world", ROOT / "examples/worlds/article-quiet.yaml")
 
@@ -50,15 +51,35 @@ def test_a_simulated_engine_is_well(simulated: subprocess.CompletedProcess[str])
     } <= found.keys()
 
 
+def test_what_was_found_before_an_engine_failed_is_told_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, sizes = SimStarter.start, list[int]()
+
+    async def second_fails(starter: SimStarter, *, max_num_seqs: int) -> Engine:
+        sizes.append(max_num_seqs)
+        if len(sizes) == 2:
+            raise EngineError("no memory", hint="Free some.")
+        return await start(starter, max_num_seqs=max_num_seqs)
+
+    monkeypatch.setattr(SimStarter, "start", second_fails)
+    done = tuner(tmp_path, "doctor", *SIMULATED)
+    assert done.returncode == 6
+    found = lines(done)
+    assert {found[name] for name in ("log tiles", "log sums", "twin")} == {"PASS"}
+    assert "kill -9" not in found
+    assert done.stdout.splitlines()[-1] == "FAIL  engine: no memory. Free some."
+
+
 def test_a_check_that_fails_ends_it_with_6_and_the_cure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_nvml.install(monkeypatch, fake_nvml.Card("GPU-aaaaaaaa-1", processes={900001}))
     monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cuda")
-    monkeypatch.setattr("tuner.commands.doctor.run._of_engine", lambda *_: [])
+    monkeypatch.setattr("tuner.commands.doctor.run._ask_engine", lambda *_: None)
     done = tuner(tmp_path, "doctor", "--quick")
     assert done.returncode == 6
-    assert "FAIL  foreign processes: GPU-aaaaaaaa 1. End them (nvidia-smi)" in done.stdout
+    assert "FAIL  foreign processes: GPU-aaaaaaaa-1 1. End them (nvidia-smi)" in done.stdout
     assert "checks failed" in done.stderr.splitlines()[0]
 
 
@@ -67,7 +88,7 @@ def test_a_gpu_that_no_engine_of_ours_takes_may_be_busy(
 ) -> None:
     busy = fake_nvml.Card("GPU-bbbbbbbb-2", processes={900001}, memory_used=70 * fake_nvml.GIB)
     fake_nvml.install(monkeypatch, fake_nvml.Card("GPU-aaaaaaaa-1"), busy)
-    monkeypatch.setattr("tuner.commands.doctor.run._of_engine", lambda *_: [])
+    monkeypatch.setattr("tuner.commands.doctor.run._ask_engine", lambda *_: None)
     for gpus_needed, status in ((1, "PASS"), (2, "FAIL")):
         of_two = ("--set", f"tensor_parallel_size={gpus_needed}")
         done = tuner(tmp_path, "doctor", "--quick", "--json", *of_two)

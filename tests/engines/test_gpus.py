@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
+import numpy as np
 import pynvml
 import pytest
 
@@ -20,6 +21,7 @@ from tuner.commands.shared.machine import ThisMachine
 from tuner.engines import devices, gpus, provenance
 from tuner.engines.sim.virtual_time import VirtualTimeLoop
 from tuner.errors import RunError
+from tuner.replay.device_use import crowded, device_use
 from tuner.replay.records import DEVICE
 from tuner.runs import journal
 from tuner.runs.evidence import Evidence
@@ -149,6 +151,33 @@ def test_an_engine_is_on_the_same_machine_in_our_process_and_behind_a_server(
     book.close()
 
 
+LOWERED = """
+WARNING CUDAGraphMode.FULL_AND_PIECEWISE is not supported with FLASHINFER backend \
+(support: NEVER); setting cudagraph_mode=PIECEWISE because attention is compiled piecewise
+WARNING Cudagraph mode PIECEWISE requires piecewise capture, but the loaded model provides neither \
+a compiled submodule nor breakable CUDA graphs. Overriding to NONE.
+INFO setting cudagraph_mode to FULL or FULL_DECODE_ONLY helps
+"""
+
+
+@pytest.mark.parametrize(
+    ("said", "mode"),
+    [
+        ("", "FULL_AND_PIECEWISE"),
+        (LOWERED, "NONE"),
+        ("Overriding cudagraph_mode from FULL to PIECEWISE for reliability.", "PIECEWISE"),
+        ("Overriding cudagraph_mode to FULL_DECODE_ONLY.", "FULL_DECODE_ONLY"),
+    ],
+)
+def test_the_mode_of_graphs_is_the_one_that_a_worker_has_chosen_last(
+    said: str, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-a", processes={US}))
+    how: dict[str, ArgumentValue] = {"cudagraph_mode": "FULL_AND_PIECEWISE"}
+    found = devices.device_of({"tensor_parallel_size": 1}, how, said)
+    assert found["cudagraph_mode"] == mode
+
+
 def test_the_power_limit_is_told_as_it_was_and_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     card = Card("GPU-aaaaaaaa-1", processes={US})
     install(monkeypatch, card)
@@ -188,6 +217,17 @@ def test_the_gpus_that_are_visible_are_those_that_cuda_sees(
     assert [gpu.uuid for gpu in gpus.visible()] == seen
 
 
+@pytest.mark.parametrize(("listed", "seen"), [(None, ["GPU-b"]), ("1", ["GPU-b"]), ("0,1", [])])
+def test_a_gpu_that_has_fallen_off_the_bus_hides_no_other_one(
+    listed: str | None, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-a", is_lost=True), Card("GPU-b"))
+    if listed is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", listed)
+    assert [gpu.uuid for gpu in gpus.visible()] == seen
+    assert gpus.lost() == (0,)
+
+
 def test_of_a_gpu_that_is_cut_into_instances_cuda_sees_the_first_or_the_one_that_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -197,10 +237,24 @@ def test_of_a_gpu_that_is_cut_into_instances_cuda_sees_the_first_or_the_one_that
     ]
     install(monkeypatch, Card("GPU-a", instances=parts))
     assert [gpu.uuid for gpu in gpus.visible()] == ["MIG-x"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert [gpu.uuid for gpu in gpus.visible()] == ["MIG-x"]
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "MIG-y")
     (one,) = gpus.visible()
     assert (one.uuid, one.mig_mode, one.utilisation) == ("MIG-y", True, None)
     assert devices.used_facts(1)["name"] == "NVIDIA H100 MIG 1g.10gb"
+
+
+def test_of_a_gpu_that_does_not_tell_nothing_is_taken_for_granted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A MIG instance has no utilisation, and its clock may be that of a GPU that idles."""
+    card = Card("GPU-a", reasons=None, utilisation=90)
+    install(monkeypatch, card)
+    assert math.isnan(read()["throttled"])
+    assert math.isnan(read()["clock_mhz"])
+    card.reasons, card.utilisation = 0, None
+    assert math.isnan(read()["clock_mhz"])
 
 
 @pytest.mark.parametrize(
@@ -259,6 +313,43 @@ def test_an_accelerator_is_not_called_a_cpu(
         assert devices.device_facts() == {"kind": kind, "name": f"{kind} device"}
 
 
+def test_a_build_for_cuda_without_nvml_is_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    install(monkeypatch)
+    monkeypatch.setattr("tuner.engines.provenance.is_vllm_here", lambda: True)
+    assert devices.device_facts() == {"kind": "cuda", "name": "cuda device"}
+    monkeypatch.setattr("tuner.engines.provenance.is_vllm_here", lambda: False)
+    assert devices.device_facts()["kind"] == "cpu"  # where nothing of vLLM is, nothing is measured
+
+
+@pytest.fixture
+def _busy_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    sample = devices.CpuSample(busy=0.9, ours=0.1, others=0.8, steal=0.0)
+    monkeypatch.setattr(devices.CpuMeter, "sample", lambda _: sample)
+
+
+@pytest.mark.usefixtures("_busy_cores")
+def test_how_busy_another_makers_device_is_nobody_tells(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its host's cores may be anybody's."""
+    install(monkeypatch)
+    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "rocm")
+    seen = read()
+    assert (math.isnan(seen["utilisation"]), seen["others"]) == (True, 0.8)
+    log = np.array([tuple(seen.values())], DEVICE)
+    assert crowded(device_use([log])) is None
+
+
+@pytest.mark.usefixtures("_busy_cores")
+def test_an_engine_on_the_cpu_of_a_host_with_gpus_has_nothing_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    install(monkeypatch, Card("GPU-a", memory_used=60 * GIB, processes={STRANGER}))
+    monkeypatch.setattr("tuner.engines.provenance.accelerator", lambda: "cpu")
+    seen = read()
+    assert (seen["utilisation"], math.isnan(seen["memory_bytes"])) == (0.9, True)
+    assert crowded(device_use([np.array([tuple(seen.values())], DEVICE)])) is not None
+    assert gpus.memory_used() == {}
+
+
 def test_memory_that_an_engine_held_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """The driver frees it some looks after the process has ended; others keep theirs."""
     card = Card("GPU-a", memory_used=3 * GIB)
@@ -278,6 +369,18 @@ def test_memory_that_an_engine_held_is_waited_for(monkeypatch: pytest.MonkeyPatc
         assert runner.run(gpus.given_back({}))  # without a driver there is nothing to wait for
 
 
+def test_the_memory_of_others_gpus_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody starts on the one while our engine ends on the other."""
+    theirs, ours = Card("GPU-aaaaaaaa-1"), Card("GPU-bbbbbbbb-2")
+    install(monkeypatch, theirs, ours)
+    before = gpus.memory_used()
+    theirs.memory_used = 60 * GIB
+    with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
+        assert runner.run(gpus.given_back(before, of=["GPU-bbbbbbbb"], within_s=0))
+        assert not runner.run(gpus.given_back(before, of=["GPU-aaaaaaaa"], within_s=0))
+        assert not runner.run(gpus.given_back(before, within_s=0))
+
+
 def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails() -> None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
@@ -285,3 +388,4 @@ def test_without_a_driver_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(pynvml, "nvmlInit", fails)
     assert gpus.visible() == ()
     assert gpus.driver() == {}
+    assert gpus.lost() == ()

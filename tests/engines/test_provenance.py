@@ -51,6 +51,8 @@ def test_variables_that_change_an_engine_are_kept_and_no_secret_or_place() -> No
         "CUDA_VISIBLE_DEVICES": "0,1", "VLLM_CPU_OMP_THREADS_BIND": "0-3|4-7",
         "VLLM_USE_DEEP_GEMM": "0", "NCCL_P2P_DISABLE": "1",
         "PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:512",
+        "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT": "0=2G,1=4G",
     }  # fmt: skip
     others = {
         "VLLM_API_KEY": "sesame", "HF_TOKEN": "sesame", "S3_SECRET_ACCESS_KEY": "sesame",

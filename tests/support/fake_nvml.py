@@ -17,22 +17,30 @@ class Card:
     uuid: str
     name: str = "NVIDIA H100 80GB HBM3"
     memory_used: int = 0
-    memory_total: int = 80 * GIB
+    memory_total: int | None = 80 * GIB
     processes: set[int] = field(default_factory=set)
     mps_processes: set[int] = field(default_factory=set)
     utilisation: int | None = 0
     clock_mhz: int = 1980
-    reasons: int = 0
+    reasons: int | None = 0
     power_limit_mw: int = 700_000
     uncorrected_errors: int | None = 0
     instances: list["Card"] = field(default_factory=list)
     is_instance: bool = False
+    is_lost: bool = False
+    """Off the bus: not even its UUID is told."""
 
 
 def told(value: Any) -> Any:  # noqa: ANN401 - as NVML
     if value is None:
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
     return value
+
+
+def _found(card: Card) -> Card:
+    if card.is_lost:
+        raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
+    return card
 
 
 def _running(pids: set[int]) -> list[SimpleNamespace]:
@@ -47,15 +55,15 @@ def install(
     answers = {
         "nvmlInit": lambda: None,
         "nvmlShutdown": lambda: None,
-        "nvmlSystemGetDriverVersion": lambda: "570.86.15",
-        "nvmlSystemGetCudaDriverVersion_v2": lambda: 12080,
+        "nvmlSystemGetDriverVersion": lambda: "580.65.06",
+        "nvmlSystemGetCudaDriverVersion_v2": lambda: 13000,
         "nvmlSystemGetProcessName": lambda pid: (names or {}).get(pid, "python"),
         "nvmlDeviceGetCount": lambda: len(cards),
-        "nvmlDeviceGetHandleByIndex": lambda index: cards[index],
-        "nvmlDeviceGetUUID": lambda card: card.uuid,
+        "nvmlDeviceGetHandleByIndex": lambda index: _found(cards[index]),
+        "nvmlDeviceGetUUID": lambda card: _found(card).uuid,
         "nvmlDeviceGetName": lambda card: card.name,
         "nvmlDeviceGetMemoryInfo": lambda card: SimpleNamespace(
-            total=card.memory_total, used=card.memory_used
+            total=told(card.memory_total), used=card.memory_used
         ),
         "nvmlDeviceGetCudaComputeCapability": lambda _: (9, 0),
         "nvmlDeviceIsMigDeviceHandle": lambda card: int(card.is_instance),
@@ -71,7 +79,7 @@ def install(
         "nvmlDeviceGetPowerUsage": lambda _: 90_000,
         "nvmlDeviceGetUtilizationRates": lambda card: SimpleNamespace(gpu=told(card.utilisation)),
         "nvmlDeviceGetClockInfo": lambda card, _: card.clock_mhz,
-        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda card: card.reasons,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": lambda card: told(card.reasons),
         "nvmlDeviceGetTotalEccErrors": lambda card, *_: told(card.uncorrected_errors),
         "nvmlDeviceGetComputeRunningProcesses": lambda card: _running(card.processes),
         "nvmlDeviceGetMPSComputeRunningProcesses": lambda card: _running(card.mps_processes),

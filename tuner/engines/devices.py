@@ -25,11 +25,18 @@ BUSY = 0.5
 """Utilisation from which on a GPU's clock is that of its work."""
 
 _UUID_PREFIX = len("GPU-") + 8
-"""Characters of a UUID that tell GPUs apart and that CUDA_VISIBLE_DEVICES takes."""
+"""Characters of a UUID that tell GPUs apart. vLLM wants all of it."""
 
 
 _BACKEND = re.compile(r"Using (?:AttentionBackendEnum\.)?([A-Z][A-Z0-9_]+)(?: attention)? backend")
 """What vLLM's log says of its choice, which its configuration does not."""
+
+_GRAPH_MODE = re.compile(
+    r"(?:setting cudagraph_mode=|Overriding (?:cudagraph_mode (?:from )?(?:\w+ )?)?to )"
+    r"(?:CUDAGraphMode\.)?(FULL_AND_PIECEWISE|FULL_DECODE_ONLY|PIECEWISE|FULL|NONE)\b"
+)
+"""What it says where it lowers the mode of CUDA graphs: a worker does for a backend, and its front
+end's configuration does not know of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +57,13 @@ class CpuSample:
 def device_facts() -> dict[str, ArgumentValue]:
     """Return what identifies the hardware that vLLM would run on here, the same for two of a kind.
 
-    Of AMD's, Intel's and Google's accelerators it says no more than what they are.
+    Of AMD's, Intel's and Google's accelerators it says no more than what they are, nor of NVIDIA's
+    where NVML tells nothing of them.
     """
     kind = provenance.accelerator()
     if kind == "cuda" and (seen := gpus.visible()):
         return _gpu_facts(seen)
-    if kind not in {"cpu", "cuda"}:
+    if kind != "cpu" and (kind != "cuda" or provenance.is_vllm_here()):
         return {"kind": kind, "name": f"{kind} device"}
     return {
         "kind": "cpu",
@@ -100,7 +108,9 @@ def device_of(
         return facts
     if (backend := _BACKEND.search(said)) is not None:
         facts["attention_backend"] = backend[1]
-    return facts | {name: value for name, value in how.items() if "sizes" not in name}
+    facts |= {name: value for name, value in how.items() if "sizes" not in name}
+    lowered = _GRAPH_MODE.findall(said)
+    return facts | ({"cudagraph_mode": lowered[-1]} if lowered else {})
 
 
 def at_the_end(facts: Mapping[str, ArgumentValue]) -> dict[str, ArgumentValue]:
@@ -167,7 +177,8 @@ class CpuMeter:
 
 
 class DeviceMeter:
-    """Reads what the engine runs on: its GPUs where there are some, the cores elsewhere.
+    """Reads what the engine runs on: its GPUs, or the cores. Of other accelerators nobody tells
+    how busy they are.
 
     Made before the engine is started: where the driver's process numbers are not ours, the engine's
     GPUs are those that fill from then on.
@@ -175,19 +186,22 @@ class DeviceMeter:
 
     def __init__(self, count: int | None = None) -> None:
         self._cpu, self._count = CpuMeter(), count
+        self._kind = device_facts()["kind"]
         self._used = gpus.memory_used()
 
     def read(self) -> tuple[float, ...] | None:
         """Return the fields of ``records.DEVICE`` since the last call; NaN where unknown, None when
         no time has passed."""
         cpu, mine = self._cpu.sample(), family()
-        seen = gpus.ours(gpus.visible(), processes=mine, count=self._count, used_before=self._used)
+        there = gpus.visible() if self._kind == "gpu" else ()
+        seen = gpus.ours(there, processes=mine, count=self._count, used_before=self._used)
         if cpu is None and not seen:
             return None
         host = (math.nan, math.nan) if cpu is None else (cpu.others, cpu.steal)
         if not seen:
             assert cpu is not None
-            return (cpu.busy, math.nan, math.nan, *host, math.nan, math.nan, math.nan)
+            busy = cpu.busy if self._kind == "cpu" else math.nan
+            return (busy, math.nan, math.nan, *host, math.nan, math.nan, math.nan)
         foreign = (gpus.foreign(gpu, processes=mine) for gpu in seen)
         return (
             _mean(gpu.utilisation for gpu in seen),
@@ -195,16 +209,16 @@ class DeviceMeter:
             _total(gpu.power_w for gpu in seen),
             *host,
             _mean(_own_clock(gpu) for gpu in seen),
-            _mean(float(bool(gpu.alarms)) for gpu in seen),
+            _mean(None if gpu.alarms is None else float(bool(gpu.alarms)) for gpu in seen),
             _mean(None if number is None else float(number > 0) for number in foreign),
         )
 
 
 def _own_clock(gpu: gpus.Gpu) -> float | None:
     """Return a GPU's clock; None while it idles or is at its power limit: it is lower then, as it
-    should be."""
-    busy = gpu.utilisation is None or gpu.utilisation >= BUSY
-    return gpu.clock_mhz if busy and not gpu.at_power_limit else None
+    should be. None too where it does not tell, as a MIG instance, whether that is so."""
+    busy = gpu.utilisation is not None and gpu.utilisation >= BUSY
+    return gpu.clock_mhz if busy and gpu.at_power_limit is False else None
 
 
 def _mean(values: Iterable[float | None]) -> float:

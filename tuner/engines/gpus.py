@@ -17,6 +17,8 @@ from typing import Any
 
 import pynvml
 
+from tuner.engines import provenance
+
 ALARMING = {
     pynvml.nvmlClocksThrottleReasonHwSlowdown: "hardware slowdown",
     pynvml.nvmlClocksThrottleReasonSwThermalSlowdown: "software thermal slowdown",
@@ -71,8 +73,8 @@ class Gpu:
     """Share of the last moments (device dependent, 1/6 to 1 s) in which a kernel ran, 0-1."""
 
     clock_mhz: int | None
-    at_power_limit: bool
-    alarms: tuple[str, ...]
+    at_power_limit: bool | None
+    alarms: tuple[str, ...] | None
     """Of ALARMING."""
 
     uncorrected_errors: int | None
@@ -98,6 +100,14 @@ def visible() -> tuple[Gpu, ...]:
     """Read the GPUs that CUDA would see; empty where there is none. Costs some milliseconds."""
     with _nvml() as there:
         return tuple(_read(handle) for handle in _handles()) if there else ()
+
+
+def lost() -> tuple[int, ...]:
+    """Return the numbers of the GPUs, as NVML counts them, that do not answer any more."""
+    with _nvml() as there:
+        if not there:
+            return ()
+        return tuple(index for index, gpu in enumerate(_whole()) if gpu is None)
 
 
 def ours(
@@ -133,21 +143,28 @@ def foreign(gpu: Gpu, *, processes: Collection[int]) -> int | None:
 
 
 def memory_used() -> dict[str, int]:
-    """Return UUID → bytes in use, of the GPUs that CUDA would see."""
+    """Return UUID → bytes in use, of the GPUs that CUDA would see; of none where vLLM uses none."""
+    if provenance.accelerator() != "cuda":
+        return {}
     return {gpu.uuid: gpu.memory_used_bytes or 0 for gpu in visible()}
 
 
-async def given_back(before: Mapping[str, int], *, within_s: float = GIVEN_BACK_S) -> bool:
+async def given_back(
+    before: Mapping[str, int], *, of: object = None, within_s: float = GIVEN_BACK_S
+) -> bool:
     """Wait until no GPU has much more memory in use than before; whether that came in time.
 
     A process is gone before the driver has freed what it held, and the next engine takes a share of
-    what it finds free.
+    what it finds free. ``of`` are the UUIDs that an engine's facts name, or their beginnings: what
+    others do on other GPUs is not waited for. All of them where it names none.
     """
     loop = asyncio.get_running_loop()
     until_s = loop.time() + within_s
-    while before:
+    named = tuple(map(str, of)) if isinstance(of, list) else ()
+    own = {uuid: used for uuid, used in before.items() if not named or uuid.startswith(named)}
+    while own:
         now = await asyncio.to_thread(memory_used)
-        if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in before.items()):
+        if all(now.get(uuid, 0) - used < _GROWN_BYTES for uuid, used in own.items()):
             break
         if loop.time() >= until_s:
             return False
@@ -169,31 +186,42 @@ def _nvml() -> Iterator[bool]:
         pynvml.nvmlShutdown()
 
 
+def _whole() -> list[Any]:
+    """Return the handles of all GPUs; None of one that has fallen off the bus."""
+    count = pynvml.nvmlDeviceGetCount()
+    handles = [_ask(pynvml.nvmlDeviceGetHandleByIndex, index) for index in range(count)]
+    return [gpu if gpu and _ask(pynvml.nvmlDeviceGetUUID, gpu) else None for gpu in handles]
+
+
 def _handles() -> list[Any]:
-    whole = [
-        pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())
-    ]
+    places = _whole()
+    whole = [gpu for gpu in places if gpu is not None]
     listed = os.environ.get("CUDA_VISIBLE_DEVICES")
     instances = [one for gpu in whole for one in _instances(gpu)]
-    named = {str(pynvml.nvmlDeviceGetUUID(one)): one for one in (*whole, *instances)}
+    named = {str(_ask(pynvml.nvmlDeviceGetUUID, one)): one for one in (*whole, *instances)}
     if len({_ask(pynvml.nvmlDeviceGetName, gpu) for gpu in whole}) > 1:
         order = _cuda_order(tuple(named), listed, os.environ.get("CUDA_DEVICE_ORDER"))
         if order is not None:
             bare = {uuid.partition("-")[2]: one for uuid, one in named.items()}
             return [bare[uuid] for uuid in order if uuid in bare]
     if listed is None:
-        return [(_instances(gpu) or [gpu])[0] for gpu in whole]
+        return [_shown(gpu) for gpu in whole]
     handles = []
     for name in filter(None, (part.strip() for part in listed.split(","))):
         # CUDA too takes the beginning of a UUID, and stops at the first name that is none.
         if name.isdecimal():
-            found = whole[int(name) : int(name) + 1]
+            found = [gpu for gpu in places[int(name) : int(name) + 1] if gpu is not None]
         else:
             found = [one for uuid, one in named.items() if uuid.startswith(name)]
         if len(found) != 1:
             break
-        handles += found
+        handles.append(_shown(found[0]))
     return handles
+
+
+def _shown(gpu: Any) -> Any:  # noqa: ANN401 - NVML handles
+    """Return what CUDA shows of a GPU: of one that is cut into instances the first."""
+    return (_instances(gpu) or [gpu])[0]
 
 
 @cache
@@ -222,7 +250,7 @@ def _instances(gpu: Any) -> list[Any]:  # noqa: ANN401 - an NVML handle
 def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
     rates = _ask(pynvml.nvmlDeviceGetUtilizationRates, gpu)
     memory = _ask(pynvml.nvmlDeviceGetMemoryInfo, gpu)
-    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu) or 0
+    reasons = _ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, gpu)
     capability = _ask(pynvml.nvmlDeviceGetCudaComputeCapability, gpu)
     is_instance = bool(_ask(pynvml.nvmlDeviceIsMigDeviceHandle, gpu))
     mode = _ask(pynvml.nvmlDeviceGetMigMode, gpu)
@@ -237,8 +265,10 @@ def _read(gpu: Any) -> Gpu:  # noqa: ANN401 - an NVML handle
         power_w=_watts(_ask(pynvml.nvmlDeviceGetPowerUsage, gpu)),
         utilisation=None if rates is None else rates.gpu / 100,
         clock_mhz=_ask(pynvml.nvmlDeviceGetClockInfo, gpu, pynvml.NVML_CLOCK_SM),
-        at_power_limit=bool(reasons & _POWER_CAP),
-        alarms=tuple(text for bit, text in ALARMING.items() if reasons & bit),
+        at_power_limit=None if reasons is None else bool(reasons & _POWER_CAP),
+        alarms=None
+        if reasons is None
+        else tuple(text for bit, text in ALARMING.items() if reasons & bit),
         uncorrected_errors=_ask(
             pynvml.nvmlDeviceGetTotalEccErrors,
             gpu,

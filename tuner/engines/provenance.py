@@ -21,6 +21,7 @@ _BIG_BYTES = 64 << 20
 _VARIABLES = re.compile(
     r"""(OMP|GOMP|KMP|MKL)_[A-Z0-9_]+
     |(CUDA|HIP|ROCR)_VISIBLE_DEVICES|ZE_AFFINITY_MASK|CUDA_(DEVICE_ORDER|LAUNCH_BLOCKING)
+    |CUDA_MPS_(ACTIVE_THREAD_PERCENTAGE|PINNED_DEVICE_MEM_LIMIT)
     |PYTORCH(_CUDA|_HIP)?_ALLOC_CONF|TORCH(DYNAMO|_COMPILE)_DISABLE
     |NCCL_(ALGO|PROTO|(CUMEM|NVLS)_ENABLE|(P2P|SHM|IB)_DISABLE|(MIN|MAX)_NCHANNELS)
     |VLLM_(USE|ENABLE|DISABLE|DISABLED|CPU|ROCM|XPU|XLA|MOE|MLA|MARLIN|HUMMING|FLASHINFER|ALLREDUCE
@@ -30,7 +31,7 @@ _VARIABLES = re.compile(
 )
 """Names of variables that change how an engine computes. None is of a key, a token or a place."""
 
-_PLAIN = re.compile(r"[A-Za-z0-9_.,:;|+-]{1,100}")
+_PLAIN = re.compile(r"[A-Za-z0-9_.,:;|+=-]{1,100}")
 """Values that are numbers, words or lists of them: neither paths nor addresses."""
 
 WHICH_DEVICE = frozenset(

@@ -17,7 +17,7 @@ class DeviceUse:
     """The use of a device, from readings one a second; None where it does not tell."""
 
     utilisation_mean: float | None
-    """Share of time busy: of the GPUs, or of all CPU cores."""
+    """Share of time busy: of the GPUs, or of all CPU cores where an engine computes on them."""
 
     utilisation_sd: float | None
     idle_share: float | None
@@ -100,8 +100,9 @@ token instead of 14, and 3 to 93 % promised instead of 98."""
 
 def crowded(use: DeviceUse | None) -> str | None:
     """Say how much of the cores that an engine computes on was others'; None where enough was left,
-    nothing was seen, or it computes on a GPU: what is measured so is of nobody's machine."""
-    if use is None or use.memory_peak_bytes is not None:
+    nothing was seen, or it computes elsewhere, of which memory is told or nothing at all: what is
+    measured so is of nobody's machine."""
+    if use is None or use.memory_peak_bytes is not None or use.utilisation_mean is None:
         return None
     taken = (use.others_mean or 0.0) + (use.steal_mean or 0.0)
     return f"others took {taken:.0%} of the CPU cores" if taken > CROWDED_LIMIT else None

@@ -1,11 +1,13 @@
 """The real engine: what the contract does not say. Each process started here is also gone here."""
 
 import asyncio
+import importlib
 import os
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -102,6 +104,7 @@ def test_no_engine_survives_a_tuner_that_is_killed_while_it_starts(
         ({"gpu_memory_utilization": 3.0}, "gpu_memory_utilization", ""),
         ({"max_num_seq": 3}, "max_num_seq is not an engine argument", "max_num_seqs"),
         ({"max_num_active_seqs": 3}, "max_num_active_seqs", "Leave"),
+        ({"device_ids": [1]}, "the GPUs that CUDA_VISIBLE_DEVICES shows", "Leave"),
         ({"scheduler_cls": "a.B"}, "scheduler_cls", "Leave"),
         ({"data_parallel_size": 2}, "data_parallel_size is 2", "--replicas"),
     ],
@@ -152,6 +155,45 @@ def test_a_cancelled_start_leaves_nothing(tmp_path: Path) -> None:
 
     asyncio.run(main())
     assert cores() == before
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_memory_of_a_start_that_did_not_succeed_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, is_cancelled: bool
+) -> None:
+    vllm_engine: Any = importlib.import_module("tuner.engines.vllm.engine")
+    killed, begun, waited = threading.Event(), threading.Event(), list[object]()
+
+    async def given_back(memory: object) -> bool:
+        waited.append(memory)
+        return True
+
+    def construct(*_: object) -> None:
+        begun.set()
+        if is_cancelled:
+            assert killed.wait(PATIENCE_S)
+        raise RuntimeError("no memory left")
+
+    before = {"GPU-a": 1}
+    monkeypatch.setattr(vllm_engine.gpus, "memory_used", lambda: before)
+    monkeypatch.setattr(vllm_engine.gpus, "given_back", given_back)
+    monkeypatch.setattr(vllm_engine.vllm_llm, "construct", construct)
+    configuration, context = SimpleNamespace(config=None), SimpleNamespace(kill=killed.set)
+
+    async def main() -> None:
+        log = tmp_path / "vllm.log"
+        starting = vllm_engine.VllmEngine.start(configuration, context, log, log, 0.0)
+        task = asyncio.create_task(starting)
+        while not begun.is_set():  # noqa: ASYNC110 - a thread gives no event
+            await asyncio.sleep(0.001)
+        if is_cancelled:
+            task.cancel()
+        with pytest.raises(asyncio.CancelledError if is_cancelled else EngineError):
+            await task
+
+    asyncio.run(main())
+    assert killed.is_set()
+    assert waited == [before]
 
 
 @pytest.mark.faults

@@ -23,7 +23,7 @@ from tuner.errors import EngineError, GateError, Interrupted
 from tuner.system import interruption
 from tuner.system.printable import printable
 
-Ask = Coroutine[Any, Any, list[MachineCheck]]
+Ask = Coroutine[Any, Any, None]
 
 
 def run(options: DoctorOptions) -> None:
@@ -39,7 +39,7 @@ def run(options: DoctorOptions) -> None:
     try:
         if isinstance(starter, VllmStarter):
             tell(machine.checks(machine_here(gpus_needed=gpus_of(starter.asked))))
-        tell(_of_engine(options, starter, execute))
+        _ask_engine(options, starter, execute, tell)
     except (KeyboardInterrupt, asyncio.CancelledError):
         raise Interrupted("some checks are missing", hint="Run the command again.") from None
     if options.json:
@@ -51,29 +51,33 @@ def run(options: DoctorOptions) -> None:
         )
 
 
-def _of_engine(
-    options: DoctorOptions, starter: Starter, execute: Callable[[Ask], list[MachineCheck]]
-) -> list[MachineCheck]:
-    """Return what engines answer; one that does not start is an answer too."""
+def _ask_engine(
+    options: DoctorOptions,
+    starter: Starter,
+    execute: Callable[[Ask], None],
+    tell: engine_checks.Tell,
+) -> None:
+    """Tell what engines answer; one that does not start is an answer too."""
     try:
         arguments = dict(starter.resolve(max_num_seqs=options.ceiling))
         if isinstance(starter, VllmStarter):
             arguments |= starter.how(max_num_seqs=options.ceiling)
-        found = machine.resolved(arguments)
+        tell(machine.resolved(arguments))
         if not options.quick:
             from tuner.commands.doctor.twin import twin_check  # noqa: PLC0415 - numba
 
             is_real = isinstance(starter, VllmStarter)
             fast = hollow(step_s=engine_checks.FAST_STEP_S) if is_real else None
-            found += execute(
-                engine_checks.checks(starter, ceiling=options.ceiling, twin=twin_check, hollow=fast)
+            execute(
+                engine_checks.checks(
+                    starter, ceiling=options.ceiling, twin=twin_check, tell=tell, hollow=fast
+                )
             )
     except EngineError as problem:
-        return [MachineCheck("engine", "FAIL", str(problem), problem.hint)]
-    return found
+        tell([MachineCheck("engine", "FAIL", str(problem), problem.hint)])
 
 
-def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], list[MachineCheck]]]:
+def _place(options: DoctorOptions) -> tuple[Starter, Callable[[Ask], None]]:
     if (world := world_alone(options)) is not None:
         from tuner.engines.sim import virtual_time  # noqa: PLC0415 - numba, for sim alone
         from tuner.engines.sim.start import SimStarter  # noqa: PLC0415
@@ -91,5 +95,9 @@ def _print(found: list[MachineCheck]) -> None:
     console = Console(highlight=False, markup=False, soft_wrap=True)
     for one in found:
         style = {"FAIL": "bold red", "SKIP": "dim", "PASS": None}[one.status]
-        said, cure = (one.said.rstrip("."), f". {one.cure}") if one.cure else (one.said, "")
-        console.print(printable(f"{one.status}  {one.name}: {said}{cure}"), style=style)
+        console.print(line_of(one), style=style)
+
+
+def line_of(one: MachineCheck) -> str:
+    said, cure = (one.said.rstrip("."), f". {one.cure}") if one.cure else (one.said, "")
+    return printable(f"{one.status}  {one.name}: {said}{cure}")

@@ -77,39 +77,44 @@ Twin = Callable[[Engine, IterationLog], Awaitable[MachineCheck]]
 """Holds the twin against an engine, knowing what it did in a burst."""
 
 
+Tell = Callable[[list[MachineCheck]], None]
+"""Keeps answers, as soon as they are there."""
+
+
 async def checks(
-    starter: Starter, *, ceiling: int, twin: Twin, hollow: Starter | None = None
-) -> list[MachineCheck]:
-    """Start two engines, one at the ceiling, and return the answers; then one whose iterations take
-    FAST_STEP_S and compute nothing, if ``hollow`` starts such. Raises EngineError."""
+    starter: Starter, *, ceiling: int, twin: Twin, tell: Tell, hollow: Starter | None = None
+) -> None:
+    """Start two engines, one at the ceiling, and tell the answers; then one whose iterations take
+    FAST_STEP_S and compute nothing, if ``hollow`` starts such. Raises EngineError, with what was
+    found until then told."""
     used_before = gpus.memory_used()
     engine = await starter.start(max_num_seqs=ceiling)
-    found = [MachineCheck("engine", "PASS", _started(engine.facts))]
+    tell([MachineCheck("engine", "PASS", _started(engine.facts))])
+    uuids = engine.facts.device.get("uuids")
     small = min(SMALL_CAP, ceiling)
     try:
         whole = await _burst(engine, cap=ceiling, number=2 * ceiling)
-        found += [*log_checks(whole), stairs(whole.log), front_end("front end", whole, fails=True)]
-        found.append(await _cut(engine, cap=ceiling))
-        found.append(difference(await _pairs(engine, cap=small)))
-        found.append(await twin(engine, whole.log))
+        tell([*log_checks(whole), stairs(whole.log), front_end("front end", whole, fails=True)])
+        tell([await _cut(engine, cap=ceiling)])
+        tell([difference(await _pairs(engine, cap=small))])
+        tell([await twin(engine, whole.log)])
         live = await _burst(engine, cap=small, number=4 * small)
         live_blocks = engine.facts.kv_blocks
     finally:
         await engine.stop()
-    found.append(await _given_back("memory back", used_before))
+    tell([await _given_back("memory back", used_before, uuids)])
     before = devices.family()
     engine = await starter.start(max_num_seqs=small)
     try:
         fresh = await _burst(engine, cap=small, number=4 * small)
-        found += same_engine(live.log, fresh.log, cap=small)
+        tell(same_engine(live.log, fresh.log, cap=small))
         blocks = f"{live_blocks:,} blocks at {ceiling}, {engine.facts.kv_blocks:,} at {small}"
-        found.append(MachineCheck("KV cache", "PASS", blocks))
-        found.append(await _killed(devices.family() - before, used_before))
+        tell([MachineCheck("KV cache", "PASS", blocks)])
+        tell([await _killed(devices.family() - before, used_before, uuids)])
     finally:
         await engine.stop()
     if hollow is not None:
-        found.append(await _at_speed(hollow))
-    return found
+        tell([await _at_speed(hollow)])
 
 
 async def _at_speed(hollow: Starter) -> MachineCheck:
@@ -304,18 +309,18 @@ def difference(pairs: Sequence[tuple[NDArray[np.float64], ...]]) -> MachineCheck
     )
 
 
-async def _given_back(name: str, before: dict[str, int]) -> MachineCheck:
+async def _given_back(name: str, before: dict[str, int], uuids: object) -> MachineCheck:
     if not before:
         return skipped(name, "no GPU here")
     return judged(
         name,
         "as before the engine",
-        failed=not await gpus.given_back(before, within_s=GONE_S),
+        failed=not await gpus.given_back(before, of=uuids, within_s=GONE_S),
         cure="A process still holds it: see nvidia-smi.",
     )
 
 
-async def _killed(processes: set[int], before: dict[str, int]) -> MachineCheck:
+async def _killed(processes: set[int], before: dict[str, int], uuids: object) -> MachineCheck:
     """End an engine's processes by ``kill -9`` and wait until they and their memory are gone."""
     if not processes:
         return skipped("kill -9", "this engine has no process of its own")
@@ -325,7 +330,8 @@ async def _killed(processes: set[int], before: dict[str, int]) -> MachineCheck:
     begun_s = loop.time()
     while (alive := processes & devices.alive()) and loop.time() < begun_s + GONE_S:  # noqa: ASYNC110
         await asyncio.sleep(0.05)
-    freed = await gpus.given_back(before, within_s=max(0.0, begun_s + GONE_S - loop.time()))
+    left_s = max(0.0, begun_s + GONE_S - loop.time())
+    freed = await gpus.given_back(before, of=uuids, within_s=left_s)
     return judged(
         "kill -9",
         f"{len(processes)} processes and their memory gone after {loop.time() - begun_s:.1f} s",

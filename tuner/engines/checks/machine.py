@@ -1,5 +1,6 @@
 """Whether a machine is fit to be measured on, by what its driver and its system said."""
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -14,8 +15,17 @@ LEAST_SHARED_BYTES = 1 << 30
 MOST_USED_SHARE = 0.05
 """Of a GPU's memory, before an engine of ours is there: driver and display take less."""
 
-OLDEST_CUDA = (12, 8)
-"""Of the driver, for the CUDA builds of vLLM 0.32."""
+CUDA = 13
+"""Of vLLM's and torch's builds whose versions name no other. A driver of the same major version
+runs all of its minor ones."""
+
+_BUILD = re.compile(r"\+cu(\d+)\d")
+
+HARDWARE = frozenset({48, 63, 64, 74, 79, 94, 95, 119, 120})
+"""XIDs of memory, NVLink, the bus and the GPU's own processor; others are most often of a program
+that has ended since."""
+
+_XID = re.compile(r"Xid \([^)]*\): (\d+)")
 
 _GIB = 1 << 30
 _SHARED = "/dev/shm"  # noqa: S108 - a name
@@ -37,6 +47,12 @@ class Machine:
 
     xids: Sequence[str] | None
     """The driver's errors in the kernel's log; None where it may not be read."""
+
+    lost: Sequence[int] = ()
+    """GPUs that do not answer any more, as NVML counts them."""
+
+    visible: str | None = None
+    """CUDA_VISIBLE_DEVICES."""
 
 
 def checks(machine: Machine) -> list[MachineCheck]:
@@ -61,15 +77,18 @@ def _of_gpus(machine: Machine) -> list[MachineCheck]:
     if machine.accelerator not in {"cuda", "cpu"}:
         why = f"tuner does not read {machine.accelerator} devices"
         return [skipped(name, why) for name in _ASKED]
+    gone = [_lost(index) for index in machine.lost]
     if not machine.gpus:
         if machine.accelerator == "cuda" and machine.versions.keys() & {"vllm"}:
             said = "this vLLM is for NVIDIA GPUs, and NVML shows none"
             cure = "See nvidia-smi and CUDA_VISIBLE_DEVICES, or install the CPU build: tuner[cpu]."
-            return [MachineCheck("device", "FAIL", said, cure)]
-        return [skipped(name, "no GPU here") for name in _ASKED]
+            return [*gone, MachineCheck("device", "FAIL", said, cure)]
+        return [*gone, *(skipped(name, "no GPU here") for name in _ASKED)]
     return [
         _device(machine),
-        _driver(machine.driver),
+        *gone,
+        *_short_names(machine),
+        _driver(machine),
         *(
             check
             for gpu in machine.gpus
@@ -84,8 +103,7 @@ _ASKED = ("device", "driver", "mig", "ecc", "throttling", "foreign processes", "
 
 def _device(machine: Machine) -> MachineCheck:
     names = ", ".join(
-        f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB {gpu.uuid[:12]}"
-        for gpu in machine.gpus
+        f"{gpu.name} {(gpu.memory_bytes or 0) / _GIB:.0f} GiB {gpu.uuid}" for gpu in machine.gpus
     )
     return judged(
         "device",
@@ -95,24 +113,51 @@ def _device(machine: Machine) -> MachineCheck:
     )
 
 
-def _driver(driver: Mapping[str, str]) -> MachineCheck:
-    cuda = driver.get("cuda", "0.0")
-    oldest = ".".join(map(str, OLDEST_CUDA))
+def _lost(index: int) -> MachineCheck:
+    said = f"GPU {index} has fallen off the bus: the driver does not reach it"
+    cure = "Reboot; if it comes back, have the GPU replaced. See nvidia-smi and the kernel's log."
+    return MachineCheck("device", "FAIL", said, cure)
+
+
+def _short_names(machine: Machine) -> list[MachineCheck]:
+    """Return the beginnings of UUIDs by which GPUs were chosen: CUDA takes them, vLLM does not."""
+    names = [name.strip() for name in (machine.visible or "").split(",")]
+    whole = {
+        name: gpu.uuid
+        for name in names
+        for gpu in machine.gpus
+        if name and gpu.uuid != name and gpu.uuid.startswith(name)
+    }
+    return [
+        MachineCheck(
+            "CUDA_VISIBLE_DEVICES",
+            "FAIL",
+            f"{name} is the beginning of a UUID, which vLLM does not find",
+            f"Write all of it: {uuid}.",
+        )
+        for name, uuid in whole.items()
+    ]
+
+
+def _driver(machine: Machine) -> MachineCheck:
+    cuda = machine.driver.get("cuda", "0.0")
+    built = (_BUILD.search(machine.versions.get(name, "")) for name in ("vllm", "torch"))
+    major = next((int(one[1]) for one in built if one), CUDA)
     return judged(
         "driver",
-        f"{driver.get('driver')}, CUDA {cuda}",
-        failed=tuple(map(int, cuda.split("."))) < OLDEST_CUDA,
-        cure=f"Install a driver for CUDA {oldest} or newer.",
+        f"{machine.driver.get('driver')}, CUDA {cuda}",
+        failed=int(cuda.partition(".")[0]) < major,
+        cure=f"Install a driver for CUDA {major} or newer.",
     )
 
 
 def _mig(gpu: Gpu) -> MachineCheck:
     if gpu.mig_mode is None:
-        return skipped("mig", f"{gpu.uuid[:12]} has none")
+        return skipped("mig", f"{gpu.uuid} has none")
     is_whole = gpu.mig_mode and not gpu.uuid.startswith("MIG-")
     return judged(
         "mig",
-        f"{gpu.uuid[:12]} {'on: ' + gpu.name if gpu.mig_mode else 'off'}",
+        f"{gpu.uuid} {'on: ' + gpu.name if gpu.mig_mode else 'off'}",
         failed=is_whole,
         cure="Make an instance (nvidia-smi mig -cgi), or switch MIG off.",
     )
@@ -120,19 +165,21 @@ def _mig(gpu: Gpu) -> MachineCheck:
 
 def _ecc(gpu: Gpu) -> MachineCheck:
     if gpu.uncorrected_errors is None:
-        return skipped("ecc", f"{gpu.uuid[:12]} does not tell, or ECC is off")
+        return skipped("ecc", f"{gpu.uuid} does not tell, or ECC is off")
     return judged(
         "ecc",
-        f"{gpu.uuid[:12]} {gpu.uncorrected_errors} uncorrected errors",
+        f"{gpu.uuid} {gpu.uncorrected_errors} uncorrected errors",
         failed=gpu.uncorrected_errors > 0,
         cure="Reset the GPU; if errors come back, have it replaced.",
     )
 
 
 def _throttling(gpu: Gpu) -> MachineCheck:
+    if gpu.alarms is None:
+        return skipped("throttling", f"{gpu.uuid} does not tell")
     return judged(
         "throttling",
-        f"{gpu.uuid[:12]} {', '.join(gpu.alarms) or 'none'}",
+        f"{gpu.uuid} {', '.join(gpu.alarms) or 'none'}",
         failed=bool(gpu.alarms),
         cure="See to cooling and power supply: nvidia-smi -q -d PERFORMANCE.",
     )
@@ -148,13 +195,13 @@ def _others(gpu: Gpu, ours: Collection[int]) -> list[MachineCheck]:
     return [
         judged(
             "foreign processes",
-            f"{gpu.uuid[:12]} {count or 'none'}",
+            f"{gpu.uuid} {count or 'none'}",
             failed=count > 0,
             cure="End them (nvidia-smi), or choose another GPU: CUDA_VISIBLE_DEVICES.",
         ),
         judged(
             "memory",
-            f"{gpu.uuid[:12]} {free_share:.0%} free",
+            f"{gpu.uuid} {free_share:.0%} free",
             failed=free_share < 1 - MOST_USED_SHARE,
             cure="End who holds it, or lower gpu_memory_utilization.",
         ),
@@ -164,10 +211,12 @@ def _others(gpu: Gpu, ours: Collection[int]) -> list[MachineCheck]:
 def _xids(xids: Sequence[str] | None) -> MachineCheck:
     if xids is None:
         return skipped("xid", "the kernel's log may not be read here; as root it may")
+    of_hardware = [one for one in xids if (code := _XID.search(one)) and int(code[1]) in HARDWARE]
+    told = of_hardware or xids
     return judged(
         "xid",
-        xids[-1] if xids else "none in the kernel's log",
-        failed=bool(xids),
+        told[-1] if told else "none in the kernel's log",
+        failed=bool(of_hardware),
         cure="Look the number up in NVIDIA's XID catalogue; reboot before you measure.",
     )
 

@@ -22,6 +22,8 @@ def machine_here(*, gpus_needed: int) -> Machine:
         processes=devices.family(),
         shared_bytes=_free_bytes(_SHARED),
         xids=_xids(),
+        lost=gpus.lost(),
+        visible=os.environ.get("CUDA_VISIBLE_DEVICES"),
     )
 
 

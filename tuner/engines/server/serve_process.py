@@ -138,14 +138,15 @@ class ServeProcess:
         self._cause = cause
         self.kill()
 
-    async def stop(self) -> None:
-        """End it in order, or else at once, and wait for its memory. Twice is allowed."""
+    async def stop(self, *, uuids: object = None) -> None:
+        """End it in order, or else at once, and wait for the memory of its GPUs, or of all. Twice
+        is allowed."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.group, signal.SIGTERM)
         with contextlib.suppress(subprocess.TimeoutExpired):
             await asyncio.to_thread(self._guardian.wait, STOP_S)
         await asyncio.to_thread(self.kill)
-        await gpus.given_back(self._memory_before)
+        await gpus.given_back(self._memory_before, of=uuids)
 
     def kill(self) -> None:
         """End all of it now. Any thread may, and twice."""

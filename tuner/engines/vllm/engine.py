@@ -88,6 +88,7 @@ class VllmEngine(ControlledEngine):
                 vllm_llm.close(construction.result(), timeout_s=0)
             with vllm_llm.letting_go():
                 del construction
+            await gpus.given_back(memory_before)
             raise asyncio.CancelledError
         error = construction.exception()
         if error is not None:
@@ -95,6 +96,7 @@ class VllmEngine(ControlledEngine):
             failure = vllm_failure.failed_to_start(error, said_since(log, log_start), str(log))
             with vllm_llm.letting_go():
                 del construction, error
+            await gpus.given_back(memory_before)
             raise failure
         llm = construction.result()
         engine = cls(llm, context, control, log, log_start)
@@ -184,7 +186,8 @@ class VllmEngine(ControlledEngine):
             await asyncio.to_thread(vllm_llm.close, self._llm, timeout_s=_STOP_S)
         finally:
             self._context.kill()
-        await gpus.given_back(self._memory_before)
+        device = self.facts.device if hasattr(self, "facts") else {}
+        await gpus.given_back(self._memory_before, of=device.get("uuids"))
 
     async def _warm_up(self) -> None:
         """Pay what only the first request pays, here and in EngineCore, and forget it."""

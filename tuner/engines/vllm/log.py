@@ -31,9 +31,10 @@ _PHASES = {
 
 
 _BEGUN = {
-    "loading weights": "Starting to load model",  # downloads them before, where it must
-    "compiling": "for vLLM's torch.compile",
-    "capturing CUDA graphs": "Capturing CUDA graphs",
+    # by its first model runner and its second; it downloads them before, where it must
+    "loading weights": ("Starting to load model", "Loading model from scratch"),
+    "compiling": ("for vLLM's torch.compile",),
+    "capturing CUDA graphs": ("Capturing CUDA graphs",),
 }
 """What vLLM says at the beginning of each."""
 
@@ -106,8 +107,10 @@ def part_of_start(said: str) -> str | None:
 
     >>> part_of_start("Starting to load model m...\nCapturing CUDA graphs (decode, FULL):   0%")
     'capturing CUDA graphs'
+    >>> part_of_start("Loading model from scratch...")
+    'loading weights'
     """
-    places = {part: said.rfind(words) for part, words in _BEGUN.items()}
+    places = {part: max(map(said.rfind, texts)) for part, texts in _BEGUN.items()}
     latest = max(places, key=lambda part: places[part])
     return latest if places[latest] >= 0 else None
 

@@ -189,7 +189,8 @@ class _VllmWorkers:
         self._fail(self._error)
         for worker in self._workers:
             await worker.stop()
-        await gpus.given_back(self._memory_before)
+        device = self.facts.device if hasattr(self, "facts") else {}
+        await gpus.given_back(self._memory_before, of=device.get("uuids"))
 
     async def _ask(self, what: Any) -> Sequence[bytes | bool]:  # noqa: ANN401 - one of two words
         """Give every worker an order and return the answers."""
