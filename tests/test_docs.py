@@ -16,7 +16,8 @@ from tuner.commands.root import app
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", flags=re.MULTILINE | re.DOTALL)
 NAMED_TEST = re.compile(r"`(tests/[\w/]+\.py)::(\w+)`")
-NAMED_LINE = re.compile(r"`([a-z]\w*(?:/\w+)*\.py):(\d+)` `(\w+)`")
+NAMED_LINE = re.compile(r"`([a-z]\w*(?:/\w+)*\.py):(\d+)` `([^`]+)`")
+A_LINE = re.compile(r"\.py:\d+`")
 POINT = re.compile(r"^\| (\d+) \|.*\|([^|]+)\|$", flags=re.MULTILINE)
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 HEADING = re.compile(r"^#+ +(.+)$", flags=re.MULTILINE)
@@ -138,8 +139,11 @@ def test_every_line_of_vllm_that_a_page_names_says_what_the_page_says() -> None:
     spec = importlib.util.find_spec("vllm")
     assert spec is not None
     assert spec.origin is not None
-    for path, line, word in NAMED_LINE.findall(FILES["docs/gpu.md"]):
-        assert word in (Path(spec.origin).parent / path).read_text().splitlines()[int(line) - 1]
+    page = FILES["docs/gpu.md"]
+    named = NAMED_LINE.findall(page)
+    assert len(named) == len(A_LINE.findall(page)), "a line without words is not checked"
+    for path, line, words in named:
+        assert words in (Path(spec.origin).parent / path).read_text().splitlines()[int(line) - 1]
 
 
 def test_every_command_is_in_the_reference() -> None:

@@ -35,6 +35,11 @@ def test_the_least_counts_rounded_up_and_never_above_the_server(
     assert why in reason
 
 
+def test_what_a_user_has_set_is_not_called_the_servers_own() -> None:
+    found, reason = auto_ceiling(REQUESTS, server=48, kv_tokens=None, is_stated=True)
+    assert (found, reason) == (48, "max_num_seqs 48 is set")
+
+
 def test_a_sweep_says_the_number_and_its_reason_and_keeps_it(tmp_path: Path) -> None:
     """A cache of 100 blocks of 16 tokens holds 7 sequences of the trace's median length."""
     (tmp_path / "world.yaml").write_text(

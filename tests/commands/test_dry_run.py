@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.builders import request
+from tests.support.fake_nvml import GIB, Card, install
 from tests.support.in_process import tuner
 from tests.support.places import ROOT
+from tuner.commands.shared.dry_run import cache_of
 from tuner.engines.models.memory import ModelMemory, memory_of
 
 SIM = ("--engine", "sim", "--world", "world.yaml", "--trace", "prod.jsonl")
@@ -155,3 +158,17 @@ def test_a_strangers_config_is_no_reason_to_fail(tmp_path: Path, config: str, sa
 def test_a_config_that_is_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "config.json")
     assert "no folder here" in str(memory_of({"model": str(tmp_path)}))
+
+
+@pytest.mark.parametrize(
+    ("total", "said"),
+    [(10 * GIB, "92% of 1 x 10.0 GiB less weights"), (None, "no GPU here whose memory")],
+)
+def test_the_cache_of_a_gpu_is_vllms_share_of_its_memory_where_it_tells_that(
+    total: int | None, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install(monkeypatch, Card("GPU-a", memory_total=total))
+    monkeypatch.setattr("tuner.engines.provenance.is_cpu_build", lambda: False)
+    model = ModelMemory(weight_bytes=GIB, kv_bytes_per_token=1024)
+    found = cache_of({}, model, [request()])
+    assert said in (found if isinstance(found, str) else found.source)

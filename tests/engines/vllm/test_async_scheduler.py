@@ -15,7 +15,9 @@ from tuner.engines.seam import ITERATION, IterationLog
 
 pytestmark = pytest.mark.vllm
 
-DEPTHS = pytest.mark.parametrize("depth", [1, 2, 3])
+DEPTHS = pytest.mark.parametrize(
+    ("depth", "runner"), [(1, "V1"), (2, "V1"), (1, "V2"), (2, "V2"), (3, "V2")]
+)
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +27,19 @@ def lone() -> Any:
 
 
 @pytest.fixture
-def scheduler(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch) -> Any:
-    return made(lone, depth, monkeypatch)
+def scheduler(lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    return made(lone, depth, runner, monkeypatch)
 
 
-def made(lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch, *, blocks: int = 4000) -> Any:
+def made(
+    lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatch, *, blocks: int = 4000
+) -> Any:
     """Return a scheduler for a queue of so many batches: three are those of a pipeline of two
     stages, in which a sequence decodes in every second batch."""
     config = lone.configured()
-    # The runner of pipelines; the configuration is made without it, for it needs Triton.
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1" if depth == 3 else "0")
+    # The configuration is made with the first runner, for the second needs Triton: what the
+    # scheduler does for each is seen here, the runner itself is not.
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1" if runner == "V2" else "0")
     config.cache_config.num_gpu_blocks = blocks
     config.scheduler_config.async_scheduling = True
     config.parallel_config.pipeline_parallel_size = max(1, depth - 1)
@@ -120,10 +125,10 @@ def test_an_abort_while_batches_are_under_way_loses_no_row(
 
 @DEPTHS
 def test_with_too_few_blocks_what_is_computed_again_is_prefill(
-    lone: Any, depth: int, monkeypatch: pytest.MonkeyPatch
+    lone: Any, depth: int, runner: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """6 requests of 2 to 5 blocks each, and 11 blocks."""
-    scheduler = made(lone, depth, monkeypatch, blocks=12)
+    scheduler = made(lone, depth, runner, monkeypatch, blocks=12)
     for number in range(6):
         lone.add(scheduler, f"r{number}", prompt=20, tokens=60)
     core = Core(lone, scheduler, depth)
@@ -136,7 +141,7 @@ def test_with_too_few_blocks_what_is_computed_again_is_prefill(
     check_tiles(log)
 
 
-@pytest.mark.parametrize("depth", [3])
+@pytest.mark.parametrize(("depth", "runner"), [(3, "V2")])
 def test_a_cut_leaves_batches_under_way_and_it_idles_when_they_are_computed(
     lone: Any, scheduler: Any, depth: int
 ) -> None:

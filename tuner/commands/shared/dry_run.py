@@ -30,7 +30,7 @@ CPU_BLOCK_SIZE = 128
 GPU_BLOCK_SIZE = 16
 """What vLLM takes where nothing is said; some attention backends take more."""
 
-GPU_SHARE = 0.9
+GPU_SHARE = 0.92
 """``gpu_memory_utilization`` where nothing is said."""
 
 GIB = 2**30
@@ -165,10 +165,10 @@ def _cache_bytes(
             return int(space) * GIB, f"VLLM_CPU_KVCACHE_SPACE {space} GiB"
         return "vLLM decides on the memory of the cache when it starts on a CPU"
     here = devices.device_facts()
-    if here.get("kind") != "gpu":
+    total = here.get("memory_bytes")
+    if here.get("kind") != "gpu" or not isinstance(total, int):
         return "there is no GPU here whose memory could be read"
     share = float(str(arguments.get("gpu_memory_utilization") or GPU_SHARE))
-    total = int(str(here["memory_bytes"]))
     left = int(share * total * ranks) - memory.weight_bytes
     if left <= 0:
         return (

@@ -17,18 +17,25 @@ MOST = 256
 
 
 def auto_ceiling(
-    requests: Sequence[TraceRequest], *, server: int | None, kv_tokens: int | None
+    requests: Sequence[TraceRequest],
+    *,
+    server: int | None,
+    kv_tokens: int | None,
+    is_stated: bool = False,
 ) -> tuple[int, str]:
     """Return the ceiling for this traffic, and why it is that.
 
-    ``server`` is the max_num_seqs of a server that is told none, ``kv_tokens`` how many tokens the
-    KV cache holds; None where that is not known. The least of both and MOST counts, rounded up to
-    a power of two, and never above what the server takes.
+    ``server`` is the max_num_seqs of a server that is told none, or what is stated for it,
+    ``kv_tokens`` how many tokens the KV cache holds; None where that is not known. The least of
+    both and MOST counts, rounded up to a power of two, and never above what the server takes.
     """
     median = statistics.median(one.input_length + one.output_length for one in requests)
     reasons = {f"more than {MOST} is rarely worth its time": MOST}
     if server is not None:
-        reasons[f"a server takes {server} by itself"] = server
+        takes = (
+            f"max_num_seqs {server} is set" if is_stated else f"a server takes {server} by itself"
+        )
+        reasons[takes] = server
     if kv_tokens is not None:
         fit = max(1, int(kv_tokens / median))
         reasons[f"{fit:,} sequences of the median length fit into the KV cache"] = fit
@@ -46,12 +53,15 @@ def with_ceiling(
     if options.ceiling != AUTO:
         return options, traffics, []
     requests = [one for traffic in traffics for one in traffic.requests]
-    is_real = isinstance(starter, VllmStarter)
-    server = starter.server_max_num_seqs()[0] if isinstance(starter, VllmStarter) else None
+    server, is_stated, is_real = None, False, False
+    if isinstance(starter, VllmStarter):
+        (server, is_stated), is_real = starter.server_max_num_seqs(), True
     arguments = asked_of(starter, max_num_seqs=server or MOST)
     memory = memory_of(arguments) if is_real else "simulated"
     cache = cache_of(arguments, memory, requests, is_simulated=not is_real)
     kv_tokens = None if isinstance(cache, str) else cache.blocks * cache.block_size
-    ceiling, reason = auto_ceiling(requests, server=server, kv_tokens=kv_tokens)
+    ceiling, reason = auto_ceiling(
+        requests, server=server, kv_tokens=kv_tokens, is_stated=is_stated
+    )
     found = [replace(one, settings=replace(one.settings, ceiling=ceiling)) for one in traffics]
     return replace(options, ceiling=ceiling), found, [f"--ceiling auto is {ceiling}: {reason}"]
